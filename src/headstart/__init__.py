@@ -1,0 +1,26 @@
+"""Headstart: pretrain on your own text, swap the head, fine-tune, and learn what the head start was worth.
+
+The rooms, in the order the story goes: `text` (strings and ids), `data` (files to batches), `model` (tensors to
+tensors), `train` (a model and batches to a better model), `store` (what is on disk), `predict` (answers), `recipes`
+(the story itself), `report` (run folders to pages), `cli` (one small module a command).
+
+The verbs below are loaded on first use: `import headstart` alone does not import torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from headstart.version import __version__
+
+if TYPE_CHECKING:
+    from headstart.api import compare, evaluate, finetune, generate, load, prepare, pretrain, train_tokenizer
+
+_VERBS = ("compare", "evaluate", "finetune", "generate", "load", "prepare", "pretrain", "train_tokenizer")
+
+__all__ = ["__version__", "compare", "evaluate", "finetune", "generate", "load", "prepare", "pretrain", "train_tokenizer"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _VERBS:
+        return getattr(import_module("headstart.api"), name)
+    raise AttributeError(f"module 'headstart' has no attribute {name!r}")

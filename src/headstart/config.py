@@ -1,0 +1,322 @@
+"""Every setting, in one frozen class a concern, and the one way in which settings are layered.
+
+    defaults  <  preset  <  headstart.toml  <  flags (or Python keyword arguments)
+
+The command line, the TOML file and Python share these classes, so an option has one name, one default, one bound and
+one sentence of documentation: the docstring under the field, which `--help` prints. No torch here.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from headstart.errors import ConfigError
+
+PADDING = -1
+"""The segment of a padding position: it belongs to no document."""
+UNSCORED = -100
+"""The target of a position that the loss leaves out."""
+
+
+class Section(BaseModel):
+    """A group of settings: frozen, and closed to names it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class TokenizerConfig(Section):
+    """How a byte-level BPE is trained in the flow when no tokenizer is given."""
+
+    vocab_size: int = Field(16384, ge=260, le=1_000_000)
+    """Entries of the vocabulary, the 256 bytes and the special tokens included."""
+    megabytes: float = Field(100.0, gt=0)
+    """At most this much text is read to learn the merges; the first documents in order are taken."""
+
+
+class ModelConfig(Section):
+    """The shape of a backbone: all that is needed to rebuild it besides the vocabulary size."""
+
+    block: Literal["classic"] = "classic"
+    """The kind of layer. classic: post-norm, sinusoidal positions, ReLU, biases everywhere."""
+    width: int = Field(200, ge=1)
+    """Width of the hidden states."""
+    depth: int = Field(4, ge=0)
+    """Number of layers."""
+    heads: int = Field(2, ge=1)
+    """Attention heads a layer; the width must be a multiple."""
+    feedforward: int = Field(200, ge=1)
+    """Width between the two matrices of the feed-forward part."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of activations dropped in training."""
+    context: int = Field(512, ge=2)
+    """Longest sequence in tokens, the start token included: rows of pretraining, and the cut of longer texts."""
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"model.width must be a multiple of model.heads, got {self.width} and {self.heads}")
+        if self.width % 2:
+            raise ValueError(f"model.width must be even for sinusoidal positions, got {self.width}")
+        return self
+
+
+class CorpusConfig(Section):
+    """How unlabelled text is read and laid out in rows."""
+
+    text_column: str | None = None
+    """The column or key that holds the text; without it, the usual names are tried."""
+    documents: Literal["line", "file"] = "line"
+    """In .txt files, what one document is: a line, or the whole file."""
+    held_out: float = Field(0.01, gt=0, lt=1)
+    """Share of the documents kept from training and used to measure the language model."""
+    layout: Literal["packed", "documents"] = "packed"
+    """packed: documents end to end in full rows, unseen by each other. documents: one a row, cut at the context, padded."""
+
+
+class LabelledConfig(Section):
+    """How labelled text is read."""
+
+    text_column: str | None = None
+    """The column or key that holds the text; without it, the usual names are tried."""
+    label_column: str | None = None
+    """The column or key that holds the label; without it, the usual names are tried."""
+    valid_share: float = Field(0.2, gt=0, lt=1)
+    """Without a validation file, this stratified share of train is held out to choose on."""
+    long_texts: Literal["truncate", "windows"] = "truncate"
+    """Texts beyond the context: truncate counts and reports them; windows reads all of it and averages the scores."""
+
+
+class OptimConfig(Section):
+    """How the weights move."""
+
+    optimizer: Literal["adam", "adamw"] = "adam"
+    """adam is the course's; adamw decays the weights of matrices apart from the gradient."""
+    lr: float = Field(3e-4, gt=0)
+    """Peak learning rate."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decay of matrices (adamw only); biases and norms never decay."""
+    beta2: float = Field(0.999, gt=0, lt=1)
+    """Memory of the squared gradient."""
+    warmup: float = Field(0.0, ge=0, lt=1)
+    """Share of the steps over which the rate rises from zero."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What the rate does after the warm-up."""
+    clip: float = Field(0.5, ge=0)
+    """Gradients are scaled down to this norm; 0 turns clipping off."""
+
+    @model_validator(mode="after")
+    def _decay_needs_adamw(self) -> Self:
+        if self.weight_decay and self.optimizer != "adamw":
+            raise ValueError(f"optim.weight_decay needs optim.optimizer adamw, got {self.optimizer}")
+        return self
+
+
+class PretrainLoop(Section):
+    """How long pretraining lasts, in what bites, and how often it looks up."""
+
+    epochs: float = Field(1.0, gt=0)
+    """Passes over the training text; ignored when steps is given."""
+    steps: int | None = Field(None, ge=1)
+    """Optimizer steps, in place of epochs."""
+    batch_size: int = Field(16, ge=1)
+    """Rows a forward pass."""
+    accumulate: int = Field(1, ge=1)
+    """Forward passes an optimizer step: the same gradient as one batch this many times larger."""
+    evaluate_every: int = Field(200, ge=1)
+    """Steps between measurements on held-out text."""
+    evaluate_tokens: int = Field(50_000, ge=1)
+    """Held-out tokens measured each time; the end of the run measures all of them."""
+    save_every: int = Field(200, ge=1)
+    """Steps between checkpoints; an interruption saves one too."""
+    keep: int = Field(2, ge=1)
+    """Checkpoints kept."""
+    prompt: str = ""
+    """Continued at each evaluation, so that a person can read how the model is doing; empty: no sample."""
+
+
+class FinetuneLoop(Section):
+    """How long fine-tuning lasts and in what bites."""
+
+    epochs: int = Field(15, ge=1)
+    """Passes over the labelled rows; validation chooses among them."""
+    batch_size: int = Field(8, ge=1)
+    """Texts a forward pass."""
+    accumulate: int = Field(1, ge=1)
+    """Forward passes an optimizer step."""
+    patience: int | None = Field(None, ge=1)
+    """Stop after this many epochs without a better validation result; unset runs every epoch."""
+    keep: int = Field(1, ge=1)
+    """Checkpoints kept besides the best."""
+
+
+class TransferConfig(Section):
+    """What of the backbone moves while the new head learns."""
+
+    freeze: bool = False
+    """Train the head alone."""
+    unfreeze_every: int | None = Field(None, ge=1)
+    """Gradual unfreezing: the head first, then one more layer from the top every so many epochs, the embedding last."""
+    layer_decay: float = Field(1.0, gt=0, le=1)
+    """Each layer further down learns at this share of the rate of the one above; 1 is the same rate everywhere."""
+    class_weights: dict[str, float] | Literal["balanced"] | None = None
+    """Weight of each class in the loss by label name, or balanced."""
+
+    @model_validator(mode="after")
+    def _one_way_of_freezing(self) -> Self:
+        if self.freeze and self.unfreeze_every:
+            raise ValueError("transfer.freeze and transfer.unfreeze_every exclude each other: choose one")
+        if isinstance(self.class_weights, dict) and any(not weight > 0 for weight in self.class_weights.values()):
+            raise ValueError(f"transfer.class_weights must all be above 0, got {self.class_weights}")
+        return self
+
+
+class RuntimeConfig(Section):
+    """Where and how the arithmetic runs."""
+
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Every random choice follows from it."""
+    device: str = "auto"
+    """auto takes CUDA, then Apple's MPS, then the CPU; or name one, such as cuda:1."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """auto is bf16 matrix products on CUDA and fp32 elsewhere; weights are always kept in fp32."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads; unset takes the cores free at the start. Recorded, and restored on resume: other threads, other bits."""
+    deterministic: bool = False
+    """Ask torch for deterministic kernels, where it has them (on CPU they always are)."""
+    time_limit: float | None = Field(None, gt=0)
+    """Minutes after which the run saves its state and stops, so that a scheduler need not kill it."""
+
+
+class PretrainConfig(Section):
+    """Everything a pretraining run depends on besides its text."""
+
+    objective: Literal["causal"] = "causal"
+    """What is predicted. causal: every next token from those before it."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    model: ModelConfig = ModelConfig()
+    corpus: CorpusConfig = CorpusConfig()
+    optim: OptimConfig = OptimConfig()
+    loop: PretrainLoop = PretrainLoop()
+    runtime: RuntimeConfig = RuntimeConfig()
+
+
+class FinetuneConfig(Section):
+    """Everything a fine-tuning run depends on besides its texts and where its backbone comes from."""
+
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    model: ModelConfig = ModelConfig()
+    labelled: LabelledConfig = LabelledConfig()
+    optim: OptimConfig = OptimConfig(lr=1e-4)
+    loop: FinetuneLoop = FinetuneLoop()
+    transfer: TransferConfig = TransferConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+
+
+C = TypeVar("C", bound=Section)
+Values = Mapping[str, Any]
+
+
+def layered(kind: type[C], *layers: Values) -> C:
+    """Build `kind` from nested mappings, a later layer winning field by field; refuse what `kind` does not know.
+
+    >>> layered(PretrainConfig, {"model": {"depth": 6}}, {"model": {"width": 64}}).model.depth
+    6
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = _merge(merged, layer)
+    try:
+        return kind.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError(explain(error, kind)) from None
+
+
+def nested(dotted: Values) -> dict[str, Any]:
+    """Turn dotted names into nested mappings.
+
+    >>> nested({"model.depth": 6, "objective": "causal"})
+    {'model': {'depth': 6}, 'objective': 'causal'}
+    """
+    result: dict[str, Any] = {}
+    for name, value in dotted.items():
+        *sections, field = name.split(".")
+        inner = result
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[field] = value
+    return result
+
+
+def read_toml(path: Path, kind: type[Section]) -> dict[str, Any]:
+    """Read the settings of `kind` from a TOML file, types checked strictly; sections of other commands are let be.
+
+    A file may hold tables for several commands: `[pretrain.model]` and `[finetune.optim]` are more specific than
+    `[model]` and `[optim]`, which every command that knows them reads.
+    """
+    try:
+        content = tomllib.loads(path.read_bytes().decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    command = kind.__name__.removesuffix("Config").lower()
+    commands = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
+    known = {name for section in commands.values() for name in section.model_fields}
+    general: dict[str, Any] = {}
+    for name, value in content.items():
+        if name in commands:
+            continue
+        if name not in known:
+            raise ConfigError(f"{path}: unknown setting {name}{_suggest(name, [*known, *commands])}")
+        if name in kind.model_fields:
+            general[name] = value
+    values = _merge(general, content.get(command, {}))
+    try:
+        kind.model_validate(values, strict=True)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {explain(error, kind)}") from None
+    return values
+
+
+def explain(error: ValidationError, kind: type[BaseModel]) -> str:
+    """Say in one line what the first fault of a configuration is, naming the option with its dots."""
+    fault = error.errors(include_url=False)[0]
+    # pydantic adds the alternatives of a union to the path: keep what names an option
+    place = [str(part) for part in fault["loc"] if isinstance(part, str) and not part.endswith("]")]
+    name = ".".join(place)
+    if fault["type"] == "value_error":
+        return str(fault["ctx"]["error"])
+    if fault["type"] == "extra_forbidden":
+        return f"unknown setting {name}{_suggest(name, [path for path, _ in fields_of(kind)])}"
+    wanted = fault["msg"].removeprefix("Input should be ").removeprefix("a valid ").replace("'", "")
+    wanted = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false"}.get(
+        wanted.split(",")[0], wanted
+    )
+    return f"{name} must be {wanted}, got {fault['input']!r}"
+
+
+def fields_of(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every option of a configuration by its dotted name, with pydantic's description of it."""
+    for name, field in kind.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from fields_of(inner, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def _suggest(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(sorted(known))}"
+
+
+def _merge(low: Values, high: Values) -> dict[str, Any]:
+    merged = dict(low)
+    for name, value in high.items():
+        old = merged.get(name)
+        merged[name] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged

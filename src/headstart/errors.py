@@ -1,0 +1,54 @@
+"""Mistakes that a person can make or meet, each told in one line.
+
+    HeadstartError            exit code 1: tried and failed
+    ├── UsageError            exit code 2: ask differently (an option, a configuration, a path that is not there)
+    │   └── ConfigError       a setting: unknown, of the wrong type, out of range, at odds with another
+    ├── DataError             a user's file: missing column, broken row, wrong encoding, empty; names file and row
+    ├── StoreError            one of our own folders: damaged, of another format, in use, not finished
+    │   └── TransferError     the backbone of a folder does not fit where it should go
+    ├── TrainingError         the numbers went wrong: a loss that is not finite
+    └── Interrupted           a signal or a time limit stopped the run after its state was saved
+
+A message names the option or file as the person wrote it, what was found, what was expected, and what to try.
+`assert` is for our own mistakes, never for theirs.
+"""
+
+
+class HeadstartError(Exception):
+    """Something went wrong that one line can explain."""
+
+    exit_code = 1
+
+
+class UsageError(HeadstartError):
+    """The question was wrong: nothing was tried."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A setting is unknown, of the wrong type, out of range, or at odds with another."""
+
+
+class DataError(HeadstartError):
+    """A user's file cannot be read as asked. Wrong input is a wrong question, so the exit code is 2."""
+
+    exit_code = 2
+
+
+class StoreError(HeadstartError):
+    """A folder written by Headstart is damaged, unfinished, in use, or of another format."""
+
+
+class TransferError(StoreError):
+    """A backbone does not fit where it should go; nothing was transferred."""
+
+
+class TrainingError(HeadstartError):
+    """Training cannot go on; no update was made from the bad numbers."""
+
+
+class Interrupted(HeadstartError):
+    """The run was stopped from outside and saved first; the message says how to go on."""
+
+    exit_code = 130

@@ -1,0 +1,142 @@
+"""Files that are whole or not there, and the manifest by which a reader knows it.
+
+A folder of ours is written beside its place, flushed, listed in `manifest.json` with the size and sha256 of every
+file, and renamed. A reader checks the list first, so a torn, edited or truncated file is named and refused.
+Nothing here or anywhere else in the package unpickles: JSON, plain arrays and safetensors only.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from headstart.errors import StoreError
+
+FORMAT = 1
+"""The number of the on-disk formats; another number is refused, never guessed at."""
+MANIFEST = "manifest.json"
+_JSON_LIMIT = 256 * 1024 * 1024
+
+
+@contextmanager
+def whole_folder(target: Path, *, kind: str, about: dict[str, Any] | None = None) -> Iterator[Path]:
+    """Yield an empty folder to fill; when the block ends well it appears at `target`, whole, with its manifest.
+
+    Args:
+        kind: what the folder is ("checkpoint", "bundle", "shards"); a reader asks for the kind it expects.
+        about: plain values kept in the manifest, for readers that need no more than those.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name}.writing-{os.getpid()}")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    try:
+        yield draft
+        files = {
+            path.relative_to(draft).as_posix(): {"size": path.stat().st_size, "sha256": sha256_of(path)}
+            for path in sorted(draft.rglob("*"))
+            if path.is_file()
+        }
+        write_json(draft / MANIFEST, {"format": FORMAT, "kind": kind, "about": about or {}, "files": files})
+        for path in draft.rglob("*"):
+            _flush(path)
+        _flush(draft)
+        if target.exists():
+            old = target.with_name(f".{target.name}.old-{os.getpid()}")
+            target.rename(old)
+            draft.rename(target)
+            shutil.rmtree(old)
+        else:
+            draft.rename(target)
+        _flush(target.parent)
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise StoreError(f"cannot write {target}: {error.strerror or error}; nothing was changed") from error
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def read_manifest(folder: Path, *, kind: str, deep: bool = True) -> dict[str, Any]:
+    """Return what a folder says about itself, once every file in its list is there with its size (and its sha256)."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise StoreError(f"{folder} is not a Headstart {kind}: it has no {MANIFEST}")
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise StoreError(f"{path} is damaged: it does not list files")
+    if manifest.get("format") != FORMAT:
+        raise StoreError(
+            f"{folder} has format {manifest.get('format')!r}, this version of Headstart reads {FORMAT}; make it anew"
+        )
+    if manifest.get("kind") != kind:
+        raise StoreError(f"{folder} is a {manifest.get('kind')}, not a {kind}")
+    for name, facts in manifest["files"].items():
+        _check_file(folder, name, facts, deep=deep)
+    about: dict[str, Any] = manifest.get("about", {})
+    return about
+
+
+def _check_file(folder: Path, name: str, facts: Any, *, deep: bool) -> None:
+    path = folder / name
+    if not isinstance(facts, dict) or name.startswith("/") or ".." in Path(name).parts:
+        raise StoreError(f"{folder / MANIFEST} is damaged: it lists {name!r}")
+    if path.is_symlink() or not path.is_file():
+        raise StoreError(f"{path} is missing; {folder} is damaged")
+    size = path.stat().st_size
+    if size != facts.get("size"):
+        raise StoreError(f"{path} is damaged: {size} bytes where {facts.get('size')} were written")
+    if deep and sha256_of(path) != facts.get("sha256"):
+        raise StoreError(f"{path} is damaged: its bytes are not those that were written (sha256)")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON the same way every time, whole or not at all. NaN is refused: no reader should meet one."""
+    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    write_whole(path, text.encode("utf-8"))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file beside its place, flush it, and rename it into place."""
+    draft = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        _flush(path.parent)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON of ours; anything else is a damaged file."""
+    try:
+        if path.stat().st_size > _JSON_LIMIT:
+            raise StoreError(f"{path} is damaged: {path.stat().st_size} bytes are too many for a JSON file of ours")
+        return json.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise StoreError(f"{path} is damaged: {error}") from None
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """Make a file's bytes, or a folder's names, reach the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
