@@ -44,7 +44,7 @@ class ModelConfig(Section):
     """The kind of layer. classic: post-norm, sinusoidal positions, ReLU, biases everywhere."""
     width: int = Field(200, ge=1)
     """Width of the hidden states."""
-    depth: int = Field(4, ge=0)
+    depth: int = Field(4, ge=1)
     """Number of layers."""
     heads: int = Field(2, ge=1)
     """Attention heads a layer; the width must be a multiple."""

@@ -1,0 +1,57 @@
+"""Who sees whom, and attention over those who are seen.
+
+B batch, T tokens of the query, S tokens that may be seen, D width, H heads, K width of one head.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Visibility = Literal["causal", "both"]
+KeyValues = tuple[Tensor, Tensor]
+
+
+def visible(segments_BT: Tensor, visibility: Visibility) -> Tensor:
+    """Which token (row) may look at which (column), as bool B1TT.
+
+    Tokens see their own segment only, and under `causal` nothing to their right. Padding is a segment like any other
+    here: padding sees padding, so that no row is empty and the softmax never divides nothing by nothing.
+    """
+    seen_BTT = segments_BT[:, :, None] == segments_BT[:, None, :]
+    if visibility == "causal":
+        seen_BTT = seen_BTT & torch.ones_like(seen_BTT[0]).tril()
+    return seen_BTT[:, None]
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention with biases, as `torch.nn.MultiheadAttention` computes it."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.inward = nn.Linear(width, 3 * width)
+        self.outward = nn.Linear(width, width)
+
+    def forward(self, x_BTD: Tensor, seen: Tensor | None, past: KeyValues | None = None) -> tuple[Tensor, KeyValues]:
+        """Attend; `seen` None means causal over one document a row. Returns keys and values for the next call too."""
+        query, key, value = (self._split(part) for part in self.inward(x_BTD).chunk(3, dim=-1))
+        if past is not None:
+            key, value = torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
+            if query.shape[2] > 1 and seen is None:  # is_causal would align a short query with the start of the keys
+                ones = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+                seen = ones.tril(diagonal=key.shape[2] - query.shape[2])
+        mixed_BHTK = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=seen,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=seen is None and past is None,
+        )
+        return self.outward(mixed_BHTK.transpose(1, 2).flatten(-2)), (key, value)
+
+    def _split(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD.view(*x_BTD.shape[:-1], self.heads, -1).transpose(1, 2)

@@ -1,0 +1,152 @@
+"""Where the arithmetic runs, from which seed, and how a run is asked to stop."""
+
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from headstart.config import RuntimeConfig
+from headstart.errors import ConfigError
+from headstart.version import __version__
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A device and the precision of its matrix products."""
+
+    device: "torch.device"
+    bf16: bool
+    threads: int
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Run matrix products in bf16 where that was chosen; weights and sums stay in fp32."""
+        import torch
+
+        if not self.bf16:
+            return nullcontext()
+        context: AbstractContextManager[None] = torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return context
+
+
+def start(config: RuntimeConfig) -> Runtime:
+    """Choose the device and set the threads of this process."""
+    import torch
+
+    threads = config.threads or available_cores()
+    torch.set_num_threads(threads)
+    device = _device(config.device)
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32
+    bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
+    return Runtime(device, bf16, threads)
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _device(name: str) -> "torch.device":
+    import torch
+
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"runtime.device {name!r} cannot be used here ({reason}); try auto or cpu") from None
+    return device
+
+
+def seed_step(seed: int, step: int) -> None:
+    """Set torch's random state for one step: a pure function of (seed, step), so there is no state to save."""
+    import torch
+
+    torch.manual_seed((seed * 0x9E3779B1 + step * 0x85EBCA6B + 1) % 2**63)
+
+
+def environment(runtime: Runtime) -> dict[str, Any]:
+    """What the numbers of a run depend on besides its settings and data."""
+    import numpy
+    import tokenizers
+    import torch
+
+    gpu = torch.cuda.get_device_name(runtime.device) if runtime.device.type == "cuda" else None
+    return {
+        "headstart": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "tokenizers": tokenizers.__version__,
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "device": str(runtime.device),
+        "gpu": gpu,
+        "bf16": runtime.bf16,
+        "threads": runtime.threads,
+    }
+
+
+class Halt(Exception):
+    """Raised by `Stop.check` between two pieces of work once a stop was asked for; the recipe saves and leaves."""
+
+
+class Stop:
+    """Whether someone asked the run to stop, and why."""
+
+    def __init__(self, time_limit: float | None = None) -> None:
+        self.reason: str | None = None
+        self._deadline = None if time_limit is None else time.monotonic() + 60 * time_limit
+
+    @property
+    def requested(self) -> bool:
+        """True once a signal came or the time limit passed."""
+        if self.reason is None and self._deadline is not None and time.monotonic() > self._deadline:
+            self.reason = "time limit reached"
+        return self.reason is not None
+
+    def check(self) -> None:
+        """Leave the work in hand if a stop was asked for."""
+        if self.requested:
+            raise Halt
+
+
+@contextmanager
+def stopping(time_limit: float | None = None) -> Iterator[Stop]:
+    """Catch the first SIGINT or SIGTERM as a wish to stop soon; the second one acts at once, as usual."""
+    stop = Stop(time_limit)
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # signals reach the main thread only
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(number: int, _frame: FrameType | None) -> None:
+        stop.reason = signal.Signals(number).name
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        sys.stderr.write("\nstopping: saving first (press Ctrl-C again to stop at once)\n")
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,129 @@
+"""Measuring: a language model on held-out text, a classifier on labelled rows. Nothing here learns."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headstart.data.batches import CausalRows, LabelledRows
+from headstart.model.heads import ClassifierHead, LanguageHead, Model
+from headstart.runtime import Runtime
+from headstart.train.objectives import causal, class_scores
+
+EVALUATION_TOKENS = 8192
+"""Padded tokens a batch when nothing is learnt; batches are made by length, so little of it is padding."""
+
+
+@dataclass(frozen=True)
+class LanguageScore:
+    """How well a language model predicts held-out text, the end of each document included."""
+
+    loss: float
+    """Nats a token."""
+    perplexity: float
+    bits_per_byte: float
+    """Comparable across vocabularies."""
+    tokens: int
+    bytes: int
+
+
+def score_language(
+    model: Model[LanguageHead], rows: CausalRows, text_bytes: int, runtime: Runtime, check: Callable[[], None]
+) -> LanguageScore:
+    """Measure a language model on every token of `rows`; `check` may raise between batches."""
+    model.eval()
+    nats, tokens = 0.0, 0
+    bite = max(1, EVALUATION_TOKENS // rows.context)
+    with torch.inference_mode():
+        for first in range(0, rows.rows, bite):
+            check()
+            with runtime.autocast():
+                part = causal(model, rows.batch(first, min(bite, rows.rows - first)).to(runtime.device))
+            nats, tokens = nats + float(part.total), tokens + int(part.count)
+    loss = nats / tokens
+    perplexity = math.exp(loss) if loss < 700 else math.inf
+    return LanguageScore(loss, perplexity, nats / math.log(2) / max(1, text_bytes), tokens, text_bytes)
+
+
+@dataclass(frozen=True)
+class ClassResult:
+    """How one label fared."""
+
+    label: str
+    precision: float
+    recall: float
+    f1: float
+    rows: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a classifier fared on labelled rows."""
+
+    labels: tuple[str, ...]
+    rows: int
+    accuracy: float
+    macro_f1: float
+    loss: float
+    per_class: tuple[ClassResult, ...]
+    confusion: tuple[tuple[int, ...], ...]
+    """Rows are the true labels, columns the predicted ones."""
+    truncated: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def score_texts(
+    model: Model[ClassifierHead], rows: LabelledRows, runtime: Runtime, check: Callable[[], None]
+) -> NDArray[np.float64]:
+    """Scores of every text over the labels, in the order of `rows`; texts of like length are read together."""
+    model.eval()
+    scores = np.empty((len(rows), model.head.linear.out_features))
+    with torch.inference_mode():
+        for indices in rows.buckets(EVALUATION_TOKENS):
+            check()
+            with runtime.autocast():
+                part = class_scores(model, rows.batch(indices).to(runtime.device))
+            scores[indices] = part.double().cpu().numpy()
+    return scores
+
+
+def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Softmax over the labels."""
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    shares: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
+    return shares
+
+
+def evaluate_scores(
+    scores: NDArray[np.float64], gold: NDArray[np.int64], labels: Sequence[str], truncated: int = 0
+) -> Evaluation:
+    """Accuracy, macro-F1, loss, per class and confusion. A label that never occurs and is never predicted has F1 0."""
+    predicted = scores.argmax(axis=1)
+    confusion = np.zeros((len(labels), len(labels)), dtype=np.int64)
+    np.add.at(confusion, (gold, predicted), 1)
+    hits = np.diag(confusion).astype(float)
+    precision = hits / np.maximum(confusion.sum(axis=0), 1)
+    recall = hits / np.maximum(confusion.sum(axis=1), 1)
+    f1 = 2 * hits / np.maximum(confusion.sum(axis=0) + confusion.sum(axis=1), 1)
+    shifted = scores - scores.max(axis=1, keepdims=True)
+    losses = np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(gold)), gold]
+    return Evaluation(
+        labels=tuple(labels),
+        rows=len(gold),
+        accuracy=float((predicted == gold).mean()),
+        macro_f1=float(f1.mean()),
+        loss=float(losses.mean()),
+        per_class=tuple(
+            ClassResult(label, float(precision[i]), float(recall[i]), float(f1[i]), int(confusion[i].sum()))
+            for i, label in enumerate(labels)
+        ),
+        confusion=tuple(tuple(int(n) for n in row) for row in confusion),
+        truncated=truncated,
+    )

@@ -1,0 +1,54 @@
+"""What a model is asked, as a sum and a count: accumulation, padding and packing never change a gradient's meaning."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headstart.config import UNSCORED
+from headstart.data.batches import Batch
+from headstart.model.heads import ClassifierHead, LanguageHead, Model
+from headstart.train.losses import linear_cross_entropy
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """A loss summed over everything scored, and how much that was (the sum of the weights, if there are weights)."""
+
+    total: Tensor
+    count: float
+
+
+Objective = Callable[[Batch], LossSum]
+
+
+def causal(model: Model[LanguageHead], batch: Batch) -> LossSum:
+    """Every next token from those before it. Only scored positions reach the vocabulary."""
+    hidden_BTD = model.backbone(batch.ids_BT, batch.segments_BT, "causal")
+    scored = batch.targets != UNSCORED
+    linear = model.head.linear
+    total = linear_cross_entropy(hidden_BTD[scored], linear.weight, linear.bias, batch.targets[scored])
+    return LossSum(total, batch.scored)
+
+
+def class_scores(model: Model[ClassifierHead], batch: Batch) -> Tensor:
+    """Scores of each text over the labels; of a text in several windows, their mean."""
+    assert batch.lengths_B is not None
+    hidden_BTD = model.backbone(batch.ids_BT, batch.segments_BT, "causal")
+    scores: Tensor = model.head(hidden_BTD, batch.lengths_B).float()
+    if batch.owners_B is None:
+        return scores
+    sums = scores.new_zeros(batch.scored, scores.shape[1]).index_add_(0, batch.owners_B, scores)
+    windows = torch.bincount(batch.owners_B, minlength=batch.scored)
+    return sums / windows[:, None]
+
+
+def classify(model: Model[ClassifierHead], batch: Batch, weights: Tensor | None = None) -> LossSum:
+    """The label of each text, classes weighted if asked."""
+    total = F.cross_entropy(class_scores(model, batch), batch.targets, weight=weights, reduction="sum")
+    count = batch.scored if weights is None else float(weights[batch.targets].sum())
+    return LossSum(total, count)
+
+
