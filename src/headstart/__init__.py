@@ -17,7 +17,17 @@ if TYPE_CHECKING:
 
 _VERBS = ("compare", "evaluate", "finetune", "generate", "load", "prepare", "pretrain", "train_tokenizer")
 
-__all__ = ["__version__", "compare", "evaluate", "finetune", "generate", "load", "prepare", "pretrain", "train_tokenizer"]
+__all__ = [
+    "__version__",
+    "compare",
+    "evaluate",
+    "finetune",
+    "generate",
+    "load",
+    "prepare",
+    "pretrain",
+    "train_tokenizer",
+]
 
 
 def __getattr__(name: str) -> object:

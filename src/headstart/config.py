@@ -74,7 +74,7 @@ class CorpusConfig(Section):
     held_out: float = Field(0.01, gt=0, lt=1)
     """Share of the documents kept from training and used to measure the language model."""
     layout: Literal["packed", "documents"] = "packed"
-    """packed: documents end to end in full rows, unseen by each other. documents: one a row, cut at the context, padded."""
+    """packed: documents end to end in full rows, unseen by each other; documents: one a row, cut at the context."""
 
 
 class LabelledConfig(Section):
@@ -149,8 +149,12 @@ class FinetuneLoop(Section):
     """Forward passes an optimizer step."""
     patience: int | None = Field(None, ge=1)
     """Stop after this many epochs without a better validation result; unset runs every epoch."""
+    save_every: int = Field(500, ge=1)
+    """Steps between checkpoints; the end of an epoch and an interruption save one too."""
     keep: int = Field(1, ge=1)
-    """Checkpoints kept besides the best."""
+    """Checkpoints kept besides the best epoch's weights."""
+    watch_test: bool = False
+    """Also measure the test file after every epoch, as the published experiment did; recorded, never used to choose."""
 
 
 class TransferConfig(Section):
@@ -184,7 +188,7 @@ class RuntimeConfig(Section):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto is bf16 matrix products on CUDA and fp32 elsewhere; weights are always kept in fp32."""
     threads: int | None = Field(None, ge=1)
-    """CPU threads; unset takes the cores free at the start. Recorded, and restored on resume: other threads, other bits."""
+    """CPU threads; unset takes every core it may use. Recorded and restored on resume: other threads, other bits."""
     deterministic: bool = False
     """Ask torch for deterministic kernels, where it has them (on CPU they always are)."""
     time_limit: float | None = Field(None, gt=0)
@@ -264,7 +268,7 @@ def read_toml(path: Path, kind: type[Section]) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     command = kind.__name__.removesuffix("Config").lower()
-    commands = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
+    commands: dict[str, type[Section]] = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
     known = {name for section in commands.values() for name in section.model_fields}
     general: dict[str, Any] = {}
     for name, value in content.items():

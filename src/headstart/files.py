@@ -1,7 +1,7 @@
 """Files that are whole or not there, and the manifest by which a reader knows it.
 
 A folder of ours is written beside its place, flushed, listed in `manifest.json` with the size and sha256 of every
-file, and renamed. A reader checks the list first, so a torn, edited or truncated file is named and refused.
+file and a seal over the list itself, and renamed. A reader checks the list first, so a torn, edited or truncated file is named and refused.
 Nothing here or anywhere else in the package unpickles: JSON, plain arrays and safetensors only.
 """
 
@@ -41,7 +41,8 @@ def whole_folder(target: Path, *, kind: str, about: dict[str, Any] | None = None
             for path in sorted(draft.rglob("*"))
             if path.is_file()
         }
-        write_json(draft / MANIFEST, {"format": FORMAT, "kind": kind, "about": about or {}, "files": files})
+        content = {"format": FORMAT, "kind": kind, "about": about or {}, "files": files}
+        write_json(draft / MANIFEST, content | {"seal": _seal(content)})
         for path in draft.rglob("*"):
             _flush(path)
         _flush(draft)
@@ -73,12 +74,20 @@ def read_manifest(folder: Path, *, kind: str, deep: bool = True) -> dict[str, An
         raise StoreError(
             f"{folder} has format {manifest.get('format')!r}, this version of Headstart reads {FORMAT}; make it anew"
         )
+    seal = manifest.pop("seal", None)
+    if seal != _seal(manifest):
+        raise StoreError(f"{path} is damaged: it is not what was written (sha256)")
     if manifest.get("kind") != kind:
         raise StoreError(f"{folder} is a {manifest.get('kind')}, not a {kind}")
     for name, facts in manifest["files"].items():
         _check_file(folder, name, facts, deep=deep)
-    about: dict[str, Any] = manifest.get("about", {})
+    about: dict[str, Any] = manifest["about"]
     return about
+
+
+def _seal(content: dict[str, Any]) -> str:
+    """The manifest's hash of itself, so that not even a bit of it can change unnoticed."""
+    return hashlib.sha256(_canonical(content)).hexdigest()
 
 
 def _check_file(folder: Path, name: str, facts: Any, *, deep: bool) -> None:
@@ -96,8 +105,11 @@ def _check_file(folder: Path, name: str, facts: Any, *, deep: bool) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON the same way every time, whole or not at all. NaN is refused: no reader should meet one."""
-    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
-    write_whole(path, text.encode("utf-8"))
+    write_whole(path, _canonical(value))
+
+
+def _canonical(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -60,7 +60,8 @@ class Batch:
 
 def shuffled(count: int, seed: int, epoch: int) -> Ints:
     """A permutation that follows from (seed, epoch) by arithmetic of ours: no library's stream to depend on."""
-    mixed = np.arange(count, dtype=np.uint64) + np.uint64((seed * 0x9E3779B97F4A7C15 + epoch * 0xD1B54A32D192ED03) % 2**64)
+    start = ((seed + 1) * 0xD1B54A32D192ED03 + epoch * 0x8CB92BA72F3D8DD7) % 2**64
+    mixed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(start)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # splitmix64's finaliser
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     mixed ^= mixed >> np.uint64(31)

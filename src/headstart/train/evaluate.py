@@ -45,7 +45,7 @@ def score_language(
                 part = causal(model, rows.batch(first, min(bite, rows.rows - first)).to(runtime.device))
             nats, tokens = nats + float(part.total), tokens + int(part.count)
     loss = nats / tokens
-    perplexity = math.exp(loss) if loss < 700 else math.inf
+    perplexity = math.exp(min(loss, 700))  # JSON has no infinity
     return LanguageScore(loss, perplexity, nats / math.log(2) / max(1, text_bytes), tokens, text_bytes)
 
 

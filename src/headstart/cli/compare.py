@@ -1,0 +1,106 @@
+"""`headstart compare`: what pretraining was worth, over arms, label budgets and seeds."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from headstart.cli.options import (
+    ConfigFile,
+    Flags,
+    Options,
+    Out,
+    Preset,
+    Quiet,
+    Resume,
+    Tokenizer,
+    Train,
+    Valid,
+    check_resumes,
+    command_line,
+)
+from headstart.config import FinetuneConfig
+from headstart.errors import UsageError
+
+OPTIONS = Options(FinetuneConfig, preset="finetune")
+ARMS = "majority,tfidf,scratch,pretrained"
+
+
+@OPTIONS.on
+def compare(
+    train: Train = None,
+    /,
+    *,
+    source: Annotated[
+        str | None, Parameter(name="--from", metavar="FOLDER", help="The pretrained run whose worth is measured.")
+    ] = None,
+    test: Annotated[str | None, Parameter(metavar="FILE", help="Labelled text that every arm is measured on.")] = None,
+    out: Out,
+    valid: Valid = None,
+    seeds: Annotated[int | None, Parameter(metavar="INT", show_default="5", help="Runs of each arm.")] = None,
+    labels: Annotated[
+        str | None, Parameter(metavar="INT,...,all", show_default="all", help="How many labelled rows to learn from.")
+    ] = None,
+    arms: Annotated[
+        str | None, Parameter(metavar="ARM,...", show_default=ARMS, help="What to compare; naive_bayes is one more.")
+    ] = None,
+    tokenizer: Tokenizer = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    resume: Resume = False,
+    quiet: Quiet = False,
+    flags: Flags | None = None,
+) -> None:
+    """Run every cell of the comparison, and print what was found."""
+    if resume:
+        files = {
+            "from": source,
+            "test": test,
+            "valid": valid,
+            "tokenizer": tokenizer,
+            "preset": preset,
+            "config": config,
+        }
+        OPTIONS.refuse_with_resume(flags, out, **files, seeds=seeds, labels=labels, arms=arms)
+        check_resumes(out, "compare", "train", [train] if train else [])
+    elif train is None:
+        raise UsageError("compare needs TRAIN, a labelled file; see headstart compare --help")
+    elif test is None:
+        raise UsageError("compare needs --test, a labelled file to measure on; see headstart compare --help")
+    settings = None if resume else OPTIONS.settings(flags, preset=preset, path=config)
+    from headstart.cli.console import Console
+    from headstart.cli.report import show
+    from headstart.recipes.compare import run_compare
+
+    console = Console(quiet=quiet)
+    page: Path = run_compare(
+        train,
+        out,
+        settings,
+        source=source,
+        valid=valid,
+        test=test,
+        tokenizer=tokenizer,
+        seeds=5 if seeds is None else seeds,
+        labels=budgets(labels or "all"),
+        arms=tuple(arm.strip() for arm in (arms or ARMS).split(",")),
+        resume=resume,
+        command=command_line(),
+        progress=console,
+    )
+    show(out, page, console)
+
+
+def budgets(text: str) -> tuple[int | None, ...]:
+    """Read --labels; None stands for all.
+
+    >>> budgets("50, 200,all")
+    (50, 200, None)
+    """
+    found: list[int | None] = []
+    for word in text.split(","):
+        word = word.strip()
+        if word != "all" and not (word.isdecimal() and int(word) > 0):
+            raise UsageError(f"--labels must be whole numbers and all, as in 50,200,all, got {word!r}")
+        found.append(None if word == "all" else int(word))
+    return tuple(found)

@@ -1,0 +1,222 @@
+"""What a person sees: bars and remarks on stderr, results on stdout.
+
+On a terminal, a bar with count, rate, note and time left, which drops its least needed parts as the window narrows.
+Anywhere else, a plain line now and then, so that a log stays readable.
+"""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import rich.console
+from rich.progress import Progress, Task, TaskID
+from rich.table import Table
+from rich.text import Text
+
+from headstart import progress
+
+EVERY = 10.0
+"""Seconds between two plain lines."""
+BRIEF = 1.0
+"""Seconds: a shorter stretch of work leaves no trace once it is done."""
+_FLUSH = 0.1
+_WIDEST = 110
+_SHORTEST, _LONGEST = 10, 40
+# whether there must be room for a bar, and the figures beside it, from the widest window to the narrowest
+_LAYOUTS: tuple[tuple[bool, *tuple[str, ...]], ...] = (
+    (True, "count", "rate", "note", "left"),
+    (True, "percent", "rate", "note", "left"),
+    (True, "percent", "note", "left"),
+    (False, "percent", "note", "left"),
+    (False, "percent", "left"),
+    (False, "percent"),
+)
+
+
+class Console:
+    """The `progress.Progress` of the command line, and the printer of its results."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._stderr = rich.console.Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self._is_live = not quiet and self._stderr.is_terminal and not self._stderr.is_dumb_terminal
+        self._bars: _Bars | None = None
+        self._depth = 0
+        self._last_line = time.monotonic()
+
+    def say(self, line: str) -> None:
+        """Tell the person one line, above the bars if there are any."""
+        if not self._quiet:
+            self._stderr.print(Text(line), soft_wrap=True)
+
+    @contextmanager
+    def task(self, name: str, total: float | None, unit: str) -> Iterator[progress.Task]:
+        """Show a stretch of work; one inside another is shown under it, and is gone when it is done."""
+        if self._bars is None:
+            self._bars = _Bars(self._stderr, is_live=self._is_live)
+            self._bars.start()
+            self._last_line = time.monotonic()
+        bars, outermost = self._bars, self._depth == 0
+        stretch = _Stretch(self, bars, bars.add_task(name, total=total, unit=unit, note=""))
+        self._depth += 1
+        try:
+            yield stretch
+        finally:
+            self._depth -= 1
+            stretch.flush()
+            if outermost:
+                self._end(bars, bars.of(stretch.task))
+            else:
+                bars.remove_task(stretch.task)
+
+    def result(self, line: str = "") -> None:
+        """Print a line of the answer."""
+        print(line)  # noqa: T201
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: int = 1) -> None:
+        """Print a table of the answer; columns from `numbers_from` on are set to the right."""
+        stdout = rich.console.Console(highlight=False, markup=False, emoji=False)
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        for index, column in enumerate(columns):
+            table.add_column(Text(column), justify="left" if index < numbers_from else "right")
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        if not stdout.is_terminal:
+            # a file has no width: nothing is folded for it
+            endless = stdout.options.update(max_width=sys.maxsize)
+            stdout.width = max(stdout.width, stdout.measure(table, options=endless).maximum)
+        stdout.print(table)
+
+    def tell(self, task: Task) -> None:
+        """Where no bar can be drawn, print a line every so often."""
+        now = time.monotonic()
+        if not self._is_live and not task.finished and now - self._last_line >= EVERY:
+            self._last_line = now
+            self.say(describe(task, sys.maxsize, bar=""))
+
+    def _end(self, bars: "_Bars", task: Task) -> None:
+        task.finished_time = task.elapsed
+        is_brief = (task.elapsed or 0.0) < BRIEF
+        bars.live.transient = is_brief
+        bars.stop()
+        self._bars = None
+        if not self._is_live and not is_brief:
+            self.say(describe(task, sys.maxsize, bar=""))
+
+
+class _Stretch:
+    """One stretch of work, as recipes see it; what is done is handed on a few times a second, in however small steps."""
+
+    def __init__(self, console: Console, bars: "_Bars", task: TaskID) -> None:
+        self._console, self._bars, self.task = console, bars, task
+        self._waiting, self._note, self._flushed = 0.0, "", 0.0
+
+    def advance(self, amount: float = 1, note: str = "") -> None:
+        """Move on by `amount`; an empty note leaves the last one standing."""
+        self._waiting += amount
+        self._note = note or self._note
+        if time.monotonic() - self._flushed >= _FLUSH:
+            self.flush()
+            self._console.tell(self._bars.of(self.task))
+
+    def flush(self) -> None:
+        """Hand on what is done."""
+        self._bars.update(self.task, advance=self._waiting, note=self._note)
+        self._waiting, self._flushed = 0.0, time.monotonic()
+
+
+class _Bars(Progress):
+    """Rich's bookkeeping and live display, with lines of ours."""
+
+    def __init__(self, console: rich.console.Console, *, is_live: bool) -> None:
+        self._window = console  # rich asks for the first picture while it is still being built
+        # results may go to stdout while a bar stands on stderr: only stderr is led around the bar
+        # the rate is taken over rich's last thousand samples, even where a comparison gives one in ten minutes
+        super().__init__(
+            console=console,
+            disable=not is_live,
+            redirect_stdout=False,
+            refresh_per_second=4,
+            speed_estimate_period=float("inf"),
+        )
+
+    def of(self, task: TaskID) -> Task:
+        return self._tasks[task]
+
+    def get_renderable(self) -> rich.console.RenderableType:
+        """One line a task, names in one column."""
+        width = min(self._window.width, _WIDEST)
+        longest = max((len(task.description) for task in self.tasks), default=0)
+        bar = "=-" if self._window.options.ascii_only else "━─"
+        lines = [describe(task, width, bar=bar, name_width=longest) for task in self.tasks]
+        picture = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+        picture.highlight_regex(r"━+", "green")
+        return picture
+
+
+def describe(task: Task, width: int, *, bar: str, name_width: int = 0) -> str:
+    """One line about a task, with as many of its parts as fit in `width`.
+
+    Args:
+        bar: the characters for what is done and what is not; empty for no bar.
+    """
+    name, figures = task.description.ljust(name_width), _figures(task)
+    draws = bool(bar and task.total)
+    for with_bar, *parts in _LAYOUTS:
+        words = [name, *(figures[part] for part in parts if figures[part])]
+        room = width - len("  ".join(words)) - 2
+        if room >= (_SHORTEST if with_bar and draws else -2):
+            break
+    if draws and room >= _SHORTEST:
+        length = min(room, _LONGEST)
+        done = min(round(length * task.completed / (task.total or 1)), length)
+        words.insert(1, bar[0] * done + bar[1] * (length - done))
+    return "  ".join(words)
+
+
+def _figures(task: Task) -> dict[str, str]:
+    unit, speed, total = task.fields["unit"], task.finished_speed or task.speed, task.total
+    figures = {"count": f"{compact(task.completed)} {unit}", "percent": "", "rate": "", "note": task.fields["note"]}
+    if total:
+        figures["count"] = f"{compact(task.completed)}/{compact(total)} {unit}"
+        figures["percent"] = f"{100 * task.completed / total:.0f}%"
+    else:
+        figures["percent"] = figures["count"]
+    if speed:
+        figures["rate"] = f"{compact(speed)} {unit}/s" if speed >= 0.1 else f"{compact(60 * speed)} {unit}/min"
+    if task.finished_time is not None:
+        figures["left"] = f"in {clock(task.finished_time)}"
+    elif total and task.time_remaining is not None:
+        figures["left"] = f"{clock(task.time_remaining)} left"
+    else:
+        figures["left"] = f"{clock(task.elapsed or 0)} so far"
+    return figures
+
+
+def compact(number: float) -> str:
+    """A count or a rate in few characters.
+
+    >>> [compact(number) for number in (0.123, 7, 52.06, 3200, 16384, 1_250_000, 3.2e9)]
+    ['0.12', '7', '52.1', '3,200', '16.4k', '1.25M', '3.2G']
+    """
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if number >= size:
+            return f"{number / (1e3 if letter == 'k' else size):.3g}{letter}"
+    if number == int(number) or number >= 1000:
+        return f"{number:,.0f}"
+    return f"{number:.2f}" if number < 1 else f"{number:.1f}"
+
+
+def clock(seconds: float) -> str:
+    """A duration as on a clock.
+
+    >>> clock(5), clock(200), clock(3700), clock(200_000)
+    ('0:05', '3:20', '1:01:40', '2d 7:33')
+    """
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d {hours}:{minutes:02}"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,24 @@
+"""`headstart demo`: the whole story on a small data set."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from headstart.cli.options import Quiet
+
+
+def demo(
+    *,
+    out: Annotated[Path, Parameter(metavar="FOLDER", help="The folder to write.")] = Path("headstart-demo"),
+    data: Annotated[str | None, Parameter(metavar="FOLDER", help="Your own data in place of the embedded one.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Pretrain, fine-tune, compare, report."""
+    from headstart.cli.console import Console
+    from headstart.cli.report import show
+    from headstart.recipes.demo import run_demo
+
+    console = Console(quiet=quiet)
+    page: Path = run_demo(out, data, console)
+    show(page.parent, page, console)

@@ -1,0 +1,78 @@
+"""`headstart finetune`: labelled text, and a pretrained model or none, to a classifier."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from headstart.cli.options import (
+    ConfigFile,
+    Flags,
+    Options,
+    Out,
+    Preset,
+    Quiet,
+    Resume,
+    Tokenizer,
+    Train,
+    Valid,
+    check_resumes,
+    command_line,
+)
+from headstart.config import FinetuneConfig
+from headstart.errors import UsageError
+
+OPTIONS = Options(FinetuneConfig, preset="finetune")
+
+
+@OPTIONS.on
+def finetune(
+    train: Train = None,
+    /,
+    *,
+    source: Annotated[
+        str | None, Parameter(name="--from", metavar="FOLDER|scratch", help="The pretrained run, or the word scratch.")
+    ] = None,
+    out: Out,
+    valid: Valid = None,
+    test: Annotated[
+        str | None, Parameter(metavar="FILE", help="Labelled text to measure on, once, at the end.")
+    ] = None,
+    tokenizer: Tokenizer = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    resume: Resume = False,
+    quiet: Quiet = False,
+    flags: Flags | None = None,
+) -> None:
+    """Train a classifier."""
+    if resume:
+        others = {
+            "from": source,
+            "valid": valid,
+            "test": test,
+            "tokenizer": tokenizer,
+            "preset": preset,
+            "config": config,
+        }
+        OPTIONS.refuse_with_resume(flags, out, **others)
+        check_resumes(out, "finetune", "train", [train] if train else [])
+    elif train is None:
+        raise UsageError("finetune needs TRAIN, a labelled file; see headstart finetune --help")
+    elif source is None:
+        raise UsageError("finetune needs --from: a pretrained folder, as in --from runs/base, or --from scratch")
+    settings = None if resume else OPTIONS.settings(flags, preset=preset, path=config)
+    from headstart.cli.console import Console
+    from headstart.recipes.finetune import run_finetune
+
+    run_finetune(
+        train,
+        out,
+        settings,
+        source=source,
+        valid=valid,
+        test=test,
+        tokenizer=tokenizer,
+        resume=resume,
+        command=command_line(),
+        progress=Console(quiet=quiet),
+    )

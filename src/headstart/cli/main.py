@@ -1,0 +1,251 @@
+"""The way in: which commands there are, and how whatever goes wrong becomes one line and an exit code.
+
+    0  done                                   2    ask differently: an option, a setting, a path, a file
+    1  tried and failed                       130  interrupted   143  terminated   141  nobody reads the output
+
+`HEADSTART_TRACEBACK=1` shows where an error came from. A command's module is imported when the command is called, and
+what is heavy only inside it: `headstart --help` answers at once.
+"""
+
+import difflib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, NoReturn, get_args
+
+from cyclopts import App, CoercionError, CycloptsError, Group, MissingArgumentError, UnknownOptionError
+from cyclopts.exceptions import RepeatArgumentError, UnknownCommandError, UnusedCliTokensError
+
+from headstart.errors import HeadstartError
+from headstart.version import __version__
+
+SUMMARY = "Pretrain on your own text, swap the head, fine-tune, and learn what the head start was worth."
+
+# name, arguments, what it does, an example; in the order of the story
+COMMANDS = (
+    (
+        "demo",
+        "[OPTIONS]",
+        "Tell the whole story on a small data set, and write a report.",
+        "headstart demo --out runs/demo",
+    ),
+    (
+        "tokenizer",
+        "TEXTS... --out FOLDER [OPTIONS]",
+        "Train a tokenizer on text and show how well it fits.",
+        "headstart tokenizer reviews.txt --vocab-size 16384 --out tok",
+    ),
+    (
+        "prepare",
+        "TEXTS... --out FOLDER [OPTIONS]",
+        "Turn text into token shards, once, for any number of runs.",
+        "headstart prepare 'reviews/*.parquet' --tokenizer tok --out tokens",
+    ),
+    (
+        "pretrain",
+        "TEXTS... --out FOLDER [OPTIONS]",
+        "Learn a language model from unlabelled text.",
+        "headstart pretrain reviews.txt --out runs/base --loop.epochs 2",
+    ),
+    (
+        "finetune",
+        "TRAIN --from FOLDER|scratch --out FOLDER [OPTIONS]",
+        "Train a classifier on labelled text, from a pretrained model or from scratch.",
+        "headstart finetune train.csv --valid valid.csv --from runs/base --out runs/clf",
+    ),
+    (
+        "compare",
+        "TRAIN --test FILE --from FOLDER --out FOLDER [OPTIONS]",
+        "Measure what pretraining was worth: arms, label budgets and seeds, with a report.",
+        "headstart compare train.csv --test test.csv --from runs/base --labels 50,200,all --out runs/cmp",
+    ),
+    (
+        "evaluate",
+        "MODEL FILE [OPTIONS]",
+        "Measure a classifier on a labelled file.",
+        "headstart evaluate runs/clf test.csv",
+    ),
+    (
+        "predict",
+        "MODEL [TEXTS...] [OPTIONS]",
+        "Classify texts given as arguments, on standard input, or in a file.",
+        'headstart predict runs/clf "un livre magnifique"',
+    ),
+    (
+        "generate",
+        "MODEL PROMPT [OPTIONS]",
+        "Let a language model go on from a prompt.",
+        'headstart generate runs/base "Bonjour les" --temperature 0.8 --samples 3',
+    ),
+    (
+        "params",
+        "[OPTIONS]",
+        "Count the parameters of a model, part by part, without building it.",
+        "headstart params --preset classic --vocab-size 50001",
+    ),
+    (
+        "report",
+        "FOLDER [OPTIONS]",
+        "Write the report of a comparison again, from its folder.",
+        "headstart report runs/cmp",
+    ),
+)
+
+
+def main() -> NoReturn:
+    """Run the command line and leave with its exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; every error becomes one line on stderr and the exit code that is returned."""
+    try:
+        build_app()(_quiet_last(list(arguments)), exit_on_error=False, print_error=False, verbose=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # the reader has left; without this, Python would complain once more when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (Exception, KeyboardInterrupt, Terminated) as error:
+        if os.environ.get("HEADSTART_TRACEBACK") == "1":
+            traceback.print_exc()
+        message, exit_code = explain(error)
+        _complain(message)
+        return exit_code
+    return 0
+
+
+def build_app() -> App:
+    """The commands, none of them imported yet."""
+    app = App(
+        name="headstart",
+        help=SUMMARY,
+        version=__version__,
+        help_format="plaintext",
+        group_commands=Group("Commands", sort_key=0),
+        group_parameters=Group("Options", sort_key=0),
+        result_action="return_value",
+    )
+    for order, (name, usage, summary, example) in enumerate(COMMANDS):
+        app.command(
+            f"headstart.cli.{name}:{name}",
+            name=name,
+            help=f"{summary}\n\nExample: {example}",
+            usage=f"Usage: headstart {name} {usage}",
+            sort_key=order,
+        )
+    for flag, text in (
+        ("--help", "Show this page; after a command, the command's own."),
+        ("--version", "Show the version."),
+    ):
+        app[flag].help = text
+        app[flag].sort_key = len(COMMANDS)
+    return app
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived outside of training, which has its own way of stopping."""
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def _quiet_last(arguments: list[str]) -> list[str]:
+    """Take --quiet before the command as well as after it."""
+    if len(arguments) > 1 and arguments[0] in ("--quiet", "-q"):
+        return [arguments[1], arguments[0], *arguments[2:]]
+    return arguments
+
+
+def explain(error: BaseException) -> tuple[str, int]:
+    """The line and the exit code for an error."""
+    if isinstance(error, HeadstartError):
+        from headstart.cli.options import as_typed
+
+        return as_typed(str(error)), error.exit_code
+    if isinstance(error, CycloptsError):
+        return _explain_parsing(error), 2
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", 130
+    if isinstance(error, Terminated):
+        return "terminated", 143
+    if _is_out_of_memory(error):
+        return "out of memory; try a smaller --loop.batch-size, --model.context or --model.width", 1
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror or error}", 1
+    if (pydantic := sys.modules.get("pydantic")) and isinstance(error, pydantic.ValidationError):
+        from headstart import config
+
+        return config.explain(error, config.Section), 2
+    words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"unexpected {words}; HEADSTART_TRACEBACK=1 shows where", 1
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # torch has a class of its own on GPUs and a plain RuntimeError on CPUs; it is not imported here to ask
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
+    )
+
+
+def _explain_parsing(error: CycloptsError) -> str:
+    """What was wrong with a command line, in the words that errors of ours use."""
+    command = " ".join(error.command_chain or ())
+    if isinstance(error, UnknownCommandError):
+        typed = (error.unused_tokens or ["?"])[0]
+        return f"there is no command {typed!r}; {_nearest(typed, [name for name, *_ in COMMANDS], 'headstart')}"
+    if isinstance(error, UnknownOptionError):
+        typed = (error.token.keyword or error.token.value).split("=")[0]
+        known = [name for argument in error.argument_collection for name in argument.names if name.startswith("-")]
+        return f"{command} has no option {typed}; {_nearest(typed, known, f'headstart {command}')}"
+    if isinstance(error, RepeatArgumentError):
+        return f"{error.token.keyword} is given more than once"
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        return _explain_missing(error, command)
+    if isinstance(error, CoercionError) and error.token is not None and error.argument is not None:
+        wanted = _in_words(error.target_type)
+        return f"{error.token.keyword or _label(error.argument)} must be {wanted}, got {error.token.value!r}"
+    if isinstance(error, UnusedCliTokensError):
+        return f"{command} takes no further argument, got {(error.unused_tokens or ['?'])[0]!r}"
+    return " ".join(str(error).split())
+
+
+def _explain_missing(error: MissingArgumentError, command: str) -> str:
+    assert error.argument is not None
+    name = error.keyword or _label(error.argument)
+    if error.keyword or error.argument.tokens:
+        return f"{name} needs a value; see headstart {command} --help"
+    return f"{command} needs {name}; see headstart {command} --help"
+
+
+def _label(argument: Any) -> str:
+    """How an argument is called in the usage line: an option by its name, a position in capitals."""
+    name: str = argument.name
+    return name if name.startswith("-") and argument.index is None else name.lstrip("-").upper()
+
+
+def _in_words(kind: Any) -> str:
+    """What a value should have been."""
+    members = [member for member in get_args(kind) if member is not type(None)] or [kind]
+    if members[0] in (int, float):
+        return "a whole number" if members[0] is int else "a number"
+    return " or ".join(map(str, members))
+
+
+def _nearest(typed: str, known: Sequence[str], page: str) -> str:
+    close = difflib.get_close_matches(typed, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"see {page} --help"
+
+
+def _complain(message: str) -> None:
+    line = "headstart: " + " ".join(message.split("\n"))
+    if sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb":
+        line = f"\x1b[31m{line}\x1b[0m"
+    print(line, file=sys.stderr)  # noqa: T201

@@ -1,0 +1,244 @@
+"""Flags made from the settings classes, and their way back into settings.
+
+A field `model.width` becomes the option `--model.width`, with the field's own sentence and default in `--help`. Until
+`config.layered` reads them, flags are the text that was typed: there is one set of bounds and messages, and a rule
+between two fields is checked once all layers are known, never on the half that the command line holds.
+"""
+
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, make_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
+
+from cyclopts import Group, Parameter
+from pydantic import BaseModel
+
+from headstart import config
+from headstart.errors import ConfigError, UsageError
+
+C = TypeVar("C", bound=config.Section)
+F = TypeVar("F", bound=Callable[..., Any])
+
+TOML = Path("headstart.toml")
+"""Read from the working folder when no --config names another file."""
+
+Out = Annotated[Path, Parameter(metavar="FOLDER", help="The folder to write.")]
+Train = Annotated[str | None, Parameter(name="TRAIN", help="Labelled text: a file or a prepared folder.")]
+Valid = Annotated[
+    str | None, Parameter(metavar="FILE", help="Labelled text to choose the best epoch on; else a share of TRAIN.")
+]
+Tokenizer = Annotated[
+    Path | None, Parameter(metavar="FOLDER", help="A tokenizer to use; without it, one is trained on the text.")
+]
+Preset = Annotated[str | None, Parameter(metavar="NAME", help="Named settings to start from: classic.")]
+ConfigFile = Annotated[
+    Path | None,
+    Parameter(name="--config", metavar="FILE", help="Settings in TOML; without it, ./headstart.toml if there is one."),
+]
+Resume = Annotated[
+    bool, Parameter(negative=(), show_default=False, help="Go on with the run in --out, with the settings it has.")
+]
+AsJson = Annotated[bool, Parameter(name="--json", negative=(), show_default=False, help="Print JSON.")]
+Quiet = Annotated[
+    bool,
+    Parameter(
+        name=("--quiet", "-q"),
+        negative=(),
+        show_default=False,
+        help="No progress and no remarks, only results and errors.",
+    ),
+]
+
+
+Model = Annotated[Path, Parameter(name="MODEL", help="A run folder or a bundle.")]
+
+
+class Running(config.Section):
+    """The settings of a command that runs a model and trains none."""
+
+    runtime: config.RuntimeConfig = config.RuntimeConfig()
+
+
+RUNTIME = {f"runtime.{name}": f"--runtime.{name}" for name in ("device", "precision", "threads")}
+"""The options of such a command; what else the section holds is for training."""
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The options of one command line; an attribute an option, None where it was not given."""
+
+
+class Options(Generic[C]):
+    """The options of a command that is configured by `kind`.
+
+    Args:
+        names: the fields that become options, by dotted name, and what each option is called; all of them by default.
+        preset: the command whose presets apply.
+    """
+
+    def __init__(self, kind: type[C], *, names: Mapping[str, str] | None = None, preset: str = "pretrain") -> None:
+        self.kind = kind
+        self._preset = preset
+        self._fields = dict(config.fields_of(kind))
+        self._names = dict(names) if names is not None else {name: _flag(name) for name in self._fields}
+        self.flags = self._build()
+
+    def on(self, function: F) -> F:
+        """Give a command's parameter `flags` these options; cyclopts reads them from its annotation."""
+        function.__annotations__["flags"] = Annotated[self.flags | None, Parameter(name="*")]
+        return function
+
+    def given(self, flags: Flags | None) -> dict[str, Any]:
+        """What was typed, by dotted name."""
+        if flags is None:
+            return {}
+        typed = {item.metadata["name"]: getattr(flags, item.name) for item in fields(flags)}
+        return {name: self._read(name, value) for name, value in typed.items() if value is not None}
+
+    def settings(self, flags: Flags | None, *, preset: str | None = None, path: Path | None = None) -> C:
+        """Layer the defaults, a preset, the TOML file at `path` (or ./headstart.toml) and the flags."""
+        # the defaults go first as values, because a section's own defaults may differ from those its command gives it
+        layers: list[config.Values] = [self.kind().model_dump()]
+        if preset is not None:
+            layers.append(self._preset_values(preset))
+        if path is not None or TOML.exists():
+            layers.append(config.read_toml(path or TOML, self.kind))
+        try:
+            return config.layered(self.kind, *layers, config.nested(self.given(flags)))
+        except ConfigError as error:
+            raise ConfigError(as_typed(str(error), self._names)) from None
+
+    def refuse_with_resume(self, flags: Flags | None, out: Path, **others: object) -> None:
+        """Refuse settings beside --resume: a run goes on with the settings it was started with."""
+        named = [self._names[name] for name in self.given(flags)]
+        named += [f"--{name}" for name, value in others.items() if value is not None]
+        if named:
+            raise UsageError(f"--resume goes on with the settings of {out}; leave out {named[0]}")
+
+    def _build(self) -> type[Flags]:
+        defaults = self.kind()
+        panels = {}
+        for order, (name, part) in enumerate(self.kind.model_fields.items(), start=1):
+            inner = part.annotation
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                panels[name] = Group(name.capitalize(), help=_first_paragraph(inner), sort_key=order)
+        made = []
+        for name, flag in self._names.items():
+            section, _, short = name.rpartition(".")
+            value = getattr(getattr(defaults, section) if section else defaults, short)
+            parameter = _parameter(self._fields[name], flag, value)
+            if section and flag == _flag(name):
+                parameter = Parameter.combine(parameter, Parameter(group=panels[section]))
+            kind = bool if self._fields[name].annotation is bool else str
+            made.append((name.replace(".", "__"), Annotated[kind | None, parameter], _field(name)))
+        flags = make_dataclass(f"{self.kind.__name__}Flags", made, bases=(Flags,), frozen=True, kw_only=True)
+        flags.__module__ = __name__  # cyclopts takes a class of the module `types` for a builtin, and shows no options
+        return flags
+
+    def _preset_values(self, preset: str) -> dict[str, Any]:
+        from headstart.model import presets
+
+        if preset not in presets.NAMES:
+            raise ConfigError(f"--preset must be one of {', '.join(presets.NAMES)}, got {preset!r}")
+        values = presets.values(preset, self._preset)
+        return {name: part for name, part in values.items() if name in self.kind.model_fields}
+
+    def _read(self, name: str, value: str | bool) -> Any:
+        """The text of one flag, as far as pydantic cannot read it: nothing at all, and pairs."""
+        members = _members(self._fields[name].annotation)
+        if value == "none" and NoneType in members and str not in members:
+            return None
+        if not isinstance(value, str) or not any(get_origin(member) is dict for member in members):
+            return value
+        if any(value in get_args(member) for member in members if get_origin(member) is Literal):
+            return value
+        pairs = [pair.partition("=") for pair in value.split(",")]
+        if not all(equals for _, equals, _ in pairs):
+            wanted = _metavar(self._fields[name].annotation)
+            raise ConfigError(f"{self._names[name]} must be {wanted} (as in a=1,b=2.5), got {value!r}")
+        return {key.strip(): number for key, _, number in pairs}
+
+
+def check_resumes(out: Path, kind: str, input_name: str, given: Sequence[str]) -> None:
+    """Refuse other files beside --resume than those the run in `out` was started with; the same may be named again."""
+    from headstart.store.rundir import RunFolder
+
+    recorded = RunFolder.open(out, kind=kind).facts["inputs"][input_name]
+    before = [recorded] if isinstance(recorded, str) else list(recorded)
+    if given and list(given) != before:
+        raise UsageError(f"--resume goes on with {' '.join(before)}, as {out} was started; got {' '.join(given)}")
+
+
+def command_line() -> str:
+    """What was typed, for the record."""
+    return shlex.join(["headstart", *sys.argv[1:]])
+
+
+def as_typed(message: str, names: Mapping[str, str] | None = None) -> str:
+    """Name settings in a message as they are typed on the command line.
+
+    Args:
+        names: the options by the dotted names of their fields; those of the training commands by default.
+
+    >>> as_typed("optim.weight_decay needs optim.optimizer adamw, got adam")
+    '--optim.weight-decay needs --optim.optimizer adamw, got adam'
+    """
+    if names is None:
+        known = [name for kind in (config.PretrainConfig, config.FinetuneConfig) for name, _ in config.fields_of(kind)]
+        names = {name: _flag(name) for name in known if "." in name}
+    for name, flag in names.items():
+        # a name without a dot may be any word of a sentence, except at its start;
+        # a quoted name is a value, and one in a TOML file is not typed with dashes
+        start = r"(?<![\w.'\"-])(?<!toml: )" if "." in name else "^"
+        message = re.sub(rf"{start}{re.escape(name)}(?!\w)", flag, message)
+    return message
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _field(name: str) -> Any:
+    return field(default=None, metadata={"name": name})
+
+
+def _parameter(info: Any, flag: str, value: Any) -> Parameter:
+    text = f"{value:g}" if isinstance(value, float) else str(value).lower()
+    if value is None and str in _members(info.annotation):
+        text = ""
+    return Parameter(
+        name=flag,
+        help=info.description,
+        metavar=None if info.annotation is bool else _metavar(info.annotation),
+        show_default=text or False,
+    )
+
+
+def _metavar(annotation: Any) -> str:
+    """What may be typed for a field.
+
+    >>> _metavar(int | None), _metavar(dict[str, float] | Literal["balanced"] | None), _metavar(Literal["a", "b"])
+    ('INT', 'NAME=FLOAT,...|balanced', 'a|b')
+    """
+    words = {int: "INT", float: "FLOAT", str: "TEXT"}
+    parts: list[str] = []
+    for member in _members(annotation):
+        if get_origin(member) is Literal:
+            parts.extend(str(choice) for choice in get_args(member))
+        elif get_origin(member) is dict:
+            parts.append(f"NAME={words[get_args(member)[1]]},...")
+        elif member is not NoneType:
+            parts.append(words[member])
+    return "|".join(parts)
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def _first_paragraph(kind: type) -> str:
+    return (kind.__doc__ or "").split("\n\n")[0]

@@ -1,0 +1,63 @@
+"""`headstart prepare`: text, labelled or not, to token shards."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from headstart.cli.options import ConfigFile, Flags, Options, Out, Quiet, Tokenizer
+from headstart.config import CorpusConfig, LabelledConfig, Section, TokenizerConfig
+from headstart.errors import UsageError
+
+
+class PrepareSettings(Section):
+    """The settings this command reads."""
+
+    corpus: CorpusConfig = CorpusConfig()
+    labelled: LabelledConfig = LabelledConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+
+
+OPTIONS = Options(
+    PrepareSettings,
+    names={
+        "corpus.text_column": "--corpus.text-column",
+        "corpus.documents": "--corpus.documents",
+        "labelled.text_column": "--labelled.text-column",
+        "labelled.label_column": "--labelled.label-column",
+        "tokenizer.vocab_size": "--tokenizer.vocab-size",
+        "tokenizer.megabytes": "--tokenizer.megabytes",
+    },
+)
+
+
+@OPTIONS.on
+def prepare(
+    *texts: Annotated[str, Parameter(name="TEXTS", required=True, help="Text files, folders, patterns or URLs.")],
+    out: Out,
+    tokenizer: Tokenizer = None,
+    labelled: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="Keep the labels too: for finetune and compare.")
+    ] = False,
+    config: ConfigFile = None,
+    quiet: Quiet = False,
+    flags: Flags | None = None,
+) -> None:
+    """Encode text into shards."""
+    settings = OPTIONS.settings(flags, path=config)
+    if labelled and tokenizer is None:
+        raise UsageError("prepare --labelled needs --tokenizer: that of the model which will read the shards")
+    if labelled and len(texts) > 1:
+        raise UsageError(f"prepare --labelled takes one file, so that its labels have one order; got {len(texts)}")
+    from headstart.cli.console import Console
+    from headstart.recipes.prepare import run_prepare, run_prepare_labelled
+
+    console = Console(quiet=quiet)
+    if labelled:
+        assert tokenizer is not None
+        shards = run_prepare_labelled(texts[0], out, settings.labelled, tokenizer=tokenizer, progress=console)
+    else:
+        shards = run_prepare(
+            texts, out, settings.corpus, tokenizer=tokenizer, tokenizer_config=settings.tokenizer, progress=console
+        )
+    labels = f", {len(shards.labels)} labels" if shards.labels else ""
+    console.result(f"{out}: {shards.documents:,} documents, {shards.tokens:,} tokens{labels}")

@@ -1,0 +1,56 @@
+"""`headstart pretrain`: unlabelled text to a language model."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from headstart.cli.options import (
+    ConfigFile,
+    Flags,
+    Options,
+    Out,
+    Preset,
+    Quiet,
+    Resume,
+    Tokenizer,
+    check_resumes,
+    command_line,
+)
+from headstart.config import PretrainConfig
+from headstart.errors import UsageError
+
+OPTIONS = Options(PretrainConfig, preset="pretrain")
+
+
+@OPTIONS.on
+def pretrain(
+    *texts: Annotated[
+        str, Parameter(name="TEXTS", help="Text files, folders, patterns or URLs, or one prepared folder.")
+    ],
+    out: Out,
+    tokenizer: Tokenizer = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    resume: Resume = False,
+    quiet: Quiet = False,
+    flags: Flags | None = None,
+) -> None:
+    """Learn a language model from unlabelled text."""
+    if resume:
+        OPTIONS.refuse_with_resume(flags, out, preset=preset, config=config, tokenizer=tokenizer)
+        check_resumes(out, "pretrain", "texts", texts)
+    elif not texts:
+        raise UsageError("pretrain needs TEXTS, or one prepared folder; see headstart pretrain --help")
+    settings = None if resume else OPTIONS.settings(flags, preset=preset, path=config)
+    from headstart.cli.console import Console
+    from headstart.recipes.pretrain import run_pretrain
+
+    run_pretrain(
+        texts,
+        out,
+        settings,
+        tokenizer=tokenizer,
+        resume=resume,
+        command=command_line(),
+        progress=Console(quiet=quiet),
+    )

@@ -1,0 +1,49 @@
+"""`headstart report`: a comparison folder to a page and to words. No torch."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from headstart.cli.options import Quiet
+
+if TYPE_CHECKING:
+    from headstart.cli.console import Console
+
+
+def report(
+    folder: Annotated[Path, Parameter(name="FOLDER", help="What headstart compare wrote.")],
+    /,
+    *,
+    out: Annotated[
+        Path | None, Parameter(metavar="FOLDER", help="Where to write, if not into the same folder.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write the report again, and print what it says."""
+    from headstart.cli.console import Console
+    from headstart.report.page import write_report
+
+    show(folder, write_report(folder, out), Console(quiet=quiet))
+
+
+def show(folder: Path, page: Path, console: "Console") -> None:
+    """Print the verdict, a table of the arms, and where the page is."""
+    from headstart.report.collect import collect
+    from headstart.report.statistics import summaries
+    from headstart.report.verdict import name_of, percent, verdict
+
+    comparison = collect(folder)
+    for sentence in verdict(comparison):
+        console.result(sentence)
+    console.result()
+    rows = []
+    for budget in reversed(comparison.budgets):
+        for summary in summaries(comparison, budget):
+            low, high = summary.accuracy.low, summary.accuracy.high
+            interval = "" if low is None or high is None else f"{percent(low)} to {percent(high)}"
+            figures = (percent(summary.accuracy.mean), interval, f"{summary.macro_f1:.3f}", str(len(summary.cells)))
+            rows.append((name_of(summary.arm), str(budget), *figures))
+    console.table(["arm", "labels", "test accuracy", "95 % interval", "macro-F1", "seeds"], rows)
+    console.result()
+    console.result(f"report: {page}")

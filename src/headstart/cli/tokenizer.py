@@ -1,0 +1,54 @@
+"""`headstart tokenizer`: text to a byte-level BPE, and how well it fits."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from headstart.cli.options import ConfigFile, Flags, Options, Out, Quiet
+from headstart.config import CorpusConfig, Section, TokenizerConfig
+
+
+class TokenizerSettings(Section):
+    """The settings this command reads."""
+
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    corpus: CorpusConfig = CorpusConfig()
+
+
+OPTIONS = Options(
+    TokenizerSettings,
+    names={
+        "tokenizer.vocab_size": "--vocab-size",
+        "tokenizer.megabytes": "--megabytes",
+        "corpus.text_column": "--text-column",
+        "corpus.documents": "--documents",
+    },
+)
+
+
+@OPTIONS.on
+def tokenizer(
+    *texts: Annotated[str, Parameter(name="TEXTS", required=True, help="Text files, folders, patterns or URLs.")],
+    out: Out,
+    flags: Flags | None = None,
+    config: ConfigFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a tokenizer and print its report card."""
+    settings = OPTIONS.settings(flags, path=config)
+    from headstart.cli.console import Console
+    from headstart.recipes.prepare import run_tokenizer
+
+    console = Console(quiet=quiet)
+    card = run_tokenizer(texts, out, settings.tokenizer, settings.corpus, console)
+    rows = [
+        ("documents read for this card", f"{card.documents:,}"),
+        ("bytes", f"{card.bytes:,}"),
+        ("words", f"{card.words:,}"),
+        ("tokens", f"{card.tokens:,}"),
+        ("bytes a token", f"{card.bytes_per_token:.2f}"),
+        ("tokens a word", f"{card.tokens_per_word:.2f}"),
+        ("unknown tokens", f"{card.unknown_rate:.2%}"),
+        ("vocabulary used", f"{card.vocab_used:.1%}"),
+    ]
+    console.table(["tokenizer", str(out)], rows)

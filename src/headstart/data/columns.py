@@ -1,0 +1,88 @@
+"""Which column holds the text and which the label, and what a cell of either may be."""
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+
+from headstart.data.opening import one_line, suffix_of
+from headstart.errors import DataError
+
+TEXT_NAMES = ("text", "review", "sentence", "content", "body", "document", "comment", "message", "tweet")
+LABEL_NAMES = ("label", "class", "category", "sentiment", "target", "rating", "polarity", "stars", "y")
+
+
+def text_column(path: str, columns: Sequence[str], wanted: str | None) -> str:
+    """The column of the text: the one named, else the first usual name, else the only one there is."""
+    if len(columns) == 1 and (wanted is None or suffix_of(path) in (".txt", ".spm")):
+        return columns[0]  # plain text has no names to choose from, so a name is for the other files of the corpus
+    return _column(path, columns, wanted, TEXT_NAMES, "text")
+
+
+def label_column(path: str, columns: Sequence[str], wanted: str | None, *, text: str) -> str:
+    """The column of the label: the one named, else the first usual name besides the column of the text."""
+    return _column(path, columns, wanted, [name for name in LABEL_NAMES if name != text.lower()], "label")
+
+
+def _column(path: str, columns: Sequence[str], wanted: str | None, usual: Iterable[str], what: str) -> str:
+    if wanted is not None:
+        if wanted in columns:
+            return wanted
+        close = difflib.get_close_matches(wanted, columns, n=1)
+        hint = f"; did you mean '{one_line(close[0])}'?" if close else ""
+        raise DataError(f"{path} has no column '{wanted}'; {_listed(columns)}{hint}")
+    lower = {name.lower(): name for name in reversed(columns)}
+    for name in usual:
+        if name in lower:
+            return lower[name]
+    raise DataError(
+        f"{path} has no column with a usual name for the {what}; {_listed(columns)}; set {what}_column to one"
+    )
+
+
+def _listed(columns: Sequence[str]) -> str:
+    shown = ", ".join(one_line(name) for name in columns[:20])
+    return f"its columns are {shown}" + (f" and {len(columns) - 20} more" if len(columns) > 20 else "")
+
+
+def cell(values: object, column: str, where: str) -> object:
+    """The cell of a row, which in JSON may lack the key that the first row had."""
+    assert isinstance(values, dict)
+    if column not in values:
+        found = ", ".join(one_line(repr(name)) for name in list(values)[:20])
+        raise DataError(f"{where}: no '{one_line(column)}'; it has {found or 'nothing'}")
+    return values[column]
+
+
+def as_text(value: object, where: str) -> str:
+    """A cell as a text; null is the empty text."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise DataError(f"{where}: the text is {one_line(repr(value))}, expected a string")
+    return _encodable(value, where)
+
+
+def as_label(value: object, where: str) -> str:
+    """A cell as a label: a string without blanks around it, a whole number without its point, True or False."""
+    if isinstance(value, float) and math.isfinite(value):
+        label = str(int(value)) if value.is_integer() else str(value)
+    elif isinstance(value, str | int):
+        label = str(value).strip()
+    elif value is None or isinstance(value, float):
+        label = ""
+    else:
+        raise DataError(f"{where}: the label is {one_line(repr(value))}, expected a string or a number")
+    if not label:
+        raise DataError(f"{where}: the label is empty; give the row a label or remove it")
+    return _encodable(label, where)
+
+
+def _encodable(text: str, where: str) -> str:
+    # JSON can spell half of a surrogate pair (\\ud83d), which is no character and has no UTF-8
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(text[error.start]):04x}"
+            raise DataError(f"{where}: {half} is half of a character; was the text cut in the middle of one?") from None
+    return text

@@ -1,0 +1,154 @@
+"""A path as the user wrote it -> bytes, or lines of text: local files, gzip, and whatever URL fsspec knows.
+
+What can go wrong between the disk and the text is told here, once: no such file, cut gzip, not UTF-8, an endless line.
+"""
+
+import difflib
+import gzip
+import io
+import os
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+from headstart.errors import DataError
+
+LIMIT = 64 * 1024 * 1024
+"""Bytes of the longest line, csv row or whole-file document: more is a broken file far more often than a text."""
+SUFFIXES = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".spm")
+KNOWN = f"{', '.join(SUFFIXES)}, each also with .gz"
+
+
+def one_line(words: str, limit: int = 40) -> str:
+    """What a file holds, fit for a message: no line breaks, nothing a terminal would obey, not too long.
+
+    >>> one_line("a\\nlabel\\x1b[31m")
+    'a label [31m'
+    """
+    plain = " ".join("".join(letter if letter.isprintable() else " " for letter in words[: 4 * limit]).split())
+    return plain if len(plain) <= limit else f"{plain[: limit - 3]}..."
+
+
+def is_url(path: str) -> bool:
+    """Whether fsspec must open it.
+
+    >>> is_url("hf://datasets/me/reviews.csv"), is_url("reviews.csv")
+    (True, False)
+    """
+    return "://" in path
+
+
+def is_gzip(path: str) -> bool:
+    """Whether the name says that the bytes are compressed."""
+    return _bare(path).endswith(".gz")
+
+
+def suffix_of(path: str) -> str | None:
+    """The suffix that says how to read a file, without .gz; None when it is not one we know.
+
+    >>> suffix_of("a/Reviews.CSV.gz"), suffix_of("https://host/train.jsonl?download=1"), suffix_of("notes.md")
+    ('.csv', '.jsonl', None)
+    """
+    name = _bare(path).removesuffix(".gz")
+    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
+
+
+def _bare(path: str) -> str:
+    """The name in lower case, without what a URL puts behind it."""
+    if is_url(path):
+        path = path.split("::")[0]  # fsspec chains file systems with ::, the innermost file first
+        path = path.split("#")[0].split("?")[0]
+    return path.lower()
+
+
+@contextmanager
+def opened(path: str) -> Iterator[io.BufferedReader]:
+    """Open a file for reading bytes, uncompressed; whatever goes wrong while it is open becomes one line."""
+    try:
+        with ExitStack() as stack:
+            file = stack.enter_context(_open_raw(path))
+            if is_gzip(path):
+                file = cast(IO[bytes], stack.enter_context(gzip.GzipFile(fileobj=file)))
+            # a reader of our own: readline of some fsspec files ignores its limit
+            yield io.BufferedReader(cast(io.RawIOBase, file))
+    except EOFError:
+        raise DataError(f"{path} is cut short: the gzip stream does not end; fetch or compress it again") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is not whole gzip ({error}); fetch or compress it again") from None
+    except FileNotFoundError:
+        raise missing(path) from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def missing(path: str) -> DataError:
+    """The error for a file that is not there, with the nearest name that is."""
+    if is_url(path):
+        return DataError(f"no such file: {path}")
+    folder = Path(path).parent
+    if not folder.is_dir():
+        return DataError(f"no such file: {path} (there is no folder {folder})")
+    names = sorted(entry.name for entry in folder.iterdir())
+    close = difflib.get_close_matches(Path(path).name, names, n=1)
+    hint = f"; did you mean {os.path.join(os.path.dirname(path), close[0])}?" if close else ""
+    return DataError(f"no such file: {path}{hint}")
+
+
+def _open_raw(path: str) -> IO[bytes]:
+    if not is_url(path):
+        return Path(path).open("rb")
+    import fsspec
+
+    with remote_errors(path):
+        return cast(IO[bytes], fsspec.open(path, "rb").open())
+
+
+@contextmanager
+def remote_errors(path: str) -> Iterator[None]:
+    """Tell in one line what keeps a URL from being opened: an unknown protocol, a package to install, a refusal."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise missing(path) from None
+    except _refusals() as error:
+        words = str(error).strip() or type(error).__name__
+        raise DataError(f"cannot open {path}: {words.splitlines()[0]}") from None
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    # fsspec lets the errors of the http client through; the client is not a dependency of ours, so look, do not import
+    client: Any = sys.modules.get("aiohttp")
+    plain = (ImportError, ValueError, OSError)
+    return (*plain, client.ClientError) if client else plain
+
+
+def lines(path: str, file: io.BufferedReader) -> Iterator[str]:
+    """The lines of a UTF-8 file, their ends kept, a byte order mark dropped; \\n alone ends a line."""
+    number = 0
+    while raw := file.readline(LIMIT + 1):
+        number += 1
+        where = f"{path}, line {number}"
+        if len(raw) > LIMIT:
+            raise DataError(f"{where}: longer than {LIMIT} bytes; break it into lines")
+        if number == 1 and raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise DataError(f"{where}: UTF-16, expected UTF-8; try: iconv -f utf-16 -t utf-8")
+        if number == 1:
+            raw = raw.removeprefix(b"\xef\xbb\xbf")
+        yield decoded(raw, where)
+
+
+def decoded(raw: bytes, where: str) -> str:
+    """Strict UTF-8 without NUL: a wrong guess here would teach the model mojibake."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where}: not UTF-8 (0x{raw[error.start]:02x} is byte {error.start + 1} of it); "
+            "if it is Latin-1, try: iconv -f latin1 -t utf-8"
+        ) from None
+    if "\0" in text:
+        raise DataError(f"{where}: holds a NUL byte; is it UTF-16, or not text at all?")
+    return text

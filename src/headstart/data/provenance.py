@@ -1,0 +1,72 @@
+"""What prepared data was made from, and whether that has changed since."""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headstart.data.opening import is_url, missing, remote_errors
+from headstart.files import FORMAT, sha256_of
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file that was read: its name as the user wrote it, its size, and a mark that changes when it does."""
+
+    name: str
+    size: int | None
+    modified: str
+
+
+def describe(paths: Sequence[str]) -> list[Source]:
+    """Look at files without reading them."""
+    return [_remote(path) if is_url(path) else _local(path) for path in paths]
+
+
+def _local(path: str) -> Source:
+    try:
+        facts = Path(path).stat()
+    except FileNotFoundError:
+        raise missing(path) from None
+    return Source(path, facts.st_size, str(facts.st_mtime_ns))
+
+
+def _remote(path: str) -> Source:
+    from fsspec.core import url_to_fs
+
+    with remote_errors(path):
+        system, inner = url_to_fs(path)
+        facts = system.info(inner)
+    marks = (
+        facts.get(name) for name in ("ETag", "etag", "sha256", "LastModified", "last_modified", "mtime", "created")
+    )
+    # a server that gives no mark may change the file unseen, so such a file counts as changed every time
+    mark = next((str(mark) for mark in marks if mark), None) or f"unmarked-{time.time_ns()}"
+    return Source(path, facts.get("size"), mark)
+
+
+def listed(sources: Sequence[Source]) -> list[dict[str, Any]]:
+    """The sources as the manifest keeps them; the hash of a file elsewhere is not worth fetching it once more."""
+    return [
+        {
+            "name": source.name,
+            "size": source.size,
+            "sha256": None if is_url(source.name) else sha256_of(Path(source.name)),
+        }
+        for source in sources
+    ]
+
+
+def fingerprint(sources: Sequence[Source], tokenizer: str, settings: Mapping[str, Any]) -> str:
+    """A hash of all that the result depends on: equal means that nothing changed.
+
+    Args:
+        tokenizer: its digest, or for one trained in the flow the settings it is trained with.
+        settings: what decides how the files are read.
+    """
+    facts = [[source.name, source.size, source.modified] for source in sources]
+    whole = json.dumps([FORMAT, facts, tokenizer, settings], sort_keys=True)
+    return hashlib.sha256(whole.encode("ascii")).hexdigest()

@@ -1,0 +1,240 @@
+"""Token shards: documents encoded once, laid end to end on disk, and memory-mapped by every training run.
+
+    tokens.bin    uint16 (uint32 for a vocabulary beyond 65,536), all documents end to end, no special tokens
+    offsets.bin   uint64, documents + 1: document i is tokens[offsets[i] : offsets[i + 1]]
+    bytes.bin     uint32, UTF-8 bytes of each document's text
+    digests.bin   uint64, what doubles have in common (see digests.py)
+    labels.bin    int32, index of each document's label; labelled data only
+    tokenizer/    what turned the texts into tokens
+
+All little-endian. manifest.json lists the files and says about them: documents, tokens, bytes, dtype, vocab_size,
+tokenizer, labels, sources, fingerprint.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.data.corpus import Document
+from headstart.data.digests import text_digest
+from headstart.data.provenance import Source, fingerprint, listed
+from headstart.errors import DataError, StoreError
+from headstart.files import MANIFEST, read_json, read_manifest, whole_folder
+from headstart.progress import Progress
+from headstart.text.tokenizer import Tokenizer
+
+__all__ = ["Shards", "fingerprint", "is_shards", "text_digest", "write_shards"]
+
+_BATCH, _BATCH_CHARACTERS = 1000, 4_000_000
+
+_FILES = ("tokens", "offsets", "bytes", "digests")
+_CODES = {"uint16": "<u2", "uint32": "<u4"}
+_WANTED = {"documents": int, "tokens": int, "dtype": str, "vocab_size": int, "tokenizer": str, "fingerprint": str}
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """An opened shards folder. The arrays are views of the files: reading costs memory only for what is touched."""
+
+    folder: Path
+    about: dict[str, Any]
+    flat: NDArray[Any]
+    """The tokens of all documents end to end."""
+    offsets: NDArray[np.uint64]
+    text_bytes: NDArray[np.uint32]
+    digests: NDArray[np.uint64]
+    label_of: NDArray[np.int32] | None
+
+    @classmethod
+    def open(cls, folder: Path, deep: bool = True) -> "Shards":
+        """Map a folder whose files are those that were written and fit together; `deep` reads them all to be sure."""
+        about = read_manifest(folder, kind="shards", deep=deep)
+        _check_about(folder, about)
+        documents = about["documents"]
+        shards = cls(
+            folder=folder,
+            about=about,
+            flat=_mapped(folder / "tokens.bin", _CODES[about["dtype"]], about["tokens"]),
+            offsets=_mapped(folder / "offsets.bin", "<u8", documents + 1),
+            text_bytes=_mapped(folder / "bytes.bin", "<u4", documents),
+            digests=_mapped(folder / "digests.bin", "<u8", documents),
+            label_of=_mapped(folder / "labels.bin", "<i4", documents) if about["labels"] is not None else None,
+        )
+        shards._check_sense()
+        return shards
+
+    def _check_sense(self) -> None:
+        offsets = self.offsets
+        if offsets[0] != 0 or offsets[-1] != self.tokens or (offsets[1:] < offsets[:-1]).any():
+            raise StoreError(
+                f"{self.folder / 'offsets.bin'} is damaged: the offsets do not run from 0 to {self.tokens}"
+            )
+        of, names = self.label_of, self.labels
+        if of is not None and names is not None and of.size and (of.min() < 0 or of.max() >= len(names)):
+            raise StoreError(f"{self.folder / 'labels.bin'} is damaged: a label beyond the {len(names)} names")
+
+    @property
+    def documents(self) -> int:
+        """How many documents there are."""
+        return int(self.about["documents"])
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens they have together."""
+        return int(self.about["tokens"])
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the tokenizer: every token is below it."""
+        return int(self.about["vocab_size"])
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """By which another folder's tokenizer is known to be the same."""
+        return str(self.about["tokenizer"])
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where the tokenizer can be loaded from."""
+        return self.folder / "tokenizer"
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what the shards were made from."""
+        return str(self.about["fingerprint"])
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The names that `label_of` counts, or None for unlabelled text."""
+        names = self.about["labels"]
+        return None if names is None else tuple(names)
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each document."""
+        offsets = self.offsets.astype(np.int64)
+        return offsets[1:] - offsets[:-1]
+
+    def ids(self, document: int) -> NDArray[Any]:
+        """The tokens of one document, as a view."""
+        return self.flat[int(self.offsets[document]) : int(self.offsets[document + 1])]
+
+    def split(self, held_out: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The documents to train on and those held out, chosen by a hash of the text and the seed.
+
+        Doubles of a document fall on the same side, and a document keeps its side when others are added. Neither side
+        is empty: when chance leaves one so, the document nearest to the border crosses it with its doubles.
+        """
+        places = _mixed(self.digests, seed)
+        lowest, highest = (places.min(), places.max()) if places.size else (0, 0)
+        if lowest == highest:
+            raise DataError(f"{self.folder} holds one document only, doubles aside; there is nothing to hold out")
+        held = places < np.uint64(held_out * 2.0**64)
+        if not held.any():
+            held = places == lowest
+        elif held.all():
+            held = places != highest
+        return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def write_shards(
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    sources: Sequence[Source],
+    fingerprint: str,
+    progress: Progress,
+    labels: Sequence[int] | None = None,
+    label_names: Sequence[str] | None = None,
+) -> Shards:
+    """Encode documents and write them through, a batch in memory at a time; the folder appears whole at the end.
+
+    Args:
+        labels: for labelled data, the index of each document's label in `label_names`.
+    """
+    about: dict[str, Any] = {}  # filled below: whole_folder writes it down when the block ends
+    dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
+    total = None if labels is None else len(labels)
+    with whole_folder(folder, kind="shards", about=about) as draft, ExitStack() as stack:
+        files = {name: stack.enter_context((draft / f"{name}.bin").open("wb")) for name in _FILES}
+        task = stack.enter_context(progress.task("encode", total, "documents"))
+        count = tokens = size = 0
+        files["offsets"].write(np.array([0], "<u8").tobytes())
+        for batch in _batches(documents):
+            encoded = tokenizer.encode_batch([document.text for document in batch])
+            ends = tokens + np.cumsum([len(ids) for ids in encoded])
+            sizes = [len(document.text.encode("utf-8")) for document in batch]
+            files["tokens"].write(b"".join(np.array(ids, _CODES[dtype]).tobytes() for ids in encoded))
+            files["offsets"].write(ends.astype("<u8").tobytes())
+            files["bytes"].write(np.array(sizes, "<u4").tobytes())
+            files["digests"].write(np.array([text_digest(document.text) for document in batch], "<u8").tobytes())
+            count, tokens, size = count + len(batch), int(ends[-1]), size + sum(sizes)
+            task.advance(len(batch))
+        if not count:
+            raise DataError(f"no documents to write to {folder}")
+        if labels is not None:
+            assert len(labels) == count, f"{len(labels)} labels for {count} documents"
+            (draft / "labels.bin").write_bytes(np.array(labels, "<i4").tobytes())
+        (draft / "tokenizer").mkdir()
+        tokenizer.save(draft / "tokenizer")
+        about.update(documents=count, tokens=tokens, bytes=size, dtype=dtype, fingerprint=fingerprint)
+        about.update(vocab_size=tokenizer.vocab_size, tokenizer=tokenizer.digest, sources=listed(sources))
+        about.update(labels=None if label_names is None else list(label_names))
+    return Shards.open(folder, deep=False)
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Documents in bites bounded both ways: some corpora have a million short ones, some a few books."""
+    batch: list[Document] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document.text)
+        if len(batch) == _BATCH or characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def is_shards(path: str | Path) -> bool:
+    """Whether a path is a folder of prepared shards, by what its manifest says; nothing else is checked."""
+    try:
+        manifest = read_json(Path(path) / MANIFEST)
+    except StoreError:
+        return False
+    return isinstance(manifest, dict) and manifest.get("kind") == "shards"
+
+
+def _check_about(folder: Path, about: dict[str, Any]) -> None:
+    names = about.get("labels", 0)
+    fine = all(type(about.get(name)) is kind for name, kind in _WANTED.items()) and about["dtype"] in _CODES
+    if not fine or not (names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names))):
+        raise StoreError(f"{folder / MANIFEST} is damaged: what it says about the shards is not complete")
+
+
+def _mapped(path: Path, dtype: str, count: int) -> NDArray[Any]:
+    wanted = count * np.dtype(dtype).itemsize
+    size = path.stat().st_size if path.is_file() else -1
+    if size != wanted:
+        found = "is missing" if size < 0 else f"has {size} bytes"
+        raise StoreError(f"{path} is damaged: it {found}, expected {wanted} bytes")
+    if count == 0:  # an empty file cannot be mapped
+        return np.empty(0, dtype)
+    return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
+
+
+def _mixed(digests: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
+    """Scramble digests by a seed; equal stays equal. The constants are SplitMix64's (Steele, Lea and Flood, 2014)."""
+    mask = (1 << 64) - 1
+    mixed = np.asarray(digests, dtype=np.uint64) + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 & mask)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -1,0 +1,100 @@
+"""What the user named -> files -> rows: globs, folders and URLs are spelled out, and each file finds its reader."""
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from headstart.data.formats import READERS, Row, read_spm_pairs, read_whole
+from headstart.data.opening import KNOWN, is_url, missing, remote_errors, suffix_of
+from headstart.errors import DataError
+
+__all__ = ["Row", "expand", "read_rows"]
+
+
+def read_rows(path: str, *, whole_files: bool = False, with_labels: bool = False) -> Iterator[Row]:
+    """Stream the rows of one file.
+
+    Args:
+        whole_files: a .txt file is one row, not a row a line.
+        with_labels: the .label file beside a .spm file is read too.
+    """
+    suffix = suffix_of(path)
+    if suffix is None:
+        raise _unknown(path)
+    if whole_files and suffix == ".txt":
+        return read_whole(path)
+    if with_labels and suffix == ".spm":
+        return read_spm_pairs(path)
+    return READERS[suffix](path)
+
+
+def expand(paths: Sequence[str]) -> list[str]:
+    """Spell out globs, folders (all files below, of known suffixes, sorted) and URLs, in the order given.
+
+    What is named twice is read twice: repeating a file is a way to weigh it.
+    """
+    if not paths:
+        raise DataError("no file was named")
+    return [file for path in paths for file in (_remote(path) if is_url(path) else _local(path))]
+
+
+def _local(path: str) -> list[str]:
+    here = Path(path)
+    if here.is_dir():
+        return _known_in([os.path.join(path, name) for name in _names_below(here)], f"{path} holds no readable file")
+    if here.exists():  # before globs: a file may be called "a[1].txt"
+        return _one(path, is_file=here.is_file())
+    if glob.has_magic(path):
+        found = [file for match in sorted(glob.glob(path, recursive=True)) for file in _below(match)]
+        return _known_in(found, f"{path} matches no readable file")
+    raise missing(path)
+
+
+def _one(path: str, *, is_file: bool) -> list[str]:
+    if not is_file:
+        raise DataError(f"{path} is neither a file nor a folder")
+    if suffix_of(path) is None:
+        raise _unknown(path)
+    return [path]
+
+
+def _below(match: str) -> list[str]:
+    here = Path(match)
+    return [os.path.join(match, name) for name in _names_below(here)] if here.is_dir() else [match]
+
+
+def _names_below(folder: Path) -> list[str]:
+    below = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(str(path) for path in below if not any(part.startswith(".") for part in path.parts))
+
+
+def _known_in(found: list[str], nothing: str) -> list[str]:
+    known = [file for file in found if suffix_of(file)]
+    if known:
+        return known
+    names = [os.path.basename(file) for file in found]
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    raise DataError(f"{nothing}; found: {shown or 'nothing'}; known: {KNOWN}")
+
+
+def _remote(path: str) -> list[str]:
+    """A URL of one file is left as it is: only patterns and folders ask the other side what there is."""
+    has_pattern = "*" in path.split("?")[0]
+    if not has_pattern and suffix_of(path):
+        return [path]
+    from fsspec.core import url_to_fs
+
+    with remote_errors(path):
+        system, inner = url_to_fs(path)
+        if has_pattern:
+            found = system.glob(inner)
+        elif system.isdir(inner):
+            found = system.find(inner)
+        else:
+            raise _unknown(path)
+        return _known_in([system.unstrip_protocol(name) for name in sorted(found)], f"{path} holds no readable file")
+
+
+def _unknown(path: str) -> DataError:
+    return DataError(f"{path}: no reader for this suffix; known: {KNOWN}")

@@ -1,0 +1,66 @@
+"""A classifier that answers: texts in, labels and probabilities out, the same alone and in any batch."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from headstart.config import RuntimeConfig
+from headstart.data.batches import LabelledRows
+from headstart.runtime import Runtime, start
+from headstart.store.bundle import Bundle, load_bundle
+from headstart.train.evaluate import probabilities, score_texts
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer to one text."""
+
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+    truncated: bool
+    """True when the text was longer than the context and its end was not read."""
+
+
+class Predictor:
+    """A classifier bundle, loaded once and asked often."""
+
+    def __init__(self, bundle: Bundle, runtime: Runtime) -> None:
+        self.bundle, self.runtime = bundle, runtime
+        self.labels = bundle.labels
+        bundle.model.to(runtime.device)
+
+    @classmethod
+    def load(cls, folder: Path, runtime: RuntimeConfig | None = None) -> "Predictor":
+        """Load a run folder or bundle made by `headstart finetune`."""
+        return cls(load_bundle(folder, task="classify"), start(runtime or RuntimeConfig()))
+
+    def predict(self, texts: Sequence[str], check: Callable[[], None] = lambda: None) -> list[Prediction]:
+        """Answer every text, in order; texts of like length are read together, which changes no answer."""
+        if not texts:
+            return []
+        rows = self.rows(texts)
+        shares = probabilities(score_texts(self.bundle.model, rows, self.runtime, check))
+        cut = (rows.lengths > rows.context) & (not self.bundle.windows)
+        return [
+            Prediction(
+                label=self.labels[int(share.argmax())],
+                probability=float(share.max()),
+                probabilities=dict(zip(self.labels, map(float, share), strict=True)),
+                truncated=bool(long),
+            )
+            for share, long in zip(shares, cut, strict=True)
+        ]
+
+    def rows(self, texts: Sequence[str], labels: Sequence[int] | None = None) -> LabelledRows:
+        """The texts as training saw its own: the same tokenizer, context and long-text rule."""
+        ids = [np.asarray(text, dtype=np.int64) for text in self.bundle.tokenizer.encode_batch(texts)]
+        return LabelledRows(
+            ids,
+            [0] * len(ids) if labels is None else labels,
+            self.bundle.tokenizer.special,
+            context=self.bundle.config.context,
+            windows=self.bundle.windows,
+        )

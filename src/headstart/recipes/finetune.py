@@ -1,0 +1,128 @@
+"""Fine-tuning: a pretrained folder, or random weights, and labelled text in; a classifier and its figures out."""
+
+from pathlib import Path
+from typing import Any
+
+from headstart.config import FinetuneConfig, layered
+from headstart.errors import Interrupted, UsageError
+from headstart.files import read_json, write_json
+from headstart.progress import Progress, Quiet
+from headstart.recipes.labelled_data import LabelledData, load_data
+from headstart.recipes.training import Finetuning, Outcome, build_classifier
+from headstart.runtime import Halt, environment, start, stopping
+from headstart.store.bundle import Bundle, load_bundle, save_bundle
+from headstart.store.rundir import RunFolder
+from headstart.text.tokenizer import Tokenizer, load_tokenizer
+
+SCRATCH = "scratch"
+
+
+def run_finetune(
+    train: str | None,
+    out: Path,
+    config: FinetuneConfig | None,
+    *,
+    source: str | None = None,
+    valid: str | None = None,
+    test: str | None = None,
+    tokenizer: Path | None = None,
+    resume: bool = False,
+    command: str = "",
+    progress: Progress | None = None,
+) -> RunFolder:
+    """Fine-tune a classifier from `source` (a folder, or "scratch"); with `resume`, go on with the run in `out`."""
+    progress = progress or Quiet()
+    if resume:
+        run = RunFolder.open(out, kind="finetune")
+        if run.finished:
+            progress.say(f"{out} is finished already; its result is in {out / 'result.json'}")
+            return run
+        config = layered(FinetuneConfig, read_json(out / "config.json"))
+        inputs = run.facts["inputs"]
+    else:
+        if config is None or train is None or source is None:
+            raise UsageError("finetune needs a labelled file, and --from with a pretrained folder or the word scratch")
+        inputs = {
+            "train": train,
+            "valid": valid,
+            "test": test,
+            "source": source,
+            "tokenizer": str(tokenizer) if tokenizer else None,
+        }
+        bundle = load_source(source)  # a wrong folder is found out before anything is written
+        config = with_threads(config)
+        run = RunFolder.create(out, kind="finetune", command=command, config=config, inputs=inputs)
+    with run.locked():
+        _finetune(run, config, inputs, resume, progress, load_source(inputs["source"]) if resume else bundle)
+    return run
+
+
+def _finetune(
+    run: RunFolder, config: FinetuneConfig, inputs: dict[str, Any], resume: bool, progress: Progress, source: Bundle | None
+) -> None:
+    runtime = start(config.runtime)
+    write_json(run.path / "environment.json", environment(runtime))
+    data = load_data(
+        inputs["train"],
+        inputs["valid"],
+        inputs["test"],
+        config.labelled,
+        tokenizer=choose_tokenizer(source, inputs["tokenizer"]),
+        tokenizer_config=config.tokenizer,
+        seed=config.runtime.seed,
+        progress=progress,
+    )
+    model, receipt = build_classifier(config.model, data, source, inputs["source"], config.runtime.seed)
+    if receipt:
+        write_json(run.path / "receipt.json", receipt.as_dict())
+        progress.say(receipt.summary())
+    with stopping(config.runtime.time_limit) as stop:
+        training = Finetuning(run, config, data, model, runtime, stop, progress)
+        try:
+            outcome = training.go(resume=resume)
+        except Halt:
+            raise Interrupted(
+                f"{stop.reason} at step {training.state.step} of {training.steps}; saved. Go on with: "
+                f"headstart finetune --resume --out {run.path}"
+            ) from None
+    _write(run, config, data, outcome, inputs["source"], progress)
+
+
+def _write(
+    run: RunFolder, config: FinetuneConfig, data: LabelledData, outcome: Outcome, source: str, progress: Progress
+) -> None:
+    parts = {"train": data.train, "valid": data.valid, "test": data.test}
+    result = {
+        "source": source,
+        "labels": list(data.labels),
+        "data": {name: part.describe(data.labels) for name, part in parts.items() if part is not None},
+        "notes": list(data.notes),
+        "best_epoch": outcome.best_epoch,
+        "valid": outcome.valid.as_dict(),
+        "test": outcome.test.as_dict() if outcome.test else None,
+    }
+    windows = config.labelled.long_texts == "windows"
+    save_bundle(run.path / "bundle", outcome.model, data.tokenizer, labels=data.labels, windows=windows, about=result)
+    write_json(run.path / "result.json", result)
+    run.tidy()
+    test = f"; test accuracy {outcome.test.accuracy:.4f} (read once)" if outcome.test else ""
+    progress.say(
+        f"best epoch {outcome.best_epoch} by validation, accuracy {outcome.valid.accuracy:.4f}{test}; model in {run.path}"
+    )
+
+
+def load_source(source: str) -> Bundle | None:
+    """The folder to start from, or None for random weights."""
+    return None if source == SCRATCH else load_bundle(Path(source))
+
+
+def choose_tokenizer(source: Bundle | None, path: str | None) -> Tokenizer | None:
+    """The tokenizer given (a transfer checks that it is the source's), the source's, or None: train one."""
+    if path is not None:
+        return load_tokenizer(Path(path))
+    return source.tokenizer if source else None
+
+
+def with_threads(config: FinetuneConfig) -> FinetuneConfig:
+    """Settings with the thread count written down: it is part of the run, because other threads add in another order."""
+    return layered(FinetuneConfig, config.model_dump(), {"runtime": {"threads": start(config.runtime).threads}})

@@ -1,0 +1,156 @@
+"""Labelled files, or prepared shards of them, as token rows with known labels: what fine-tuning and comparing read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.config import LabelledConfig, TokenizerConfig
+from headstart.data.batches import LabelledRows
+from headstart.data.labelled import LabelledTexts, LabelSet, check_split, read_labelled, split_validation
+from headstart.data.shards import Shards
+from headstart.errors import DataError, UsageError
+from headstart.progress import Progress
+from headstart.recipes.prepare import is_shards
+from headstart.text.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of labelled texts, encoded."""
+
+    name: str
+    texts: tuple[str, ...]
+    ids: tuple[NDArray[np.integer], ...]
+    gold: NDArray[np.int64]
+    sha256: str
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, indices: Sequence[int]) -> "Part":
+        """Some of the rows, in the order given."""
+        return replace(
+            self,
+            texts=tuple(self.texts[i] for i in indices),
+            ids=tuple(self.ids[i] for i in indices),
+            gold=self.gold[np.asarray(indices, dtype=np.int64)],
+        )
+
+    def describe(self, labels: Sequence[str]) -> dict[str, Any]:
+        """Name, rows, rows a label, and hash: for the record."""
+        counts = np.bincount(self.gold, minlength=len(labels))
+        named = {label: int(n) for label, n in zip(labels, counts, strict=True)}
+        return {"name": self.name, "rows": len(self), "counts": named, "sha256": self.sha256}
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """Train, validation and perhaps test, in one tokenizer and one set of labels."""
+
+    labels: tuple[str, ...]
+    tokenizer: Tokenizer
+    train: Part
+    valid: Part
+    test: Part | None
+    notes: tuple[str, ...]
+
+    def rows(self, part: Part, context: int, config: LabelledConfig) -> LabelledRows:
+        """A part as the model will read it."""
+        windows = config.long_texts == "windows"
+        return LabelledRows(part.ids, part.gold, self.tokenizer.special, context=context, windows=windows)
+
+
+def load_data(
+    train: str,
+    valid: str | None,
+    test: str | None,
+    config: LabelledConfig,
+    *,
+    tokenizer: Tokenizer | None,
+    tokenizer_config: TokenizerConfig,
+    seed: int,
+    progress: Progress,
+) -> LabelledData:
+    """Read, check and encode. Without `valid` a stratified share of train is held out; without a tokenizer one is trained."""
+    given = {name: _read(name, config, progress) for name in (train, valid, test) if name is not None}
+    notes: list[str] = []
+    tokenizer = _tokenizer(given[train], tokenizer, tokenizer_config, notes, progress)
+    training = _texts(given[train], tokenizer)
+    labels = LabelSet.from_training(training)
+    if valid is None:
+        share, rows = config.valid_share, len(training)
+        training, validation = split_validation(training, share, seed)
+        notes.append(f"no validation file: {len(validation):,} of {rows:,} rows of {train} held out, stratified, to choose on")
+    else:
+        validation = _texts(given[valid], tokenizer)
+        check_split(labels, validation, train)
+    testing = None
+    if test is not None:
+        testing = _texts(given[test], tokenizer)
+        check_split(labels, testing, train)
+    for note in notes:
+        progress.say(note)
+    parts = [None if texts is None else _encode(texts, labels, tokenizer, progress) for texts in (training, validation, testing)]
+    assert parts[0] is not None
+    assert parts[1] is not None
+    return LabelledData(labels.names, tokenizer, parts[0], parts[1], parts[2], tuple(notes))
+
+
+Given = LabelledTexts | Shards
+
+
+def _read(name: str, config: LabelledConfig, progress: Progress) -> Given:
+    if is_shards(name):
+        shards = Shards.open(Path(name))
+        if shards.labels is None:
+            raise DataError(f"{name} holds prepared text without labels; prepare it with --labelled")
+        return shards
+    progress.say(f"reading {name}")
+    return read_labelled(name, config)
+
+
+def _tokenizer(
+    train: Given, tokenizer: Tokenizer | None, config: TokenizerConfig, notes: list[str], progress: Progress
+) -> Tokenizer:
+    if isinstance(train, Shards):
+        own = load_tokenizer(train.folder / "tokenizer")
+        if tokenizer is not None and tokenizer.digest != own.digest:
+            raise UsageError(f"{train.folder} was prepared with another tokenizer than the model's; prepare it again with that one")
+        return own
+    if tokenizer is not None:
+        return tokenizer
+    trained = train_tokenizer(train.texts, config, progress)
+    notes.append(f"no tokenizer given: one of {trained.vocab_size:,} entries was trained on {train.name}")
+    return trained
+
+
+def _texts(given: Given, tokenizer: Tokenizer) -> LabelledTexts:
+    """Shards give their texts back by decoding, so that the linear arms of a comparison can read them too."""
+    if isinstance(given, LabelledTexts):
+        return given
+    if given.tokenizer_digest != tokenizer.digest:
+        raise UsageError(f"{given.folder} was prepared with another tokenizer than the rest; prepare it again with that one")
+    assert given.labels is not None
+    assert given.label_of is not None
+    name = str(given.folder)
+    return LabelledTexts(
+        name=name,
+        texts=tuple(tokenizer.decode([int(token) for token in given.ids(i)]) for i in range(given.documents)),
+        labels=tuple(given.labels[int(label)] for label in given.label_of),
+        where=tuple(f"{name}, document {i + 1}" for i in range(given.documents)),
+    )
+
+
+def _encode(texts: LabelledTexts, labels: LabelSet, tokenizer: Tokenizer, progress: Progress) -> Part:
+    ids: list[NDArray[np.integer]] = []
+    with progress.task(f"encoding {texts.name}", len(texts.texts), "texts") as bar:
+        for start in range(0, len(texts.texts), 1000):
+            bite = texts.texts[start : start + 1000]
+            ids += [np.asarray(row, dtype=np.int32) for row in tokenizer.encode_batch(bite)]
+            bar.advance(len(bite))
+    gold = np.array([labels.index(label) for label in texts.labels], dtype=np.int64)
+    return Part(texts.name, texts.texts, tuple(ids), gold, texts.sha256)

@@ -1,0 +1,232 @@
+"""Pretraining: text in, a language model and its measure on held-out text out."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.config import PretrainConfig, layered
+from headstart.data.batches import CausalRows
+from headstart.data.shards import Shards
+from headstart.errors import DataError, Interrupted, UsageError
+from headstart.files import read_json, write_json
+from headstart.model.backbone import build_backbone
+from headstart.model.heads import LanguageHead, Model, build_language_head
+from headstart.predict.generate import Sampling, continue_text
+from headstart.progress import Progress, Quiet, Task
+from headstart.recipes.prepare import is_shards, run_prepare
+from headstart.runtime import Halt, Runtime, Stop, environment, start, stopping
+from headstart.store.bundle import save_bundle
+from headstart.store.checkpoint import resume_from, save_checkpoint
+from headstart.store.rundir import RunFolder
+from headstart.text.tokenizer import Tokenizer, load_tokenizer
+from headstart.train.evaluate import LanguageScore, score_language
+from headstart.train.loop import StepReport, TrainState, fit
+from headstart.train.objectives import causal
+from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer
+
+_SAMPLE_TOKENS = 40
+
+
+def run_pretrain(
+    texts: Sequence[str],
+    out: Path,
+    config: PretrainConfig | None,
+    *,
+    tokenizer: Path | None = None,
+    resume: bool = False,
+    command: str = "",
+    progress: Progress | None = None,
+) -> RunFolder:
+    """Pretrain on text files or on one folder of prepared shards; with `resume`, go on with the run in `out`."""
+    progress = progress or Quiet()
+    if resume:
+        run = RunFolder.open(out, kind="pretrain")
+        if run.finished:
+            progress.say(f"{out} is finished already; its result is in {out / 'result.json'}")
+            return run
+        config = layered(PretrainConfig, read_json(out / "config.json"))
+        inputs = run.facts["inputs"]
+        texts, tokenizer = inputs["texts"], Path(inputs["tokenizer"]) if inputs["tokenizer"] else None
+    else:
+        if config is None or not texts:
+            raise UsageError("pretrain needs at least one text file or a folder of prepared shards")
+        # the thread count is part of the run: other threads add in another order
+        threads = start(config.runtime).threads
+        config = layered(PretrainConfig, config.model_dump(), {"runtime": {"threads": threads}})
+        inputs = {"texts": list(texts), "tokenizer": str(tokenizer) if tokenizer else None}
+        run = RunFolder.create(out, kind="pretrain", command=command, config=config, inputs=inputs)
+    with run.locked():
+        runtime = start(config.runtime)
+        write_json(out / "environment.json", environment(runtime))
+        shards = _shards(texts, out, config, tokenizer, progress)
+        with stopping(config.runtime.time_limit) as stop:
+            _Pretraining(run, config, shards, runtime, stop, progress).go(resume=resume)
+    return run
+
+
+def _shards(texts: Sequence[str], out: Path, config: PretrainConfig, tokenizer: Path | None, progress: Progress) -> Shards:
+    """Open the shards given, or prepare the texts given."""
+    if len(texts) == 1 and is_shards(texts[0]):
+        shards = Shards.open(Path(texts[0]))
+        if tokenizer is not None and load_tokenizer(tokenizer).digest != shards.tokenizer_digest:
+            raise UsageError(f"{texts[0]} was prepared with another tokenizer than {tokenizer}; prepare it again, or leave --tokenizer out")
+        return shards
+    return run_prepare(
+        texts, out / "tokens", config.corpus, tokenizer=tokenizer, tokenizer_config=config.tokenizer, progress=progress
+    )
+
+
+@dataclass
+class _Pretraining:
+    """One run under way."""
+
+    run: RunFolder
+    config: PretrainConfig
+    shards: Shards
+    runtime: Runtime
+    stop: Stop
+    progress: Progress
+
+    def go(self, *, resume: bool) -> None:
+        config, seed = self.config, self.config.runtime.seed
+        self.tokenizer: Tokenizer = load_tokenizer(self.shards.folder / "tokenizer")
+        train, held_out = self.shards.split(config.corpus.held_out, seed)
+        self.rows = self._rows(train, config.corpus.layout, seed)
+        self.held_out = held_out
+        self.steps = config.loop.steps or max(1, round(config.loop.epochs * self.rows.rows / self._rows_a_step))
+        self.model: Model[LanguageHead] = Model(
+            build_backbone(config.model, self.shards.vocab_size, seed),
+            build_language_head(config.model.width, self.shards.vocab_size, seed),
+        ).to(self.runtime.device)
+        self.state = TrainState(self.model, build_optimizer(self.model, config.optim), seed)
+        self.evaluated, self.saved = 0, 0
+        self._tell(train)
+        if resume:
+            moments, state = resume_from(self.run, self.model, self.progress.say)
+            restore_optimizer(self.state.optimizer, self.model, moments)
+            self.state.step, self.evaluated = state["step"], state.get("evaluated", 0)
+            self.saved = self.state.step
+        try:
+            self._train()
+            self._finish()
+        except Halt:
+            self._save()
+            raise Interrupted(
+                f"{self.stop.reason} at step {self.state.step} of {self.steps}; saved. Go on with: "
+                f"headstart pretrain --resume --out {self.run.path}"
+            ) from None
+
+    @property
+    def _rows_a_step(self) -> int:
+        return self.config.loop.batch_size * self.config.loop.accumulate
+
+    def _rows(self, documents: NDArray[np.int64], layout: Any, seed: int | None) -> CausalRows:
+        return CausalRows(
+            self.shards, documents, self.tokenizer.special, context=self.config.model.context, layout=layout, seed=seed
+        )
+
+    def _tell(self, train: NDArray[np.int64]) -> None:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        self.progress.say(
+            f"{len(train):,} documents to learn from, {len(self.held_out):,} held out; {self.rows.inputs:,} tokens an epoch; "
+            f"{parameters:,} parameters; {self.steps:,} steps on {self.runtime.device}, {self.runtime.threads} threads"
+        )
+        if self.rows.truncated:
+            self.progress.say(
+                f"{self.rows.truncated:,} documents are longer than the context of {self.config.model.context} tokens and are "
+                "cut there; corpus.layout packed would read all of them"
+            )
+        if self.rows.inputs < self.config.model.context:
+            raise DataError(
+                f"the training text holds {self.rows.inputs} tokens, less than one row of {self.config.model.context}; "
+                "give more text or a smaller model.context"
+            )
+
+    def _train(self) -> None:
+        loop = self.config.loop
+        unit = "tokens"
+        total = self.steps * self._rows_a_step * (self.rows.inputs / max(1, self.rows.rows))
+        with self.progress.task("pretraining", total, unit) as bar:
+            bar.advance(self.state.step / self.steps * total)
+            self._look_up(bar)
+            for report in fit(self.state, self._fetch, self._objective, self.config.optim, self.steps, self.runtime):
+                bar.advance(total / self.steps, f"loss {report.loss:.3f}")
+                self._log(report)
+                self._look_up(bar)
+                if report.step % loop.save_every == 0:
+                    self._save()
+                self.stop.check()
+
+    def _look_up(self, bar: Task) -> None:
+        """Measure and sample when it is time and was not done before an interruption."""
+        step = self.state.step
+        if step == 0 or step % self.config.loop.evaluate_every or self.evaluated >= step or step == self.steps:
+            return
+        score = self._measure(self.config.loop.evaluate_tokens)
+        self.run.metrics.write("evaluation", step=step, **asdict(score))
+        self.evaluated = step
+        bar.advance(0, f"held-out {score.loss:.3f}")
+        self.progress.say(f"step {step:,}: held-out loss {score.loss:.3f}, perplexity {score.perplexity:.1f}, "
+                          f"{score.bits_per_byte:.3f} bits per byte")
+        self._sample()
+
+    def _fetch(self, step: int) -> list[Any]:
+        first, size = step * self._rows_a_step, self.config.loop.batch_size
+        return [self.rows.batch(first + part * size, size) for part in range(self.config.loop.accumulate)]
+
+    def _objective(self, batch: Any) -> Any:
+        return causal(self.model, batch)
+
+    def _log(self, report: StepReport) -> None:
+        figures = asdict(report)
+        figures.pop("seconds")  # time is not part of what must be the same on resuming
+        self.run.metrics.write("step", **figures)
+
+    def _measure(self, tokens: int | None) -> LanguageScore:
+        """Score held-out documents, all or as many as reach `tokens`."""
+        lengths = self.shards.lengths[self.held_out] + 1
+        count = len(lengths) if tokens is None else int(np.searchsorted(np.cumsum(lengths), tokens)) + 1
+        chosen = self.held_out[:count]
+        rows = self._rows(chosen, "packed", None)
+        return score_language(self.model, rows, int(self.shards.text_bytes[chosen].sum()), self.runtime, self.stop.check)
+
+    def _sample(self) -> None:
+        prompt = self.config.loop.prompt
+        if not prompt:
+            return
+        text = continue_text(self.model, self.tokenizer, prompt, Sampling(tokens=_SAMPLE_TOKENS), self.runtime)
+        self.run.metrics.write("sample", step=self.state.step, prompt=prompt, text=text)
+        self.progress.say(f"  {prompt}{text}")
+
+    def _save(self) -> None:
+        if self.state.step == self.saved:
+            return
+        moments = optimizer_tensors(self.state.optimizer, self.model)
+        state = {"evaluated": self.evaluated}
+        save_checkpoint(self.run, self.state.step, self.model, moments, state, self.config.loop.keep)
+        self.saved = self.state.step
+
+    def _finish(self) -> None:
+        self.progress.say("measuring on all held-out text")
+        score = self._measure(None)
+        self.run.metrics.write("evaluation", step=self.state.step, **asdict(score))
+        self._sample()
+        result = {
+            "steps": self.state.step,
+            "tokens_seen": int(round(self.state.step * self._rows_a_step * self.rows.inputs / self.rows.rows)),
+            "held_out": asdict(score),
+            "tokenizer": self.tokenizer.digest,
+            "corpus": self.shards.about.get("fingerprint"),
+        }
+        save_bundle(self.run.path / "bundle", self.model, self.tokenizer, about=json.loads(json.dumps(result)))
+        write_json(self.run.path / "result.json", result)
+        self.run.tidy()
+        self.progress.say(
+            f"held-out loss {score.loss:.3f}, perplexity {score.perplexity:.1f}, {score.bits_per_byte:.3f} bits per byte "
+            f"over {score.tokens:,} tokens; model in {self.run.path}"
+        )

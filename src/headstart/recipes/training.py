@@ -1,0 +1,235 @@
+"""Fine-tuning one classifier on encoded rows: the part that `finetune` and every cell of `compare` share.
+
+The head is drawn from the seed before the backbone is loaded, so two arms of a comparison differ in the backbone alone.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headstart.config import FinetuneConfig, ModelConfig
+from headstart.data.batches import Batch, LabelledRows, shuffled
+from headstart.errors import ConfigError
+from headstart.files import read_manifest, whole_folder
+from headstart.model.backbone import build_backbone
+from headstart.model.heads import ClassifierHead, Model, build_classifier_head
+from headstart.progress import Progress
+from headstart.recipes.labelled_data import LabelledData, Part
+from headstart.runtime import Halt, Runtime, Stop
+from headstart.store.bundle import Bundle
+from headstart.store.checkpoint import resume_from, save_checkpoint
+from headstart.store.receipt import TransferReceipt, transfer
+from headstart.store.rundir import RunFolder
+from headstart.store.tensors import load_into, load_tensors, save_tensors
+from headstart.train.evaluate import Evaluation, evaluate_scores, score_texts
+from headstart.train.loop import TrainState, fit
+from headstart.train.objectives import LossSum, classify
+from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer, set_trainable
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What fine-tuning came to: the model of the best epoch by validation, and its figures."""
+
+    model: Model[ClassifierHead]
+    epochs: tuple[dict[str, Any], ...]
+    best_epoch: int
+    valid: Evaluation
+    test: Evaluation | None
+    predictions: tuple[int, ...]
+    """Predicted labels of the test rows, in file order."""
+
+
+def build_classifier(
+    shape: ModelConfig, data: LabelledData, source: Bundle | None, name: str, seed: int
+) -> tuple[Model[ClassifierHead], TransferReceipt | None]:
+    """A classifier from a pretrained folder or from random weights; the head is the same in both."""
+    shape = source.config if source else shape
+    model: Model[ClassifierHead] = Model(
+        build_backbone(shape, source.model.backbone.vocab_size if source else data.tokenizer.vocab_size, seed),
+        build_classifier_head(shape.width, len(data.labels), seed),
+    )
+    return model, transfer(name, model, data.tokenizer, source) if source else None
+
+
+class Finetuning:
+    """One fine-tuning under way, in a run folder that can be resumed."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        config: FinetuneConfig,
+        data: LabelledData,
+        model: Model[ClassifierHead],
+        runtime: Runtime,
+        stop: Stop,
+        progress: Progress,
+    ) -> None:
+        self.run, self.config, self.data, self.runtime, self.stop, self.progress = run, config, data, runtime, stop, progress
+        self.model = model.to(runtime.device)
+        self.seed = config.runtime.seed
+        context = model.backbone.config.context
+        self.train, self.valid = (data.rows(part, context, config.labelled) for part in (data.train, data.valid))
+        self.test = data.rows(data.test, context, config.labelled) if data.test else None
+        self.weights = class_weights(config, data.labels, data.train).to(runtime.device) if _weighted(config) else None
+        self.rows_a_step = config.loop.batch_size * config.loop.accumulate
+        self.epoch_steps = -(-len(self.train) // self.rows_a_step)
+        self.steps = self.epoch_steps * config.loop.epochs
+        self.state = TrainState(model, build_optimizer(model, config.optim, config.transfer.layer_decay), self.seed)
+        self.best_epoch, self.best_accuracy, self.best_loss = 0, -1.0, 0.0
+        self.loss, self.counted, self.seconds, self.saved = 0.0, 0, 0.0, 0
+        self.say_truncation()
+
+    def say_truncation(self) -> None:
+        """Long texts are never cut in silence."""
+        parts = [(self.data.train, self.train), (self.data.valid, self.valid), (self.data.test, self.test)]
+        cut = [f"{rows.long:,} of {len(rows):,} in {part.name}" for part, rows in parts if part and rows and rows.long]
+        if not cut:
+            return
+        verb = "read in windows" if self.train.windows else "cut there (labelled.long_texts windows would read all of it)"
+        self.progress.say(f"texts longer than the context of {self.train.context} tokens: {', '.join(cut)}; {verb}")
+
+    def go(self, *, resume: bool) -> Outcome:
+        """Train, choose by validation, read test once. On a stop the state is saved and Halt goes on to the caller."""
+        if resume:
+            moments, state = resume_from(self.run, self.model, self.progress.say)
+            restore_optimizer(self.state.optimizer, self.model, moments)
+            self.state.step = self.saved = state["step"]
+            if state["step"]:
+                self.best_epoch, self.best_accuracy, self.best_loss = state["best"]
+                self.loss, self.counted, self.seconds = state["loss"], state["counted"], state["seconds"]
+        try:
+            self._train()
+            return self._conclude()
+        except Halt:
+            self._save()
+            raise
+
+    def _train(self) -> None:
+        with self.progress.task("fine-tuning", self.steps * self.rows_a_step, "texts") as bar:
+            bar.advance(self.state.step * self.rows_a_step)
+            if self.counted and self.state.step % self.epoch_steps == 0:
+                self._end_epoch(self.state.step // self.epoch_steps)  # the stop came while this epoch was being measured
+            while self.state.step < self.steps and not self._out_of_patience():
+                epoch = self.state.step // self.epoch_steps
+                set_trainable(self.model, self.config.transfer, epoch)
+                reports = fit(self.state, self._fetch, self._objective, self.config.optim, self.steps, self.runtime)
+                for report in reports:
+                    self.loss, self.counted = self.loss + report.loss * report.scored, self.counted + report.scored
+                    self.seconds += report.seconds
+                    bar.advance(self.rows_a_step, f"epoch {epoch + 1}, loss {self.loss / self.counted:.3f}")
+                    if report.step % self.epoch_steps == 0:
+                        self._end_epoch(epoch + 1)
+                        break
+                    if report.step % self.config.loop.save_every == 0:
+                        self._save()
+                    self.stop.check()
+                self.stop.check()
+
+    def _out_of_patience(self) -> bool:
+        patience = self.config.loop.patience
+        done, within = divmod(self.state.step, self.epoch_steps)
+        return patience is not None and within == 0 and done > 0 and done - self.best_epoch >= patience
+
+    def _fetch(self, step: int) -> list[Batch]:
+        epoch, place = divmod(step, self.epoch_steps)
+        order = shuffled(len(self.train), self.seed, epoch)[place * self.rows_a_step : (place + 1) * self.rows_a_step]
+        size = self.config.loop.batch_size
+        return [self.train.batch(order[first : first + size]) for first in range(0, len(order), size)]
+
+    def _objective(self, batch: Batch) -> LossSum:
+        return classify(self.model, batch, self.weights)
+
+    def _end_epoch(self, epoch: int) -> None:
+        """Measure on validation, remember the best epoch, save. A stop in the middle leaves the epoch to be ended again."""
+        valid = self._evaluate(self.valid)
+        figures: dict[str, Any] = {
+            "epoch": epoch,
+            "train_loss": self.loss / self.counted,
+            "valid_loss": valid.loss,
+            "valid_accuracy": valid.accuracy,
+            "valid_macro_f1": valid.macro_f1,
+            "seconds": round(self.seconds, 3),
+        }
+        if self.config.loop.watch_test and self.test:
+            figures["test_accuracy"] = self._evaluate(self.test).accuracy
+        # among equals the lower validation loss, then the earlier epoch
+        if (valid.accuracy, -valid.loss) > (self.best_accuracy, -self.best_loss) or not self.best_epoch:
+            self.best_epoch, self.best_accuracy, self.best_loss = epoch, valid.accuracy, valid.loss
+            self._save_best()
+        self.run.metrics.write("epoch", **figures)
+        self.loss, self.counted, self.seconds = 0.0, 0, 0.0
+        self.progress.say(
+            f"epoch {epoch:>2}: train loss {figures['train_loss']:.3f}, validation accuracy {valid.accuracy:.4f}"
+            f"{'  best so far' if self.best_epoch == epoch else ''}"
+        )
+        self._save()
+        for old in self.run.path.glob("best-epoch-*"):
+            if old != self._best_path:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _evaluate(self, rows: LabelledRows) -> Evaluation:
+        return evaluate_scores(self._scores(rows), rows.labels, self.data.labels, 0 if rows.windows else rows.long)
+
+    def _scores(self, rows: LabelledRows) -> NDArray[np.float64]:
+        return score_texts(self.model, rows, self.runtime, self.stop.check)
+
+    @property
+    def _best_path(self) -> Path:
+        return self.run.path / f"best-epoch-{self.best_epoch:04d}"
+
+    def _save_best(self) -> None:
+        with whole_folder(self._best_path, kind="best") as draft:
+            save_tensors(draft / "backbone.safetensors", self.model.backbone.state_dict())
+            save_tensors(draft / "head.safetensors", self.model.head.state_dict())
+
+    def _save(self) -> None:
+        if self.state.step == self.saved:
+            return
+        state = {
+            "best": [self.best_epoch, self.best_accuracy, self.best_loss],
+            "loss": self.loss,
+            "counted": self.counted,
+            "seconds": self.seconds,
+        }
+        moments = optimizer_tensors(self.state.optimizer, self.model)
+        save_checkpoint(self.run, self.state.step, self.model, moments, state, self.config.loop.keep)
+        self.saved = self.state.step
+
+    def _conclude(self) -> Outcome:
+        read_manifest(self._best_path, kind="best")
+        load_into(self.model.backbone, load_tensors(self._best_path / "backbone.safetensors"), str(self._best_path))
+        load_into(self.model.head, load_tensors(self._best_path / "head.safetensors"), str(self._best_path))
+        valid, test, predictions = self._evaluate(self.valid), None, ()
+        if self.test is not None:
+            scores = self._scores(self.test)
+            test = evaluate_scores(scores, self.test.labels, self.data.labels, 0 if self.test.windows else self.test.long)
+            predictions = tuple(int(label) for label in scores.argmax(axis=1))
+            self.run.metrics.write("test", epoch=self.best_epoch, accuracy=test.accuracy, macro_f1=test.macro_f1)
+        epochs = tuple({k: v for k, v in line.items() if k != "kind"} for line in self.run.metrics.read("epoch"))
+        return Outcome(self.model, epochs, self.best_epoch, valid, test, predictions)
+
+
+def _weighted(config: FinetuneConfig) -> bool:
+    return config.transfer.class_weights is not None
+
+
+def class_weights(config: FinetuneConfig, labels: Sequence[str], train: Part) -> Tensor:
+    """Weights in the order of the labels, from names or from the balance of the training rows."""
+    wanted = config.transfer.class_weights
+    if wanted == "balanced":
+        counts = np.bincount(train.gold, minlength=len(labels))
+        return torch.tensor(len(train) / (len(labels) * np.maximum(counts, 1)), dtype=torch.float32)
+    assert isinstance(wanted, dict)
+    for name in wanted:
+        if name not in labels:
+            raise ConfigError(f"transfer.class_weights names {name!r}, which is not a label; labels: {', '.join(labels)}")
+    return torch.tensor([wanted.get(label, 1.0) for label in labels], dtype=torch.float32)
+

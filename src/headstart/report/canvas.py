@@ -1,0 +1,125 @@
+"""The look that all figures share: colours, names, an empty figure, a line with its band, and the bytes of a file.
+
+No pyplot: nothing global is touched and no window can open. Colours are after Okabe and Ito, told apart by
+colour-blind readers too. The same figure gives the same SVG bytes.
+"""
+
+import io
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter
+
+from headstart.report.statistics import mean
+
+COLOURS = {
+    "majority": "#6e6e6e",
+    "naive_bayes": "#b5528b",
+    "tfidf": "#008060",
+    "scratch": "#d55e00",
+    "pretrained": "#0072b2",
+}
+OTHER = "#8a6d00"
+INK, FAINT, PAPER = "#333333", "#d9d9d9", "#ffffff"
+SHORT = {"majority": "majority", "naive_bayes": "naive Bayes", "tfidf": "TF-IDF", "scratch": "from scratch"}
+_STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text: it can be found, copied, read aloud, and takes the page's font
+    "svg.hashsalt": "headstart",
+    "font.family": "DejaVu Sans",  # matplotlib brings it along, so PNGs look the same everywhere
+    "font.size": 10,
+}
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+_WIDE = 6.0
+
+
+def svg(figure: Figure) -> str:
+    """The figure as SVG, the same text every time."""
+    return _saved(figure, "svg").decode("utf-8")
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as PNG, sharp enough for a slide."""
+    return _saved(figure, "png")
+
+
+def _saved(figure: Figure, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(buffer, format=kind, dpi=200, metadata=_NO_METADATA if kind == "svg" else {"Software": None})
+    return buffer.getvalue()
+
+
+def empty(width: float, title: str = "", note: str = "", *, height: float | None = None) -> tuple[Figure, Axes]:
+    """An empty figure; `note` follows the title where there is room, for the reader who meets the figure alone."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(
+            figsize=(width, height or max(3.1, width * 0.52)),
+            layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1),
+            facecolor=PAPER,
+        )
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+    axes.set_facecolor("none")
+    axes.set_title(f"{title} ({note})" if note and width >= _WIDE else title, loc="left", color=INK, fontsize=10)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0, labelcolor=INK)
+    axes.set_axisbelow(True)
+    axes.yaxis.grid(visible=True, color=FAINT, linewidth=0.8)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.0f} %"))
+    return figure, axes
+
+
+def line(axes: Axes, arm: str, places: list[float], values: list[list[float]], marker: str = "") -> None:
+    colour = colour_of(arm)
+    axes.fill_between(
+        places, [min(row) for row in values], [max(row) for row in values], color=colour, alpha=0.18, linewidth=0
+    )
+    dot = marker or ("o" if len(places) == 1 else "")
+    axes.plot(
+        places, [mean(row) for row in values], color=colour, linewidth=2.2, marker=dot, markersize=5, clip_on=False
+    )
+
+
+def name_the_ends(axes: Axes, ends: list[tuple[float, str]]) -> None:
+    """Write each arm's name and number right of its line, moved apart where lines end close together."""
+    low, high = axes.get_ylim()
+    gap = 0.068 * (high - low)
+    heights: list[float] = []
+    for level, _ in sorted(ends):
+        heights.append(max(level, heights[-1] + gap) if heights else level)
+    over = heights[-1] - (high - gap / 2) if heights else 0.0
+    if over > 0:
+        heights[-1] -= over
+        for index in range(len(heights) - 2, -1, -1):
+            heights[index] = min(heights[index], heights[index + 1] - gap)
+    for (level, arm), height in zip(sorted(ends), heights, strict=True):
+        axes.annotate(
+            f"{short_name(arm)} {100 * level:.1f}",
+            (1.0, height),
+            xytext=(7, 0),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            color=colour_of(arm),
+            va="center",
+            weight="bold",
+        )
+    axes.set_ylim(low, high)
+
+
+def colour_of(arm: str) -> str:
+    return COLOURS.get(arm, OTHER)
+
+
+def short_name(arm: str) -> str:
+    """An arm in the fewest words, for lines and tables."""
+    return SHORT.get(arm, arm)
+
+
+def clipped(text: str, limit: int) -> str:
+    # a dollar sign would start matplotlib's formulas
+    shown = text if len(text) <= limit else text[: limit - 1] + "…"
+    return shown.replace("$", r"\$")

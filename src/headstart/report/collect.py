@@ -1,0 +1,149 @@
+"""Read a comparison folder into plain values, checked against each other. No torch, and nothing computed yet.
+
+Every cell is checked against the data it claims to answer, because a report over the wrong files looks like any other.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headstart.errors import StoreError, UsageError
+from headstart.files import read_json
+from headstart.store.cells import CELLS, DATA, Budget, Cell, Data, read_cell, read_data
+
+ARMS = ("majority", "naive_bayes", "tfidf", "scratch", "pretrained")
+"""The order in which arms are shown; others follow by name."""
+EXPECTED = ("majority", "tfidf", "scratch", "pretrained")
+"""A comparison without one of these is told so."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that a report is made from."""
+
+    labels: tuple[str, ...]
+    data: Data
+    cells: tuple[Cell, ...]
+    arms: tuple[str, ...]
+    budgets: tuple[Budget, ...]  # from few labels to all
+    seeds: tuple[int, ...]
+    missing: tuple[str, ...]  # runs that should be there, in words
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    command: str | None
+    ledger: dict[str, Any] | None = None
+    receipt: dict[str, Any] | None = None
+    samples: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def main(self) -> Budget:
+        """The largest number of labels: the one the verdict speaks of first."""
+        return self.budgets[-1]
+
+    def of(self, arm: str, budget: Budget) -> tuple[Cell, ...]:
+        """The runs of an arm with so many labels, in the order of their seeds."""
+        return tuple(cell for cell in self.cells if (cell.arm, cell.labels) == (arm, budget))
+
+
+def collect(folder: Path) -> Comparison:
+    """Read the comparison in `folder`; a damaged or foreign cell is named and refused, a missing one is named."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder; expected one that `headstart compare` wrote")
+    if not (folder / DATA).is_file():
+        raise StoreError(
+            f"{folder} is not a comparison: it has no {DATA}; expected a folder that `headstart compare` wrote"
+        )
+    data = read_data(folder)
+    cells = [_checked(path, data) for path in sorted((folder / CELLS).glob("*.json"))]
+    if not cells:
+        raise StoreError(f"{folder} has no finished run: there is no .json file in {folder / CELLS}")
+    arms = _ordered({cell.arm for cell in cells})
+    cells.sort(key=lambda cell: (arms.index(cell.arm), _size(cell.labels), cell.seed))
+    budgets = tuple(sorted({cell.labels for cell in cells}, key=_size))
+    config, run = _optional(folder / "config.json"), _optional(folder / "run.json")
+    first = config.get("runtime", {}).get("seed", 0)
+    return Comparison(
+        labels=data.labels,
+        data=data,
+        cells=tuple(cells),
+        arms=arms,
+        budgets=budgets,
+        seeds=tuple(sorted({cell.seed for cell in cells})),
+        missing=tuple(_missing(cells, run.get("inputs", {}), first)),
+        config=config,
+        environment=_optional(folder / "environment.json"),
+        command=run.get("command") or None,
+        ledger=_optional(folder / "ledger.json") or None,
+        receipt=_optional(folder / "receipt.json") or None,
+        samples=_samples(folder / "samples.json"),
+    )
+
+
+def _checked(path: Path, data: Data) -> Cell:
+    cell = read_cell(path)
+    if len(cell.predictions) != data.test.rows:
+        found = f"{len(cell.predictions)} predictions for {data.test.rows} rows of test"
+        raise StoreError(f"{path} is of another comparison: it has {found}")
+    if any(prediction >= len(data.labels) for prediction in cell.predictions):
+        found = f"label {max(cell.predictions)}, where there are {len(data.labels)}"
+        raise StoreError(f"{path} is of another comparison: it predicts {found}")
+    confusion = np.zeros((len(data.labels), len(data.labels)), dtype=int)
+    np.add.at(confusion, (list(data.test.gold), list(cell.predictions)), 1)
+    accuracy = float(np.trace(confusion)) / max(1, data.test.rows)
+    if [list(row) for row in cell.test.confusion or ()] != confusion.tolist() or abs(
+        accuracy - cell.test.accuracy
+    ) > 1e-6:
+        raise StoreError(
+            f"{path} is of another comparison: it says accuracy {cell.test.accuracy:.4f}, "
+            f"its predictions give {accuracy:.4f} on {data.test.name}"
+        )
+    return cell
+
+
+def _ordered(arms: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(arms, key=lambda arm: (ARMS.index(arm) if arm in ARMS else len(ARMS), arm)))
+
+
+def _size(budget: Budget) -> float:
+    return float("inf") if budget == "all" else float(budget)
+
+
+def _missing(cells: list[Cell], inputs: dict[str, Any], first: int) -> Iterable[str]:
+    """Name arms without any run, then runs that the plan, or the other arms, make one expect.
+
+    An arm that does not train needs one run on all labels; where it has several, its rows were drawn by seed.
+    """
+    arms = set(inputs.get("arms", EXPECTED)) | {cell.arm for cell in cells}
+    planned: set[Budget] = {"all" if count is None else count for count in inputs.get("labels", [])}
+    budgets = sorted(planned | {cell.labels for cell in cells}, key=_size)
+    seeds = set(range(first, first + inputs.get("seeds", 0))) | {cell.seed for cell in cells if cell.epochs}
+    trained = {"scratch", "pretrained"} | {cell.arm for cell in cells if cell.epochs}
+    for arm in _ordered(arms):
+        if not any(cell.arm == arm for cell in cells):
+            yield arm
+            continue
+        for budget in budgets:
+            found = {cell.seed for cell in cells if (cell.arm, cell.labels) == (arm, budget)}
+            needed = seeds if arm in trained or len(found) > 1 else (found or {first})
+            yield from (f"{arm} with {budget} labels, seed {seed}" for seed in sorted(needed - found))
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise StoreError(f"{path} is damaged: it is not a JSON object")
+    return content
+
+
+def _samples(path: Path) -> tuple[dict[str, Any], ...]:
+    if not path.is_file():
+        return ()
+    content = read_json(path)
+    if not isinstance(content, list) or not all(isinstance(sample, dict) for sample in content):
+        raise StoreError(f"{path} is damaged: it is not a list of JSON objects")
+    return tuple(content)

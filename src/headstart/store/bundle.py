@@ -1,0 +1,111 @@
+"""A trained model as a folder: all that predicting, generating, evaluating and transferring take.
+
+    bundle.json  tokenizer/  backbone.safetensors  head.safetensors  manifest.json
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from headstart.config import ModelConfig
+from headstart.errors import StoreError, UsageError
+from headstart.files import MANIFEST, read_json, read_manifest, whole_folder, write_json
+from headstart.model.backbone import Backbone
+from headstart.model.heads import ClassifierHead, LanguageHead, Model
+from headstart.store.tensors import load_into, load_tensors, save_tensors
+from headstart.text.tokenizer import Tokenizer, load_tokenizer
+
+Task = Literal["language", "classify"]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A model, its tokenizer, and what its outputs mean."""
+
+    path: Path
+    task: Task
+    model: Model[Any]
+    tokenizer: Tokenizer
+    labels: tuple[str, ...]
+    """The names of the classes in order; empty for a language model."""
+    windows: bool
+    about: dict[str, Any]
+
+    @property
+    def config(self) -> ModelConfig:
+        """The shape of the backbone."""
+        config: ModelConfig = self.model.backbone.config
+        return config
+
+
+def save_bundle(
+    folder: Path,
+    model: Model[Any],
+    tokenizer: Tokenizer,
+    *,
+    labels: tuple[str, ...] = (),
+    windows: bool = False,
+    about: dict[str, Any],
+) -> None:
+    """Write a bundle whole.
+
+    Args:
+        about: figures and origins worth keeping with the model (result, receipt, data); plain values.
+    """
+    task: Task = "language" if isinstance(model.head, LanguageHead) else "classify"
+    with whole_folder(folder, kind="bundle", about={"task": task, "labels": list(labels)}) as draft:
+        (draft / "tokenizer").mkdir()
+        tokenizer.save(draft / "tokenizer")
+        save_tensors(draft / "backbone.safetensors", model.backbone.state_dict())
+        save_tensors(draft / "head.safetensors", model.head.state_dict())
+        facts = {
+            "task": task,
+            "model": model.backbone.config.model_dump(mode="json"),
+            "vocab_size": model.backbone.vocab_size,
+            "tokenizer": tokenizer.digest,
+            "labels": list(labels),
+            "windows": windows,
+            "about": about,
+        }
+        write_json(draft / "bundle.json", facts)
+
+
+def find_bundle(folder: Path) -> Path:
+    """The bundle a person means: the folder itself, or the `bundle` inside a run folder."""
+    if not folder.exists():
+        raise UsageError(f"no such folder: {folder}")
+    inside = folder / "bundle"
+    if (inside / MANIFEST).is_file():
+        return inside
+    if (folder / "run.json").is_file():
+        raise StoreError(f"{folder} has no finished model yet; continue its run with --resume")
+    if (folder / MANIFEST).is_file():
+        return folder
+    found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) if folder.is_dir() else "a file"
+    raise UsageError(f"{folder} holds no model of Headstart's; found: {found or 'nothing'}")
+
+
+def load_bundle(folder: Path, *, task: Task | None = None) -> Bundle:
+    """Read a bundle, every file checked; `task` names what the caller needs it for."""
+    path = find_bundle(folder)
+    read_manifest(path, kind="bundle")
+    facts = read_json(path / "bundle.json")
+    try:
+        config = ModelConfig.model_validate(facts["model"])
+        found, vocab_size, labels = facts["task"], int(facts["vocab_size"]), tuple(facts["labels"])
+        windows, about = bool(facts["windows"]), dict(facts["about"])
+    except (KeyError, TypeError, ValueError, ValidationError) as error:
+        raise StoreError(f"{path / 'bundle.json'} is damaged: {error}") from None
+    if task is not None and found != task:
+        wanted = {"language": "a language model (from headstart pretrain)", "classify": "a classifier (from headstart finetune)"}
+        raise UsageError(f"{folder} holds {wanted.get(found, found)}; this needs {wanted[task]}")
+    tokenizer = load_tokenizer(path / "tokenizer")
+    if tokenizer.digest != facts.get("tokenizer") or tokenizer.vocab_size > vocab_size:
+        raise StoreError(f"{path / 'tokenizer'} is not the tokenizer this model was trained with")
+    backbone = Backbone(config, vocab_size)
+    head = LanguageHead(config.width, vocab_size) if found == "language" else ClassifierHead(config.width, len(labels))
+    load_into(backbone, load_tensors(path / "backbone.safetensors"), str(path / "backbone.safetensors"))
+    load_into(head, load_tensors(path / "head.safetensors"), str(path / "head.safetensors"))
+    return Bundle(path, found, Model(backbone, head), tokenizer, labels, windows, about)

@@ -1,0 +1,142 @@
+"""A run as a folder: what was asked, where it ran, what it measured, and its result. No torch here.
+
+    run.json  config.json  environment.json  metrics.jsonl  checkpoints/  bundle/  result.json
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from headstart.config import Section
+from headstart.errors import StoreError, UsageError
+from headstart.files import FORMAT, read_json, write_json
+from headstart.version import __version__
+
+try:
+    import fcntl
+except ImportError:  # Windows: the lock is then a courtesy that is not offered
+    fcntl = None  # type: ignore[assignment]
+
+
+class RunFolder:
+    """A folder that holds one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, *, kind: str, command: str, config: Section, inputs: dict[str, Any]) -> "RunFolder":
+        """Start a run in a new or empty folder.
+
+        Args:
+            inputs: the files and folders the run reads, as the person wrote them; resuming reads them again.
+        """
+        if (path / "run.json").exists():
+            raise UsageError(f"{path} already holds a run; continue it with --resume, or choose another --out")
+        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+            raise UsageError(f"{path} is not empty; choose another --out")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot make the folder {path}: {error.strerror}") from None
+        run = cls(path)
+        write_json(path / "config.json", config.model_dump(mode="json"))
+        write_json(
+            path / "run.json",
+            {"format": FORMAT, "kind": kind, "command": command, "headstart": __version__, "inputs": inputs},
+        )
+        return run
+
+    @classmethod
+    def open(cls, path: Path, *, kind: str) -> "RunFolder":
+        """An existing run of the expected kind."""
+        if not (path / "run.json").is_file():
+            raise UsageError(f"{path} holds no run; start one without --resume")
+        run = cls(path)
+        facts = run.facts
+        if facts.get("format") != FORMAT:
+            raise StoreError(f"{path} has format {facts.get('format')!r}, this version of Headstart reads {FORMAT}")
+        if facts.get("kind") != kind:
+            raise UsageError(f"{path} holds a {facts.get('kind')} run, not a {kind} run")
+        return run
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What `run.json` says."""
+        facts = read_json(self.path / "run.json")
+        if not isinstance(facts, dict):
+            raise StoreError(f"{self.path / 'run.json'} is damaged: it is not an object")
+        return facts
+
+    @property
+    def finished(self) -> bool:
+        """True once the result is there: it is written last."""
+        return (self.path / "result.json").is_file()
+
+    def tidy(self) -> None:
+        """Let go of what only an unfinished run needs; the bundle and the result stay."""
+        for leftover in (self.path / "checkpoints", *self.path.glob("best-epoch-*")):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second process out of the folder; the lock goes with the process, however it ends."""
+        if fcntl is None:
+            yield
+            return
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UsageError(f"{self.path} is in use by another process; wait for it, or choose another --out") from None
+            yield
+
+    @property
+    def metrics(self) -> "Metrics":
+        """The numbers of this run, in order."""
+        return Metrics(self.path / "metrics.jsonl")
+
+
+class Metrics:
+    """An append-only file of JSON lines, each with its `kind`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Append one line."""
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"kind": kind, **values}, ensure_ascii=False, allow_nan=False) + "\n")
+        except OSError as error:
+            raise StoreError(f"cannot write {self.path}: {error.strerror}") from error
+
+    def size(self) -> int:
+        """Bytes written so far, once they have reached the disk: a checkpoint remembers this."""
+        if not self.path.exists():
+            return 0
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
+        return self.path.stat().st_size
+
+    def rewind(self, size: int) -> None:
+        """Forget what was written after a checkpoint."""
+        if self.path.exists():
+            if self.path.stat().st_size < size:
+                raise StoreError(f"{self.path} is damaged: {self.path.stat().st_size} bytes where {size} were written")
+            os.truncate(self.path, size)
+
+    def read(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """The lines, all or of one kind. A last line without its end was being written when the power went: it is left out."""
+        if not self.path.exists():
+            return []
+        lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
+        try:
+            values = [json.loads(line) for line in lines]
+        except json.JSONDecodeError as error:
+            raise StoreError(f"{self.path} is damaged: {error}") from None
+        return [value for value in values if kind is None or value.get("kind") == kind]

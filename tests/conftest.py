@@ -1,0 +1,29 @@
+"""Tiny real objects that the tests share. Width 16, two layers, a vocabulary of 17: large enough to be wrong."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_no_leftovers() -> Iterator[None]:
+    """Tests compare bits: one thread, the usual determinism, whatever an earlier test set."""
+    import torch
+
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real data, for tests marked `data`."""
+    folder = Path(os.environ.get("HEADSTART_DATA", REPOSITORY.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip("real data not found; set HEADSTART_DATA to the folder that holds it")
+    return folder

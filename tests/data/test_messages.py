@@ -1,0 +1,161 @@
+"""Each thing that can be wrong with a user's file, and the whole line that tells it."""
+
+import gzip
+import json
+
+import pytest
+from wrong_files import GOOD, KNOWN, LABELLED
+
+from headstart.config import CorpusConfig, LabelledConfig
+from headstart.data import opening
+from headstart.data.corpus import read_documents
+from headstart.data.labelled import LabelSet, check_split, read_labelled
+from headstart.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def message_of(read) -> str:
+    with pytest.raises(DataError) as caught:
+        read()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "settings", "message"), [case[1:] for case in LABELLED], ids=[case[0] for case in LABELLED]
+)
+def test_a_wrong_labelled_file_is_told_in_one_line(tmp_path, name, content, settings, message):
+    (tmp_path / name).write_bytes(content)
+    assert message_of(lambda: read_labelled(name, LabelledConfig(**settings))) == message
+
+
+def test_the_cases_begin_from_a_file_that_is_right(tmp_path):
+    (tmp_path / "r.csv").write_bytes(GOOD)
+    (tmp_path / "r.csv.gz").write_bytes(gzip.compress(GOOD))
+    assert read_labelled("r.csv", LabelledConfig()).labels == ("positive", "negative")
+    assert read_labelled("r.csv.gz", LabelledConfig()).labels == ("positive", "negative")
+
+
+def test_a_missing_file_is_told_with_the_nearest_name(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "reviews.csv").write_bytes(GOOD)
+    read = lambda path: message_of(lambda: read_labelled(path, LabelledConfig()))  # noqa: E731
+    assert read("data/revews.csv") == "no such file: data/revews.csv; did you mean data/reviews.csv?"
+    assert read("data/else.parquet") == "no such file: data/else.parquet"
+    assert read("dat/reviews.csv") == "no such file: dat/reviews.csv (there is no folder dat)"
+
+
+def test_a_folder_is_no_labelled_file(tmp_path):
+    (tmp_path / "data").mkdir()
+    assert message_of(lambda: read_labelled("data", LabelledConfig())) == (
+        "data is a folder; labelled text is one file, or a pattern such as data/train-*.csv"
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], f"data holds no readable file; found: nothing; known: {KNOWN}"),
+        (["a.md", "b.pdf"], f"data holds no readable file; found: a.md, b.pdf; known: {KNOWN}"),
+        (list("abcdefg"), f"data holds no readable file; found: a, b, c, d, e and 2 more; known: {KNOWN}"),
+    ],
+)
+def test_a_folder_without_a_readable_file_is_told_with_what_is_in_it(tmp_path, names, message):
+    (tmp_path / "data").mkdir()
+    for name in names:
+        (tmp_path / "data" / name).touch()
+    assert message_of(lambda: list(read_documents(["data"], CorpusConfig()))) == message
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("*.csv", f"*.csv matches no readable file; found: nothing; known: {KNOWN}"),
+        ("notes.md", "no such file: notes.md"),
+        ("memory://nowhere/a.csv", "no such file: memory://nowhere/a.csv"),
+        ("memory://nowhere/*.csv", f"memory://nowhere/*.csv holds no readable file; found: nothing; known: {KNOWN}"),
+        ("memory://nowhere/a", f"memory://nowhere/a: no reader for this suffix; known: {KNOWN}"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_told(path, message):
+    assert message_of(lambda: list(read_documents([path], CorpusConfig()))) == message
+
+
+def test_an_unknown_protocol_is_told():
+    message = message_of(lambda: list(read_documents(["tape://a.csv"], CorpusConfig())))
+    assert message == "cannot open tape://a.csv: Protocol not known: tape"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "documents"), [("a.txt", b"", "line"), ("a.txt", b" \n\n", "line"), ("a.txt", b"", "file")]
+)
+def test_a_corpus_without_text_is_told(tmp_path, name, content, documents):
+    (tmp_path / name).write_bytes(content)
+    message = message_of(lambda: list(read_documents([name], CorpusConfig(documents=documents))))
+    assert message == "a.txt: no text in there; every document is empty"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "documents", "message"),
+    [
+        ("a.txt", b"short\n" + b"x" * 101, "line", "a.txt, line 2: longer than 100 bytes; break it into lines"),
+        ("a.txt", b"x" * 101, "file", "a.txt: longer than 100 bytes; read its lines as documents, or cut it"),
+        (
+            "a.jsonl",
+            json.dumps({"text": "x" * 100}).encode(),
+            "line",
+            "a.jsonl, line 1: longer than 100 bytes; break it into lines",
+        ),
+        (
+            "a.csv",
+            b'text\nfine\n"' + b"x\n" * 60,
+            "line",
+            "a.csv, row 2: longer than 100 characters; is a quote not closed?",
+        ),
+    ],
+)
+def test_a_line_beyond_the_limit_is_refused(tmp_path, monkeypatch, name, content, documents, message):
+    monkeypatch.setattr(opening, "LIMIT", 100)
+    (tmp_path / name).write_bytes(content)
+    assert message_of(lambda: list(read_documents([name], CorpusConfig(documents=documents)))) == message
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels", "message"),
+    [
+        (3, 2, "r.review.spm, line 3: r.label has no such line; the two must pair up line by line"),
+        (1, 2, "r.label, line 2: r.review.spm has no such line; the two must pair up line by line"),
+    ],
+)
+def test_pieces_and_labels_must_pair_up(tmp_path, texts, labels, message):
+    (tmp_path / "r.review.spm").write_text("▁fine\n" * texts)
+    (tmp_path / "r.label").write_text("1\n" * labels)
+    assert message_of(lambda: read_labelled("r.review.spm", LabelledConfig())) == message
+
+
+def test_one_class_only_is_told(tmp_path):
+    (tmp_path / "train.csv").write_bytes(b"text,label\nfine,1\ndull,1\n")
+    train = read_labelled("train.csv", LabelledConfig())
+    assert message_of(lambda: LabelSet.from_training(train)) == (
+        "train.csv: every row has the label '1'; a classifier needs at least two labels"
+    )
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("postive", "test.csv, row 3: label 'postive' does not occur in train.csv; did you mean 'positive'?"),
+        ("5", "test.csv, row 3: label '5' does not occur in train.csv; its labels are negative, positive"),
+    ],
+)
+def test_a_label_that_train_does_not_have_is_told_with_its_row(tmp_path, label, message):
+    (tmp_path / "train.csv").write_bytes(GOOD)
+    (tmp_path / "test.csv").write_bytes(GOOD + f"so so,{label}\n".encode())
+    train, test = (read_labelled(name, LabelledConfig()) for name in ("train.csv", "test.csv"))
+    labels = LabelSet.from_training(train)
+    check_split(labels, train, "train.csv")  # control: what train has is let through
+    assert message_of(lambda: check_split(labels, test, "train.csv")) == message

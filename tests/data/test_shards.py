@@ -1,0 +1,283 @@
+import hashlib
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headstart.data.corpus import Document
+from headstart.data.provenance import Source, describe, fingerprint
+from headstart.data.shards import Shards, is_shards, text_digest, write_shards
+from headstart.errors import DataError, StoreError
+from headstart.files import read_json, write_json
+from headstart.progress import Quiet
+
+
+def write(texts: list[str], tokenizer, folder: Path, **more) -> Shards:
+    documents = (Document(text, f"row {number}") for number, text in enumerate(texts, 1))
+    return write_shards(documents, tokenizer, folder, sources=[], fingerprint="mark", progress=Quiet(), **more)
+
+
+@settings(max_examples=50, deadline=2000)
+@given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), min_size=1, max_size=8))
+def test_every_token_comes_back_and_none_is_invented(tokenizer, texts):
+    with tempfile.TemporaryDirectory() as folder:
+        shards = write(texts, tokenizer, Path(folder) / "shards")
+        expected = [tokenizer.encode(text) for text in texts]
+        assert [shards.ids(index).tolist() for index in range(len(texts))] == expected
+        assert shards.flat.tolist() == [id for ids in expected for id in ids]
+        assert shards.lengths.tolist() == [len(ids) for ids in expected]
+        assert shards.text_bytes.tolist() == [len(text.encode()) for text in texts]
+        assert shards.digests.tolist() == [text_digest(text) for text in texts]
+        assert (shards.documents, shards.tokens, shards.label_of, shards.labels) == (
+            len(texts),
+            sum(map(len, expected)),
+            None,
+            None,
+        )
+
+
+def test_documents_are_written_in_more_than_one_bite(tokenizer, tmp_path):
+    texts = [f"book {number}" for number in range(2500)]
+    asked = []
+
+    def documents():
+        for number, text in enumerate(texts):
+            asked.append(number)
+            yield Document(text, "")
+
+    class Watched:
+        def __getattr__(self, name):
+            return getattr(tokenizer, name)
+
+        def encode_batch(self, batch):
+            seen.append((len(batch), len(asked)))
+            return tokenizer.encode_batch(batch)
+
+    seen: list[tuple[int, int]] = []
+    shards = write_shards(documents(), Watched(), tmp_path / "s", sources=[], fingerprint="", progress=Quiet())
+    assert seen == [(1000, 1000), (1000, 2000), (500, 2500)]
+    assert [tokenizer.decode(shards.ids(index).tolist()) for index in (0, 999, 1000, 2499)] == [
+        texts[index] for index in (0, 999, 1000, 2499)
+    ]
+
+
+def test_labels_stand_beside_the_documents(tokenizer, tmp_path):
+    shards = write(["fine", "dull", "fine"], tokenizer, tmp_path / "s", labels=[1, 0, 1], label_names=("neg", "pos"))
+    assert shards.labels == ("neg", "pos")
+    assert shards.label_of is not None
+    assert shards.label_of.tolist() == [1, 0, 1]
+
+
+def test_the_manifest_says_what_is_there(tokenizer, tmp_path):
+    source = tmp_path / "a.txt"
+    source.write_text("fine\n")
+    documents = [Document("fine", "a.txt, line 1")]
+    sources = describe([str(source)])
+    shards = write_shards(documents, tokenizer, tmp_path / "s", sources=sources, fingerprint="mark", progress=Quiet())
+    tokens = len(tokenizer.encode("fine"))
+    assert read_json(tmp_path / "s" / "manifest.json")["about"] == {
+        "documents": 1,
+        "tokens": tokens,
+        "bytes": 4,
+        "dtype": "uint16",
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer": tokenizer.digest,
+        "labels": None,
+        "sources": [{"name": str(source), "size": 5, "sha256": hashlib.sha256(b"fine\n").hexdigest()}],
+        "fingerprint": "mark",
+    }
+    assert (shards.vocab_size, shards.tokenizer_digest) == (tokenizer.vocab_size, tokenizer.digest)
+    assert shards.fingerprint == "mark"
+    assert (shards.tokenizer_folder / "tokenizer.json").is_file()
+
+
+def test_a_vocabulary_beyond_sixteen_bits_is_kept_whole(tokenizer, tmp_path):
+    class Large:
+        vocab_size = 70_000
+
+        def __getattr__(self, name):
+            return getattr(tokenizer, name)
+
+        def encode_batch(self, texts):
+            return [[69_999, 65_536, 4] for _ in texts]
+
+    shards = write(["fine"], Large(), tmp_path / "s")
+    assert shards.ids(0).tolist() == [69_999, 65_536, 4]
+    assert shards.about["dtype"] == "uint32"
+
+
+def test_a_failure_on_the_way_leaves_no_folder(tokenizer, tmp_path):
+    def documents():
+        yield Document("fine", "")
+        raise DataError("r.csv, row 2: broken")
+
+    with pytest.raises(DataError, match=r"^r.csv, row 2: broken$"):
+        write_shards(documents(), tokenizer, tmp_path / "s", sources=[], fingerprint="", progress=Quiet())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_documents_make_no_shards(tokenizer, tmp_path):
+    with pytest.raises(DataError) as caught:
+        write([], tokenizer, tmp_path / "s")
+    assert str(caught.value) == f"no documents to write to {tmp_path / 's'}"
+    assert not (tmp_path / "s").exists()
+
+
+def spoil(folder: Path, name: str, content: bytes, deep: bool) -> None:
+    """Change a file behind the manifest's back, or have the manifest agree so that only the sense is wrong."""
+    (folder / name).write_bytes(content)
+    if not deep:
+        manifest = read_json(folder / "manifest.json")
+        manifest["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        write_json(folder / "manifest.json", manifest)
+
+
+OFFSETS = {
+    "backwards": [0, 3, 2, 6],
+    "not from zero": [1, 2, 3, 6],
+    "not to the end": [0, 1, 2, 5],
+    "beyond the end": [0, 1, 2, 7],
+}
+
+
+@pytest.mark.parametrize("offsets", OFFSETS.values(), ids=OFFSETS)
+def test_offsets_without_sense_are_refused(tokenizer, tmp_path, offsets):
+    class Two:
+        def __getattr__(self, name):
+            return getattr(tokenizer, name)
+
+        def encode_batch(self, texts):
+            return [[4, 5] for _ in texts]
+
+    folder = tmp_path / "s"
+    assert write(["a", "b", "c"], Two(), folder).offsets.tolist() == [0, 2, 4, 6]
+    spoil(folder, "offsets.bin", np.array(offsets, "<u8").tobytes(), deep=False)
+    with pytest.raises(StoreError) as caught:
+        Shards.open(folder)
+    assert str(caught.value) == f"{folder / 'offsets.bin'} is damaged: the offsets do not run from 0 to 6"
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin", "bytes.bin", "digests.bin", "labels.bin"])
+def test_a_file_of_another_size_is_refused_even_when_the_manifest_agrees(tokenizer, tmp_path, name):
+    folder = tmp_path / "s"
+    write(["fine", "dull"], tokenizer, folder, labels=[1, 0], label_names=("neg", "pos"))
+    content = (folder / name).read_bytes()
+    spoil(folder, name, content[:-1], deep=False)
+    with pytest.raises(StoreError) as caught:
+        Shards.open(folder)
+    assert str(caught.value) == (
+        f"{folder / name} is damaged: it has {len(content) - 1} bytes, expected {len(content)} bytes"
+    )
+
+
+@pytest.mark.parametrize("label", [-1, 2])
+def test_a_label_without_a_name_is_refused(tokenizer, tmp_path, label):
+    folder = tmp_path / "s"
+    write(["fine", "dull"], tokenizer, folder, labels=[1, 0], label_names=("neg", "pos"))
+    spoil(folder, "labels.bin", np.array([label, 0], "<i4").tobytes(), deep=False)
+    with pytest.raises(StoreError) as caught:
+        Shards.open(folder)
+    assert str(caught.value) == f"{folder / 'labels.bin'} is damaged: a label beyond the 2 names"
+
+
+def test_a_changed_byte_is_found_by_looking_deep(tokenizer, tmp_path):
+    folder = tmp_path / "s"
+    shards = write(["fine", "dull"], tokenizer, folder)
+    Shards.open(folder)  # control: whole, it opens
+    content = bytearray((folder / "tokens.bin").read_bytes())
+    content[0] ^= 1
+    del shards
+    spoil(folder, "tokens.bin", bytes(content), deep=True)
+    with pytest.raises(StoreError) as caught:
+        Shards.open(folder)
+    assert str(caught.value) == (
+        f"{folder / 'tokens.bin'} is damaged: its bytes are not those that were written (sha256)"
+    )
+    Shards.open(folder, deep=False)  # sizes agree, and that is all this looks at
+
+
+@pytest.mark.parametrize("wrong", [{"documents": "2"}, {"labels": 5}, {"dtype": "float32"}, {"tokens": True}])
+def test_a_manifest_without_the_facts_is_refused(tokenizer, tmp_path, wrong):
+    folder = tmp_path / "s"
+    write(["fine", "dull"], tokenizer, folder)
+    manifest = read_json(folder / "manifest.json")
+    manifest["about"].update(wrong)
+    write_json(folder / "manifest.json", manifest)
+    with pytest.raises(StoreError) as caught:
+        Shards.open(folder)
+    assert str(caught.value) == (
+        f"{folder / 'manifest.json'} is damaged: what it says about the shards is not complete"
+    )
+
+
+@settings(max_examples=50, deadline=2000)
+@given(
+    numbers=st.lists(st.integers(0, 12), min_size=2, max_size=30).filter(lambda numbers: len(set(numbers)) > 1),
+    held_out=st.floats(0.001, 0.999),
+    seed=st.integers(0, 2**31 - 1),
+)
+def test_a_split_is_two_sides_that_share_no_text(tokenizer, numbers, held_out, seed):
+    texts = [f"book {number}" for number in numbers]
+    texts[0] = f"  {texts[0].replace(' ', '   ')}\n"  # white space does not make it another text
+    with tempfile.TemporaryDirectory() as folder:
+        shards = write(texts, tokenizer, Path(folder) / "s")
+        train, held = shards.split(held_out, seed)
+        assert sorted([*train, *held]) == list(range(len(texts)))
+        assert len(train)
+        assert len(held)
+        assert not {numbers[index] for index in train} & {numbers[index] for index in held}
+
+
+def test_a_split_follows_from_texts_and_seed(tokenizer, tmp_path):
+    texts = [f"book {number}" for number in range(2000)]
+    shards = write(texts, tokenizer, tmp_path / "s")
+    held = [set(shards.split(0.1, seed)[1].tolist()) for seed in (0, 0, 1)]
+    assert held[0] == held[1]
+    assert len(held[0] & held[2]) < 60  # two independent tenths share about 20 of 2000
+    assert 150 < len(held[0]) < 250
+    more = write(["something new", *texts], tokenizer, tmp_path / "more")
+    assert {index - 1 for index in more.split(0.1, 0)[1].tolist()} - {-1} == held[0]  # the old ones keep their side
+
+
+def test_one_document_cannot_be_split(tokenizer, tmp_path):
+    shards = write(["fine", " fine "], tokenizer, tmp_path / "s")
+    with pytest.raises(DataError) as caught:
+        shards.split(0.5, 0)
+    assert str(caught.value) == (
+        f"{tmp_path / 's'} holds one document only, doubles aside; there is nothing to hold out"
+    )
+
+
+def test_the_digest_is_the_documented_one():
+    expected = int.from_bytes(hashlib.sha256("été à".encode()).digest()[:8], "big")
+    assert text_digest(" \tété\u00a0\n à ") == expected
+    assert text_digest("ete a") != expected
+
+
+def test_any_difference_changes_the_fingerprint():
+    source = Source("a.txt", 5, "1")
+    marks = [
+        fingerprint([source], "digest", {"documents": "line"}),
+        fingerprint([source, source], "digest", {"documents": "line"}),
+        fingerprint([Source("b.txt", 5, "1")], "digest", {"documents": "line"}),
+        fingerprint([Source("a.txt", 6, "1")], "digest", {"documents": "line"}),
+        fingerprint([Source("a.txt", 5, "2")], "digest", {"documents": "line"}),
+        fingerprint([source], "other", {"documents": "line"}),
+        fingerprint([source], "digest", {"documents": "file"}),
+    ]
+    assert len(set(marks)) == 7
+    assert marks[0] == fingerprint([source], "digest", {"documents": "line"})
+
+
+def test_shards_are_known_by_their_manifest(tokenizer, tmp_path):
+    write(["fine"], tokenizer, tmp_path / "s")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "manifest.json").write_text('{"kind": "bundle"}')
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "manifest.json").write_text("{")
+    found = {name: is_shards(tmp_path / name) for name in ("s", "other", "broken", "nowhere")}
+    assert found == {"s": True, "other": False, "broken": False, "nowhere": False}
+    assert is_shards(str(tmp_path / "s"))

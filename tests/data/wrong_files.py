@@ -1,0 +1,257 @@
+"""Labelled files that are wrong, each in one way: what is wrong, name, bytes, settings, and the line that tells it."""
+
+import gzip
+import io
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+KNOWN = ".txt, .csv, .tsv, .jsonl, .ndjson, .json, .parquet, .spm, each also with .gz"
+GOOD = b"text,label\na fine book,positive\na dull one,negative\n"
+
+
+def parquet_of(columns: dict[str, list[object]]) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+WHOLE_PARQUET = parquet_of({"text": ["a fine book"], "label": ["positive"]})
+
+LABELLED = [
+    (
+        "no usual name for the label",
+        "r.csv",
+        b"text,mark\nfine,1\n",
+        {},
+        "r.csv has no column with a usual name for the label; its columns are text, mark; set label_column to one",
+    ),
+    (
+        "no usual name for the text",
+        "r.csv",
+        b"words,label\nfine,1\n",
+        {},
+        "r.csv has no column with a usual name for the text; its columns are words, label; set text_column to one",
+    ),
+    (
+        "a column that is not there, but nearly",
+        "r.csv",
+        GOOD,
+        {"label_column": "lable"},
+        "r.csv has no column 'lable'; its columns are text, label; did you mean 'label'?",
+    ),
+    (
+        "a column that is not there at all",
+        "r.csv",
+        GOOD,
+        {"text_column": "opinion"},
+        "r.csv has no column 'opinion'; its columns are text, label",
+    ),
+    (
+        "names that would break the line",
+        "r.csv",
+        b'"a\nb","\x1b[31mred"\nfine,1\n',
+        {},
+        "r.csv has no column with a usual name for the text; its columns are a b, [31mred; set text_column to one",
+    ),
+    (
+        "a text file has no labels",
+        "r.txt",
+        b"fine\n",
+        {},
+        "r.txt has no column with a usual name for the label; its columns are text; set label_column to one",
+    ),
+    (
+        "an empty text",
+        "r.csv",
+        b"text,label\nfine,1\n  ,0\n",
+        {},
+        "r.csv, row 2: the text is empty; give the row a text or remove it",
+    ),
+    (
+        "a null text",
+        "r.jsonl",
+        b'{"text": null, "label": 1}\n',
+        {},
+        "r.jsonl, line 1: the text is empty; give the row a text or remove it",
+    ),
+    (
+        "a text that is a number",
+        "r.jsonl",
+        b'{"text": 5, "label": 1}\n',
+        {},
+        "r.jsonl, line 1: the text is 5, expected a string",
+    ),
+    (
+        "an empty label",
+        "r.csv",
+        b"text,label\nfine,1\ndull,\n",
+        {},
+        "r.csv, row 2: the label is empty; give the row a label or remove it",
+    ),
+    (
+        "a label that is not a number",
+        "r.parquet",
+        parquet_of({"text": ["fine"], "label": [float("nan")]}),
+        {},
+        "r.parquet, row 1: the label is empty; give the row a label or remove it",
+    ),
+    (
+        "a label that is a list",
+        "r.jsonl",
+        b'{"text": "fine", "label": [1]}\n',
+        {},
+        "r.jsonl, line 1: the label is [1], expected a string or a number",
+    ),
+    (
+        "a later line without the key",
+        "r.jsonl",
+        b'{"text": "fine", "label": 1}\n{"txt": "dull", "label": 0}\n',
+        {},
+        "r.jsonl, line 2: no 'text'; it has 'txt', 'label'",
+    ),
+    (
+        "not UTF-8",
+        "r.csv",
+        GOOD + "un chef-d'œuvre raté é,negative\n".encode("cp1252"),
+        {},
+        "r.csv, line 4: not UTF-8 (0x9c is byte 11 of it); if it is Latin-1, try: iconv -f latin1 -t utf-8",
+    ),
+    (
+        "UTF-16",
+        "r.csv",
+        GOOD.decode().encode("utf-16"),
+        {},
+        "r.csv, line 1: UTF-16, expected UTF-8; try: iconv -f utf-16 -t utf-8",
+    ),
+    (
+        "a NUL byte",
+        "r.csv",
+        GOOD + b"a\0b,positive\n",
+        {},
+        "r.csv, line 4: holds a NUL byte; is it UTF-16, or not text at all?",
+    ),
+    (
+        "too many cells",
+        "r.csv",
+        GOOD + b"nice, really,positive\n",
+        {},
+        'r.csv, row 3: 3 cells where the header has 2; put a text that holds the separator between quotes: "..."',
+    ),
+    (
+        "too few cells",
+        "r.tsv",
+        b"text\tlabel\nfine\n",
+        {},
+        'r.tsv, row 1: 1 cell where the header has 2; put a text that holds the separator between quotes: "..."',
+    ),
+    (
+        "a quote not closed",
+        "r.csv",
+        GOOD + b'"it goes on,positive\nand on,negative\n',
+        {},
+        'r.csv, row 3: the file ends inside quotes; a quote inside a quoted text is written twice: ""',
+    ),
+    (
+        "a quote not doubled",
+        "r.csv",
+        GOOD + b'"so "good" it hurts",positive\n',
+        {},
+        "r.csv, row 3: ',' expected after '\"'; a quote inside a quoted text is written twice: \"\"",
+    ),
+    (
+        "another separator",
+        "r.csv",
+        b"text;label\nfine;1\n",
+        {},
+        "r.csv: its columns seem to be separated by ';', expected commas",
+    ),
+    (
+        "two columns of a name",
+        "r.csv",
+        b"text,text,label\na,b,1\n",
+        {},
+        "r.csv: two columns are called 'text'; rename one",
+    ),
+    (
+        "broken JSON",
+        "r.jsonl",
+        b'{"text": "fine", "label": 1}\n\n{"text": "dull" "label": 0}\n',
+        {},
+        "r.jsonl, line 3: not valid JSON (Expecting ',' delimiter, column 17)",
+    ),
+    (
+        "a line that is not an object",
+        "r.ndjson",
+        b'["fine", 1]\n',
+        {},
+        'r.ndjson, line 1: expected an object such as {"text": "..."}, found a list',
+    ),
+    (
+        "a list of other things",
+        "r.json",
+        b'[{"text": "fine", "label": 1}, null]',
+        {},
+        'r.json, row 2: expected an object such as {"text": "..."}, found null',
+    ),
+    (
+        "a broken list",
+        "r.json",
+        b'[{"text": "fine",\n "label" 1}]',
+        {},
+        "r.json: not valid JSON (Expecting ':' delimiter, line 2, column 10)",
+    ),
+    (
+        "half a character",
+        "r.jsonl",
+        rb'{"text": "fine \ud83d", "label": 1}' + b"\n",
+        {},
+        "r.jsonl, line 1: \\ud83d is half of a character; was the text cut in the middle of one?",
+    ),
+    ("an empty file", "r.csv", b"", {}, "r.csv holds no rows; expected a text and a label in each"),
+    ("a header alone", "r.csv", b"text,label\n", {}, "r.csv holds no rows; expected a text and a label in each"),
+    (
+        "an unknown suffix",
+        "r.xlsx",
+        b"PK",
+        {},
+        f"r.xlsx: no reader for this suffix; known: {KNOWN}",
+    ),
+    (
+        "cut gzip",
+        "r.csv.gz",
+        gzip.compress(GOOD, mtime=0)[:-9],
+        {},
+        "r.csv.gz is cut short: the gzip stream does not end; fetch or compress it again",
+    ),
+    (
+        "gzip in name only",
+        "r.csv.gz",
+        GOOD,
+        {},
+        "r.csv.gz is not whole gzip (Not a gzipped file (b'te')); fetch or compress it again",
+    ),
+    (
+        "not parquet",
+        "r.parquet",
+        GOOD,
+        {},
+        "r.parquet is not whole parquet: Parquet magic bytes not found in footer. "
+        "Either the file is corrupted or this is not a parquet file",
+    ),
+    (
+        "cut parquet",
+        "r.parquet",
+        WHOLE_PARQUET[:-20],
+        {},
+        "r.parquet is not whole parquet: Parquet magic bytes not found in footer. "
+        "Either the file is corrupted or this is not a parquet file",
+    ),
+    (
+        "pieces without labels",
+        "r.review.spm",
+        "▁fine\n".encode(),
+        {},
+        "no such file: r.label",
+    ),
+]

@@ -1,0 +1,182 @@
+"""The network computes what it says: parity with torch, no look into the future, no neighbour in the answer."""
+
+import math
+
+import pytest
+import torch
+from tiny import SHAPE, VOCABULARY, classifier, language_model
+from torch import nn
+
+from headstart.config import PADDING, ModelConfig
+from headstart.model.attention import visible
+from headstart.model.backbone import build_backbone
+from headstart.model.positions import places, sinusoids
+
+
+def torch_twin(model) -> tuple[nn.Embedding, nn.TransformerEncoder]:
+    """The same network made of torch's own parts, with the same weights."""
+    shape = model.backbone.config
+    layer = nn.TransformerEncoderLayer(shape.width, shape.heads, shape.feedforward, dropout=0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, shape.depth, enable_nested_tensor=False)
+    for theirs, ours in zip(encoder.layers, model.backbone.layers, strict=True):
+        pairs = [
+            (theirs.self_attn.in_proj_weight, ours.attention.inward.weight),
+            (theirs.self_attn.in_proj_bias, ours.attention.inward.bias),
+            (theirs.self_attn.out_proj.weight, ours.attention.outward.weight),
+            (theirs.self_attn.out_proj.bias, ours.attention.outward.bias),
+            (theirs.linear1.weight, ours.up.weight),
+            (theirs.linear1.bias, ours.up.bias),
+            (theirs.linear2.weight, ours.down.weight),
+            (theirs.linear2.bias, ours.down.bias),
+            (theirs.norm1.weight, ours.norm1.weight),
+            (theirs.norm1.bias, ours.norm1.bias),
+            (theirs.norm2.weight, ours.norm2.weight),
+            (theirs.norm2.bias, ours.norm2.bias),
+        ]
+        for their, our in pairs:
+            their.data.copy_(our.data)
+    embedding = nn.Embedding(model.backbone.vocab_size, shape.width)
+    embedding.weight.data.copy_(model.backbone.embedding.weight.data)
+    return embedding, encoder
+
+
+def published_positions(length: int, width: int) -> torch.Tensor:
+    table = torch.zeros(length, width)
+    for pos in range(length):
+        for i in range(width // 2):
+            table[pos, 2 * i] = math.sin(pos / 10000 ** (2 * i / width))
+            table[pos, 2 * i + 1] = math.cos(pos / 10000 ** (2 * i / width))
+    return table
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_classic_network_equals_torchs_encoder_forward_and_backward(seed):
+    torch.manual_seed(seed)
+    model = language_model(seed)
+    for parameter in model.parameters():  # norms and biases away from one and zero, or half the test is blind
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    embedding, encoder = torch_twin(model)
+    ids = torch.randint(VOCABULARY, (3, 11))
+    mask = nn.Transformer.generate_square_subsequent_mask(11)
+    their_input = embedding(ids) * math.sqrt(SHAPE.width) + published_positions(11, SHAPE.width)
+    theirs = encoder(their_input, mask=mask, is_causal=True)
+    ours = model.backbone(ids)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+    weights = torch.randn_like(ours)
+    (ours * weights).sum().backward()
+    (theirs * weights).sum().backward()
+    torch.testing.assert_close(model.backbone.embedding.weight.grad, embedding.weight.grad, rtol=1e-4, atol=1e-5)
+    for their, our in zip(encoder.layers, model.backbone.layers, strict=True):
+        torch.testing.assert_close(our.attention.inward.weight.grad, their.self_attn.in_proj_weight.grad, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(our.up.weight.grad, their.linear1.weight.grad, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(our.norm2.bias.grad, their.norm2.bias.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", [0, 4, 10])
+def test_the_future_does_not_reach_the_past_of_the_whole_model(place):
+    model = language_model().eval()
+    torch.manual_seed(place)
+    ids = torch.randint(VOCABULARY, (2, 11))
+    changed = ids.clone()
+    changed[:, place] = (ids[:, place] + 1) % VOCABULARY
+    before, after = model.head(model.backbone(ids)), model.head(model.backbone(changed))
+    torch.testing.assert_close(before[:, :place], after[:, :place], rtol=0, atol=0)
+    for later in range(place, 11):  # control: the change did reach every later position
+        assert not torch.allclose(before[:, later], after[:, later])
+
+
+def test_both_ways_the_future_does_reach_the_past():
+    backbone = language_model().backbone.eval()
+    ids = torch.randint(VOCABULARY, (2, 11))
+    changed = ids.clone()
+    changed[:, 7] = (ids[:, 7] + 1) % VOCABULARY
+    assert not torch.allclose(backbone(ids, visibility="both")[:, 0], backbone(changed, visibility="both")[:, 0])
+
+
+@pytest.mark.parametrize("visibility", ["causal", "both"])
+def test_a_document_reads_the_same_alone_and_in_a_pack(visibility):
+    backbone = language_model().backbone.eval()
+    a, b = torch.randint(VOCABULARY, (1, 5)), torch.randint(VOCABULARY, (1, 6))
+    segments = torch.tensor([[0] * 5 + [1] * 6 + [PADDING]])
+    packed = backbone(torch.cat([a, b, torch.ones(1, 1, dtype=torch.long)], 1), segments, visibility)
+    torch.testing.assert_close(packed[:, :5], backbone(a, visibility=visibility), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(packed[:, 5:11], backbone(b, visibility=visibility), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("padding", [1, 3, 9])
+def test_a_classification_does_not_depend_on_the_padding_of_its_batch(padding):
+    model = classifier().eval()
+    ids = torch.randint(4, VOCABULARY, (1, 6))
+    padded = torch.cat([ids, torch.full((1, padding), 1)], dim=1)
+    longer = torch.randint(4, VOCABULARY, (1, 6 + padding))
+    lengths = torch.tensor([6, 6 + padding])
+    batch = model.head(model.backbone(torch.cat([padded, longer])), lengths)
+    alone = model.head(model.backbone(ids), torch.tensor([6]))
+    torch.testing.assert_close(batch[:1], alone, rtol=0, atol=1e-6)
+    last_row = model.head.linear(model.backbone(padded)[:, -1])  # the published mistake: the last row of the padded batch
+    assert not torch.allclose(last_row, alone, atol=1e-3)
+
+
+def test_positions_hold_at_any_length():
+    torch.testing.assert_close(sinusoids(torch.arange(40), 16), published_positions(40, 16), rtol=0, atol=1e-5)
+    far = sinusoids(torch.tensor([100_000]), 16)
+    expected = torch.tensor([[math.sin(100_000), math.cos(100_000)]], dtype=torch.float64)
+    torch.testing.assert_close(far[:, :2].double(), expected, rtol=0, atol=1e-2)
+    ids = torch.randint(VOCABULARY, (1, 3 * SHAPE.context))
+    assert torch.isfinite(language_model().backbone(ids)).all()
+
+
+def test_places_start_again_with_every_segment():
+    assert places(torch.tensor([[5, 5, 5, 2, 2, PADDING, PADDING]])).tolist() == [[0, 1, 2, 0, 1, 0, 1]]
+
+
+def test_no_row_of_the_mask_is_empty():
+    seen = visible(torch.tensor([[0, 0, 1, PADDING]]), "causal")
+    assert seen[0, 0].tolist() == [
+        [True, False, False, False],
+        [True, True, False, False],
+        [False, False, True, False],
+        [False, False, False, True],
+    ]
+
+
+def test_generation_by_extension_equals_reading_the_whole():
+    backbone = language_model().backbone.eval()
+    ids = torch.randint(VOCABULARY, (1, 9))
+    whole = backbone(ids)
+    first, past = backbone.extend(ids[:, :4], None)
+    second, past = backbone.extend(ids[:, 4:7], past)  # several tokens at once
+    third, past = backbone.extend(ids[:, 7:8], past)
+    fourth, _ = backbone.extend(ids[:, 8:], past)
+    torch.testing.assert_close(torch.cat([first, second, third, fourth], dim=1), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_follow_from_the_seed_alone():
+    torch.manual_seed(1)
+    one = build_backbone(SHAPE, VOCABULARY, 5).state_dict()
+    torch.manual_seed(2)
+    before = torch.random.get_rng_state()
+    two = build_backbone(SHAPE, VOCABULARY, 5).state_dict()
+    assert torch.equal(before, torch.random.get_rng_state())  # and drawing them disturbs nobody
+    other = build_backbone(SHAPE, VOCABULARY, 6).state_dict()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not torch.equal(one["embedding.weight"], other["embedding.weight"])
+
+
+def test_the_start_is_the_published_one():
+    model = language_model(shape=ModelConfig(width=64, depth=1, heads=2, feedforward=8))
+    table = model.backbone.embedding.weight.detach()
+    assert 0.09 < float(table.abs().max()) <= 0.1
+    assert 0.09 < float(model.head.linear.weight.detach().abs().max()) <= 0.1
+    assert not model.head.linear.bias.any()
+    assert not torch.equal(table, model.head.linear.weight)
+
+
+def test_every_parameter_gets_a_gradient():
+    model = language_model()
+    ids = torch.arange(VOCABULARY)[None]
+    (model.head(model.backbone(ids)) * torch.randn(1, VOCABULARY, VOCABULARY)).sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name

@@ -1,0 +1,194 @@
+import os
+
+import pytest
+
+from headstart.config import CorpusConfig, LabelledConfig, TokenizerConfig
+from headstart.data.labelled import LabelSet
+from headstart.errors import DataError, UsageError
+from headstart.progress import Quiet
+from headstart.recipes.prepare import is_shards, run_prepare, run_prepare_labelled, run_tokenizer
+from headstart.text.tokenizer import load_tokenizer
+
+SMALL = TokenizerConfig(vocab_size=300)
+TEXT = "un roman inoubliable\na dull book that goes on and on\n" * 5
+
+
+class Notebook(Quiet):
+    """Keeps what was said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text(TEXT)
+
+
+def prepare(tmp_path, *paths: str, corpus: CorpusConfig | None = None, tokenizer=None, config=SMALL):
+    said = Notebook()
+    shards = run_prepare(
+        paths or ("a.txt",),
+        tmp_path / "out",
+        corpus or CorpusConfig(),
+        tokenizer=tokenizer,
+        tokenizer_config=config,
+        progress=said,
+    )
+    return shards, said.lines
+
+
+def test_a_tokenizer_is_trained_saved_and_measured(tmp_path):
+    card = run_tokenizer(["a.txt"], tmp_path / "tok", SMALL, CorpusConfig(), Quiet())
+    tokenizer = load_tokenizer(tmp_path / "tok")
+    assert card.documents == 10
+    assert card.tokens == sum(len(tokenizer.encode(line)) for line in TEXT.splitlines())
+    again = run_tokenizer(["a.txt"], tmp_path / "tok", SMALL, CorpusConfig(), Quiet())  # its own place can be reused
+    assert again == card
+
+
+def test_text_becomes_shards_with_a_tokenizer_of_its_own(tmp_path):
+    shards, _ = prepare(tmp_path)
+    tokenizer = load_tokenizer(shards.tokenizer_folder)
+    assert tokenizer.digest == shards.tokenizer_digest
+    assert [tokenizer.decode(shards.ids(index).tolist()) for index in range(10)] == TEXT.splitlines()
+    assert [source["name"] for source in shards.about["sources"]] == ["a.txt"]
+
+
+def test_a_tokenizer_can_be_given_or_named(tmp_path):
+    run_tokenizer(["a.txt"], tmp_path / "tok", SMALL, CorpusConfig(), Quiet())
+    by_name, _ = prepare(tmp_path, tokenizer=tmp_path / "tok")
+    in_hand, said = prepare(tmp_path, tokenizer=load_tokenizer(tmp_path / "tok"))
+    assert by_name.fingerprint == in_hand.fingerprint
+    assert said == [f"{tmp_path / 'out'} is up to date: 10 documents, {in_hand.tokens} tokens; reused"]
+
+
+def test_unchanged_text_is_not_prepared_twice(tmp_path):
+    first, said = prepare(tmp_path)
+    assert said == []
+    written = (tmp_path / "out" / "manifest.json").stat().st_ino
+    again, said = prepare(tmp_path)
+    assert said == [f"{tmp_path / 'out'} is up to date: 10 documents, {first.tokens} tokens; reused"]
+    assert (tmp_path / "out" / "manifest.json").stat().st_ino == written
+    # what does not change the tokens does not matter
+    _, said = prepare(tmp_path, corpus=CorpusConfig(held_out=0.5, layout="documents"))
+    assert said == [f"{tmp_path / 'out'} is up to date: 10 documents, {again.tokens} tokens; reused"]
+
+
+@pytest.mark.parametrize("change", ["text", "time", "settings", "tokenizer", "files"])
+def test_whatever_changes_has_it_prepared_anew(tmp_path, change):
+    first, _ = prepare(tmp_path)
+    old, more = first.fingerprint, {}
+    if change == "text":
+        (tmp_path / "a.txt").write_text(TEXT + "one more\n")
+    if change == "time":
+        os.utime("a.txt", ns=(1, 1))
+    if change == "settings":
+        more["corpus"] = CorpusConfig(documents="file")
+    if change == "tokenizer":
+        more["config"] = TokenizerConfig(vocab_size=280)
+    if change == "files":
+        (tmp_path / "b.txt").write_text("other\n")
+    second, said = prepare(tmp_path, *(["*.txt"] if change == "files" else []), **more)
+    assert said == [f"{tmp_path / 'out'} was made from other text or settings; preparing it anew"]
+    assert second.fingerprint != old
+
+
+def test_damaged_shards_are_prepared_anew(tmp_path):
+    first, _ = prepare(tmp_path)
+    tokens = first.flat.tolist()
+    path = tmp_path / "out" / "tokens.bin"
+    content = path.read_bytes()
+    path.write_bytes(bytes(len(content)))
+    second, said = prepare(tmp_path)
+    assert said == [
+        f"{path} is damaged: its bytes are not those that were written (sha256); preparing it anew",
+    ]
+    assert second.flat.tolist() == tokens
+
+
+@pytest.mark.parametrize("kind", ["tokenizer", "shards"])
+def test_something_else_at_the_output_is_left_alone(tmp_path, kind):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.doc").write_text("years of work")
+    runs = {
+        "tokenizer": lambda: run_tokenizer(["a.txt"], tmp_path / "out", SMALL, CorpusConfig(), Quiet()),
+        "shards": lambda: prepare(tmp_path),
+    }
+    with pytest.raises(UsageError) as caught:
+        runs[kind]()
+    assert str(caught.value) == (
+        f"{tmp_path / 'out'} is not empty and not a Headstart {kind} folder; choose another place for the output"
+    )
+    assert (tmp_path / "out" / "thesis.doc").read_text() == "years of work"
+
+
+def test_an_empty_folder_is_a_place_for_output(tmp_path):
+    (tmp_path / "out").mkdir()
+    assert prepare(tmp_path)[0].documents == 10
+
+
+def test_a_broken_file_is_told_and_leaves_nothing_behind(tmp_path):
+    """The line is met inside the tokenizer's training, which is not in Python: its words must come through."""
+    (tmp_path / "b.txt").write_bytes(b"fine\n\xff\n")
+    with pytest.raises(DataError) as caught:
+        prepare(tmp_path, "a.txt", "b.txt")
+    assert str(caught.value) == (
+        "b.txt, line 2: not UTF-8 (0xff is byte 1 of it); if it is Latin-1, try: iconv -f latin1 -t utf-8"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt"]
+
+
+def test_shards_are_not_text(tmp_path):
+    prepare(tmp_path)
+    assert is_shards("out")
+    with pytest.raises(DataError) as caught:
+        prepare(tmp_path, "a.txt", "out")
+    assert str(caught.value) == (
+        "out is prepared already: its text is tokens now; give the text files it was made from"
+    )
+
+
+def labelled(tmp_path, path: str, out: str, **more):
+    said = Notebook()
+    run_tokenizer(["a.txt"], tmp_path / "tok", SMALL, CorpusConfig(), Quiet())
+    return run_prepare_labelled(
+        path, tmp_path / out, LabelledConfig(), tokenizer=tmp_path / "tok", progress=said, **more
+    ), said.lines
+
+
+def test_labelled_text_becomes_shards_with_labels(tmp_path):
+    (tmp_path / "train.csv").write_text("text,label\nfine,pos\ndull,neg\nso fine,pos\n")
+    (tmp_path / "test.csv").write_text("text,label\nvery dull,neg\n")
+    train, _ = labelled(tmp_path, "train.csv", "train")
+    assert (train.labels, train.label_of.tolist()) == (("neg", "pos"), [1, 0, 1])
+    labels = LabelSet(train.labels)
+    test, _ = labelled(tmp_path, "test.csv", "test", labels=labels, train_name="train.csv")
+    assert (test.labels, test.label_of.tolist()) == (("neg", "pos"), [0])
+    _, said = labelled(tmp_path, "train.csv", "train")
+    assert said == [f"{tmp_path / 'train'} is up to date: 3 documents, {train.tokens} tokens; reused"]
+
+
+def test_a_label_that_train_does_not_have_stops_the_preparation(tmp_path):
+    (tmp_path / "test.csv").write_text("text,label\nvery dull,ngative\n")
+    with pytest.raises(DataError) as caught:
+        labelled(tmp_path, "test.csv", "test", labels=LabelSet(("negative", "positive")), train_name="train.csv")
+    assert str(caught.value) == (
+        "test.csv, row 1: label 'ngative' does not occur in train.csv; did you mean 'negative'?"
+    )
+    assert not (tmp_path / "test").exists()
+
+
+def test_changed_labels_beside_pieces_are_noticed(tmp_path):
+    (tmp_path / "t.review.spm").write_text("▁fine\n▁dull\n", encoding="utf-8")
+    (tmp_path / "t.label").write_text("1\n0\n")
+    first, _ = labelled(tmp_path, "t.review.spm", "train")
+    assert first.label_of.tolist() == [1, 0]
+    (tmp_path / "t.label").write_text("0\n1\n")
+    os.utime("t.label", ns=(1, 1))
+    second, _ = labelled(tmp_path, "t.review.spm", "train")
+    assert second.label_of.tolist() == [0, 1]

@@ -1,0 +1,220 @@
+"""The page, the figures and the tables that a comparison becomes."""
+
+import csv
+import html.parser
+import json
+import re
+
+import pytest
+
+from headstart.errors import StoreError
+from headstart.report.canvas import svg
+from headstart.report.collect import collect
+from headstart.report.figures import drawings
+from headstart.report.page import render, write_report
+from report.make_comparison import make_comparison, write_answers
+
+ARMS = {"majority": 0.5, "tfidf": 0.84, "scratch": 0.75, "pretrained": 0.8}
+EVIL = "<script>alert('$x$ & y')</script>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("comparison")
+    make_comparison(folder, arms=ARMS, seeds=2, budgets=(100, "all"), texts=600, look_at_test=True, extras=True)
+    write_report(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    return (folder / "report.html").read_text("utf-8")
+
+
+class Reader(html.parser.HTMLParser):
+    """Collects the tags, what they point at, and the words between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.links, self.words, self.ids = [], [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        found = dict(attributes)
+        self.links += [found[name] for name in ("src", "href", "xlink:href", "action", "data") if name in found]
+        self.ids += [found["id"]] if "id" in found else []
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def read(text):
+    reader = Reader()
+    reader.feed(text)
+    return reader
+
+
+def test_a_report_is_a_page_two_tables_and_figures(folder):
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix != ".json")
+    assert [name for name in names if not name.startswith(("cells", "figures/"))] == [
+        *("figures", "report.html", "results.csv")
+    ]
+    assert [name for name in names if name.startswith("figures/")] == [
+        f"figures/{name}.{kind}"
+        for name in (
+            *("budgets", "confusion-pretrained", "confusion-scratch", "confusion-tfidf"),
+            *("curves-test", "curves", "test"),
+        )
+        for kind in ("png", "svg")
+    ]
+
+
+def test_the_same_comparison_gives_the_same_bytes_wherever_they_are_written(folder, tmp_path):
+    assert write_report(folder, tmp_path / "out") == tmp_path / "out" / "report.html"
+    names = [path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(names) == 17
+    for name in names:
+        assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+def test_the_page_fetches_nothing(page):
+    reader = read(page)
+    assert reader.links  # control: the figures point into themselves
+    assert all(link.startswith("#") for link in reader.links)
+    assert not re.search(r"url\((?!#)|@import|<!doctype svg", page, re.IGNORECASE)
+    assert not {"script", "link", "iframe", "img", "object", "form"} & set(reader.tags)
+
+
+def test_figures_on_one_page_do_not_share_ids(page):
+    ids = read(page).ids
+    assert len(ids) == len(set(ids)) > 50
+
+
+def test_the_verdict_stands_on_top(page, folder):
+    first = json.loads((folder / "results.json").read_text())["verdict"][0]
+    heading = page[page.index("<h1>") + 4 : page.index("</h1>")]
+    assert heading.replace("\N{NO-BREAK SPACE}", " ") == first
+    assert first.startswith("TF-IDF + logistic regression won: ")
+    assert page.index("<h1>") < page.index('<p class="verdict">') < page.index("<figure") < page.index("<table")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "negative 800, positive 800",
+        "aaaaaaaaaaaa",
+        "8 rows of test stand word for word in train.",
+        "* without the 12 test texts that also stand in train.",
+        "headstart compare train.jsonl --valid valid.jsonl --test test.jsonl --from runs/lm --seeds 5",
+        "10,968,602",
+        "L (4 d (d+1) + ff (d+1) + d (ff+1) + 4 d)",
+        "runs/lm/bundle",
+        "600 × 200",
+        "Bonjour les",
+        "gens qui ont lu ce livre",
+        '{"lr": 0.0001, "optimizer": "adam"}',
+        "2.11.0",
+        "Validation chose everything that was chosen",
+        "Test was also measured after every epoch",
+    ],
+)
+def test_the_page_tells(page, words):
+    assert words in " ".join("".join(read(page).words).split())
+
+
+def test_a_page_without_extras_has_no_empty_sections(tmp_path):
+    text = render(collect(write_answers(tmp_path, {"majority": {0: "1010"}, "tfidf": {0: "1110"}})))
+    for words in ("Parameters of the classifier", "What was transferred", "writes", "also stand in train", "Settings"):
+        assert words not in text
+    assert "Test was read once a run" in text
+
+
+def test_names_cannot_become_markup(tmp_path):
+    labels = (EVIL, "b")
+    answers = {"majority": {0: "1010"}, "tfidf": {0: "1110"}, "scratch": {0: "1100"}, "pretrained": {0: "1110"}}
+    write_answers(tmp_path, answers, labels=labels)
+    for name in ("run", "environment", "config"):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"command": EVIL, EVIL: EVIL}))
+    (tmp_path / "samples.json").write_text(json.dumps([{"prompt": EVIL, "text": EVIL}]))
+    (tmp_path / "receipt.json").write_text(json.dumps({"source": EVIL, "moved": [{"name": EVIL, "shape": [1]}]}))
+    (tmp_path / "ledger.json").write_text(json.dumps({"classifier": [{"part": EVIL, "formula": EVIL, "count": 1}]}))
+    text = write_report(tmp_path).read_text("utf-8")
+    assert "script" not in read(text).tags
+    assert "<script" not in text.lower()
+    assert "".join(read(text).words).count(EVIL) >= 8  # control: they are all there, as words
+
+
+def test_the_csv_has_a_row_a_run(folder):
+    with (folder / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(list((folder / "cells").iterdir())) == 14
+    cell = json.loads((folder / "cells" / "pretrained-all-seed1.json").read_text())
+    assert rows[-1] == {
+        "arm": "pretrained",
+        "labels": "all",
+        "rows": "1600",
+        "seed": "1",
+        "valid_accuracy": str(cell["valid"]["accuracy"]),
+        "valid_macro_f1": str(cell["valid"]["macro_f1"]),
+        "test_accuracy": str(cell["test"]["accuracy"]),
+        "test_macro_f1": str(cell["test"]["macro_f1"]),
+        "best_epoch": str(cell["best_epoch"]),
+        "epochs": "15",
+        "seconds": "141.0",
+        "setting": '{"lr": 0.0001}',
+    }
+
+
+def test_the_json_has_the_verdict_the_summaries_and_the_differences(tmp_path):
+    folder = write_answers(
+        tmp_path,
+        {"majority": {0: "1010"}, "tfidf": {0: "1110"}, "scratch": {0: "1100"}, "pretrained": {0: "1111"}},
+    )
+    write_report(folder)
+    results = json.loads((folder / "results.json").read_text())
+    assert sorted(results) == ["arms", "differences", "format", "missing", "verdict"]
+    assert [(arm["arm"], arm["test_accuracy"]["mean"]) for arm in results["arms"]] == [
+        ("majority", 0.5),
+        ("tfidf", 0.75),
+        ("scratch", 0.5),
+        ("pretrained", 1.0),
+    ]
+    assert [(row["arm"], row["other"], row["estimate"]["mean"]) for row in results["differences"]] == [
+        ("pretrained", "scratch", 0.5),
+        ("pretrained", "tfidf", 0.25),
+        ("scratch", "tfidf", -0.25),
+    ]
+    assert results["missing"] == []
+
+
+def test_lines_carry_their_names_and_numbers(folder):
+    drawing = drawings(collect(folder))[0]
+    text = svg(drawing.draw(7.4))
+    assert drawing.name == "curves"
+    for name in ("TF-IDF 8", "majority 5", "pretrained 7", "from scratch 7", "epoch", "accuracy on validation (1,600"):
+        assert f">{name}" in text, name
+
+
+def test_names_of_lines_that_end_together_stand_apart(tmp_path):
+    answers = {arm: {0: "1110"} for arm in ("naive_bayes", "tfidf", "scratch", "pretrained")}
+    curves = {"scratch": (0.5, 0.75), "pretrained": (0.6, 0.75)}
+    text = svg(drawings(collect(write_answers(tmp_path, answers, curves=curves)))[0].draw(7.4))
+    heights = [
+        float(y) for y in re.findall(r'y="([\d.]+)"[^>]*>(?:naive Bayes|TF-IDF|from scratch|pretrained) 75', text)
+    ]
+    assert len(heights) == 4
+    assert min(abs(a - b) for a in heights for b in heights if a is not b) > 10
+
+
+@pytest.mark.parametrize("labels", [4, 24])
+def test_many_labels_and_few_arms_still_make_a_page(tmp_path, labels):
+    names = tuple(f"label number {index}" for index in range(labels))
+    make_comparison(tmp_path, arms={"tfidf": 0.7, "scratch": 0.6}, seeds=1, texts=60, labels=names)
+    assert "label number 2" in render(collect(tmp_path))
+
+
+def test_a_place_that_cannot_be_written_is_named(folder, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError) as error:
+        write_report(folder, tmp_path / "file")
+    assert str(error.value) == f"cannot write {tmp_path / 'file'}: Not a directory"

@@ -1,0 +1,225 @@
+"""Training learns what can be learnt, nothing that cannot, and the same however it is cut up."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tiny import CPU, SHAPE, SPECIAL, VOCABULARY, classifier, corpus, language_model
+
+from headstart.config import OptimConfig, TransferConfig
+from headstart.data.batches import Batch, CausalRows, LabelledRows
+from headstart.errors import TrainingError
+from headstart.train.loop import TrainState, fit
+from headstart.train.objectives import causal, class_scores, classify
+from headstart.train.optim import build_optimizer, level, optimizer_tensors, restore_optimizer, set_trainable
+from headstart.train.schedule import lr_share
+
+SIZES = [3, 11, 7, 2, 9, 5, 8, 12, 4, 6, 10, 3]
+
+
+def rows(layout="packed"):
+    return CausalRows(corpus(SIZES), np.arange(len(SIZES)), SPECIAL, context=12, layout=layout, seed=1)
+
+
+def train(model, config, steps, fetch, seed=0, objective=causal):
+    state = TrainState(model, build_optimizer(model, config), seed)
+    return state, list(fit(state, fetch, lambda batch: objective(model, batch), config, steps, CPU))
+
+
+def test_it_overfits_a_handful():
+    data = rows()
+    model = language_model()
+    _, reports = train(model, OptimConfig(lr=1e-2), 150, lambda step: [data.batch(0, data.rows)])
+    assert reports[0].loss > 2.5
+    assert reports[-1].loss < 0.35
+
+
+def test_it_cannot_predict_noise():
+    """Fresh random tokens hold nothing to learn: a loss under the entropy of the draw means that a target leaked."""
+
+    def noise(step: int) -> list[Batch]:
+        fresh = corpus([11] * 16, seed=step)
+        return [CausalRows(fresh, np.arange(16), SPECIAL, context=12, layout="packed", seed=None).batch(0, 16)]
+
+    _, reports = train(language_model(), OptimConfig(lr=1e-2), 150, noise)
+    # 11 of 12 targets are uniform over 13 tokens; only the end after the eleventh is certain
+    floor = 11 / 12 * math.log(VOCABULARY - 4)
+    assert sum(report.loss for report in reports[-40:]) / 40 > floor - 0.03
+
+
+@pytest.mark.parametrize("layout", ["packed", "documents"])
+def test_accumulation_equals_one_large_batch(layout):
+    data = rows(layout)
+    config = OptimConfig(lr=1e-2)
+
+    def whole(step: int) -> list[Batch]:
+        return [data.batch(step * 6, 6)]
+
+    def parts(step: int) -> list[Batch]:
+        return [data.batch(step * 6 + part, 1) for part in range(6)]  # rows that score unequally much
+
+    def gradients(fetch) -> list[torch.Tensor]:
+        model, seen = language_model(), []
+        state = TrainState(model, build_optimizer(model, config), 0)
+        state.optimizer.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in model.parameters()))
+        next(fit(state, fetch, lambda batch: causal(model, batch), config, 5, CPU))
+        return seen
+
+    for a, b in zip(gradients(whole), gradients(parts), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
+    _, first = train(language_model(), config, 5, whole)
+    _, second = train(language_model(), config, 5, parts)
+    assert [a.loss for a in first] == pytest.approx([b.loss for b in second], rel=1e-5)
+
+
+def test_a_step_follows_from_its_number_and_seed():
+    """Dropout draws the same numbers at step 3 whether or not steps 1 and 2 ran in this process."""
+    data = rows()
+    shape = SHAPE.model_copy(update={"dropout": 0.3})
+
+    def fetch(step: int) -> list[Batch]:
+        return [data.batch(step * 2, 2)]
+
+    config = OptimConfig(lr=1e-2, warmup=0.3, schedule="cosine")
+    whole, all_reports = train(language_model(shape=shape), config, 8, fetch)
+
+    model = language_model(shape=shape)
+    state = TrainState(model, build_optimizer(model, config), 0)
+    first = []
+    for report in fit(state, fetch, lambda batch: causal(model, batch), config, 8, CPU):
+        first.append(report)
+        if report.step == 3:
+            break
+    moments = {name: tensor.clone() for name, tensor in optimizer_tensors(state.optimizer, model).items()}
+    torch.manual_seed(999)  # whatever the new process does before
+    torch.rand(5)
+    again = language_model(seed=77, shape=shape)
+    again.load_state_dict(model.state_dict())
+    resumed = TrainState(again, build_optimizer(again, config), 0, step=3)
+    restore_optimizer(resumed.optimizer, again, moments)
+    rest = list(fit(resumed, fetch, lambda batch: causal(again, batch), config, 8, CPU))
+
+    assert [a.loss for a in all_reports] == [b.loss for b in first + rest]  # equal, not close
+    for a, b in zip(whole.model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+    other = train(language_model(shape=shape), config, 8, fetch, seed=1)[1]
+    assert [a.loss for a in other] != [b.loss for b in all_reports]  # control: the seed does matter
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update():
+    model = language_model()
+    model.head.linear.bias.data[5] = float("nan")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(TrainingError) as caught:
+        train(model, OptimConfig(lr=1e-2), 3, lambda step: [rows().batch(0, 2)])
+    assert str(caught.value) == (
+        "loss nan with gradient norm nan at step 1; no update was made; "
+        "try a lower optim.lr than 0.01, a longer optim.warmup, or precision fp32"
+    )
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_gradients_are_clipped_to_the_norm_asked_for():
+    data = rows()
+    model = language_model()
+    model.head.linear.weight.data *= 50
+    config = OptimConfig(lr=1e-2, clip=0.5)
+    state = TrainState(model, build_optimizer(model, config), 0)
+    seen = []
+    state.optimizer.register_step_pre_hook(
+        lambda *_: seen.append(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item())
+    )
+    report = next(fit(state, lambda step: [data.batch(0, 4)], lambda batch: causal(model, batch), config, 2, CPU))
+    assert report.norm > 1
+    assert seen == [pytest.approx(0.5, rel=1e-4)]
+
+
+def labelled(count=16):
+    chance = np.random.default_rng(0)
+    texts = [np.concatenate((chance.integers(6, VOCABULARY, 6), [4 + index % 2])) for index in range(count)]
+    return LabelledRows(texts, [index % 2 for index in range(count)], SPECIAL, context=12)
+
+
+def test_a_frozen_backbone_does_not_move_by_a_bit_while_the_head_learns():
+    model, data = classifier(), labelled()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    moving = set_trainable(model, TransferConfig(freeze=True), epoch=3)
+    assert moving == SHAPE.width * 2 + 2
+    train(model, OptimConfig(lr=1e-2), 5, lambda step: [data.batch(range(16))], objective=classify)
+    for name, tensor in model.backbone.state_dict().items():
+        assert torch.equal(tensor, before[f"backbone.{name}"]), name
+    assert not torch.equal(model.head.linear.weight, before["head.linear.weight"])  # control
+
+
+@pytest.mark.parametrize(("epoch", "highest"), [(0, 0), (1, 0), (2, 1), (4, 2), (6, 3), (9, 3)])
+def test_gradual_unfreezing_works_down_from_the_head(epoch, highest):
+    model = classifier()
+    set_trainable(model, TransferConfig(unfreeze_every=2), epoch)
+    moving = {level(name, SHAPE.depth) for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert moving == set(range(highest + 1))
+
+
+def test_layers_further_down_learn_more_slowly():
+    model = classifier()
+    optimizer = build_optimizer(model, OptimConfig(lr=1.0), layer_decay=0.5)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    peaks = {names[id(p)]: group["peak_lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert peaks["head.linear.weight"] == 1.0
+    assert peaks["backbone.layers.1.up.weight"] == 0.5
+    assert peaks["backbone.layers.0.up.weight"] == 0.25
+    assert peaks["backbone.embedding.weight"] == 0.125
+    assert len(peaks) == len(names)
+
+
+def test_only_matrices_decay():
+    model = classifier()
+    optimizer = build_optimizer(model, OptimConfig(optimizer="adamw", weight_decay=0.1))
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert {decays[id(p)] for p in model.parameters() if p.ndim > 1} == {0.1}
+    assert {decays[id(p)] for p in model.parameters() if p.ndim == 1} == {0.0}
+
+
+def test_class_weights_weigh_the_loss_and_its_count():
+    model, data = classifier(), labelled()
+    batch = data.batch(range(16))
+    plain = torch.nn.functional.cross_entropy(class_scores(model, batch), batch.targets, weight=torch.tensor([1.0, 3.0]))
+    ours = classify(model, batch, torch.tensor([1.0, 3.0]))
+    assert (ours.total / ours.count).item() == pytest.approx(plain.item(), rel=1e-6)
+    assert ours.count == 8 * 1 + 8 * 3
+
+
+def test_windows_of_a_text_vote_together():
+    model = classifier().eval()
+    texts = [np.arange(4, 17), np.arange(4, 9)]
+    whole = LabelledRows(texts, [0, 1], SPECIAL, context=8, windows=True)
+    scores = class_scores(model, whole.batch([0, 1]))
+    pieces = LabelledRows([texts[0][:7], texts[0][7:], texts[1]], [0, 0, 1], SPECIAL, context=8)
+    single = class_scores(model, pieces.batch([0, 1, 2]))
+    torch.testing.assert_close(scores[0], single[:2].mean(dim=0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(scores[1], single[2], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shares"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 1.0, 2 / 3, 1 / 3]),
+        ("cosine", [0.5, 1.0, 1.0, 0.75, 0.25]),
+    ],
+)
+def test_the_rate_rises_then_follows_its_schedule(schedule, shares):
+    found = [lr_share(step, steps=5, warmup=0.4, schedule=schedule) for step in range(5)]
+    assert found == pytest.approx(shares)
+
+
+def test_softmax_before_cross_entropy_would_be_noticed():
+    """The published mistake puts a floor of ln(V) - 1 or so under the loss; ours goes to nothing on a learnt text."""
+    data = rows()
+    model = language_model()
+    _, reports = train(model, OptimConfig(lr=1e-2), 200, lambda step: [data.batch(0, data.rows)])
+    twice = torch.nn.functional.cross_entropy(torch.eye(VOCABULARY), torch.arange(VOCABULARY))  # a perfect softmax, again
+    assert twice.item() == pytest.approx(math.log(math.e + VOCABULARY - 1) - 1, rel=1e-5)
+    assert reports[-1].loss < 0.35 < twice.item()

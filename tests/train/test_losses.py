@@ -1,0 +1,53 @@
+"""The loss without scores in memory has the numbers of the plain one."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstart.train import losses
+from headstart.train.losses import linear_cross_entropy
+
+
+def plain(hidden, weight, bias, targets):
+    return F.cross_entropy(hidden @ weight.T + bias, targets, reduction="sum")
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(2, 30), st.integers(1, 16), st.integers(0, 99))
+def test_it_equals_plain_cross_entropy_and_its_gradients(rows, width, vocabulary, chunk, seed):
+    torch.manual_seed(seed)
+    parts = [torch.randn(rows, width), torch.randn(vocabulary, width), torch.randn(vocabulary)]
+    targets = torch.randint(vocabulary, (rows,))
+    ours = [part.clone().requires_grad_() for part in parts]
+    theirs = [part.double().requires_grad_() for part in parts]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(losses, "ROWS", chunk)
+        total = linear_cross_entropy(*ours, targets)
+    expected = plain(*theirs, targets)
+    (3 * total).backward()
+    (3 * expected).backward()
+    torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-5)
+    for our, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our.grad.double(), their.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_it_is_the_same_when_nothing_is_learnt():
+    torch.manual_seed(0)
+    hidden, weight, bias, targets = torch.randn(600, 8), torch.randn(40, 8), torch.randn(40), torch.randint(40, (600,))
+    with torch.no_grad():
+        total = linear_cross_entropy(hidden, weight, bias, targets)
+    torch.testing.assert_close(total, plain(hidden, weight, bias, targets), rtol=1e-5, atol=1e-3)
+
+
+def test_large_scores_do_not_overflow():
+    hidden = torch.full((2, 1), 1e4, requires_grad=True)
+    total = linear_cross_entropy(hidden, torch.tensor([[1.0], [-1.0]]), torch.zeros(2), torch.tensor([0, 1]))
+    total.backward()
+    assert total.item() == pytest.approx(2e4)
+    assert torch.isfinite(hidden.grad).all()
+
+
+def test_nothing_scored_is_nothing_lost():
+    empty = linear_cross_entropy(torch.randn(0, 4), torch.randn(5, 4), torch.zeros(5), torch.zeros(0, dtype=torch.long))
+    assert empty.item() == 0
