@@ -1,69 +1,68 @@
-"""The command line as a person meets it: a process, its output, its exit code."""
+"""The command line as a person meets it: a process, its output, its exit code; and a folder of tiny trained models."""
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 
+from headstart.cli.main import run
+
 SOURCE = Path(__file__).parents[2] / "src"
-TINY = ["--model.width", "16", "--model.depth", "1", "--model.feedforward", "16", "--model.context", "32"]
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def start(arguments: Sequence[str], folder: Path, *, text: str | None = None, **variables: str):
-    """Run `headstart` in a folder, as one would from a shell."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("HEADSTART_")}
-    environment |= {"PYTHONPATH": str(SOURCE), "COLUMNS": "80", **variables}
-    return subprocess.run(
-        [sys.executable, "-m", "headstart", *map(str, arguments)],
-        cwd=folder,
-        env=environment,
-        input=text if text is not None else "",
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-    )
+TINY = "--model.width 16 --model.depth 1 --model.feedforward 16 --model.context 32 --runtime.threads 1"
 
 
 @pytest.fixture
-def headstart(tmp_path: Path) -> Run:
-    """`headstart(...)` in an empty folder."""
+def environment() -> dict[str, str]:
+    """The environment of a process that runs this very source, in a plain window."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADSTART_")}
+    return kept | {"PYTHONPATH": str(SOURCE), "COLUMNS": "80"}
 
-    def call(*arguments: object, **others: str):
-        return start(list(arguments), tmp_path, **others)
+
+@pytest.fixture
+def headstart(tmp_path: Path, environment: dict[str, str]) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """`headstart(...)` as a process in the test's own folder."""
+
+    def call(*arguments: object, **variables: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "headstart", *map(str, arguments)],
+            cwd=tmp_path,
+            env=environment | variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=120,
+        )
 
     return call
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a corpus, labelled files, a tokenizer, a language model `base` and a classifier `clf`."""
+    """A folder with texts, a tokenizer `tok`, a language model `base` and a classifier `clf`."""
     folder = tmp_path_factory.mktemp("trained")
     write_texts(folder)
-    steps = [
-        ["tokenizer", "corpus.txt", "--vocab-size", "300", "--out", "tok"],
-        ["pretrain", "corpus.txt", "--tokenizer", "tok", "--out", "base", "--preset", "classic", *TINY],
-        ["finetune", "train.csv", "--from", "base", "--out", "clf", "--loop.epochs", "2", "--runtime.threads", "1"],
-    ]
-    for step in steps:
-        done = start(step, folder)
-        assert done.returncode == 0, done.stderr
+    with chdir(folder):
+        for line in (
+            "tokenizer corpus.txt --vocab-size 300 --out tok --quiet",
+            f"pretrain corpus.txt --tokenizer tok --out base --preset classic --quiet {TINY}",
+            "finetune train.csv --from base --out clf --quiet --loop.epochs 2 --runtime.threads 1",
+        ):
+            assert run(line.split()) == 0
     return folder
 
 
 def write_texts(folder: Path) -> None:
     """40 labelled rows to learn from, 20 to test on, and 200 lines without labels."""
     words = {"positive": ("lovely", "superb", "moving"), "negative": ("awful", "dull", "weak")}
-    lines = []
+    rows = []
     for number in range(260):
         label = ("positive", "negative")[number % 2]
-        word = words[label][number % 3]
-        lines.append((f"the film is {word} and the cast is {word} {number}", label))
-    (folder / "corpus.txt").write_text("".join(f"{text}\n" for text, _ in lines[60:]), encoding="utf-8")
-    for name, rows in (("train.csv", lines[:40]), ("test.csv", lines[40:60])):
-        table = "".join(f"{text},{label}\n" for text, label in rows)
+        rows.append((f"the film is {words[label][number % 3]} {number}", label))
+    (folder / "corpus.txt").write_text("".join(f"{text}\n" for text, _ in rows[60:]), encoding="utf-8")
+    for name, part in (("train.csv", rows[:40]), ("test.csv", rows[40:60])):
+        table = "".join(f"{text},{label}\n" for text, label in part)
         (folder / name).write_text(f"text,label\n{table}", encoding="utf-8")

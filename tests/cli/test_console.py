@@ -138,6 +138,19 @@ def test_remarks_are_printed_as_they_are(capsys):
     assert capsys.readouterr().err == "[bold]a label[/bold] :smile: " + 60 * "long " + "\n"
 
 
+def test_remarks_name_settings_as_they_are_typed(capsys):
+    Console().say("cut there (labelled.long_texts windows would read all of it)")
+    assert capsys.readouterr().err == "cut there (--labelled.long-texts windows would read all of it)\n"
+
+
+def test_nothing_that_is_shown_can_steer_the_terminal(capsys):
+    console = Console()
+    console.say("a label \x1b[2J")
+    console.table(["class"], [["\x1b]0;title\x07"]])
+    shown = capsys.readouterr()
+    assert (shown.err, shown.out) == ("a label �[2J\n", "class     \n�]0;title�\n")
+
+
 def test_quiet_says_nothing_but_still_prints_results(clock, capsys):
     console = Console(quiet=True)
     console.say("a remark")

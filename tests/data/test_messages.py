@@ -1,16 +1,17 @@
-"""Each thing that can be wrong with a user's file, and the whole line that tells it."""
+"""What is wrong with paths, with files as a whole, and between files: the whole line that tells it."""
 
-import gzip
 import json
 
 import pytest
-from wrong_files import GOOD, KNOWN, LABELLED
 
 from headstart.config import CorpusConfig, LabelledConfig
 from headstart.data import opening
 from headstart.data.corpus import read_documents
 from headstart.data.labelled import LabelSet, check_split, read_labelled
 from headstart.errors import DataError
+
+KNOWN = ".txt, .csv, .tsv, .jsonl, .ndjson, .json, .parquet, .spm, each also with .gz"
+GOOD = b"text,label\na fine book,positive\na dull one,negative\n"
 
 
 @pytest.fixture(autouse=True)
@@ -23,21 +24,6 @@ def message_of(read) -> str:
         read()
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "settings", "message"), [case[1:] for case in LABELLED], ids=[case[0] for case in LABELLED]
-)
-def test_a_wrong_labelled_file_is_told_in_one_line(tmp_path, name, content, settings, message):
-    (tmp_path / name).write_bytes(content)
-    assert message_of(lambda: read_labelled(name, LabelledConfig(**settings))) == message
-
-
-def test_the_cases_begin_from_a_file_that_is_right(tmp_path):
-    (tmp_path / "r.csv").write_bytes(GOOD)
-    (tmp_path / "r.csv.gz").write_bytes(gzip.compress(GOOD))
-    assert read_labelled("r.csv", LabelledConfig()).labels == ("positive", "negative")
-    assert read_labelled("r.csv.gz", LabelledConfig()).labels == ("positive", "negative")
 
 
 def test_a_missing_file_is_told_with_the_nearest_name(tmp_path):

@@ -11,7 +11,7 @@ from headstart.data.corpus import Document
 from headstart.data.provenance import Source, describe, fingerprint
 from headstart.data.shards import Shards, is_shards, text_digest, write_shards
 from headstart.errors import DataError, StoreError
-from headstart.files import read_json, write_json
+from headstart.files import read_json, whole_folder
 from headstart.progress import Quiet
 
 
@@ -126,13 +126,14 @@ def test_no_documents_make_no_shards(tokenizer, tmp_path):
     assert not (tmp_path / "s").exists()
 
 
-def spoil(folder: Path, name: str, content: bytes, deep: bool) -> None:
-    """Change a file behind the manifest's back, or have the manifest agree so that only the sense is wrong."""
-    (folder / name).write_bytes(content)
-    if not deep:
-        manifest = read_json(folder / "manifest.json")
-        manifest["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        write_json(folder / "manifest.json", manifest)
+def agree(folder: Path, name: str = "", content: bytes = b"", **about) -> None:
+    """Write the folder anew with one thing changed and a manifest that agrees, so that only the sense is wrong."""
+    manifest = read_json(folder / "manifest.json")
+    old = {path: (folder / path).read_bytes() for path in manifest["files"]}
+    with whole_folder(folder, kind="shards", about=manifest["about"] | about) as draft:
+        for path, bytes_ in (old | ({name: content} if name else {})).items():
+            (draft / path).parent.mkdir(exist_ok=True)
+            (draft / path).write_bytes(bytes_)
 
 
 OFFSETS = {
@@ -154,7 +155,7 @@ def test_offsets_without_sense_are_refused(tokenizer, tmp_path, offsets):
 
     folder = tmp_path / "s"
     assert write(["a", "b", "c"], Two(), folder).offsets.tolist() == [0, 2, 4, 6]
-    spoil(folder, "offsets.bin", np.array(offsets, "<u8").tobytes(), deep=False)
+    agree(folder, "offsets.bin", np.array(offsets, "<u8").tobytes())
     with pytest.raises(StoreError) as caught:
         Shards.open(folder)
     assert str(caught.value) == f"{folder / 'offsets.bin'} is damaged: the offsets do not run from 0 to 6"
@@ -165,7 +166,7 @@ def test_a_file_of_another_size_is_refused_even_when_the_manifest_agrees(tokeniz
     folder = tmp_path / "s"
     write(["fine", "dull"], tokenizer, folder, labels=[1, 0], label_names=("neg", "pos"))
     content = (folder / name).read_bytes()
-    spoil(folder, name, content[:-1], deep=False)
+    agree(folder, name, content[:-1])
     with pytest.raises(StoreError) as caught:
         Shards.open(folder)
     assert str(caught.value) == (
@@ -177,7 +178,7 @@ def test_a_file_of_another_size_is_refused_even_when_the_manifest_agrees(tokeniz
 def test_a_label_without_a_name_is_refused(tokenizer, tmp_path, label):
     folder = tmp_path / "s"
     write(["fine", "dull"], tokenizer, folder, labels=[1, 0], label_names=("neg", "pos"))
-    spoil(folder, "labels.bin", np.array([label, 0], "<i4").tobytes(), deep=False)
+    agree(folder, "labels.bin", np.array([label, 0], "<i4").tobytes())
     with pytest.raises(StoreError) as caught:
         Shards.open(folder)
     assert str(caught.value) == f"{folder / 'labels.bin'} is damaged: a label beyond the 2 names"
@@ -190,7 +191,7 @@ def test_a_changed_byte_is_found_by_looking_deep(tokenizer, tmp_path):
     content = bytearray((folder / "tokens.bin").read_bytes())
     content[0] ^= 1
     del shards
-    spoil(folder, "tokens.bin", bytes(content), deep=True)
+    (folder / "tokens.bin").write_bytes(content)
     with pytest.raises(StoreError) as caught:
         Shards.open(folder)
     assert str(caught.value) == (
@@ -203,9 +204,7 @@ def test_a_changed_byte_is_found_by_looking_deep(tokenizer, tmp_path):
 def test_a_manifest_without_the_facts_is_refused(tokenizer, tmp_path, wrong):
     folder = tmp_path / "s"
     write(["fine", "dull"], tokenizer, folder)
-    manifest = read_json(folder / "manifest.json")
-    manifest["about"].update(wrong)
-    write_json(folder / "manifest.json", manifest)
+    agree(folder, **wrong)
     with pytest.raises(StoreError) as caught:
         Shards.open(folder)
     assert str(caught.value) == (

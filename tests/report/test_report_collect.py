@@ -164,6 +164,10 @@ def test_a_comparison_without_a_finished_run_is_named(folder):
             "{path} is of another comparison: it predicts label 2, where there are 2",
         ),
         (
+            lambda cell: cell["test"].update(accuracy=0.75),
+            "{path} is of another comparison: it says accuracy 0.7500, its predictions give 0.5000 on test.jsonl",
+        ),
+        (
             lambda cell: cell.update(predictions=[0, 1, 0, 1]),
             "{path} is of another comparison: it says accuracy 0.5000, its predictions give 1.0000 on test.jsonl",
         ),

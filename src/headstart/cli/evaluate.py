@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from headstart.cli.console import Console
 from headstart.cli.options import RUNTIME, AsJson, ConfigFile, Flags, Model, Options, Quiet, Running
 from headstart.config import LabelledConfig
 
 if TYPE_CHECKING:
-    from headstart.cli.console import Console
     from headstart.train.evaluate import Evaluation
 
 
@@ -38,7 +38,6 @@ def evaluate(
 ) -> None:
     """Measure a classifier."""
     settings = OPTIONS.settings(flags, path=config)
-    from headstart.cli.console import Console
     from headstart.recipes.evaluate import run_evaluate
 
     console = Console(quiet=quiet)
@@ -49,14 +48,12 @@ def evaluate(
         _show(evaluation, console)
 
 
-def _show(evaluation: "Evaluation", console: "Console") -> None:
+def _show(evaluation: "Evaluation", console: Console) -> None:
     console.result(
         f"accuracy {evaluation.accuracy:.4f}   macro-F1 {evaluation.macro_f1:.4f}   rows {evaluation.rows:,}"
     )
     if evaluation.truncated:
-        console.result(
-            f"{evaluation.truncated:,} texts are longer than the context of the model; their ends were not read"
-        )
+        console.prose(f"texts longer than the context of the model: {evaluation.truncated:,}; their ends were not read")
     console.result()
     rows = [
         (one.label, f"{one.precision:.3f}", f"{one.recall:.3f}", f"{one.f1:.3f}", f"{one.rows:,}")

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from headstart.cli.console import Console
 from headstart.cli.options import (
     ConfigFile,
     Flags,
@@ -60,8 +61,8 @@ def finetune(
         raise UsageError("finetune needs TRAIN, a labelled file; see headstart finetune --help")
     elif source is None:
         raise UsageError("finetune needs --from: a pretrained folder, as in --from runs/base, or --from scratch")
+    OPTIONS.refuse_with_source(flags, source)
     settings = None if resume else OPTIONS.settings(flags, preset=preset, path=config)
-    from headstart.cli.console import Console
     from headstart.recipes.finetune import run_finetune
 
     run_finetune(

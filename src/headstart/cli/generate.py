@@ -4,6 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from headstart.cli.console import Console
 from headstart.cli.options import RUNTIME, ConfigFile, Flags, Model, Options, Quiet, Running
 from headstart.errors import ConfigError, UsageError
 
@@ -40,7 +41,6 @@ def generate(
     if samples < 1:
         raise UsageError(f"--samples must be at least 1, got {samples}")
     runtime = OPTIONS.settings(flags, path=config).runtime
-    from headstart.cli.console import Console
     from headstart.predict.generate import Sampling, run_generate
 
     try:

@@ -129,6 +129,7 @@ def build_app() -> App:
         group_commands=Group("Commands", sort_key=0),
         group_parameters=Group("Options", sort_key=0),
         result_action="return_value",
+        suppress_keyboard_interrupt=False,  # it has a line of its own here
     )
     for order, (name, usage, summary, example) in enumerate(COMMANDS):
         app.command(

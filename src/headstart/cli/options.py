@@ -26,6 +26,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 TOML = Path("headstart.toml")
 """Read from the working folder when no --config names another file."""
 
+PANELS = ("loop", "optim", "transfer", "model", "corpus", "labelled", "tokenizer", "runtime")
+"""The order in which `--help` shows sections: what one turns most often first."""
+
 Out = Annotated[Path, Parameter(metavar="FOLDER", help="The folder to write.")]
 Train = Annotated[str | None, Parameter(name="TRAIN", help="Labelled text: a file or a prepared folder.")]
 Valid = Annotated[
@@ -119,13 +122,22 @@ class Options(Generic[C]):
         if named:
             raise UsageError(f"--resume goes on with the settings of {out}; leave out {named[0]}")
 
+    def refuse_with_source(self, flags: Flags | None, source: str | None) -> None:
+        """Refuse a shape or a vocabulary beside a pretrained folder, which brings both."""
+        if source in (None, "scratch"):
+            return
+        for name in self.given(flags):
+            if name.startswith(("model.", "tokenizer.")):
+                typed = self._names[name]
+                raise UsageError(f"{typed} goes with --from scratch; {source} brings its own {name.split('.')[0]}")
+
     def _build(self) -> type[Flags]:
         defaults = self.kind()
         panels = {}
-        for order, (name, part) in enumerate(self.kind.model_fields.items(), start=1):
+        for name, part in self.kind.model_fields.items():
             inner = part.annotation
             if isinstance(inner, type) and issubclass(inner, BaseModel):
-                panels[name] = Group(name.capitalize(), help=_first_paragraph(inner), sort_key=order)
+                panels[name] = Group(name.capitalize(), help=_first_paragraph(inner), sort_key=1 + PANELS.index(name))
         made = []
         for name, flag in self._names.items():
             section, _, short = name.rpartition(".")

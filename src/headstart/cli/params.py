@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from headstart.cli.console import Console
 from headstart.cli.options import AsJson, ConfigFile, Flags, Options, Preset, Quiet
 from headstart.config import ModelConfig, Section, TokenizerConfig
 from headstart.errors import UsageError
@@ -45,7 +46,6 @@ def params(
     for name, value in (("--vocab-size", vocab_size), ("--classes", classes)):
         if value < 1:
             raise UsageError(f"{name} must be at least 1, got {value}")
-    from headstart.cli.console import Console
     from headstart.model.ledger import ledger
 
     console = Console(quiet=quiet)
@@ -53,7 +53,7 @@ def params(
     if as_json:
         console.result(json.dumps([each.as_dict() for each in ledgers], indent=1, ensure_ascii=False))
         return
-    console.result(
+    console.prose(
         f"V = {vocab_size:,} vocabulary, d = {model.width:,} width, f = {model.feedforward:,} feed-forward, "
         f"L = {model.depth} layers, C = {classes} classes"
     )

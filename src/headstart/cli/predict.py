@@ -16,11 +16,11 @@ from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from headstart.cli.console import Console, printable
 from headstart.cli.options import RUNTIME, AsJson, ConfigFile, Flags, Model, Options, Quiet, Running
 from headstart.errors import DataError, StoreError, UsageError
 
 if TYPE_CHECKING:
-    from headstart.cli.console import Console
     from headstart.predict.predictor import Prediction, Predictor
 
 OPTIONS = Options(Running, names=RUNTIME)
@@ -62,7 +62,6 @@ def predict(
     runtime = OPTIONS.settings(flags, path=config).runtime
     form = _format(source, out, as_json=as_json)
     questions = _questions(texts, source, text_column)
-    from headstart.cli.console import Console
     from headstart.predict.predictor import Predictor
 
     console = Console(quiet=quiet)
@@ -100,7 +99,7 @@ def _questions(texts: Sequence[str], source: str | None, text_column: str | None
     if source is not None:
         found = _from_file(source, text_column)
     elif texts:
-        found = (_question({"text": text}, text, f"text {number}") for number, text in enumerate(texts, start=1))
+        found = iter([_question({"text": text}, text, f"text {number}") for number, text in enumerate(texts, start=1)])
     elif not sys.stdin.isatty():
         found = _from_stdin()
     else:
@@ -147,7 +146,7 @@ def _question(values: Mapping[str, object], text: str, where: str) -> Question:
 
 
 def _answers(
-    questions: Iterator[Question], predictor: "Predictor", console: "Console", *, shows_progress: bool
+    questions: Iterator[Question], predictor: "Predictor", console: Console, *, shows_progress: bool
 ) -> Iterator[Answered]:
     cut = 0
     with console.task("predicting", None, "texts") if shows_progress else nullcontext() as bar:
@@ -158,14 +157,14 @@ def _answers(
             if bar is not None:
                 bar.advance(len(chunk))
     if cut:
-        console.say(f"{cut:,} texts are longer than the context of the model; their ends were not read")
+        console.say(f"texts longer than the context of the model: {cut:,}; their ends were not read")
 
 
 def _write_lines(answers: Iterable[Answered], file: IO[str], labels: Sequence[str], *, alone: bool) -> None:
     """For people: the label, its probability and, unless there is one text alone, the beginning of the text."""
     width = max(map(len, labels))
     for question, prediction in answers:
-        words = " ".join(question.text.split())
+        words = printable(" ".join(question.text.split()))
         shown = "" if alone else f"  {words if len(words) <= 60 else words[:57] + '...'}"
         file.write(f"{prediction.label:<{0 if alone else width}}  {prediction.probability:.3f}{shown}\n")
 

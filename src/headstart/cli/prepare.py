@@ -4,6 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from headstart.cli.console import Console
 from headstart.cli.options import ConfigFile, Flags, Options, Out, Quiet, Tokenizer
 from headstart.config import CorpusConfig, LabelledConfig, Section, TokenizerConfig
 from headstart.errors import UsageError
@@ -48,7 +49,6 @@ def prepare(
         raise UsageError("prepare --labelled needs --tokenizer: that of the model which will read the shards")
     if labelled and len(texts) > 1:
         raise UsageError(f"prepare --labelled takes one file, so that its labels have one order; got {len(texts)}")
-    from headstart.cli.console import Console
     from headstart.recipes.prepare import run_prepare, run_prepare_labelled
 
     console = Console(quiet=quiet)

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from headstart.cli.console import Console
 from headstart.cli.options import (
     ConfigFile,
     Flags,
@@ -42,7 +43,6 @@ def pretrain(
     elif not texts:
         raise UsageError("pretrain needs TEXTS, or one prepared folder; see headstart pretrain --help")
     settings = None if resume else OPTIONS.settings(flags, preset=preset, path=config)
-    from headstart.cli.console import Console
     from headstart.recipes.pretrain import run_pretrain
 
     run_pretrain(

@@ -1,14 +1,12 @@
 """`headstart report`: a comparison folder to a page and to words. No torch."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
+from headstart.cli.console import Console
 from headstart.cli.options import Quiet
-
-if TYPE_CHECKING:
-    from headstart.cli.console import Console
 
 
 def report(
@@ -21,29 +19,28 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Write the report again, and print what it says."""
-    from headstart.cli.console import Console
     from headstart.report.page import write_report
 
     show(folder, write_report(folder, out), Console(quiet=quiet))
 
 
-def show(folder: Path, page: Path, console: "Console") -> None:
+def show(folder: Path, page: Path, console: Console) -> None:
     """Print the verdict, a table of the arms, and where the page is."""
     from headstart.report.collect import collect
     from headstart.report.statistics import summaries
-    from headstart.report.verdict import name_of, percent, verdict
+    from headstart.report.verdict import percent, verdict
 
     comparison = collect(folder)
     for sentence in verdict(comparison):
-        console.result(sentence)
+        console.prose(sentence)
     console.result()
     rows = []
     for budget in reversed(comparison.budgets):
         for summary in summaries(comparison, budget):
-            low, high = summary.accuracy.low, summary.accuracy.high
-            interval = "" if low is None or high is None else f"{percent(low)} to {percent(high)}"
-            figures = (percent(summary.accuracy.mean), interval, f"{summary.macro_f1:.3f}", str(len(summary.cells)))
-            rows.append((name_of(summary.arm), str(budget), *figures))
-    console.table(["arm", "labels", "test accuracy", "95 % interval", "macro-F1", "seeds"], rows)
+            estimate = summary.accuracy
+            interval = f"{100 * estimate.low:.1f} to {100 * estimate.high:.1f}"
+            figures = (percent(estimate.mean), interval, f"{summary.macro_f1:.3f}", str(len(summary.cells)))
+            rows.append((summary.arm, str(budget), *figures))
+    console.table(["arm", "labels", "accuracy", "95 % interval", "macro-F1", "seeds"], rows)
     console.result()
     console.result(f"report: {page}")

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from headstart.cli.console import Console
 from headstart.cli.options import ConfigFile, Flags, Options, Out, Quiet
 from headstart.config import CorpusConfig, Section, TokenizerConfig
 
@@ -36,7 +37,6 @@ def tokenizer(
 ) -> None:
     """Train a tokenizer and print its report card."""
     settings = OPTIONS.settings(flags, path=config)
-    from headstart.cli.console import Console
     from headstart.recipes.prepare import run_tokenizer
 
     console = Console(quiet=quiet)

@@ -17,6 +17,7 @@ from headstart.store.cells import Budget, Cell, Epoch
 
 NETWORKS = ("scratch", "pretrained")
 _LIMIT_OF_NUMBERS = 10
+_FEW = 3
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,8 @@ def drawings(comparison: Comparison) -> list[Drawing]:
     found = []
     if any(comparison.of(arm, budget) for arm in NETWORKS):
         found.append(_curves(comparison, "curves", "validation", lambda epoch: epoch.valid_accuracy))
-    caption = (
-        "Test accuracy: a dot is a seed, the tick is their mean, the bar its 95 % interval over seeds and test texts."
-    )
+    over = "seeds and test texts" if len(comparison.seeds) > 1 else "test texts"
+    caption = f"Test accuracy: a dot is a seed, the tick is their mean, the bar its 95 % interval over {over}."
     found.append(Drawing("test", caption, lambda width: draw_test(comparison, width)))
     if len(comparison.budgets) > 1:
         caption = "Test accuracy by number of labels: mean over seeds, and the band from the worst seed to the best."
@@ -147,11 +147,20 @@ def draw_test(comparison: Comparison, width: float) -> Figure:
     return figure
 
 
+def confusion_width(labels: int) -> float:
+    """Inches in which the numbers of so many labels do not touch.
+
+    >>> confusion_width(2), confusion_width(8), confusion_width(77)
+    (2.9, 4.7, 7.4)
+    """
+    return 2.9 if labels <= _FEW else min(7.4, round(1.5 + 0.4 * labels, 1))
+
+
 def draw_confusion(comparison: Comparison, arm: str, width: float) -> Figure:
     """Share of each true label (row) given each answer (column), over all seeds."""
     size = len(comparison.labels)
     figure, axes = empty(width, height=width * 0.86)
-    colour = colour_of(arm)
+    colour, points = colour_of(arm), 10 if size <= _FEW else 8
     for row, shares in enumerate(_shares(comparison.of(arm, comparison.main), size)):
         for column, share in enumerate(shares):
             box = Rectangle(
@@ -161,11 +170,20 @@ def draw_confusion(comparison: Comparison, arm: str, width: float) -> Figure:
             if size <= _LIMIT_OF_NUMBERS:
                 # "#fefefe", because white itself becomes the page's paper
                 shade = "#fefefe" if share > 0.45 else INK
-                axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", color=shade, weight="bold")
+                axes.text(
+                    column,
+                    row,
+                    f"{100 * share:.0f}",
+                    ha="center",
+                    va="center",
+                    color=shade,
+                    weight="bold",
+                    fontsize=points,
+                )
     axes.set_xlim(-0.5, size - 0.5)
     axes.set_ylim(size - 0.5, -0.5)
     names = [clipped(label, 12) for label in comparison.labels] if size <= 2 * _LIMIT_OF_NUMBERS else []
-    turned = 0 if size <= 3 else 90
+    turned = 0 if size <= _FEW else 90
     axes.set_xticks(range(len(names)), names, color=INK, rotation=turned, fontsize=9)
     axes.set_yticks(range(len(names)), names, color=INK, fontsize=9)
     axes.grid(visible=False)

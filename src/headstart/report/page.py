@@ -22,7 +22,7 @@ from headstart.errors import StoreError
 from headstart.files import FORMAT, write_json, write_whole
 from headstart.report.canvas import COLOURS, FAINT, INK, OTHER, PAPER, png, short_name, svg
 from headstart.report.collect import Comparison, collect
-from headstart.report.figures import Drawing, confusions, drawings
+from headstart.report.figures import Drawing, confusion_width, confusions, drawings
 from headstart.report.statistics import Estimate, Summary, paired_difference, summaries
 from headstart.report.verdict import capital, percent, points, verdict
 from headstart.store.cells import Budget, Cell
@@ -31,7 +31,7 @@ COLUMNS = (
     *("arm", "labels", "rows", "seed", "valid_accuracy", "valid_macro_f1", "test_accuracy", "test_macro_f1"),
     *("best_epoch", "epochs", "seconds", "setting"),
 )
-WIDE, NARROW, SMALL = 7.4, 3.9, 2.9
+WIDE, NARROW = 7.4, 3.9
 _VARIABLES = {INK: "ink", FAINT: "line", PAPER: "card", OTHER: "other", **{hue: arm for arm, hue in COLOURS.items()}}
 
 
@@ -56,7 +56,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     for drawing in drawings(comparison):
         _write_figure(out, drawing, WIDE)
     for drawing in confusions(comparison):
-        _write_figure(out, drawing, SMALL)
+        _write_figure(out, drawing, confusion_width(len(comparison.labels)))
     write_whole(out / "results.csv", results_csv(comparison).encode("utf-8"))
     write_json(out / "results.json", results_json(comparison))
     page = out / "report.html"
@@ -111,6 +111,7 @@ def render(comparison: Comparison) -> str:
         "plain": _shown,
     }
     template = environment.from_string((files("headstart.report") / "template.html").read_text("utf-8"))
+    width = confusion_width(len(comparison.labels))
     figures = [(drawing.caption, _inline(drawing, WIDE), _inline(drawing, NARROW)) for drawing in drawings(comparison)]
     # a number and its sign stay on one line
     first, *rest = (sentence.replace(" %", "\N{NO-BREAK SPACE}%") for sentence in verdict(comparison))
@@ -119,7 +120,8 @@ def render(comparison: Comparison) -> str:
         headline=first,
         sentences=rest,
         figures=figures,
-        confusions=[(drawing.caption, _inline(drawing, SMALL)) for drawing in confusions(comparison)],
+        confusions=[(drawing.caption, _inline(drawing, width)) for drawing in confusions(comparison)],
+        confusion_rem=5.1 * width,  # an inch is 4.5 rem in the figure's own size, and the card's padding comes on top
         tables=[(budget, summaries(comparison, budget)) for budget in reversed(comparison.budgets)],
         differences=differences(comparison),
         classes=_classes(comparison),

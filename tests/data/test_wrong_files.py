@@ -5,6 +5,11 @@ import io
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
+
+from headstart.config import LabelledConfig
+from headstart.data.labelled import read_labelled
+from headstart.errors import DataError
 
 KNOWN = ".txt, .csv, .tsv, .jsonl, .ndjson, .json, .parquet, .spm, each also with .gz"
 GOOD = b"text,label\na fine book,positive\na dull one,negative\n"
@@ -255,3 +260,26 @@ LABELLED = [
         "no such file: r.label",
     ),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "settings", "message"), [case[1:] for case in LABELLED], ids=[case[0] for case in LABELLED]
+)
+def test_a_wrong_labelled_file_is_told_in_one_line(tmp_path, name, content, settings, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        read_labelled(name, LabelledConfig(**settings))
+    assert str(caught.value) == message
+    assert "\n" not in message
+
+
+def test_the_cases_begin_from_a_file_that_is_right(tmp_path):
+    (tmp_path / "r.csv").write_bytes(GOOD)
+    (tmp_path / "r.csv.gz").write_bytes(gzip.compress(GOOD))
+    assert read_labelled("r.csv", LabelledConfig()).labels == ("positive", "negative")
+    assert read_labelled("r.csv.gz", LabelledConfig()).labels == ("positive", "negative")

@@ -1,0 +1,146 @@
+"""The whole story in minutes, on reviews that come with the `demo` extra or on one's own folder.
+
+Test rows are set aside first, then validation and training rows; the texts of all other rows, without their labels,
+are what the network is pretrained on. Sizes are chosen so that two CPU cores need a few minutes.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from headstart.config import CorpusConfig, FinetuneConfig, LabelledConfig, PretrainConfig, layered
+from headstart.data.builtin import builtin_reviews
+from headstart.data.corpus import read_documents
+from headstart.data.digests import text_digest
+from headstart.data.labelled import LabelledTexts, label_subset, read_labelled, split_validation
+from headstart.errors import UsageError
+from headstart.files import write_whole
+from headstart.model.presets import values
+from headstart.progress import Progress, Quiet
+from headstart.recipes.compare import run_compare
+from headstart.recipes.pretrain import run_pretrain
+
+TRAIN_ROWS, VALID_ROWS, TEST_ROWS = 1000, 400, 1000
+SEEDS = 3
+PROMPT = "The film is"
+
+_MODEL = {"width": 128, "depth": 2, "heads": 2, "feedforward": 256, "context": 128, "dropout": 0.1}
+_PRETRAIN = {
+    "tokenizer": {"vocab_size": 4096, "megabytes": 5.0},
+    "model": _MODEL,
+    "corpus": {"held_out": 0.01},
+    "optim": {"optimizer": "adamw", "lr": 2e-3, "weight_decay": 0.01, "warmup": 0.05, "schedule": "cosine", "clip": 1.0},
+    "loop": {"batch_size": 16, "steps": 1000, "evaluate_every": 250, "save_every": 250, "prompt": PROMPT},
+}
+_FINETUNE = {
+    "model": _MODEL,
+    "optim": {"optimizer": "adamw", "lr": 5e-4, "warmup": 0.1, "schedule": "linear", "clip": 1.0},
+    "loop": {"batch_size": 16, "epochs": 8},
+}
+
+
+def run_demo(out: Path, data: str | None = None, progress: Progress | None = None) -> Path:
+    """Set data aside, pretrain, compare, report; returns the report's path. Called again, it goes on where it stopped."""
+    progress = progress or Quiet()
+    if not (out / "data" / "texts.jsonl").is_file():
+        progress.say("1/3  setting data aside: test first, then validation and training rows; the other texts lose their labels")
+        if data is None:
+            write_builtin(out / "data")
+        else:
+            write_own(Path(data), out / "data", progress)
+    files = {name: str(out / "data" / f"{name}.jsonl") for name in ("train", "valid", "test")}
+    progress.say("2/3  pretraining a small language model on the unlabelled text")
+    config = layered(PretrainConfig, values("classic", "pretrain"), _PRETRAIN)
+    base = out / "pretrained"
+    command = f"headstart demo --out {out}" + (f" --data {data}" if data else "")
+    run_pretrain([str(out / "data" / "texts.jsonl")], base, config, resume=_started(base), command=command, progress=progress)
+    progress.say("3/3  fine-tuning from it and from random weights, with the linear baselines beside them")
+    cmp = out / "comparison"
+    return run_compare(
+        files["train"],
+        cmp,
+        layered(FinetuneConfig, values("classic", "finetune"), _FINETUNE),
+        source=str(base),
+        valid=files["valid"],
+        test=files["test"],
+        seeds=SEEDS,
+        resume=_started(cmp),
+        command=command,
+        progress=progress,
+    )
+
+
+def _started(run: Path) -> bool:
+    return (run / "run.json").is_file()
+
+
+def write_builtin(folder: Path) -> None:
+    """Short film reviews with labels, and long ones without, from the package that the extra installs."""
+    with builtin_reviews().open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = {"0": "negative", "1": "positive"}
+    short = [row for row in rows if row["source"] == "rotten_tomatoes"]
+    labelled = LabelledTexts(
+        name="film reviews",
+        texts=tuple(row["text"].strip() for row in short),
+        labels=tuple(names[row["label"]] for row in short),
+        where=tuple(f"film reviews, row {place}" for place in range(1, len(short) + 1)),
+    )
+    _write(labelled, None, None, [row["text"] for row in rows], folder)
+
+
+def write_own(data: Path, folder: Path, progress: Progress) -> None:
+    """A person's own folder: `train.*` with labels; `valid.*` and `test.*` if there are any; every other file is text."""
+    if not data.is_dir():
+        raise UsageError(f"no such folder: {data}; the demo wants one with a labelled train.csv in it")
+    found = {name: sorted(data.glob(f"{name}.*")) for name in ("train", "valid", "test")}
+    if not found["train"]:
+        held = ", ".join(sorted(path.name for path in data.iterdir())[:5]) or "nothing"
+        raise UsageError(f"{data} has no labelled file train.csv (or .tsv, .jsonl, .parquet); found: {held}")
+    read = {name: read_labelled(str(paths[0]), LabelledConfig()) if paths else None for name, paths in found.items()}
+    known = {path for paths in found.values() for path in paths}
+    others = [str(path) for path in sorted(data.iterdir()) if path.is_file() and path not in known]
+    texts = [document.text for document in read_documents(others, CorpusConfig())] if others else []
+    if not texts:
+        progress.say(f"{data} has no unlabelled text: the training texts alone are pretrained on")
+    assert read["train"] is not None
+    _write(read["train"], read["valid"], read["test"], [*texts, *read["train"].texts], folder)
+
+
+def _write(
+    train: LabelledTexts, valid: LabelledTexts | None, test: LabelledTexts | None, texts: Sequence[str], folder: Path
+) -> None:
+    """Cut to the demo's sizes and write JSON lines, the unlabelled texts last: their file says that all is there."""
+    train = _without_doubles(train)
+    if test is None:
+        train, test = split_validation(train, min(0.25, TEST_ROWS / len(train)), seed=0)
+    if valid is None:
+        train, valid = split_validation(train, min(0.25, VALID_ROWS / len(train)), seed=1)
+    train, valid, test = _at_most(train, TRAIN_ROWS), _at_most(valid, VALID_ROWS), _at_most(test, TEST_ROWS)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, part in (("train", train), ("valid", valid), ("test", test)):
+        rows = zip(part.texts, part.labels, strict=True)
+        _write_lines(folder / f"{name}.jsonl", [{"text": text, "label": label} for text, label in rows])
+    judged = {text_digest(text) for part in (valid, test) for text in part.texts}
+    _write_lines(folder / "texts.jsonl", [{"text": text} for text in texts if text_digest(text) not in judged])
+
+
+def _without_doubles(texts: LabelledTexts) -> LabelledTexts:
+    """Each text once: a double could stand on both sides of a split."""
+    first: dict[int, int] = {}
+    for index, text in enumerate(texts.texts):
+        first.setdefault(text_digest(text), index)
+    return texts.take(first.values())
+
+
+def _at_most(texts: LabelledTexts, rows: int) -> LabelledTexts:
+    return texts if len(texts) <= rows else texts.take(label_subset(texts.labels, rows, seed=0))
+
+
+def _write_lines(path: Path, rows: list[dict[str, str]]) -> None:
+    buffer = io.StringIO()
+    for row in rows:
+        buffer.write(json.dumps(row, ensure_ascii=False) + "\n")
+    write_whole(path, buffer.getvalue().encode("utf-8"))

@@ -1,0 +1,349 @@
+"""The commands on tiny data, as a person would type them."""
+
+import csv
+import io
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headstart.cli import predict as predict_module
+from headstart.cli.main import run
+
+TINY = "--model.width 16 --model.depth 1 --model.feedforward 16 --model.context 32 --runtime.threads 1"
+Typed = Callable[[str], tuple[int, str, str]]
+
+
+@pytest.fixture
+def typed(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
+    """`typed("params --json")` in the folder of trained models: exit code, stdout, stderr."""
+    monkeypatch.chdir(trained)
+
+    def call(line: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        arguments = shlex.split(line)
+        monkeypatch.setattr("sys.argv", ["headstart", *arguments])
+        code = run(arguments)
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return call
+
+
+def stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
+
+
+def test_a_tokenizer_is_trained_and_shown(typed, tmp_path):
+    code, out, err = typed(f"tokenizer corpus.txt --vocab-size 280 --out {tmp_path / 'tok'}")
+    assert (code, err) == (0, "")
+    table = dict(line.rsplit("  ", 1) for line in out.splitlines())
+    assert {name.strip(): value.strip() for name, value in table.items()}["documents read for this card"] == "200"
+    assert (tmp_path / "tok" / "tokenizer.json").is_file()
+
+
+def test_texts_are_prepared_once(typed, tmp_path):
+    code, out, _ = typed(f"prepare corpus.txt --tokenizer tok --out {tmp_path / 'tokens'}")
+    assert code == 0
+    assert out.startswith(f"{tmp_path / 'tokens'}: 200 documents, ")
+    _, again, err = typed(f"prepare corpus.txt --tokenizer tok --out {tmp_path / 'tokens'}")
+    assert again == out
+    assert "is up to date" in err
+
+
+def test_labels_are_prepared_too(typed, tmp_path):
+    code, out, _ = typed(f"prepare train.csv --labelled --tokenizer tok --out {tmp_path / 'tokens'}")
+    assert code == 0
+    assert out.endswith(", 2 labels\n")
+
+
+def test_a_run_records_what_was_typed(trained):
+    facts = json.loads((trained / "base" / "run.json").read_text())
+    assert facts["inputs"]["texts"] == ["corpus.txt"]
+    config = json.loads((trained / "base" / "config.json").read_text())
+    assert (config["model"]["width"], config["loop"]["batch_size"]) == (16, 16)
+
+
+def test_the_command_line_is_kept_with_the_run(typed, tmp_path):
+    line = (
+        f"pretrain corpus.txt --tokenizer tok --out {tmp_path / 'run'} --loop.steps 2 --loop.prompt 'the film' {TINY}"
+    )
+    assert typed(line)[0] == 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["command"] == f"headstart {line}"
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(typed):
+    code, _, err = typed(f"pretrain corpus.txt --out base {TINY}")
+    assert (code, err) == (
+        2,
+        "headstart: base already holds a run; continue it with --resume, or choose another --out\n",
+    )
+
+
+def test_resuming_takes_the_same_texts_or_none_and_no_others(typed):
+    assert typed("pretrain --resume --out base")[0] == 0
+    assert typed("pretrain corpus.txt --resume --out base")[0] == 0
+    code, _, err = typed("pretrain train.csv --resume --out base")
+    assert (code, err) == (2, "headstart: --resume goes on with corpus.txt, as base was started; got train.csv\n")
+    code, _, err = typed("finetune test.csv --resume --out clf")
+    assert (code, err) == (2, "headstart: --resume goes on with train.csv, as clf was started; got test.csv\n")
+
+
+def test_a_classifier_is_trained_from_scratch(typed, tmp_path):
+    code, out, err = typed(
+        f"finetune train.csv --from scratch --tokenizer tok --out {tmp_path / 'clf'} --loop.epochs 1 {TINY}"
+    )
+    assert (code, out) == (0, "")
+    assert err.splitlines()[-1].startswith("best epoch 1 by validation, accuracy ")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("pretrain else/a.txt --out x", "no such file: else/a.txt (there is no folder else)"),
+        ("finetune else/a.csv --from base --out x", "no such file: else/a.csv (there is no folder else)"),
+        ("finetune train.csv --from runs/no --out x", "no such folder: runs/no"),
+        (
+            "finetune train.csv --valid else/a.csv --from base --out x",
+            "no such file: else/a.csv (there is no folder else)",
+        ),
+        (
+            "finetune train.csv --from scratch --tokenizer tac --out x",
+            "tac does not exist; expected a tokenizer, or a folder that holds one",
+        ),
+        (
+            "compare train.csv --test test.csv --out x",
+            "compare needs --from with a pretrained folder, or --arms without pretrained",
+        ),
+        ("evaluate runs/no test.csv", "no such folder: runs/no"),
+        ("evaluate clf else/a.csv", "no such file: else/a.csv (there is no folder else)"),
+        (
+            "evaluate base test.csv",
+            "base holds a language model (from headstart pretrain); this needs a classifier (from headstart finetune)",
+        ),
+        ("predict runs/no hello", "no such folder: runs/no"),
+        ("predict clf --input else/a.csv", "no such file: else/a.csv (there is no folder else)"),
+        (
+            "predict clf --input train.csv --text-column txt",
+            "train.csv has no column 'txt'; its columns are text, label; did you mean 'text'?",
+        ),
+        ("demo --data no --out x", "no such folder: no; the demo wants one with a labelled train.csv in it"),
+        ("generate runs/no hello", "no such folder: runs/no"),
+        ("generate base hello --tokens 0", "--tokens must be at least 1, got 0"),
+        ("generate base hello --top-p 2", "--top-p must be above 0 and at most 1, got 2.0"),
+    ],
+)
+def test_what_is_not_there_is_named_as_it_was_typed(typed, line, expected, tmp_path):
+    code, out, err = typed(line.replace("--out x", f"--out {tmp_path / 'x'}"))
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == f"headstart: {expected}"
+
+
+def test_evaluation_is_shown_as_tables(typed):
+    code, out, _ = typed("evaluate clf test.csv")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].startswith("accuracy 0.")
+    assert lines[0].endswith("rows 20")
+    assert [line.split()[0] for line in lines if line] == [
+        "accuracy",
+        "class",
+        "negative",
+        "positive",
+        "true",
+        "negative",
+        "positive",
+    ]
+
+
+def test_evaluation_is_printed_for_programs(typed):
+    code, out, _ = typed("evaluate clf test.csv --json")
+    figures = json.loads(out)
+    assert code == 0
+    assert figures["rows"] == sum(map(sum, figures["confusion"])) == 20
+    assert figures["labels"] == ["negative", "positive"]
+
+
+def test_one_text_gets_a_label_and_a_probability(typed):
+    code, out, err = typed("predict clf 'the film is superb'")
+    label, probability = out.split()
+    assert (code, err) == (0, "")
+    assert label in ("negative", "positive")
+    assert 0.5 <= float(probability) <= 1
+
+
+def test_several_texts_get_a_line_each(typed):
+    _, out, _ = typed("predict clf 'the film is superb' 'the  film is\ndull' --quiet")
+    assert [line.split(maxsplit=2)[2] for line in out.splitlines()] == ["the film is superb", "the film is dull"]
+
+
+def test_texts_come_from_standard_input(typed, monkeypatch):
+    stdin(monkeypatch, b"un livre magnifique\nthe film is dull")
+    _, out, _ = typed("predict clf --json")
+    assert [json.loads(line)["text"] for line in out.splitlines()] == ["un livre magnifique", "the film is dull"]
+
+
+def test_an_empty_text_is_named(typed, monkeypatch):
+    stdin(monkeypatch, b"the film is dull\n  \n")
+    code, _, err = typed("predict clf")
+    assert (code, err) == (2, "headstart: standard input, line 2: the text is empty; there is nothing to classify\n")
+
+
+def test_a_csv_file_keeps_its_columns_and_gains_the_answer(typed, tmp_path, monkeypatch):
+    monkeypatch.setattr(predict_module, "CHUNK", 7)  # several chunks, the last one short
+    (tmp_path / "in.csv").write_text('id,text\n7,"the film, is superb"\n8,the film is dull\n' + "9,more\n" * 20)
+    code, out, _ = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {tmp_path / 'out.csv'}")
+    assert (code, out) == (0, "")
+    rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+    assert list(rows[0]) == ["id", "text", "label", "probability", "probability_negative", "probability_positive"]
+    assert [row["id"] for row in rows] == ["7", "8", *["9"] * 20]
+    for row in rows:
+        assert float(row["probability"]) == max(float(row["probability_negative"]), float(row["probability_positive"]))
+        assert row["probability"] == row[f"probability_{row['label']}"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]  # no draft is left
+
+
+def test_a_file_s_own_labels_are_not_overwritten(typed):
+    _, out, _ = typed("predict clf --input test.csv")
+    rows = list(csv.DictReader(out.splitlines()))
+    assert list(rows[0])[:4] == ["text", "label", "predicted_label", "probability"]
+    assert [row["label"] for row in rows[:2]] == ["positive", "negative"]
+
+
+def test_other_files_become_json_lines(typed):
+    _, out, _ = typed("predict clf --input corpus.txt")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert len(answers) == 200
+    assert list(answers[0]) == ["text", "label", "probability", "probabilities", "truncated"]
+
+
+def test_an_answer_is_the_same_alone_and_in_a_file(typed):
+    _, alone, _ = typed("predict clf 'the film is weak 65' --json")
+    _, together, _ = typed("predict clf --input corpus.txt")
+    other = next(line for line in map(json.loads, together.splitlines()) if line["text"] == "the film is weak 65")
+    assert json.loads(alone)["probability"] == pytest.approx(other["probability"], abs=2e-6)
+
+
+def test_a_broken_file_leaves_no_output(typed, tmp_path):
+    (tmp_path / "in.csv").write_text("text\nthe film\n" * 1 + '""\n')
+    code, _, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {tmp_path / 'out.csv'}")
+    assert (code, err) == (
+        2,
+        f"headstart: {tmp_path / 'in.csv'}, row 2: the text is empty; there is nothing to classify\n",
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+
+def test_an_empty_file_is_named(typed, tmp_path):
+    (tmp_path / "in.txt").write_text("")
+    code, _, err = typed(f"predict clf --input {tmp_path / 'in.txt'}")
+    assert (code, err) == (2, f"headstart: {tmp_path / 'in.txt'} holds no texts\n")
+
+
+def test_an_output_that_cannot_be_written_is_named(typed, tmp_path):
+    code, _, err = typed(f"predict clf hello --out {tmp_path / 'no' / 'out.csv'}")
+    assert (code, err) == (1, f"headstart: cannot write {tmp_path / 'no' / 'out.csv'}: No such file or directory\n")
+
+
+def test_a_language_model_goes_on_from_a_prompt(typed):
+    _, greedy, _ = typed("generate base 'the film' --tokens 5")
+    _, slow, _ = typed("generate base 'the film' --tokens 5 --no-cache")
+    assert greedy.startswith("the film")
+    assert greedy == slow
+    _, drawn, _ = typed("generate base 'the film' --tokens 5 --temperature 1 --samples 2 --top-k 50 --top-p 0.9")
+    assert [sample.startswith("the film") for sample in drawn.split("---\n")] == [True, True]
+
+
+def test_parameters_are_counted_as_published(typed):
+    code, out, err = typed("params --preset classic --vocab-size 50001")
+    totals = [line.split()[-1] for line in out.splitlines() if line.startswith("all ")]
+    assert (code, err, totals) == (0, "", ["21,018,401", "10,968,602"])
+
+
+def test_parameters_are_printed_for_programs(typed):
+    _, out, _ = typed("params --vocab-size 50001 --convention weights-only --json")
+    language, classifier = json.loads(out)
+    assert (language["total"], classifier["total"]) == (20_960_400, 10_960_600)
+    assert sum(row["count"] for row in language["left_out"]) == 21_018_401 - 20_960_400
+
+
+def test_the_file_in_the_folder_is_read_by_every_command(typed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("headstart.toml").write_text("[model]\nwidth = 16\n[pretrain.loop]\nepochs = 2.0\n")
+    _, out, _ = typed("params --vocab-size 300")
+    assert out.startswith("V = 300 vocabulary, d = 16 width, ")
+
+
+@pytest.mark.slow
+def test_a_comparison_ends_in_words_a_table_and_a_page(typed, tmp_path):
+    folder = tmp_path / "cmp"
+    code, out, _ = typed(
+        f"compare train.csv --test test.csv --from base --seeds 2 --labels 10,all --out {folder} "
+        "--loop.epochs 1 --runtime.threads 1"
+    )
+    assert code == 0
+    header = next(line for line in out.splitlines() if line.startswith("arm "))
+    assert re.split(r"  +", header) == ["arm", "labels", "accuracy", "95 % interval", "macro-F1", "seeds"]
+    assert out.endswith(f"report: {folder / 'report.html'}\n")
+    assert (folder / "report.html").is_file()
+    assert typed(f"report {folder}") == (0, out, "")
+    assert typed(f"compare --resume --out {folder}")[:2] == (0, out)
+
+
+def test_a_report_may_go_elsewhere_and_needs_no_torch(typed, environment, tmp_path):
+    folder = tmp_path / "cmp"
+    line = f"compare train.csv --test test.csv --seeds 1 --arms majority,tfidf --from base --out {folder} --quiet"
+    code, _, err = typed(line)
+    assert (code, err) == (0, "")
+    code = (
+        "import sys; sys.modules['torch'] = None; from headstart.cli.main import run; "
+        "sys.exit(run(['report', 'cmp', '--out', 'page']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "page" / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_says_how_to_go_on_and_does(trained, environment, tmp_path):
+    texts, tok = trained / "corpus.txt", trained / "tok"
+    begun = f"pretrain {texts} --tokenizer {tok} --out run --loop.steps 100000 {TINY}"
+    first = stopped_on_the_way(begun, signal.SIGTERM, environment, tmp_path)
+    again = stopped_on_the_way("pretrain --resume --out run", signal.SIGINT, environment, tmp_path)
+    steps = []
+    for name, line in (("SIGTERM", first), ("SIGINT", again)):
+        found = re.fullmatch(
+            rf"headstart: {name} at step (\d+) of 100000; saved\. Go on with: headstart pretrain --resume --out run",
+            line,
+        )
+        assert found, line
+        steps.append(int(found[1]))
+    assert 0 < steps[0] < steps[1]
+
+
+def stopped_on_the_way(line: str, number: signal.Signals, environment: dict[str, str], folder: Path) -> str:
+    """Start a run, signal it once it has written some more metrics, and return the last line it says."""
+    metrics = folder / "run" / "metrics.jsonl"
+    before = metrics.stat().st_size if metrics.exists() else 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headstart", *line.split()],
+        cwd=folder,
+        env=environment,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > before + 1000):
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    return said.splitlines()[-1]

@@ -1,0 +1,37 @@
+"""Runs one recipe in a process of its own, so that a test can kill it: python runner.py pretrain|finetune|compare DATA OUT resume?"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tiny import finetune_config, pretrain_config
+
+from headstart.errors import HeadstartError
+from headstart.recipes.compare import run_compare
+from headstart.recipes.finetune import run_finetune
+from headstart.recipes.pretrain import run_pretrain
+
+STEPS = 60
+EPOCHS = 6
+
+
+def go(what: str, data: Path, out: Path, resume: bool) -> None:
+    if what == "pretrain":
+        run_pretrain([str(data / "texts.txt")], out, pretrain_config(loop__steps=STEPS), resume=resume)
+    elif what == "finetune":
+        config = finetune_config(loop__epochs=EPOCHS)
+        files = {"valid": str(data / "valid.csv"), "test": str(data / "test.csv")}
+        run_finetune(str(data / "train.csv"), out, config, source="scratch", resume=resume, **files)
+    else:
+        config = finetune_config(loop__epochs=3)
+        files = {"valid": str(data / "valid.csv"), "test": str(data / "test.csv")}
+        arms = ("majority", "scratch")
+        run_compare(str(data / "train.csv"), out, config, seeds=2, labels=(16, None), arms=arms, resume=resume, **files)
+
+
+if __name__ == "__main__":
+    try:
+        go(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), len(sys.argv) > 4)
+    except HeadstartError as error:
+        sys.exit(f"headstart: {error}")

@@ -1,0 +1,280 @@
+"""Arms differ in the backbone alone; validation chooses; test is read once; nothing is cut in silence."""
+
+import json
+
+import pytest
+import torch
+from tiny import finetune_config, pretrain_config, write_reviews
+
+from headstart.errors import ConfigError, DataError, TransferError, UsageError
+from headstart.files import read_json
+from headstart.recipes.compare import run_compare
+from headstart.recipes.evaluate import run_evaluate
+from headstart.recipes.finetune import run_finetune
+from headstart.recipes.labelled_data import load_data
+from headstart.recipes.prepare import run_prepare_labelled
+from headstart.recipes.pretrain import run_pretrain
+from headstart.recipes.training import build_classifier
+from headstart.store.bundle import load_bundle
+from headstart.store.tensors import load_tensors
+from headstart.text.tokenizer import load_tokenizer
+
+
+class Listener:
+    """A progress that remembers what was said."""
+
+    def __init__(self):
+        from headstart.progress import Quiet
+
+        self.lines = []
+        self.task = Quiet().task
+
+    def say(self, line):
+        self.lines.append(line)
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory):
+    folder = write_reviews(tmp_path_factory.mktemp("reviews"))
+    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=6))
+    return folder
+
+
+def finetune(reviews, out, source="base", valid=True, test=True, config=None, listener=None, **more):
+    source = source if source == "scratch" else str(reviews / source)
+    return run_finetune(
+        str(reviews / "train.csv"),
+        out,
+        config or finetune_config(),
+        source=source,
+        valid=str(reviews / "valid.csv") if valid else None,
+        test=str(reviews / "test.csv") if test else None,
+        progress=listener,
+        **more,
+    )
+
+
+def test_the_two_arms_differ_in_the_backbone_alone(reviews):
+    listener = Listener()
+    bundle = load_bundle(reviews / "base")
+    data = load_data(
+        str(reviews / "train.csv"),
+        str(reviews / "valid.csv"),
+        None,
+        finetune_config().labelled,
+        tokenizer=bundle.tokenizer,
+        tokenizer_config=finetune_config().tokenizer,
+        seed=0,
+        progress=listener,
+    )
+    scratch, nothing = build_classifier(bundle.config, data, None, "scratch", 3)
+    torch.rand(17)
+    pretrained, receipt = build_classifier(bundle.config, data, bundle, "base", 3)
+    assert nothing is None
+    assert receipt is not None
+    for name, tensor in scratch.head.state_dict().items():
+        assert torch.equal(tensor, pretrained.head.state_dict()[name])
+    saved = load_tensors(bundle.path / "backbone.safetensors")
+    for name, tensor in pretrained.backbone.state_dict().items():
+        assert torch.equal(tensor, saved[name])
+        assert tensor.shape == scratch.backbone.state_dict()[name].shape
+    assert not torch.equal(scratch.backbone.embedding.weight, pretrained.backbone.embedding.weight)  # control
+
+
+def test_the_run_folder_tells_the_whole_story(reviews, tmp_path):
+    listener = Listener()
+    run = finetune(reviews, tmp_path / "run", listener=listener)
+    result = read_json(run.path / "result.json")
+    epochs = run.metrics.read("epoch")
+    assert [line["epoch"] for line in epochs] == [1, 2, 3]
+    best = max(epochs, key=lambda line: (line["valid_accuracy"], -line["valid_loss"]))
+    assert result["best_epoch"] == best["epoch"]
+    assert result["valid"]["accuracy"] == best["valid_accuracy"]
+    assert len(run.metrics.read("test")) == 1  # test is read once, and that is on record
+    assert result["test"]["rows"] == 24
+    assert all("test_accuracy" not in line for line in epochs)
+    receipt = read_json(run.path / "receipt.json")
+    assert receipt["source"] == str(reviews / "base")
+    assert not (run.path / "checkpoints").exists()
+    evaluation = run_evaluate(run.path, str(reviews / "test.csv"))
+    assert evaluation.accuracy == result["test"]["accuracy"]
+    assert listener.lines[-1] == (
+        f"best epoch {best['epoch']} by validation, accuracy {best['valid_accuracy']:.4f}; "
+        f"test accuracy {evaluation.accuracy:.4f} (read once); model in {run.path}"
+    )
+
+
+def test_the_bundle_is_the_best_epoch_not_the_last(reviews, tmp_path):
+    """At a rate that ruins what it learnt, the last epoch is worse than the best one."""
+    run = finetune(reviews, tmp_path / "run", config=finetune_config(loop__epochs=8, optim__lr=0.05))
+    epochs = run.metrics.read("epoch")
+    result = read_json(run.path / "result.json")
+    assert run_evaluate(run.path, str(reviews / "valid.csv")).accuracy == epochs[result["best_epoch"] - 1]["valid_accuracy"]
+
+
+def test_without_a_validation_file_a_stratified_part_is_held_out_and_said_so(reviews, tmp_path):
+    listener = Listener()
+    run = finetune(reviews, tmp_path / "run", valid=False, listener=listener)
+    result = read_json(run.path / "result.json")
+    assert result["data"]["valid"]["counts"] == {"negative": 5, "positive": 5}
+    assert result["data"]["train"]["rows"] == 38
+    train = reviews / "train.csv"
+    assert f"no validation file: 10 of 48 rows of {train} held out, stratified, to choose on" in listener.lines
+
+
+def test_without_a_tokenizer_one_is_trained_in_the_flow(reviews, tmp_path):
+    listener = Listener()
+    run = finetune(reviews, tmp_path / "run", source="scratch", test=False, listener=listener)
+    size = load_bundle(run.path).tokenizer.vocab_size
+    assert f"no tokenizer given: one of {size} entries was trained on {reviews / 'train.csv'}" in listener.lines
+    assert read_json(run.path / "result.json")["test"] is None
+
+
+def test_long_texts_are_cut_only_with_a_count(reviews, tmp_path):
+    listener = Listener()
+    lines = (reviews / "train.csv").read_text().splitlines()
+    lines[1] = '"' + "the film was a very " * 40 + '",negative'
+    (tmp_path / "train.csv").write_text("\n".join(lines) + "\n")
+    run_finetune(
+        str(tmp_path / "train.csv"),
+        tmp_path / "run",
+        finetune_config(loop__epochs=1, model__context=64),
+        source="scratch",
+        valid=str(reviews / "valid.csv"),
+        progress=listener,
+    )
+    assert (
+        f"texts longer than the context of 64 tokens: 1 of 48 in {tmp_path / 'train.csv'}; "
+        "cut there (labelled.long_texts windows would read all of it)"
+    ) in listener.lines
+
+
+def test_prepared_shards_stand_in_for_text(reviews, tmp_path):
+    tokenizer = load_tokenizer(reviews / "base")
+    for name in ("train", "valid", "test"):
+        run_prepare_labelled(
+            str(reviews / f"{name}.csv"), tmp_path / name, finetune_config().labelled, tokenizer=tokenizer, progress=Listener()
+        )
+    text = finetune(reviews, tmp_path / "text")
+    shards = run_finetune(
+        str(tmp_path / "train"),
+        tmp_path / "shards",
+        finetune_config(),
+        source=str(reviews / "base"),
+        valid=str(tmp_path / "valid"),
+        test=str(tmp_path / "test"),
+    )
+    names = ("backbone.safetensors", "head.safetensors")
+    for name in names:
+        assert (text.path / "bundle" / name).read_bytes() == (shards.path / "bundle" / name).read_bytes()
+
+
+def test_patience_ends_a_run_that_no_longer_improves(reviews, tmp_path):
+    config = finetune_config(loop__epochs=30, loop__patience=2, optim__lr=1e-30)
+    run = finetune(reviews, tmp_path / "run", config=config, test=False)
+    epochs = run.metrics.read("epoch")
+    best = read_json(run.path / "result.json")["best_epoch"]
+    assert (best, len(epochs)) == (1, 3)
+
+
+def test_watching_test_is_recorded_and_chooses_nothing(reviews, tmp_path):
+    plain = finetune(reviews, tmp_path / "plain")
+    watched = finetune(reviews, tmp_path / "watched", config=finetune_config(loop__watch_test=True))
+    assert all("test_accuracy" in line for line in watched.metrics.read("epoch"))
+    assert (plain.path / "result.json").read_bytes() == (watched.path / "result.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("settings", "moves"),
+    [({"transfer__freeze": True}, False), ({"transfer__unfreeze_every": 5}, False), ({"transfer__layer_decay": 0.5}, True)],
+    ids=["frozen", "not yet unfrozen", "slower below"],
+)
+def test_what_should_not_move_does_not(reviews, tmp_path, settings, moves):
+    run = finetune(reviews, tmp_path / "run", config=finetune_config(**settings), test=False)
+    before = load_tensors(reviews / "base" / "bundle" / "backbone.safetensors")
+    after = load_tensors(run.path / "bundle" / "backbone.safetensors")
+    assert any(not torch.equal(before[name], after[name]) for name in before) is moves
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [({"postive": 2.0}, "transfer.class_weights names 'postive', which is not a label; labels: negative, positive")],
+)
+def test_class_weights_go_by_label_name(reviews, tmp_path, weights, message):
+    with pytest.raises(ConfigError) as caught:
+        finetune(reviews, tmp_path / "run", config=finetune_config(transfer__class_weights=weights))
+    assert str(caught.value) == message
+    finetune(reviews, tmp_path / "good", config=finetune_config(transfer__class_weights={"positive": 2.0}, loop__epochs=1))
+    finetune(reviews, tmp_path / "even", config=finetune_config(transfer__class_weights="balanced", loop__epochs=1))
+
+
+def test_a_wrong_source_stops_before_anything_is_written(reviews, tmp_path):
+    with pytest.raises(UsageError) as caught:
+        finetune(reviews, tmp_path / "run", source="nowhere")
+    assert str(caught.value) == f"no such folder: {reviews / 'nowhere'}"
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_tokenizer_than_the_sources_is_refused(reviews, tmp_path):
+    other = finetune(reviews, tmp_path / "other", source="scratch", test=False)
+    with pytest.raises(TransferError) as caught:
+        finetune(reviews, tmp_path / "run", tokenizer=other.path)
+    base = load_tokenizer(reviews / "base").digest[:12]
+    own = load_tokenizer(other.path).digest[:12]
+    assert str(caught.value) == (
+        f"{reviews / 'base'} was pretrained with another tokenizer ({base}, not {own}); leave --tokenizer out to use its own"
+    )
+
+
+def test_a_label_typo_between_splits_names_the_row(reviews, tmp_path):
+    text = (reviews / "test.csv").read_text().splitlines()
+    text[3] = text[3].rsplit(",", 1)[0] + ",postive"
+    (tmp_path / "test.csv").write_text("\n".join(text) + "\n")
+    with pytest.raises(DataError) as caught:
+        run_finetune(
+            str(reviews / "train.csv"), tmp_path / "run", finetune_config(), source="scratch", test=str(tmp_path / "test.csv")
+        )
+    assert str(caught.value) == (
+        f"{tmp_path / 'test.csv'}, row 3: label 'postive' does not occur in {reviews / 'train.csv'}; did you mean 'positive'?"
+    )
+
+
+def test_a_comparison_has_every_arm_over_paired_seeds(reviews, tmp_path):
+    page = run_compare(
+        str(reviews / "train.csv"),
+        tmp_path / "cmp",
+        finetune_config(),
+        source=str(reviews / "base"),
+        valid=str(reviews / "valid.csv"),
+        test=str(reviews / "test.csv"),
+        seeds=2,
+        labels=(12, None),
+    )
+    assert page == tmp_path / "cmp" / "report.html"
+    names = sorted(path.stem for path in (tmp_path / "cmp" / "cells").iterdir())
+    assert names == sorted(
+        [f"{arm}-12-seed{seed}" for arm in ("majority", "tfidf", "scratch", "pretrained") for seed in (0, 1)]
+        + [f"{arm}-all-seed{seed}" for arm in ("scratch", "pretrained") for seed in (0, 1)]
+        + ["majority-all-seed0", "tfidf-all-seed0"]
+    )
+    cell = json.loads((tmp_path / "cmp" / "cells" / "pretrained-12-seed1.json").read_text())
+    assert cell["rows"] == 12
+    assert len(cell["predictions"]) == 24
+    assert not (tmp_path / "cmp" / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"source": None}, "compare needs --from with a pretrained folder, or --arms without pretrained"),
+        ({"arms": ("scratch", "bert")}, "--arms knows majority, tfidf, naive_bayes, scratch, pretrained, got 'bert'"),
+        ({"seeds": 0}, "--seeds must be at least 1, got 0"),
+        ({"labels": (1,)}, "--labels must be at least 2 or all, got 1"),
+        ({"labels": (4000,)}, "--labels 4000 is more than the 48 labelled rows there are to learn from"),
+    ],
+)
+def test_a_wrong_comparison_is_a_wrong_question(reviews, tmp_path, settings, message):
+    asked = {"source": str(reviews / "base"), "test": str(reviews / "test.csv"), "valid": str(reviews / "valid.csv"), **settings}
+    with pytest.raises((ConfigError, UsageError)) as caught:
+        run_compare(str(reviews / "train.csv"), tmp_path / "cmp", finetune_config(), **asked)
+    assert str(caught.value) == message

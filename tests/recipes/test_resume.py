@@ -1,0 +1,160 @@
+"""A run killed at any moment goes on to the bits of one that never stopped."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from runner import go
+from tiny import finetune_config, pretrain_config, write_reviews
+
+from headstart.errors import Interrupted, UsageError
+from headstart.recipes.finetune import run_finetune
+from headstart.recipes.pretrain import run_pretrain
+
+RUNNER = Path(__file__).parent / "runner.py"
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory):
+    return write_reviews(tmp_path_factory.mktemp("reviews"))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(reviews, tmp_path_factory):
+    """The same runs, never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    for what in ("pretrain", "finetune", "compare"):
+        go(what, reviews, folder / what, resume=False)
+    return folder
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((run / "bundle").glob("*.safetensors"))}
+
+
+def numbers(run: Path) -> list[dict]:
+    """The metrics without times, which no two runs share."""
+    import json
+
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+def start_and_kill(what, reviews, out, resume, lines, number=signal.SIGKILL) -> int:
+    """Kill the process once its metrics have grown by some lines; returns its exit code."""
+    metrics = out / "metrics.jsonl"
+    before = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+    command = [sys.executable, str(RUNNER), what, str(reviews), str(out), *(["resume"] if resume else [])]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # resuming rewinds the metrics first: count from the file's own end again
+    while process.poll() is None:
+        now = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+        if now >= before + lines or now < before:
+            break
+        time.sleep(0.001)
+    process.send_signal(number)
+    return process.wait()
+
+
+@pytest.mark.parametrize("what", ["pretrain", "finetune"])
+def test_killed_again_and_again_it_ends_with_the_same_bits(what, reviews, uninterrupted, tmp_path):
+    out = tmp_path / "run"
+    growth = {"pretrain": [7, 13, 16], "finetune": [1, 2, 1]}[what]
+    codes = [start_and_kill(what, reviews, out, resume=bool(kill), lines=lines) for kill, lines in enumerate(growth)]
+    assert codes == [-signal.SIGKILL] * len(growth)  # control: the process did die on the way
+    go(what, reviews, out, resume=True)
+    assert weights(out) == weights(uninterrupted / what)
+    assert len(weights(out)) == 2
+    assert numbers(out) == numbers(uninterrupted / what)
+    assert (out / "result.json").read_bytes() == (uninterrupted / what / "result.json").read_bytes()
+
+
+def test_a_terminated_run_saves_where_it_was_and_says_how_to_go_on(reviews, uninterrupted, tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, str(RUNNER), "pretrain", str(reviews), str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while not (out / "metrics.jsonl").exists() or (out / "metrics.jsonl").read_bytes().count(b"\n") < 10:
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate()[1]
+    steps = [line["step"] for line in numbers(out) if line["kind"] == "step"]
+    assert said.splitlines()[-1] == (
+        f"headstart: SIGTERM at step {steps[-1]} of 60; saved. Go on with: headstart pretrain --resume --out {out}"
+    )
+    assert [path.name for path in (out / "checkpoints").iterdir()][-1:] != []
+    assert (out / "checkpoints" / f"step-{steps[-1]:08d}").is_dir()  # at the very step, not at the last multiple
+    go("pretrain", reviews, out, resume=True)
+    assert weights(out) == weights(uninterrupted / "pretrain")
+
+
+def test_a_comparison_goes_on_where_it_stopped_and_repeats_nothing(reviews, uninterrupted, tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, str(RUNNER), "compare", str(reviews), str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while len(list((out / "cells").glob("*.json"))) < 3:
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    finished = {path: path.stat().st_mtime_ns for path in (out / "cells").glob("*.json")}
+    assert 3 <= len(finished) < 7
+    go("compare", reviews, out, resume=True)
+    assert all(path.stat().st_mtime_ns == moment for path, moment in finished.items())
+    names = sorted(path.name for path in (out / "cells").iterdir())
+    assert names == sorted(path.name for path in (uninterrupted / "compare" / "cells").iterdir())
+    for name in names:
+        ours, theirs = (cell_without_times(folder / "cells" / name) for folder in (out, uninterrupted / "compare"))
+        assert ours == theirs
+
+
+def cell_without_times(path: Path) -> dict:
+    import json
+
+    cell = json.loads(path.read_text())
+    del cell["seconds"]
+    for epoch in cell["epochs"]:
+        del epoch["seconds"]
+    return cell
+
+
+def test_a_time_limit_stops_cleanly(reviews, tmp_path):
+    config = pretrain_config(runtime__time_limit=1e-4, loop__steps=60)
+    with pytest.raises(Interrupted) as caught:
+        run_pretrain([str(reviews / "texts.txt")], tmp_path / "run", config)
+    assert str(caught.value) == (
+        "time limit reached at step 1 of 60; saved. "
+        f"Go on with: headstart pretrain --resume --out {tmp_path / 'run'}"
+    )
+
+
+def test_a_finished_run_is_not_run_again(reviews, uninterrupted):
+    out = uninterrupted / "pretrain"
+    before = (out / "result.json").stat().st_mtime_ns
+    run_pretrain([], out, None, resume=True)
+    assert (out / "result.json").stat().st_mtime_ns == before
+
+
+def test_resuming_what_is_not_there_is_a_wrong_question(tmp_path):
+    with pytest.raises(UsageError) as caught:
+        run_pretrain([], tmp_path / "nowhere", None, resume=True)
+    assert str(caught.value) == f"{tmp_path / 'nowhere'} holds no run; start one without --resume"
+
+
+def test_resuming_another_kind_of_run_is_a_wrong_question(uninterrupted):
+    with pytest.raises(UsageError) as caught:
+        run_finetune(None, uninterrupted / "pretrain", None, resume=True)
+    assert str(caught.value) == f"{uninterrupted / 'pretrain'} holds a pretrain run, not a finetune run"
+
+
+def test_the_same_settings_and_seed_give_the_same_result(reviews, uninterrupted, tmp_path):
+    for what in ("pretrain", "finetune"):
+        go(what, reviews, tmp_path / what, resume=False)
+        assert (tmp_path / what / "result.json").read_bytes() == (uninterrupted / what / "result.json").read_bytes()
+    other = finetune_config(loop__epochs=6, runtime__seed=1)
+    files = {"valid": str(reviews / "valid.csv"), "test": str(reviews / "test.csv")}
+    run_finetune(str(reviews / "train.csv"), tmp_path / "other", other, source="scratch", **files)
+    assert weights(tmp_path / "other") != weights(uninterrupted / "finetune")  # control: the seed does matter
