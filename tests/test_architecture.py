@@ -10,13 +10,14 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "headstart"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-FLOOR = {"errors", "version", "config", "files", "progress"}
+FLOOR = {"errors", "version", "config", "layering", "files", "progress"}
 MAY_IMPORT = {
     "__init__": {"version", "api"},
     "__main__": {"cli"},
     "version": set(),
     "errors": set(),
     "config": {"errors"},
+    "layering": {"errors", "config"},
     "files": {"errors"},
     "progress": set(),
     "runtime": FLOOR,

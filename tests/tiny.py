@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from headstart.config import FinetuneConfig, ModelConfig, PretrainConfig, layered, nested
+from headstart.config import FinetuneConfig, ModelConfig, PretrainConfig
+from headstart.layering import layered, nested
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import Model, build_classifier_head, build_language_head
 from headstart.runtime import Runtime

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headstart.config import CorpusConfig, FinetuneConfig, PretrainConfig, Section, TokenizerConfig, layered, nested
+from headstart.config import CorpusConfig, FinetuneConfig, PretrainConfig, Section, TokenizerConfig
 from headstart.data.shards import Shards
+from headstart.layering import layered, nested
 from headstart.model.presets import values
 from headstart.predict.generate import Sampling, run_generate
 from headstart.predict.predictor import Predictor

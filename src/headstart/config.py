@@ -1,20 +1,12 @@
-"""Every setting, in one frozen class a concern, and the one way in which settings are layered.
-
-    defaults  <  preset  <  headstart.toml  <  flags (or Python keyword arguments)
+"""Every setting, in one frozen class a concern. No torch here.
 
 The command line, the TOML file and Python share these classes, so an option has one name, one default, one bound and
-one sentence of documentation: the docstring under the field, which `--help` prints. No torch here.
+one sentence of documentation: the docstring under the field, which `--help` prints.
 """
 
-import difflib
-import tomllib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-from headstart.errors import ConfigError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PADDING = -1
 """The segment of a padding position: it belongs to no document."""
@@ -188,7 +180,7 @@ class RuntimeConfig(Section):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto is bf16 matrix products on CUDA and fp32 elsewhere; weights are always kept in fp32."""
     threads: int | None = Field(None, ge=1)
-    """CPU threads; unset takes every core it may use. Recorded and restored on resume: other threads, other bits."""
+    """CPU threads; unset takes the cores free at the start. Recorded and restored on resume: other threads, other bits."""
     deterministic: bool = False
     """Ask torch for deterministic kernels, where it has them (on CPU they always are)."""
     time_limit: float | None = Field(None, gt=0)
@@ -218,109 +210,3 @@ class FinetuneConfig(Section):
     loop: FinetuneLoop = FinetuneLoop()
     transfer: TransferConfig = TransferConfig()
     runtime: RuntimeConfig = RuntimeConfig()
-
-
-C = TypeVar("C", bound=Section)
-Values = Mapping[str, Any]
-
-
-def layered(kind: type[C], *layers: Values) -> C:
-    """Build `kind` from nested mappings, a later layer winning field by field; refuse what `kind` does not know.
-
-    >>> layered(PretrainConfig, {"model": {"depth": 6}}, {"model": {"width": 64}}).model.depth
-    6
-    """
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        merged = _merge(merged, layer)
-    try:
-        return kind.model_validate(merged)
-    except ValidationError as error:
-        raise ConfigError(explain(error, kind)) from None
-
-
-def nested(dotted: Values) -> dict[str, Any]:
-    """Turn dotted names into nested mappings.
-
-    >>> nested({"model.depth": 6, "objective": "causal"})
-    {'model': {'depth': 6}, 'objective': 'causal'}
-    """
-    result: dict[str, Any] = {}
-    for name, value in dotted.items():
-        *sections, field = name.split(".")
-        inner = result
-        for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[field] = value
-    return result
-
-
-def read_toml(path: Path, kind: type[Section]) -> dict[str, Any]:
-    """Read the settings of `kind` from a TOML file, types checked strictly; sections of other commands are let be.
-
-    A file may hold tables for several commands: `[pretrain.model]` and `[finetune.optim]` are more specific than
-    `[model]` and `[optim]`, which every command that knows them reads.
-    """
-    try:
-        content = tomllib.loads(path.read_bytes().decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    command = kind.__name__.removesuffix("Config").lower()
-    commands: dict[str, type[Section]] = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
-    known = {name for section in commands.values() for name in section.model_fields}
-    general: dict[str, Any] = {}
-    for name, value in content.items():
-        if name in commands:
-            continue
-        if name not in known:
-            raise ConfigError(f"{path}: unknown setting {name}{_suggest(name, [*known, *commands])}")
-        if name in kind.model_fields:
-            general[name] = value
-    values = _merge(general, content.get(command, {}))
-    try:
-        kind.model_validate(values, strict=True)
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {explain(error, kind)}") from None
-    return values
-
-
-def explain(error: ValidationError, kind: type[BaseModel]) -> str:
-    """Say in one line what the first fault of a configuration is, naming the option with its dots."""
-    fault = error.errors(include_url=False)[0]
-    # pydantic adds the alternatives of a union to the path: keep what names an option
-    place = [str(part) for part in fault["loc"] if isinstance(part, str) and not part.endswith("]")]
-    name = ".".join(place)
-    if fault["type"] == "value_error":
-        return str(fault["ctx"]["error"])
-    if fault["type"] == "extra_forbidden":
-        return f"unknown setting {name}{_suggest(name, [path for path, _ in fields_of(kind)])}"
-    wanted = fault["msg"].removeprefix("Input should be ").removeprefix("a valid ").replace("'", "")
-    wanted = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false"}.get(
-        wanted.split(",")[0], wanted
-    )
-    return f"{name} must be {wanted}, got {fault['input']!r}"
-
-
-def fields_of(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every option of a configuration by its dotted name, with pydantic's description of it."""
-    for name, field in kind.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            yield from fields_of(inner, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", field
-
-
-def _suggest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(sorted(known))}"
-
-
-def _merge(low: Values, high: Values) -> dict[str, Any]:
-    merged = dict(low)
-    for name, value in high.items():
-        old = merged.get(name)
-        merged[name] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return merged

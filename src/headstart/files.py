@@ -1,7 +1,8 @@
 """Files that are whole or not there, and the manifest by which a reader knows it.
 
 A folder of ours is written beside its place, flushed, listed in `manifest.json` with the size and sha256 of every
-file and a seal over the list itself, and renamed. A reader checks the list first, so a torn, edited or truncated file is named and refused.
+file and a seal over the list itself, and renamed. A reader checks the list first, so a torn, edited or truncated file
+is named and refused.
 Nothing here or anywhere else in the package unpickles: JSON, plain arrays and safetensors only.
 """
 

@@ -42,7 +42,7 @@ def start(config: RuntimeConfig) -> Runtime:
     """Choose the device and set the threads of this process."""
     import torch
 
-    threads = config.threads or available_cores()
+    threads = config.threads or free_cores()
     torch.set_num_threads(threads)
     device = _device(config.device)
     if config.deterministic:
@@ -54,9 +54,24 @@ def start(config: RuntimeConfig) -> Runtime:
     return Runtime(device, bf16, threads)
 
 
-def available_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def free_cores() -> int:
+    """Cores this process may use, less those that others keep busy now: two threads on one core are slower than one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    before = _processor_ticks()
+    time.sleep(0.1)
+    idle, total = (after - earlier for after, earlier in zip(_processor_ticks(), before, strict=True))
+    busy = (1 - idle / total) * (os.cpu_count() or 1) if total else 0.0
+    return max(1, cores - round(busy))
+
+
+def _processor_ticks() -> tuple[int, int]:
+    """Idle and all ticks of the machine so far; zeros where the system does not tell."""
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            ticks = [int(number) for number in file.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return 0, 0
+    return ticks[3] + ticks[4], sum(ticks)
 
 
 def _device(name: str) -> "torch.device":

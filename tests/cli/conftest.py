@@ -1,6 +1,7 @@
 """The command line as a person meets it: a process, its output, its exit code; and a folder of tiny trained models."""
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 from headstart.cli.main import run
 
 SOURCE = Path(__file__).parents[2] / "src"
+Typed = Callable[[str], tuple[int, str, str]]
 TINY = "--model.width 16 --model.depth 1 --model.feedforward 16 --model.context 32 --runtime.threads 1"
 
 
@@ -53,6 +55,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ):
             assert run(line.split()) == 0
     return folder
+
+
+@pytest.fixture
+def typed(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
+    """`typed("params --json")` in the folder of trained models: exit code, stdout, stderr."""
+    monkeypatch.chdir(trained)
+
+    def call(line: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        arguments = shlex.split(line)
+        monkeypatch.setattr("sys.argv", ["headstart", *arguments])
+        code = run(arguments)
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return call
 
 
 def write_texts(folder: Path) -> None:

@@ -1,44 +1,16 @@
 """The commands on tiny data, as a person would type them."""
 
-import csv
-import io
 import json
 import re
-import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from headstart.cli import predict as predict_module
-from headstart.cli.main import run
-
 TINY = "--model.width 16 --model.depth 1 --model.feedforward 16 --model.context 32 --runtime.threads 1"
-Typed = Callable[[str], tuple[int, str, str]]
-
-
-@pytest.fixture
-def typed(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
-    """`typed("params --json")` in the folder of trained models: exit code, stdout, stderr."""
-    monkeypatch.chdir(trained)
-
-    def call(line: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        arguments = shlex.split(line)
-        monkeypatch.setattr("sys.argv", ["headstart", *arguments])
-        code = run(arguments)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
-
-    return call
-
-
-def stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
 
 
 def test_a_tokenizer_is_trained_and_shown(typed, tmp_path):
@@ -169,87 +141,6 @@ def test_evaluation_is_printed_for_programs(typed):
     assert code == 0
     assert figures["rows"] == sum(map(sum, figures["confusion"])) == 20
     assert figures["labels"] == ["negative", "positive"]
-
-
-def test_one_text_gets_a_label_and_a_probability(typed):
-    code, out, err = typed("predict clf 'the film is superb'")
-    label, probability = out.split()
-    assert (code, err) == (0, "")
-    assert label in ("negative", "positive")
-    assert 0.5 <= float(probability) <= 1
-
-
-def test_several_texts_get_a_line_each(typed):
-    _, out, _ = typed("predict clf 'the film is superb' 'the  film is\ndull' --quiet")
-    assert [line.split(maxsplit=2)[2] for line in out.splitlines()] == ["the film is superb", "the film is dull"]
-
-
-def test_texts_come_from_standard_input(typed, monkeypatch):
-    stdin(monkeypatch, b"un livre magnifique\nthe film is dull")
-    _, out, _ = typed("predict clf --json")
-    assert [json.loads(line)["text"] for line in out.splitlines()] == ["un livre magnifique", "the film is dull"]
-
-
-def test_an_empty_text_is_named(typed, monkeypatch):
-    stdin(monkeypatch, b"the film is dull\n  \n")
-    code, _, err = typed("predict clf")
-    assert (code, err) == (2, "headstart: standard input, line 2: the text is empty; there is nothing to classify\n")
-
-
-def test_a_csv_file_keeps_its_columns_and_gains_the_answer(typed, tmp_path, monkeypatch):
-    monkeypatch.setattr(predict_module, "CHUNK", 7)  # several chunks, the last one short
-    (tmp_path / "in.csv").write_text('id,text\n7,"the film, is superb"\n8,the film is dull\n' + "9,more\n" * 20)
-    code, out, _ = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {tmp_path / 'out.csv'}")
-    assert (code, out) == (0, "")
-    rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
-    assert list(rows[0]) == ["id", "text", "label", "probability", "probability_negative", "probability_positive"]
-    assert [row["id"] for row in rows] == ["7", "8", *["9"] * 20]
-    for row in rows:
-        assert float(row["probability"]) == max(float(row["probability_negative"]), float(row["probability_positive"]))
-        assert row["probability"] == row[f"probability_{row['label']}"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]  # no draft is left
-
-
-def test_a_file_s_own_labels_are_not_overwritten(typed):
-    _, out, _ = typed("predict clf --input test.csv")
-    rows = list(csv.DictReader(out.splitlines()))
-    assert list(rows[0])[:4] == ["text", "label", "predicted_label", "probability"]
-    assert [row["label"] for row in rows[:2]] == ["positive", "negative"]
-
-
-def test_other_files_become_json_lines(typed):
-    _, out, _ = typed("predict clf --input corpus.txt")
-    answers = [json.loads(line) for line in out.splitlines()]
-    assert len(answers) == 200
-    assert list(answers[0]) == ["text", "label", "probability", "probabilities", "truncated"]
-
-
-def test_an_answer_is_the_same_alone_and_in_a_file(typed):
-    _, alone, _ = typed("predict clf 'the film is weak 65' --json")
-    _, together, _ = typed("predict clf --input corpus.txt")
-    other = next(line for line in map(json.loads, together.splitlines()) if line["text"] == "the film is weak 65")
-    assert json.loads(alone)["probability"] == pytest.approx(other["probability"], abs=2e-6)
-
-
-def test_a_broken_file_leaves_no_output(typed, tmp_path):
-    (tmp_path / "in.csv").write_text("text\nthe film\n" * 1 + '""\n')
-    code, _, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {tmp_path / 'out.csv'}")
-    assert (code, err) == (
-        2,
-        f"headstart: {tmp_path / 'in.csv'}, row 2: the text is empty; there is nothing to classify\n",
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
-
-
-def test_an_empty_file_is_named(typed, tmp_path):
-    (tmp_path / "in.txt").write_text("")
-    code, _, err = typed(f"predict clf --input {tmp_path / 'in.txt'}")
-    assert (code, err) == (2, f"headstart: {tmp_path / 'in.txt'} holds no texts\n")
-
-
-def test_an_output_that_cannot_be_written_is_named(typed, tmp_path):
-    code, _, err = typed(f"predict clf hello --out {tmp_path / 'no' / 'out.csv'}")
-    assert (code, err) == (1, f"headstart: cannot write {tmp_path / 'no' / 'out.csv'}: No such file or directory\n")
 
 
 def test_a_language_model_goes_on_from_a_prompt(typed):

@@ -6,8 +6,9 @@ import pytest
 from cyclopts import App
 
 from headstart.cli.options import Flags, Options, as_typed
-from headstart.config import FinetuneConfig, PretrainConfig, fields_of
+from headstart.config import FinetuneConfig, PretrainConfig
 from headstart.errors import ConfigError, UsageError
+from headstart.layering import fields_of
 
 PRETRAIN = Options(PretrainConfig, preset="pretrain")
 FINETUNE = Options(FinetuneConfig, preset="finetune")
@@ -143,8 +144,8 @@ def test_an_unknown_preset_is_told_the_known_ones():
 
 
 def test_a_mistake_in_the_file_is_named_with_the_file():
-    Path("headstart.toml").write_text('[model]\nwidth = "16"\n')
-    assert message(PRETRAIN) == "headstart.toml: model.width must be a whole number, got '16'"
+    Path("headstart.toml").write_text("[model]\nwidth = 15\n")
+    assert message(PRETRAIN) == "headstart.toml: model.width must be a multiple of model.heads, got 15 and 2"
     assert as_typed(message(PRETRAIN)) == message(PRETRAIN)  # nobody typed --model.width
 
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import SPECIAL, corpus
 
 from headstart.config import PADDING, UNSCORED
 from headstart.data.batches import CausalRows, LabelledRows, shuffled
+from tiny import SPECIAL, corpus
 
 lengths = st.lists(st.integers(1, 30), min_size=1, max_size=12)
 

@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from tiny import SHAPE, VOCABULARY, classifier, language_model
 from torch import nn
 
 from headstart.config import PADDING, ModelConfig
 from headstart.model.attention import visible
 from headstart.model.backbone import build_backbone
 from headstart.model.positions import places, sinusoids
+from tiny import SHAPE, VOCABULARY, classifier, language_model
 
 
 def torch_twin(model) -> tuple[nn.Embedding, nn.TransformerEncoder]:
@@ -68,7 +68,9 @@ def test_the_classic_network_equals_torchs_encoder_forward_and_backward(seed):
     (theirs * weights).sum().backward()
     torch.testing.assert_close(model.backbone.embedding.weight.grad, embedding.weight.grad, rtol=1e-4, atol=1e-5)
     for their, our in zip(encoder.layers, model.backbone.layers, strict=True):
-        torch.testing.assert_close(our.attention.inward.weight.grad, their.self_attn.in_proj_weight.grad, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            our.attention.inward.weight.grad, their.self_attn.in_proj_weight.grad, rtol=1e-4, atol=1e-5
+        )
         torch.testing.assert_close(our.up.weight.grad, their.linear1.weight.grad, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(our.norm2.bias.grad, their.norm2.bias.grad, rtol=1e-4, atol=1e-5)
 
@@ -114,7 +116,9 @@ def test_a_classification_does_not_depend_on_the_padding_of_its_batch(padding):
     batch = model.head(model.backbone(torch.cat([padded, longer])), lengths)
     alone = model.head(model.backbone(ids), torch.tensor([6]))
     torch.testing.assert_close(batch[:1], alone, rtol=0, atol=1e-6)
-    last_row = model.head.linear(model.backbone(padded)[:, -1])  # the published mistake: the last row of the padded batch
+    last_row = model.head.linear(
+        model.backbone(padded)[:, -1]
+    )  # the published mistake: the last row of the padded batch
     assert not torch.allclose(last_row, alone, atol=1e-3)
 
 

@@ -10,7 +10,9 @@ from headstart.model.heads import ClassifierHead, LanguageHead, Model
 from headstart.model.ledger import ledger
 
 shapes = st.builds(
-    lambda heads, k, depth, feedforward: ModelConfig(width=2 * heads * k, heads=heads, depth=depth, feedforward=feedforward),
+    lambda heads, k, depth, feedforward: ModelConfig(
+        width=2 * heads * k, heads=heads, depth=depth, feedforward=feedforward
+    ),
     st.integers(1, 4),
     st.integers(1, 6),
     st.integers(1, 3),

@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny import CPU, SPECIAL, VOCABULARY, finetune_config, language_model, pretrain_config, write_reviews
 
 from headstart.config import RuntimeConfig
 from headstart.errors import ConfigError
@@ -13,6 +12,7 @@ from headstart.predict.generate import Sampling, choose, continue_ids, run_gener
 from headstart.predict.predictor import Predictor
 from headstart.recipes.finetune import run_finetune
 from headstart.recipes.pretrain import run_pretrain
+from tiny import CPU, SPECIAL, VOCABULARY, finetune_config, language_model, pretrain_config, write_reviews
 
 ONE = RuntimeConfig(threads=1, device="cpu")
 
@@ -81,7 +81,11 @@ def test_a_text_of_nothing_known_is_answered(trained):
 
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(tokens=30), Sampling(tokens=30, temperature=1.3, seed=5), Sampling(tokens=30, temperature=1.0, top_k=4, top_p=0.8)],
+    [
+        Sampling(tokens=30),
+        Sampling(tokens=30, temperature=1.3, seed=5),
+        Sampling(tokens=30, temperature=1.0, top_k=4, top_p=0.8),
+    ],
     ids=["greedy", "warm", "cut"],
 )
 def test_the_cache_changes_nothing(sampling):

@@ -1,16 +1,18 @@
-"""Runs one recipe in a process of its own, so that a test can kill it: python runner.py pretrain|finetune|compare DATA OUT resume?"""
+"""Runs one recipe in a process of its own, so that a test can kill it.
+
+python runner.py pretrain|finetune|compare DATA OUT [resume]
+"""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tiny import finetune_config, pretrain_config
-
 from headstart.errors import HeadstartError
 from headstart.recipes.compare import run_compare
 from headstart.recipes.finetune import run_finetune
 from headstart.recipes.pretrain import run_pretrain
+from tiny import finetune_config, pretrain_config
 
 STEPS = 60
 EPOCHS = 6

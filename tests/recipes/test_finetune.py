@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from tiny import finetune_config, pretrain_config, write_reviews
 
 from headstart.errors import ConfigError, DataError, TransferError, UsageError
 from headstart.files import read_json
@@ -18,6 +17,7 @@ from headstart.recipes.training import build_classifier
 from headstart.store.bundle import load_bundle
 from headstart.store.tensors import load_tensors
 from headstart.text.tokenizer import load_tokenizer
+from tiny import finetune_config, pretrain_config, write_reviews
 
 
 class Listener:
@@ -109,7 +109,10 @@ def test_the_bundle_is_the_best_epoch_not_the_last(reviews, tmp_path):
     run = finetune(reviews, tmp_path / "run", config=finetune_config(loop__epochs=8, optim__lr=0.05))
     epochs = run.metrics.read("epoch")
     result = read_json(run.path / "result.json")
-    assert run_evaluate(run.path, str(reviews / "valid.csv")).accuracy == epochs[result["best_epoch"] - 1]["valid_accuracy"]
+    assert (
+        run_evaluate(run.path, str(reviews / "valid.csv")).accuracy
+        == epochs[result["best_epoch"] - 1]["valid_accuracy"]
+    )
 
 
 def test_without_a_validation_file_a_stratified_part_is_held_out_and_said_so(reviews, tmp_path):
@@ -153,7 +156,11 @@ def test_prepared_shards_stand_in_for_text(reviews, tmp_path):
     tokenizer = load_tokenizer(reviews / "base")
     for name in ("train", "valid", "test"):
         run_prepare_labelled(
-            str(reviews / f"{name}.csv"), tmp_path / name, finetune_config().labelled, tokenizer=tokenizer, progress=Listener()
+            str(reviews / f"{name}.csv"),
+            tmp_path / name,
+            finetune_config().labelled,
+            tokenizer=tokenizer,
+            progress=Listener(),
         )
     text = finetune(reviews, tmp_path / "text")
     shards = run_finetune(
@@ -186,7 +193,11 @@ def test_watching_test_is_recorded_and_chooses_nothing(reviews, tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "moves"),
-    [({"transfer__freeze": True}, False), ({"transfer__unfreeze_every": 5}, False), ({"transfer__layer_decay": 0.5}, True)],
+    [
+        ({"transfer__freeze": True}, False),
+        ({"transfer__unfreeze_every": 5}, False),
+        ({"transfer__layer_decay": 0.5}, True),
+    ],
     ids=["frozen", "not yet unfrozen", "slower below"],
 )
 def test_what_should_not_move_does_not(reviews, tmp_path, settings, moves):
@@ -204,7 +215,9 @@ def test_class_weights_go_by_label_name(reviews, tmp_path, weights, message):
     with pytest.raises(ConfigError) as caught:
         finetune(reviews, tmp_path / "run", config=finetune_config(transfer__class_weights=weights))
     assert str(caught.value) == message
-    finetune(reviews, tmp_path / "good", config=finetune_config(transfer__class_weights={"positive": 2.0}, loop__epochs=1))
+    finetune(
+        reviews, tmp_path / "good", config=finetune_config(transfer__class_weights={"positive": 2.0}, loop__epochs=1)
+    )
     finetune(reviews, tmp_path / "even", config=finetune_config(transfer__class_weights="balanced", loop__epochs=1))
 
 
@@ -232,7 +245,11 @@ def test_a_label_typo_between_splits_names_the_row(reviews, tmp_path):
     (tmp_path / "test.csv").write_text("\n".join(text) + "\n")
     with pytest.raises(DataError) as caught:
         run_finetune(
-            str(reviews / "train.csv"), tmp_path / "run", finetune_config(), source="scratch", test=str(tmp_path / "test.csv")
+            str(reviews / "train.csv"),
+            tmp_path / "run",
+            finetune_config(),
+            source="scratch",
+            test=str(tmp_path / "test.csv"),
         )
     assert str(caught.value) == (
         f"{tmp_path / 'test.csv'}, row 3: label 'postive' does not occur in {reviews / 'train.csv'}; did you mean 'positive'?"
@@ -274,7 +291,12 @@ def test_a_comparison_has_every_arm_over_paired_seeds(reviews, tmp_path):
     ],
 )
 def test_a_wrong_comparison_is_a_wrong_question(reviews, tmp_path, settings, message):
-    asked = {"source": str(reviews / "base"), "test": str(reviews / "test.csv"), "valid": str(reviews / "valid.csv"), **settings}
+    asked = {
+        "source": str(reviews / "base"),
+        "test": str(reviews / "test.csv"),
+        "valid": str(reviews / "valid.csv"),
+        **settings,
+    }
     with pytest.raises((ConfigError, UsageError)) as caught:
         run_compare(str(reviews / "train.csv"), tmp_path / "cmp", finetune_config(), **asked)
     assert str(caught.value) == message

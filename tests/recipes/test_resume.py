@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from runner import go
-from tiny import finetune_config, pretrain_config, write_reviews
 
 from headstart.errors import Interrupted, UsageError
 from headstart.recipes.finetune import run_finetune
 from headstart.recipes.pretrain import run_pretrain
+from tiny import finetune_config, pretrain_config, write_reviews
 
 RUNNER = Path(__file__).parent / "runner.py"
 
@@ -126,8 +126,7 @@ def test_a_time_limit_stops_cleanly(reviews, tmp_path):
     with pytest.raises(Interrupted) as caught:
         run_pretrain([str(reviews / "texts.txt")], tmp_path / "run", config)
     assert str(caught.value) == (
-        "time limit reached at step 1 of 60; saved. "
-        f"Go on with: headstart pretrain --resume --out {tmp_path / 'run'}"
+        f"time limit reached at step 1 of 60; saved. Go on with: headstart pretrain --resume --out {tmp_path / 'run'}"
     )
 
 

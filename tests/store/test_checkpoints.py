@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tiny import SHAPE, classifier, finetune_config, language_model
 
 from headstart.config import TokenizerConfig
 from headstart.errors import StoreError, TransferError, UsageError
@@ -14,6 +13,7 @@ from headstart.store.checkpoint import load_checkpoint, newest_good, resume_from
 from headstart.store.receipt import transfer
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import train_tokenizer
+from tiny import SHAPE, classifier, finetune_config, language_model
 
 
 @pytest.fixture
@@ -90,9 +90,7 @@ def test_another_models_weights_are_refused_by_name(run):
     _, folder = save(run, 100)
     with pytest.raises(StoreError) as caught:
         load_checkpoint(folder, classifier())
-    assert str(caught.value) == (
-        f"{folder} does not fit the model: linear.bias is (17,) for (2,) (and 1 more faults)"
-    )
+    assert str(caught.value) == (f"{folder} does not fit the model: linear.bias is (17,) for (2,) (and 1 more faults)")
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(run):
@@ -156,7 +154,9 @@ def test_the_receipt_lists_every_tensor_that_moved_and_every_new_one(tmp_path, t
     for name, tensor in language.backbone.state_dict().items():
         assert torch.equal(tensor, model.backbone.state_dict()[name])
     assert torch.equal(before, model.head.linear.weight)
-    assert [line.name for line in receipt.moved] == sorted(f"backbone.{name}" for name in language.backbone.state_dict())
+    assert [line.name for line in receipt.moved] == sorted(
+        f"backbone.{name}" for name in language.backbone.state_dict()
+    )
     assert [line.name for line in receipt.new] == ["head.linear.bias", "head.linear.weight"]
     assert receipt.tokenizer == tokenizer.digest
     moved = sum(parameter.numel() for parameter in language.backbone.parameters())
@@ -211,5 +211,3 @@ def test_a_missing_extra_or_misshapen_tensor_stops_the_transfer(tmp_path, tokeni
     assert torch.equal(before, model.backbone.embedding.weight)
     with pytest.raises(StoreError):
         load_bundle(tmp_path / "b")
-
-

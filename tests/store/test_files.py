@@ -109,10 +109,12 @@ def test_numbers_that_json_has_not_are_refused(tmp_path):
 def test_any_bytes_in_place_of_json_end_in_one_line(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("json") / "x.json"
     path.write_bytes(content)
+    found = None
     try:
         read_json(path)
     except StoreError as error:
-        assert str(error).startswith(f"{path} is damaged: ")
+        found = str(error)
+    assert found is None or found.startswith(f"{path} is damaged: ")
 
 
 def seal(folder, manifest):

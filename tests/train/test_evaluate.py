@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss, precision_score, recall_score
-from tiny import CPU, SPECIAL, VOCABULARY, corpus, language_model
 
 from headstart.data.batches import CausalRows
 from headstart.train.evaluate import evaluate_scores, probabilities, score_language
+from tiny import CPU, SPECIAL, VOCABULARY, corpus, language_model
 
 
 def test_the_figures_are_scikit_learns():

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from tiny import CPU, SHAPE, SPECIAL, VOCABULARY, classifier, corpus, language_model
 
 from headstart.config import OptimConfig, TransferConfig
 from headstart.data.batches import Batch, CausalRows, LabelledRows
@@ -14,6 +13,7 @@ from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import causal, class_scores, classify
 from headstart.train.optim import build_optimizer, level, optimizer_tensors, restore_optimizer, set_trainable
 from headstart.train.schedule import lr_share
+from tiny import CPU, SHAPE, SPECIAL, VOCABULARY, classifier, corpus, language_model
 
 SIZES = [3, 11, 7, 2, 9, 5, 8, 12, 4, 6, 10, 3]
 
@@ -185,7 +185,9 @@ def test_only_matrices_decay():
 def test_class_weights_weigh_the_loss_and_its_count():
     model, data = classifier(), labelled()
     batch = data.batch(range(16))
-    plain = torch.nn.functional.cross_entropy(class_scores(model, batch), batch.targets, weight=torch.tensor([1.0, 3.0]))
+    plain = torch.nn.functional.cross_entropy(
+        class_scores(model, batch), batch.targets, weight=torch.tensor([1.0, 3.0])
+    )
     ours = classify(model, batch, torch.tensor([1.0, 3.0]))
     assert (ours.total / ours.count).item() == pytest.approx(plain.item(), rel=1e-6)
     assert ours.count == 8 * 1 + 8 * 3
@@ -220,6 +222,8 @@ def test_softmax_before_cross_entropy_would_be_noticed():
     data = rows()
     model = language_model()
     _, reports = train(model, OptimConfig(lr=1e-2), 200, lambda step: [data.batch(0, data.rows)])
-    twice = torch.nn.functional.cross_entropy(torch.eye(VOCABULARY), torch.arange(VOCABULARY))  # a perfect softmax, again
+    twice = torch.nn.functional.cross_entropy(
+        torch.eye(VOCABULARY), torch.arange(VOCABULARY)
+    )  # a perfect softmax, again
     assert twice.item() == pytest.approx(math.log(math.e + VOCABULARY - 1) - 1, rel=1e-5)
     assert reports[-1].loss < 0.35 < twice.item()

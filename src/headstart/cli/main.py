@@ -98,6 +98,8 @@ COMMANDS = (
 def main() -> NoReturn:
     """Run the command line and leave with its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
+    # threads that spin while they wait halve the speed of two cores, and quarter it when another program wants one
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(run(sys.argv[1:]))
 
 
@@ -180,9 +182,9 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror or error}", 1
     if (pydantic := sys.modules.get("pydantic")) and isinstance(error, pydantic.ValidationError):
-        from headstart import config
+        from headstart import config, layering
 
-        return config.explain(error, config.Section), 2
+        return layering.explain(error, config.Section), 2
     words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return f"unexpected {words}; HEADSTART_TRACEBACK=1 shows where", 1
 

@@ -1,7 +1,7 @@
 """Flags made from the settings classes, and their way back into settings.
 
 A field `model.width` becomes the option `--model.width`, with the field's own sentence and default in `--help`. Until
-`config.layered` reads them, flags are the text that was typed: there is one set of bounds and messages, and a rule
+`layering.layered` reads them, flags are the text that was typed: there is one set of bounds and messages, and a rule
 between two fields is checked once all layers are known, never on the half that the command line holds.
 """
 
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, g
 from cyclopts import Group, Parameter
 from pydantic import BaseModel
 
-from headstart import config
+from headstart import config, layering
 from headstart.errors import ConfigError, UsageError
 
 C = TypeVar("C", bound=config.Section)
@@ -86,7 +86,7 @@ class Options(Generic[C]):
     def __init__(self, kind: type[C], *, names: Mapping[str, str] | None = None, preset: str = "pretrain") -> None:
         self.kind = kind
         self._preset = preset
-        self._fields = dict(config.fields_of(kind))
+        self._fields = dict(layering.fields_of(kind))
         self._names = dict(names) if names is not None else {name: _flag(name) for name in self._fields}
         self.flags = self._build()
 
@@ -105,13 +105,13 @@ class Options(Generic[C]):
     def settings(self, flags: Flags | None, *, preset: str | None = None, path: Path | None = None) -> C:
         """Layer the defaults, a preset, the TOML file at `path` (or ./headstart.toml) and the flags."""
         # the defaults go first as values, because a section's own defaults may differ from those its command gives it
-        layers: list[config.Values] = [self.kind().model_dump()]
+        layers: list[layering.Values] = [self.kind().model_dump()]
         if preset is not None:
             layers.append(self._preset_values(preset))
         if path is not None or TOML.exists():
-            layers.append(config.read_toml(path or TOML, self.kind))
+            layers.append(layering.read_toml(path or TOML, self.kind))
         try:
-            return config.layered(self.kind, *layers, config.nested(self.given(flags)))
+            return layering.layered(self.kind, *layers, layering.nested(self.given(flags)))
         except ConfigError as error:
             raise ConfigError(as_typed(str(error), self._names)) from None
 
@@ -199,13 +199,16 @@ def as_typed(message: str, names: Mapping[str, str] | None = None) -> str:
     >>> as_typed("optim.weight_decay needs optim.optimizer adamw, got adam")
     '--optim.weight-decay needs --optim.optimizer adamw, got adam'
     """
+    if ".toml: " in message:
+        return message  # written in a file, where names have no dashes
     if names is None:
-        known = [name for kind in (config.PretrainConfig, config.FinetuneConfig) for name, _ in config.fields_of(kind)]
+        known = [
+            name for kind in (config.PretrainConfig, config.FinetuneConfig) for name, _ in layering.fields_of(kind)
+        ]
         names = {name: _flag(name) for name in known if "." in name}
     for name, flag in names.items():
-        # a name without a dot may be any word of a sentence, except at its start;
-        # a quoted name is a value, and one in a TOML file is not typed with dashes
-        start = r"(?<![\w.'\"-])(?<!toml: )" if "." in name else "^"
+        # a quoted name is a value; a name without a dot may be any word of a sentence, except at its start
+        start = r"(?<![\w.'\"-])" if "." in name else "^"
         message = re.sub(rf"{start}{re.escape(name)}(?!\w)", flag, message)
     return message
 

@@ -21,9 +21,11 @@ Ints = NDArray[np.int64]
 class TokenDocuments(Protocol):
     """What a corpus of token ids offers: `Shards`, or a list in memory."""
 
-    lengths: Ints
+    @property
+    def lengths(self) -> Ints:
+        """Tokens of each document."""
 
-    def ids(self, index: int) -> NDArray[np.integer]:
+    def ids(self, index: int, /) -> NDArray[np.integer]:
         """The tokens of one document, without special ones."""
 
 

@@ -38,14 +38,21 @@ class Sampling:
 
 
 def run_generate(
-    folder: Path, prompt: str, *, sampling: Sampling, samples: int = 1, cache: bool = True, runtime: RuntimeConfig | None = None
+    folder: Path,
+    prompt: str,
+    *,
+    sampling: Sampling,
+    samples: int = 1,
+    cache: bool = True,
+    runtime: RuntimeConfig | None = None,
 ) -> list[str]:
     """Continue a prompt with the language model of a folder; each sample has a seed of its own."""
     bundle = load_bundle(folder, task="language")
     where = start(runtime or RuntimeConfig())
     bundle.model.to(where.device)
     return [
-        continue_text(bundle.model, bundle.tokenizer, prompt, sampling, where, cache=cache, draw=draw) for draw in range(samples)
+        continue_text(bundle.model, bundle.tokenizer, prompt, sampling, where, cache=cache, draw=draw)
+        for draw in range(samples)
     ]
 
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headstart.config import FinetuneConfig, layered
+from headstart.config import FinetuneConfig
 from headstart.data.digests import text_digest
 from headstart.data.labelled import label_subset
 from headstart.errors import ConfigError, Interrupted, UsageError
 from headstart.files import read_json, write_json
+from headstart.layering import layered
 from headstart.model.ledger import ledger
 from headstart.progress import Progress, Quiet
 from headstart.recipes.baselines import run_baseline
@@ -118,7 +119,10 @@ class _Comparison:
         )
         self._write_data()
         cells = list(self._cells())
-        with stopping(self.config.runtime.time_limit) as stop, self.progress.task("comparing", len(cells), "runs") as bar:
+        with (
+            stopping(self.config.runtime.time_limit) as stop,
+            self.progress.task("comparing", len(cells), "runs") as bar,
+        ):
             for arm, budget, seed in cells:
                 if not cell_path(self.run.path, arm, budget, seed).is_file():
                     self._run(arm, budget, seed, stop)
@@ -130,7 +134,9 @@ class _Comparison:
         first = self.config.runtime.seed
         for count in self.inputs["labels"]:
             if count is not None and count > len(self.data.train):
-                raise ConfigError(f"--labels {count} is more than the {len(self.data.train)} labelled rows there are to learn from")
+                raise ConfigError(
+                    f"--labels {count} is more than the {len(self.data.train)} labelled rows there are to learn from"
+                )
         for count in self.inputs["labels"]:
             budget: Budget = "all" if count is None else count
             for seed in range(first, first + self.inputs["seeds"]):
@@ -146,19 +152,25 @@ class _Comparison:
         data = LabelledData(self.data.labels, self.data.tokenizer, train, self.data.valid, self.data.test, ())
         try:
             stop.check()
-            cell = self._network(arm, budget, seed, data, stop) if arm in NETWORKS else self._linear(arm, budget, seed, data)
+            cell = (
+                self._network(arm, budget, seed, data, stop)
+                if arm in NETWORKS
+                else self._linear(arm, budget, seed, data)
+            )
         except Halt:
             raise Interrupted(
                 f"{stop.reason} at {arm}, {budget} labels, seed {seed}; saved. Go on with: "
                 f"headstart compare --resume --out {self.run.path}"
             ) from None
         write_cell(self.run.path, cell)
-        self.progress.say(f"{arm}, {budget} labels, seed {seed}: validation {cell.valid.accuracy:.4f}, test {cell.test.accuracy:.4f}")
+        self.progress.say(
+            f"{arm}, {budget} labels, seed {seed}: validation {cell.valid.accuracy:.4f}, test {cell.test.accuracy:.4f}"
+        )
 
     def _linear(self, arm: str, budget: Budget, seed: int, data: LabelledData) -> Cell:
         assert data.test is not None
-        parts = [(part.texts, [int(label) for label in part.gold]) for part in (data.train, data.valid, data.test)]
-        return run_baseline(arm, *parts, labels=data.labels, seed=seed, budget=budget)
+        train, valid, test = ((part.texts, part.gold.tolist()) for part in (data.train, data.valid, data.test))
+        return run_baseline(arm, train, valid, test, data.labels, seed, budget=budget)
 
     def _network(self, arm: str, budget: Budget, seed: int, data: LabelledData, stop: Stop) -> Cell:
         started = time.perf_counter()
@@ -198,7 +210,10 @@ class _Comparison:
         assert data.test is not None
         known = {text_digest(text) for text in data.train.texts}
         overlap = tuple(row for row, text in enumerate(data.test.texts) if text_digest(text) in known)
-        test = data.test.describe(data.labels) | {"gold": tuple(int(label) for label in data.test.gold), "overlap": overlap}
+        test = data.test.describe(data.labels) | {
+            "gold": tuple(int(label) for label in data.test.gold),
+            "overlap": overlap,
+        }
         record = Data(
             labels=data.labels,
             train=Split(**data.train.describe(data.labels)),

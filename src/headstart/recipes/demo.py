@@ -10,13 +10,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from headstart.config import CorpusConfig, FinetuneConfig, LabelledConfig, PretrainConfig, layered
+from headstart.config import CorpusConfig, FinetuneConfig, LabelledConfig, PretrainConfig
 from headstart.data.builtin import builtin_reviews
 from headstart.data.corpus import read_documents
 from headstart.data.digests import text_digest
 from headstart.data.labelled import LabelledTexts, label_subset, read_labelled, split_validation
 from headstart.errors import UsageError
 from headstart.files import write_whole
+from headstart.layering import layered
 from headstart.model.presets import values
 from headstart.progress import Progress, Quiet
 from headstart.recipes.compare import run_compare
@@ -31,7 +32,14 @@ _PRETRAIN = {
     "tokenizer": {"vocab_size": 4096, "megabytes": 5.0},
     "model": _MODEL,
     "corpus": {"held_out": 0.01},
-    "optim": {"optimizer": "adamw", "lr": 2e-3, "weight_decay": 0.01, "warmup": 0.05, "schedule": "cosine", "clip": 1.0},
+    "optim": {
+        "optimizer": "adamw",
+        "lr": 2e-3,
+        "weight_decay": 0.01,
+        "warmup": 0.05,
+        "schedule": "cosine",
+        "clip": 1.0,
+    },
     "loop": {"batch_size": 16, "steps": 1000, "evaluate_every": 250, "save_every": 250, "prompt": PROMPT},
 }
 _FINETUNE = {
@@ -45,7 +53,9 @@ def run_demo(out: Path, data: str | None = None, progress: Progress | None = Non
     """Set data aside, pretrain, compare, report; returns the report's path. Called again, it goes on where it stopped."""
     progress = progress or Quiet()
     if not (out / "data" / "texts.jsonl").is_file():
-        progress.say("1/3  setting data aside: test first, then validation and training rows; the other texts lose their labels")
+        progress.say(
+            "1/3  setting data aside: test first, then validation and training rows; the other texts lose their labels"
+        )
         if data is None:
             write_builtin(out / "data")
         else:
@@ -55,7 +65,9 @@ def run_demo(out: Path, data: str | None = None, progress: Progress | None = Non
     config = layered(PretrainConfig, values("classic", "pretrain"), _PRETRAIN)
     base = out / "pretrained"
     command = f"headstart demo --out {out}" + (f" --data {data}" if data else "")
-    run_pretrain([str(out / "data" / "texts.jsonl")], base, config, resume=_started(base), command=command, progress=progress)
+    run_pretrain(
+        [str(out / "data" / "texts.jsonl")], base, config, resume=_started(base), command=command, progress=progress
+    )
     progress.say("3/3  fine-tuning from it and from random weights, with the linear baselines beside them")
     cmp = out / "comparison"
     return run_compare(

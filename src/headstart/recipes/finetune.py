@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from headstart.config import FinetuneConfig, layered
+from headstart.config import FinetuneConfig
 from headstart.errors import Interrupted, UsageError
 from headstart.files import read_json, write_json
+from headstart.layering import layered
 from headstart.progress import Progress, Quiet
 from headstart.recipes.labelled_data import LabelledData, load_data
 from headstart.recipes.training import Finetuning, Outcome, build_classifier
@@ -58,7 +59,12 @@ def run_finetune(
 
 
 def _finetune(
-    run: RunFolder, config: FinetuneConfig, inputs: dict[str, Any], resume: bool, progress: Progress, source: Bundle | None
+    run: RunFolder,
+    config: FinetuneConfig,
+    inputs: dict[str, Any],
+    resume: bool,
+    progress: Progress,
+    source: Bundle | None,
 ) -> None:
     runtime = start(config.runtime)
     write_json(run.path / "environment.json", environment(runtime))

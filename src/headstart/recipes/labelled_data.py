@@ -84,7 +84,9 @@ def load_data(
     if valid is None:
         share, rows = config.valid_share, len(training)
         training, validation = split_validation(training, share, seed)
-        notes.append(f"no validation file: {len(validation):,} of {rows:,} rows of {train} held out, stratified, to choose on")
+        notes.append(
+            f"no validation file: {len(validation):,} of {rows:,} rows of {train} held out, stratified, to choose on"
+        )
     else:
         validation = _texts(given[valid], tokenizer)
         check_split(labels, validation, train)
@@ -94,7 +96,10 @@ def load_data(
         check_split(labels, testing, train)
     for note in notes:
         progress.say(note)
-    parts = [None if texts is None else _encode(texts, labels, tokenizer, progress) for texts in (training, validation, testing)]
+    parts = [
+        None if texts is None else _encode(texts, labels, tokenizer, progress)
+        for texts in (training, validation, testing)
+    ]
     assert parts[0] is not None
     assert parts[1] is not None
     return LabelledData(labels.names, tokenizer, parts[0], parts[1], parts[2], tuple(notes))
@@ -119,7 +124,9 @@ def _tokenizer(
     if isinstance(train, Shards):
         own = load_tokenizer(train.folder / "tokenizer")
         if tokenizer is not None and tokenizer.digest != own.digest:
-            raise UsageError(f"{train.folder} was prepared with another tokenizer than the model's; prepare it again with that one")
+            raise UsageError(
+                f"{train.folder} was prepared with another tokenizer than the model's; prepare it again with that one"
+            )
         return own
     if tokenizer is not None:
         return tokenizer
@@ -133,7 +140,9 @@ def _texts(given: Given, tokenizer: Tokenizer) -> LabelledTexts:
     if isinstance(given, LabelledTexts):
         return given
     if given.tokenizer_digest != tokenizer.digest:
-        raise UsageError(f"{given.folder} was prepared with another tokenizer than the rest; prepare it again with that one")
+        raise UsageError(
+            f"{given.folder} was prepared with another tokenizer than the rest; prepare it again with that one"
+        )
     assert given.labels is not None
     assert given.label_of is not None
     name = str(given.folder)

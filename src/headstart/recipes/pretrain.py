@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.config import PretrainConfig, layered
+from headstart.config import PretrainConfig
 from headstart.data.batches import CausalRows
 from headstart.data.shards import Shards
 from headstart.errors import DataError, Interrupted, UsageError
 from headstart.files import read_json, write_json
+from headstart.layering import layered
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import LanguageHead, Model, build_language_head
 from headstart.predict.generate import Sampling, continue_text
@@ -69,12 +70,16 @@ def run_pretrain(
     return run
 
 
-def _shards(texts: Sequence[str], out: Path, config: PretrainConfig, tokenizer: Path | None, progress: Progress) -> Shards:
+def _shards(
+    texts: Sequence[str], out: Path, config: PretrainConfig, tokenizer: Path | None, progress: Progress
+) -> Shards:
     """Open the shards given, or prepare the texts given."""
     if len(texts) == 1 and is_shards(texts[0]):
         shards = Shards.open(Path(texts[0]))
         if tokenizer is not None and load_tokenizer(tokenizer).digest != shards.tokenizer_digest:
-            raise UsageError(f"{texts[0]} was prepared with another tokenizer than {tokenizer}; prepare it again, or leave --tokenizer out")
+            raise UsageError(
+                f"{texts[0]} was prepared with another tokenizer than {tokenizer}; prepare it again, or leave --tokenizer out"
+            )
         return shards
     return run_prepare(
         texts, out / "tokens", config.corpus, tokenizer=tokenizer, tokenizer_config=config.tokenizer, progress=progress
@@ -171,8 +176,10 @@ class _Pretraining:
         self.run.metrics.write("evaluation", step=step, **asdict(score))
         self.evaluated = step
         bar.advance(0, f"held-out {score.loss:.3f}")
-        self.progress.say(f"step {step:,}: held-out loss {score.loss:.3f}, perplexity {score.perplexity:.1f}, "
-                          f"{score.bits_per_byte:.3f} bits per byte")
+        self.progress.say(
+            f"step {step:,}: held-out loss {score.loss:.3f}, perplexity {score.perplexity:.1f}, "
+            f"{score.bits_per_byte:.3f} bits per byte"
+        )
         self._sample()
 
     def _fetch(self, step: int) -> list[Any]:
@@ -193,7 +200,9 @@ class _Pretraining:
         count = len(lengths) if tokens is None else int(np.searchsorted(np.cumsum(lengths), tokens)) + 1
         chosen = self.held_out[:count]
         rows = self._rows(chosen, "packed", None)
-        return score_language(self.model, rows, int(self.shards.text_bytes[chosen].sum()), self.runtime, self.stop.check)
+        return score_language(
+            self.model, rows, int(self.shards.text_bytes[chosen].sum()), self.runtime, self.stop.check
+        )
 
     def _sample(self) -> None:
         prompt = self.config.loop.prompt
@@ -218,7 +227,7 @@ class _Pretraining:
         self._sample()
         result = {
             "steps": self.state.step,
-            "tokens_seen": int(round(self.state.step * self._rows_a_step * self.rows.inputs / self.rows.rows)),
+            "tokens_seen": round(self.state.step * self._rows_a_step * self.rows.inputs / self.rows.rows),
             "held_out": asdict(score),
             "tokenizer": self.tokenizer.digest,
             "corpus": self.shards.about.get("fingerprint"),

@@ -72,7 +72,14 @@ class Finetuning:
         stop: Stop,
         progress: Progress,
     ) -> None:
-        self.run, self.config, self.data, self.runtime, self.stop, self.progress = run, config, data, runtime, stop, progress
+        self.run, self.config, self.data, self.runtime, self.stop, self.progress = (
+            run,
+            config,
+            data,
+            runtime,
+            stop,
+            progress,
+        )
         self.model = model.to(runtime.device)
         self.seed = config.runtime.seed
         context = model.backbone.config.context
@@ -93,7 +100,9 @@ class Finetuning:
         cut = [f"{rows.long:,} of {len(rows):,} in {part.name}" for part, rows in parts if part and rows and rows.long]
         if not cut:
             return
-        verb = "read in windows" if self.train.windows else "cut there (labelled.long_texts windows would read all of it)"
+        verb = (
+            "read in windows" if self.train.windows else "cut there (labelled.long_texts windows would read all of it)"
+        )
         self.progress.say(f"texts longer than the context of {self.train.context} tokens: {', '.join(cut)}; {verb}")
 
     def go(self, *, resume: bool) -> Outcome:
@@ -116,7 +125,9 @@ class Finetuning:
         with self.progress.task("fine-tuning", self.steps * self.rows_a_step, "texts") as bar:
             bar.advance(self.state.step * self.rows_a_step)
             if self.counted and self.state.step % self.epoch_steps == 0:
-                self._end_epoch(self.state.step // self.epoch_steps)  # the stop came while this epoch was being measured
+                self._end_epoch(
+                    self.state.step // self.epoch_steps
+                )  # the stop came while this epoch was being measured
             while self.state.step < self.steps and not self._out_of_patience():
                 epoch = self.state.step // self.epoch_steps
                 set_trainable(self.model, self.config.transfer, epoch)
@@ -207,10 +218,13 @@ class Finetuning:
         read_manifest(self._best_path, kind="best")
         load_into(self.model.backbone, load_tensors(self._best_path / "backbone.safetensors"), str(self._best_path))
         load_into(self.model.head, load_tensors(self._best_path / "head.safetensors"), str(self._best_path))
-        valid, test, predictions = self._evaluate(self.valid), None, ()
+        valid, test = self._evaluate(self.valid), None
+        predictions: tuple[int, ...] = ()
         if self.test is not None:
             scores = self._scores(self.test)
-            test = evaluate_scores(scores, self.test.labels, self.data.labels, 0 if self.test.windows else self.test.long)
+            test = evaluate_scores(
+                scores, self.test.labels, self.data.labels, 0 if self.test.windows else self.test.long
+            )
             predictions = tuple(int(label) for label in scores.argmax(axis=1))
             self.run.metrics.write("test", epoch=self.best_epoch, accuracy=test.accuracy, macro_f1=test.macro_f1)
         epochs = tuple({k: v for k, v in line.items() if k != "kind"} for line in self.run.metrics.read("epoch"))
@@ -230,6 +244,7 @@ def class_weights(config: FinetuneConfig, labels: Sequence[str], train: Part) ->
     assert isinstance(wanted, dict)
     for name in wanted:
         if name not in labels:
-            raise ConfigError(f"transfer.class_weights names {name!r}, which is not a label; labels: {', '.join(labels)}")
+            raise ConfigError(
+                f"transfer.class_weights names {name!r}, which is not a label; labels: {', '.join(labels)}"
+            )
     return torch.tensor([wanted.get(label, 1.0) for label in labels], dtype=torch.float32)
-

@@ -1,6 +1,6 @@
 """A trained model as a folder: all that predicting, generating, evaluating and transferring take.
 
-    bundle.json  tokenizer/  backbone.safetensors  head.safetensors  manifest.json
+bundle.json  tokenizer/  backbone.safetensors  head.safetensors  manifest.json
 """
 
 from dataclasses import dataclass
@@ -99,7 +99,10 @@ def load_bundle(folder: Path, *, task: Task | None = None) -> Bundle:
     except (KeyError, TypeError, ValueError, ValidationError) as error:
         raise StoreError(f"{path / 'bundle.json'} is damaged: {error}") from None
     if task is not None and found != task:
-        wanted = {"language": "a language model (from headstart pretrain)", "classify": "a classifier (from headstart finetune)"}
+        wanted = {
+            "language": "a language model (from headstart pretrain)",
+            "classify": "a classifier (from headstart finetune)",
+        }
         raise UsageError(f"{folder} holds {wanted.get(found, found)}; this needs {wanted[task]}")
     tokenizer = load_tokenizer(path / "tokenizer")
     if tokenizer.digest != facts.get("tokenizer") or tokenizer.vocab_size > vocab_size:

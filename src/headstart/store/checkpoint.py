@@ -1,6 +1,6 @@
 """The state of a run at a step, written whole; the newest good one is found when the newest is damaged.
 
-    checkpoints/step-00000200/  backbone.safetensors  head.safetensors  optimizer.safetensors  state.json  manifest.json
+checkpoints/step-00000200/  backbone.safetensors  head.safetensors  optimizer.safetensors  state.json  manifest.json
 """
 
 import shutil
@@ -60,7 +60,9 @@ def load_checkpoint(folder: Path, model: Model[Any]) -> tuple[dict[str, Tensor],
     return load_tensors(folder / "optimizer.safetensors"), state
 
 
-def resume_from(run: RunFolder, model: Model[Any], say: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def resume_from(
+    run: RunFolder, model: Model[Any], say: Callable[[str], None]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Load the newest good checkpoint and rewind the metrics to it; without one, say so and start from step 0."""
     folder = newest_good(run, say)
     for damaged in steps(run) if folder is None else [path for path in steps(run) if path > folder]:

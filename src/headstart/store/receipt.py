@@ -73,4 +73,3 @@ def transfer(source: str, model: Model[Any], tokenizer: Tokenizer, bundle: Bundl
         for name, tensor in sorted(model.head.state_dict().items())
     ]
     return TransferReceipt(source, tokenizer.digest, tuple(moved), tuple(new))
-

@@ -1,11 +1,12 @@
 """A run as a folder: what was asked, where it ran, what it measured, and its result. No torch here.
 
-    run.json  config.json  environment.json  metrics.jsonl  checkpoints/  bundle/  result.json
+run.json  config.json  environment.json  metrics.jsonl  checkpoints/  bundle/  result.json
 """
 
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +17,8 @@ from headstart.errors import StoreError, UsageError
 from headstart.files import FORMAT, read_json, write_json
 from headstart.version import __version__
 
-try:
+if sys.platform != "win32":  # there the lock is a courtesy that is not offered
     import fcntl
-except ImportError:  # Windows: the lock is then a courtesy that is not offered
-    fcntl = None  # type: ignore[assignment]
 
 
 class RunFolder:
@@ -85,14 +84,16 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep a second process out of the folder; the lock goes with the process, however it ends."""
-        if fcntl is None:
+        if sys.platform == "win32":
             yield
             return
         with (self.path / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise UsageError(f"{self.path} is in use by another process; wait for it, or choose another --out") from None
+                raise UsageError(
+                    f"{self.path} is in use by another process; wait for it, or choose another --out"
+                ) from None
             yield
 
     @property

@@ -25,7 +25,7 @@ def linear_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor, t
         return total
     parts = [
         F.cross_entropy(F.linear(hidden, weight_VD, bias_V).float(), targets, reduction="sum")
-        for hidden, targets in zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
+        for hidden, targets in zip(torch.split(hidden_ND, rows), torch.split(targets_N, rows), strict=True)
     ]
     return torch.stack(parts).sum() if parts else hidden_ND.new_zeros(())
 
@@ -35,7 +35,11 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, rows: int) -> Tensor:
-        kind = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else hidden.dtype
+        kind = (
+            torch.get_autocast_dtype(hidden.device.type)
+            if torch.is_autocast_enabled(hidden.device.type)
+            else hidden.dtype
+        )
         low_weight, low_hidden = weight.to(kind), hidden.to(kind)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(low_hidden)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from headstart.config import UNSCORED
 from headstart.data.batches import Batch
@@ -50,5 +50,3 @@ def classify(model: Model[ClassifierHead], batch: Batch, weights: Tensor | None 
     total = F.cross_entropy(class_scores(model, batch), batch.targets, weight=weights, reduction="sum")
     count = batch.scored if weights is None else float(weights[batch.targets].sum())
     return LossSum(total, count)
-
-

@@ -39,7 +39,9 @@ def build_optimizer(model: Model, config: OptimConfig, layer_decay: float = 1.0)
         for (height, decays), parameters in groups.items()
     ]
     kind = AdamW if config.optimizer == "adamw" else Adam
-    return kind(listed, lr=config.lr, betas=(0.9, config.beta2), fused=model.backbone.embedding.weight.device.type != "mps")
+    return kind(
+        listed, lr=config.lr, betas=(0.9, config.beta2), fused=model.backbone.embedding.weight.device.type != "mps"
+    )
 
 
 def set_trainable(model: Model, transfer: TransferConfig, epoch: int) -> int:  # type: ignore[type-arg]
@@ -77,5 +79,7 @@ def restore_optimizer(optimizer: Optimizer, model: nn.Module, saved: Mapping[str
         parameter = parameters[name]
         # the step count of a fused optimizer is a scalar beside its parameter; moments have its shape
         if tensor.ndim and tensor.shape != parameter.shape:
-            raise StoreError(f"the saved optimizer's {key!r} has shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}")
+            raise StoreError(
+                f"the saved optimizer's {key!r} has shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}"
+            )
         optimizer.state[parameter][item] = tensor.to(parameter.device, torch.float32)
