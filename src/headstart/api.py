@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from headstart.config import CorpusConfig, FinetuneConfig, PretrainConfig, Section, TokenizerConfig
 from headstart.data.shards import Shards
+from headstart.errors import ConfigError
 from headstart.layering import layered, nested
 from headstart.model.presets import values
 from headstart.predict.generate import Sampling, run_generate
@@ -20,7 +21,7 @@ from headstart.predict.predictor import Predictor
 from headstart.progress import Progress, Quiet
 from headstart.recipes.compare import DEFAULT_ARMS, run_compare
 from headstart.recipes.evaluate import run_evaluate
-from headstart.recipes.finetune import run_finetune
+from headstart.recipes.finetune import SCRATCH, run_finetune
 from headstart.recipes.prepare import run_prepare, run_tokenizer
 from headstart.recipes.pretrain import run_pretrain
 from headstart.store.rundir import RunFolder
@@ -94,6 +95,7 @@ def finetune(
     progress: Progress | None = None,
 ) -> RunFolder:
     """Fine-tune a classifier from a pretrained folder, or from random weights with source="scratch"."""
+    _check_shape(source, settings)
     return run_finetune(
         str(train),
         Path(out),
@@ -123,6 +125,7 @@ def compare(
     progress: Progress | None = None,
 ) -> Path:
     """Compare a pretrained backbone with random weights and the linear baselines; returns the report's path."""
+    _check_shape(source, settings)
     return run_compare(
         str(train),
         Path(out),
@@ -151,6 +154,14 @@ def evaluate(folder: str | Path, file: str | Path) -> Evaluation:
 def generate(folder: str | Path, prompt: str, *, samples: int = 1, sampling: Sampling | None = None) -> list[str]:
     """Continue a prompt with a pretrained language model."""
     return run_generate(Path(folder), prompt, sampling=sampling or Sampling(), samples=samples)
+
+
+def _check_shape(source: str | Path | None, settings: Settings | None) -> None:
+    """A pretrained folder brings its own shape and tokenizer: settings that would be ignored are refused."""
+    if source is not None and str(source) != SCRATCH:
+        for name in settings or {}:
+            if name.startswith(("model.", "tokenizer.")):
+                raise ConfigError(f"{name} is set, but {source} brings its own; leave it out, or use source='scratch'")
 
 
 def _settings(kind: type[C], preset: str, command: str, settings: Settings | None) -> C:

@@ -86,7 +86,7 @@ class OptimConfig(Section):
     """How the weights move."""
 
     optimizer: Literal["adam", "adamw"] = "adam"
-    """adam is the course's; adamw decays the weights of matrices apart from the gradient."""
+    """adam is what the classic experiment used; adamw decays the weights of matrices apart from the gradient."""
     lr: float = Field(3e-4, gt=0)
     """Peak learning rate."""
     weight_decay: float = Field(0.0, ge=0)

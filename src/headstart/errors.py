@@ -7,7 +7,7 @@
     ├── StoreError            one of our own folders: damaged, of another format, in use, not finished
     │   └── TransferError     the backbone of a folder does not fit where it should go
     ├── TrainingError         the numbers went wrong: a loss that is not finite
-    └── Interrupted           a signal or a time limit stopped the run after its state was saved
+    └── Interrupted           exit code 130, 143 or 75: a signal or a time limit stopped the run after its state was saved
 
 A message names the option or file as the person wrote it, what was found, what was expected, and what to try.
 `assert` is for our own mistakes, never for theirs.
@@ -52,3 +52,9 @@ class Interrupted(HeadstartError):
     """The run was stopped from outside and saved first; the message says how to go on."""
 
     exit_code = 130
+
+    def __init__(self, message: str, reason: str = "SIGINT") -> None:
+        super().__init__(message)
+        # a shell reports 128 + the signal; 75 is the system's word for "try again later"
+        self.exit_code = {"SIGINT": 130, "SIGTERM": 143}.get(reason, 75)
+        self.reason = reason

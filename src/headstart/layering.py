@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, create_model
 
 from headstart.config import FinetuneConfig, PretrainConfig, Section
 from headstart.errors import ConfigError
@@ -23,8 +23,10 @@ def layered(kind: type[C], *layers: Values) -> C:
 
     >>> layered(PretrainConfig, {"model": {"depth": 6}}, {"model": {"width": 64}}).model.depth
     6
+    >>> layered(FinetuneConfig, {"optim": {"clip": 1.0}}).optim.lr  # a command's own defaults hold under half a section
+    0.0001
     """
-    merged: dict[str, Any] = {}
+    merged = kind().model_dump()
     for layer in layers:
         merged = _merge(merged, layer)
     try:
@@ -73,11 +75,30 @@ def read_toml(path: Path, kind: type[Section]) -> dict[str, Any]:
         if name in kind.model_fields:
             general[name] = value
     values = _merge(general, content.get(command, {}))
-    try:
-        kind.model_validate(values, strict=True)
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {explain(error, kind)}") from None
+    _check_types(values, kind, str(path))
     return values
+
+
+def _check_types(values: Values, kind: type[Section], name: str) -> None:
+    """Check each value by itself and strictly: rules between values wait until the flags are there too."""
+    fields = dict(fields_of(kind))
+    for option, value in _flat(values, fields):
+        if option not in fields:
+            raise ConfigError(f"{name}: unknown setting {option}{_suggest(option, list(fields))}")
+        alone = create_model("Alone", value=(fields[option].annotation, fields[option]))
+        try:
+            alone.model_validate({"value": value}, strict=True)
+        except ValidationError as error:
+            raise ConfigError(f"{name}: {explain(error, alone).replace('value', option, 1)}") from None
+
+
+def _flat(values: Values, known: Values, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        option = prefix + name
+        if isinstance(value, Mapping) and option not in known:
+            yield from _flat(value, known, f"{option}.")
+        else:
+            yield option, value
 
 
 def explain(error: ValidationError, kind: type[BaseModel]) -> str:

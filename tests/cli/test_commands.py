@@ -236,5 +236,5 @@ def stopped_on_the_way(line: str, number: signal.Signals, environment: dict[str,
         time.sleep(0.05)
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     return said.splitlines()[-1]

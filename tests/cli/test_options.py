@@ -134,6 +134,12 @@ def test_wrong_class_weights_are_told_what_to_look_like(typed, expected):
     assert message(FINETUNE, f"--transfer.class-weights={typed}") == expected
 
 
+def test_a_rule_between_two_settings_waits_for_the_flags():
+    Path("headstart.toml").write_text("[model]\nheads = 3\n")
+    assert PRETRAIN.settings(parse(PRETRAIN, "--model.width", "300")).model.width == 300
+    assert message(PRETRAIN) == "--model.width must be a multiple of --model.heads, got 200 and 3"
+
+
 def test_a_rule_between_two_settings_sees_all_layers():
     Path("headstart.toml").write_text('[optim]\noptimizer = "adamw"\n')
     assert PRETRAIN.settings(parse(PRETRAIN, "--optim.weight-decay", "0.1")).optim.weight_decay == 0.1
@@ -144,8 +150,8 @@ def test_an_unknown_preset_is_told_the_known_ones():
 
 
 def test_a_mistake_in_the_file_is_named_with_the_file():
-    Path("headstart.toml").write_text("[model]\nwidth = 15\n")
-    assert message(PRETRAIN) == "headstart.toml: model.width must be a multiple of model.heads, got 15 and 2"
+    Path("headstart.toml").write_text('[model]\nwidth = "wide"\n')
+    assert message(PRETRAIN) == "headstart.toml: model.width must be a whole number, got 'wide'"
     assert as_typed(message(PRETRAIN)) == message(PRETRAIN)  # nobody typed --model.width
 
 

@@ -105,7 +105,7 @@ class Options(Generic[C]):
     def settings(self, flags: Flags | None, *, preset: str | None = None, path: Path | None = None) -> C:
         """Layer the defaults, a preset, the TOML file at `path` (or ./headstart.toml) and the flags."""
         # the defaults go first as values, because a section's own defaults may differ from those its command gives it
-        layers: list[layering.Values] = [self.kind().model_dump()]
+        layers: list[layering.Values] = []
         if preset is not None:
             layers.append(self._preset_values(preset))
         if path is not None or TOML.exists():

@@ -19,7 +19,7 @@ from headstart.layering import layered
 from headstart.model.ledger import ledger
 from headstart.progress import Progress, Quiet
 from headstart.recipes.baselines import run_baseline
-from headstart.recipes.finetune import SCRATCH, choose_tokenizer, load_source, with_threads
+from headstart.recipes.finetune import SCRATCH, choose_tokenizer, load_source, settled
 from headstart.recipes.labelled_data import LabelledData, load_data
 from headstart.recipes.training import Finetuning, build_classifier
 from headstart.report.page import write_report
@@ -73,11 +73,14 @@ def run_compare(
             "arms": list(arms),
         }
         _check(inputs)
-        load_source(source or SCRATCH)  # a wrong folder is found out before anything is written
-        config = with_threads(config)
+        # a wrong folder is found out before anything is written
+        config = settled(config, load_source(source or SCRATCH))
         run = RunFolder.create(out, kind="compare", command=command, config=config, inputs=inputs)
     with run.locked():
-        _Comparison(run, config, inputs, progress).go()
+        comparison = _Comparison(run, config, inputs, progress)
+        with run.discarded_on_error(new=not resume):
+            comparison.prepare()
+        comparison.go()
     return write_report(out)
 
 
@@ -103,7 +106,8 @@ class _Comparison:
     inputs: dict[str, Any]
     progress: Progress
 
-    def go(self) -> None:
+    def prepare(self) -> None:
+        """Read and check everything before the first run."""
         self.runtime: Runtime = start(self.config.runtime)
         self.source: Bundle | None = load_source(self.inputs["source"] or SCRATCH)
         write_json(self.run.path / "environment.json", environment(self.runtime))
@@ -117,16 +121,19 @@ class _Comparison:
             seed=self.config.runtime.seed,
             progress=self.progress,
         )
+        self.cells = list(self._cells())
         self._write_data()
-        cells = list(self._cells())
-        with (
-            stopping(self.config.runtime.time_limit) as stop,
-            self.progress.task("comparing", len(cells), "runs") as bar,
-        ):
-            for arm, budget, seed in cells:
+
+    def go(self) -> None:
+        """Run what is not there yet."""
+        # the linear arms take seconds: counting them in full would make the time left look shorter than it is
+        weights = [1.0 if arm in NETWORKS else 0.02 for arm, _, _ in self.cells]
+        bars = self.progress.task("comparing", sum(weights), "runs")
+        with stopping(self.config.runtime.time_limit) as stop, bars as bar:
+            for (arm, budget, seed), weight in zip(self.cells, weights, strict=True):
                 if not cell_path(self.run.path, arm, budget, seed).is_file():
                     self._run(arm, budget, seed, stop)
-                bar.advance(1, f"{arm}, {budget} labels, seed {seed}")
+                bar.advance(weight, f"{arm}, {budget} labels, seed {seed}")
         shutil.rmtree(self.run.path / "work", ignore_errors=True)
 
     def _cells(self) -> Iterator[tuple[str, Budget, int]]:
@@ -160,7 +167,8 @@ class _Comparison:
         except Halt:
             raise Interrupted(
                 f"{stop.reason} at {arm}, {budget} labels, seed {seed}; saved. Go on with: "
-                f"headstart compare --resume --out {self.run.path}"
+                f"headstart compare --resume --out {self.run.path}",
+                stop.reason or "",
             ) from None
         write_cell(self.run.path, cell)
         self.progress.say(
@@ -187,7 +195,10 @@ class _Comparison:
         model, receipt = build_classifier(shape, data, source, self.inputs["source"] or SCRATCH, seed)
         if receipt:
             write_json(self.run.path / "receipt.json", receipt.as_dict())
-        outcome = Finetuning(run, config, data, model, self.runtime, stop, self.progress).go(resume=resume)
+        training = Finetuning(run, config, data, model, self.runtime, stop, self.progress, quiet=True)
+        if (arm, budget, seed) == next(cell for cell in self.cells if cell[0] in NETWORKS):
+            training.say_truncation()  # once is enough
+        outcome = training.go(resume=resume)
         assert outcome.test is not None
         cell = Cell(
             arm=arm,

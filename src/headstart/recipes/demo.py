@@ -15,7 +15,7 @@ from headstart.data.builtin import builtin_reviews
 from headstart.data.corpus import read_documents
 from headstart.data.digests import text_digest
 from headstart.data.labelled import LabelledTexts, label_subset, read_labelled, split_validation
-from headstart.errors import UsageError
+from headstart.errors import Interrupted, UsageError
 from headstart.files import write_whole
 from headstart.layering import layered
 from headstart.model.presets import values
@@ -51,7 +51,14 @@ _FINETUNE = {
 
 def run_demo(out: Path, data: str | None = None, progress: Progress | None = None) -> Path:
     """Set data aside, pretrain, compare, report; returns the report's path. Called again, it goes on where it stopped."""
-    progress = progress or Quiet()
+    command = f"headstart demo --out {out}" + (f" --data {data}" if data else "")
+    try:
+        return _story(out, data, command, progress or Quiet())
+    except Interrupted as error:
+        raise Interrupted(f"{str(error).split(' Go on with: ')[0]} Go on with: {command}", error.reason) from None
+
+
+def _story(out: Path, data: str | None, command: str, progress: Progress) -> Path:
     if not (out / "data" / "texts.jsonl").is_file():
         progress.say(
             "1/3  setting data aside: test first, then validation and training rows; the other texts lose their labels"

@@ -22,8 +22,8 @@ def run_evaluate(
     predictor = Predictor.load(folder, runtime)
     labels = LabelSet(predictor.labels)
     check_split(labels, texts, f"the training data of {folder}")
+    gold = [labels.index(label) for label in texts.labels]
+    rows = predictor.rows(texts.texts, gold)
     with progress.task(f"evaluating {file}", len(texts), "texts") as bar:
-        rows = predictor.rows(texts.texts, [labels.index(label) for label in texts.labels])
-        scores = score_texts(predictor.bundle.model, rows, predictor.runtime, lambda: None)
-        bar.advance(len(texts))
+        scores = score_texts(predictor.bundle.model, rows, predictor.runtime, lambda: None, bar.advance)
     return evaluate_scores(scores, rows.labels, predictor.labels, 0 if rows.windows else rows.long)

@@ -9,7 +9,7 @@ from headstart.files import read_json, write_json
 from headstart.layering import layered
 from headstart.progress import Progress, Quiet
 from headstart.recipes.labelled_data import LabelledData, load_data
-from headstart.recipes.training import Finetuning, Outcome, build_classifier
+from headstart.recipes.training import Finetuning, Outcome, build_classifier, class_weights
 from headstart.runtime import Halt, environment, start, stopping
 from headstart.store.bundle import Bundle, load_bundle, save_bundle
 from headstart.store.rundir import RunFolder
@@ -51,7 +51,7 @@ def run_finetune(
             "tokenizer": str(tokenizer) if tokenizer else None,
         }
         bundle = load_source(source)  # a wrong folder is found out before anything is written
-        config = with_threads(config)
+        config = settled(config, bundle)
         run = RunFolder.create(out, kind="finetune", command=command, config=config, inputs=inputs)
     with run.locked():
         _finetune(run, config, inputs, resume, progress, load_source(inputs["source"]) if resume else bundle)
@@ -68,17 +68,19 @@ def _finetune(
 ) -> None:
     runtime = start(config.runtime)
     write_json(run.path / "environment.json", environment(runtime))
-    data = load_data(
-        inputs["train"],
-        inputs["valid"],
-        inputs["test"],
-        config.labelled,
-        tokenizer=choose_tokenizer(source, inputs["tokenizer"]),
-        tokenizer_config=config.tokenizer,
-        seed=config.runtime.seed,
-        progress=progress,
-    )
-    model, receipt = build_classifier(config.model, data, source, inputs["source"], config.runtime.seed)
+    with run.discarded_on_error(new=not resume):
+        data = load_data(
+            inputs["train"],
+            inputs["valid"],
+            inputs["test"],
+            config.labelled,
+            tokenizer=choose_tokenizer(source, inputs["tokenizer"]),
+            tokenizer_config=config.tokenizer,
+            seed=config.runtime.seed,
+            progress=progress,
+        )
+        class_weights(config, data.labels, data.train)
+        model, receipt = build_classifier(config.model, data, source, inputs["source"], config.runtime.seed)
     if receipt:
         write_json(run.path / "receipt.json", receipt.as_dict())
         progress.say(receipt.summary())
@@ -89,7 +91,8 @@ def _finetune(
         except Halt:
             raise Interrupted(
                 f"{stop.reason} at step {training.state.step} of {training.steps}; saved. Go on with: "
-                f"headstart finetune --resume --out {run.path}"
+                f"headstart finetune --resume --out {run.path}",
+                stop.reason or "",
             ) from None
     _write(run, config, data, outcome, inputs["source"], progress)
 
@@ -129,6 +132,9 @@ def choose_tokenizer(source: Bundle | None, path: str | None) -> Tokenizer | Non
     return source.tokenizer if source else None
 
 
-def with_threads(config: FinetuneConfig) -> FinetuneConfig:
-    """Settings with the thread count written down: it is part of the run, because other threads add in another order."""
-    return layered(FinetuneConfig, config.model_dump(), {"runtime": {"threads": start(config.runtime).threads}})
+def settled(config: FinetuneConfig, source: Bundle | None) -> FinetuneConfig:
+    """What will really be used: the shape of the source, and the threads, because other threads add in another order."""
+    used: dict[str, Any] = {"runtime": {"threads": start(config.runtime).threads}}
+    if source:
+        used["model"] = source.config.model_dump()
+    return layered(FinetuneConfig, config.model_dump(), used)

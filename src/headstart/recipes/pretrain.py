@@ -64,7 +64,8 @@ def run_pretrain(
     with run.locked():
         runtime = start(config.runtime)
         write_json(out / "environment.json", environment(runtime))
-        shards = _shards(texts, out, config, tokenizer, progress)
+        with run.discarded_on_error(new=not resume):
+            shards = _shards(texts, out, config, tokenizer, progress)
         with stopping(config.runtime.time_limit) as stop:
             _Pretraining(run, config, shards, runtime, stop, progress).go(resume=resume)
     return run
@@ -123,7 +124,8 @@ class _Pretraining:
             self._save()
             raise Interrupted(
                 f"{self.stop.reason} at step {self.state.step} of {self.steps}; saved. Go on with: "
-                f"headstart pretrain --resume --out {self.run.path}"
+                f"headstart pretrain --resume --out {self.run.path}",
+                self.stop.reason or "",
             ) from None
 
     @property

@@ -71,6 +71,8 @@ class Finetuning:
         runtime: Runtime,
         stop: Stop,
         progress: Progress,
+        *,
+        quiet: bool = False,
     ) -> None:
         self.run, self.config, self.data, self.runtime, self.stop, self.progress = (
             run,
@@ -85,14 +87,17 @@ class Finetuning:
         context = model.backbone.config.context
         self.train, self.valid = (data.rows(part, context, config.labelled) for part in (data.train, data.valid))
         self.test = data.rows(data.test, context, config.labelled) if data.test else None
-        self.weights = class_weights(config, data.labels, data.train).to(runtime.device) if _weighted(config) else None
+        weights = class_weights(config, data.labels, data.train)
+        self.weights = None if weights is None else weights.to(runtime.device)
         self.rows_a_step = config.loop.batch_size * config.loop.accumulate
         self.epoch_steps = -(-len(self.train) // self.rows_a_step)
         self.steps = self.epoch_steps * config.loop.epochs
         self.state = TrainState(model, build_optimizer(model, config.optim, config.transfer.layer_decay), self.seed)
         self.best_epoch, self.best_accuracy, self.best_loss = 0, -1.0, 0.0
         self.loss, self.counted, self.seconds, self.saved = 0.0, 0, 0.0, 0
-        self.say_truncation()
+        self.quiet = quiet
+        if not quiet:
+            self.say_truncation()
 
     def say_truncation(self) -> None:
         """Long texts are never cut in silence."""
@@ -108,7 +113,7 @@ class Finetuning:
     def go(self, *, resume: bool) -> Outcome:
         """Train, choose by validation, read test once. On a stop the state is saved and Halt goes on to the caller."""
         if resume:
-            moments, state = resume_from(self.run, self.model, self.progress.say)
+            moments, state = resume_from(self.run, self.model, self._say)
             restore_optimizer(self.state.optimizer, self.model, moments)
             self.state.step = self.saved = state["step"]
             if state["step"]:
@@ -120,6 +125,10 @@ class Finetuning:
         except Halt:
             self._save()
             raise
+
+    def _say(self, line: str) -> None:
+        if not self.quiet:
+            self.progress.say(line)
 
     def _train(self) -> None:
         with self.progress.task("fine-tuning", self.steps * self.rows_a_step, "texts") as bar:
@@ -177,7 +186,7 @@ class Finetuning:
             self._save_best()
         self.run.metrics.write("epoch", **figures)
         self.loss, self.counted, self.seconds = 0.0, 0, 0.0
-        self.progress.say(
+        self._say(
             f"epoch {epoch:>2}: train loss {figures['train_loss']:.3f}, validation accuracy {valid.accuracy:.4f}"
             f"{'  best so far' if self.best_epoch == epoch else ''}"
         )
@@ -231,17 +240,14 @@ class Finetuning:
         return Outcome(self.model, epochs, self.best_epoch, valid, test, predictions)
 
 
-def _weighted(config: FinetuneConfig) -> bool:
-    return config.transfer.class_weights is not None
-
-
-def class_weights(config: FinetuneConfig, labels: Sequence[str], train: Part) -> Tensor:
-    """Weights in the order of the labels, from names or from the balance of the training rows."""
+def class_weights(config: FinetuneConfig, labels: Sequence[str], train: Part) -> Tensor | None:
+    """Weights in the order of the labels, from names or from the balance of the training rows; None without."""
     wanted = config.transfer.class_weights
+    if wanted is None:
+        return None
     if wanted == "balanced":
         counts = np.bincount(train.gold, minlength=len(labels))
         return torch.tensor(len(train) / (len(labels) * np.maximum(counts, 1)), dtype=torch.float32)
-    assert isinstance(wanted, dict)
     for name in wanted:
         if name not in labels:
             raise ConfigError(

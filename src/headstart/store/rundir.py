@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.config import Section
-from headstart.errors import StoreError, UsageError
+from headstart.errors import HeadstartError, StoreError, UsageError
 from headstart.files import FORMAT, read_json, write_json
 from headstart.version import __version__
 
@@ -75,6 +75,16 @@ class RunFolder:
     def finished(self) -> bool:
         """True once the result is there: it is written last."""
         return (self.path / "result.json").is_file()
+
+    @contextmanager
+    def discarded_on_error(self, new: bool) -> Iterator[None]:
+        """Take a new run folder away again when its inputs turn out to be wrong: nothing half-written stays behind."""
+        try:
+            yield
+        except HeadstartError:
+            if new:
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise
 
     def tidy(self) -> None:
         """Let go of what only an unfinished run needs; the bundle and the result stay."""

@@ -80,7 +80,11 @@ class Evaluation:
 
 
 def score_texts(
-    model: Model[ClassifierHead], rows: LabelledRows, runtime: Runtime, check: Callable[[], None]
+    model: Model[ClassifierHead],
+    rows: LabelledRows,
+    runtime: Runtime,
+    check: Callable[[], None],
+    done: Callable[[int], None] | None = None,
 ) -> NDArray[np.float64]:
     """Scores of every text over the labels, in the order of `rows`; texts of like length are read together."""
     model.eval()
@@ -91,6 +95,8 @@ def score_texts(
             with runtime.autocast():
                 part = class_scores(model, rows.batch(indices).to(runtime.device))
             scores[indices] = part.double().cpu().numpy()
+            if done:
+                done(len(indices))
     return scores
 
 

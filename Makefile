@@ -1,0 +1,47 @@
+# Two commands matter: `make demo` shows the whole story, `make test` says whether the code is sound.
+# Both make their own virtual environment and need nothing but Python 3.11+ and make.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# threads that spin while waiting slow small machines down; the command line sets this for itself
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: demo test lint types unit test-all test-gpu clean
+
+demo: $(VENV)/.demo
+	$(BIN)/headstart demo --out demo-run
+
+test: lint types unit
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+unit: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu"
+
+test-all: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -n 2 -m "not gpu"
+
+# on a machine with a CUDA device and a Python that has torch and pytest already
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu
+
+$(VENV)/bin/python:
+	$(PYTHON) -c "import sys; sys.exit('Headstart needs Python 3.11 or newer, this is ' + sys.version.split()[0] if sys.version_info < (3, 11) else 0)"
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo]"
+	touch $@
+
+$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo-run build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
