@@ -26,11 +26,12 @@ MAY_IMPORT = {
     "model": FLOOR,
     "train": FLOOR | {"runtime", "data", "model"},
     "store": FLOOR | {"text", "model"},
+    "interop": FLOOR | {"text", "model", "store"},
     "predict": FLOOR | {"runtime", "text", "data", "model", "train", "store"},
     "report": FLOOR | {"store"},
     "recipes": FLOOR | {"runtime", "text", "data", "model", "train", "store", "predict", "report"},
     "api": FLOOR | {"text", "data", "model", "train", "store", "predict", "recipes"},
-    "cli": FLOOR | {"text", "data", "model", "train", "store", "predict", "report", "recipes"},
+    "cli": FLOOR | {"text", "data", "model", "train", "store", "predict", "report", "recipes", "interop"},
 }
 LONGEST_FILE = 320
 LONGEST_FUNCTION = 60

@@ -31,6 +31,7 @@ def write_answers(
     *,
     budget: Budget = "all",
     curves: Mapping[str, Sequence[float]] | None = None,
+    test_curves: Mapping[str, Mapping[int, Sequence[float]]] | None = None,
     overlap: Sequence[int] = (),
     labels: Sequence[str] = LABELS,
 ) -> Path:
@@ -42,7 +43,9 @@ def write_answers(
         for seed, marks in seeds.items():
             predictions = [right if mark == "1" else 1 - right for right, mark in zip(gold, marks, strict=True)]
             curve = (curves or {}).get(arm, (0.5, 0.6)) if arm in NETWORKS else ()
-            write_cell(folder, _cell(arm, budget, seed, gold, predictions, curve, len(labels)))
+            on_test = (test_curves or {}).get(arm, {}).get(seed)
+            cell = _cell(arm, budget, seed, gold, predictions, curve, len(labels), on_test=on_test)
+            write_cell(folder, cell)
     return folder
 
 
@@ -74,7 +77,8 @@ def make_comparison(
                     right = ease > np.quantile(ease, 1 - np.clip(wanted + rng.normal(0, 0.008), 0.02, 0.99))
                     predictions = np.where(right, gold, (gold + rng.integers(1, len(labels), texts)) % len(labels))
                 curve = _curve(rng, arm, wanted) if arm in NETWORKS else ()
-                cell = _cell(arm, budget, seed, gold, predictions, curve, len(labels), look_at_test=look_at_test)
+                on_test = [max(0.0, value - 0.01) for value in curve] if look_at_test else None
+                cell = _cell(arm, budget, seed, gold, predictions, curve, len(labels), on_test=on_test)
                 write_cell(folder, cell)
     _about(folder)
     if extras:
@@ -99,7 +103,7 @@ def _cell(
     curve: Sequence[float],
     labels: int,
     *,
-    look_at_test: bool = False,
+    on_test: Sequence[float] | None = None,
 ) -> Cell:
     test = score(gold, predictions, labels)
     epochs = tuple(
@@ -110,7 +114,7 @@ def _cell(
             valid_accuracy=value,
             valid_macro_f1=value,
             seconds=9.0,
-            test_accuracy=max(0.0, value - 0.01) if look_at_test else None,
+            test_accuracy=on_test[number - 1] if on_test else None,
         )
         for number, value in enumerate(curve, start=1)
     )

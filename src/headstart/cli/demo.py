@@ -29,3 +29,9 @@ def demo(
     console = Console(quiet=quiet)
     page: Path = run_demo(out, data, console)
     show(page.parent, page, console)
+    console.say(
+        "\nOn your own text and labels:\n"
+        "  headstart pretrain your-texts.txt --out runs/base\n"
+        "  headstart finetune your-labels.csv --from runs/base --out runs/clf\n"
+        '  headstart predict runs/clf "a text you wonder about"'
+    )

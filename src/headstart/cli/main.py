@@ -8,6 +8,7 @@ what is heavy only inside it: `headstart --help` answers at once.
 """
 
 import difflib
+import keyword
 import os
 import signal
 import sys
@@ -87,6 +88,12 @@ COMMANDS = (
         "headstart params --preset classic --vocab-size 50001",
     ),
     (
+        "import",
+        "FILE --tokenizer PATH --out FOLDER [OPTIONS]",
+        "Turn weights saved under the published course's names into a language model.",
+        "headstart import course.safetensors --tokenizer sentencepiece.french.model --out runs/course",
+    ),
+    (
         "report",
         "FOLDER [OPTIONS]",
         "Write the report of a comparison again, from its folder.",
@@ -134,8 +141,9 @@ def build_app() -> App:
         suppress_keyboard_interrupt=False,  # it has a line of its own here
     )
     for order, (name, usage, summary, example) in enumerate(COMMANDS):
+        python_name = f"{name}_" if keyword.iskeyword(name) else name
         app.command(
-            f"headstart.cli.{name}:{name}",
+            f"headstart.cli.{python_name}:{python_name}",
             name=name,
             help=f"{summary}\n\nExample: {example}",
             usage=f"Usage: headstart {name} {usage}",

@@ -16,12 +16,14 @@ from headstart.data.corpus import read_documents
 from headstart.data.digests import text_digest
 from headstart.data.labelled import LabelledTexts, label_subset, read_labelled, split_validation
 from headstart.errors import Interrupted, UsageError
-from headstart.files import write_whole
+from headstart.files import write_json, write_whole
 from headstart.layering import layered
 from headstart.model.presets import values
+from headstart.predict.generate import Sampling, run_generate
 from headstart.progress import Progress, Quiet
 from headstart.recipes.compare import run_compare
 from headstart.recipes.pretrain import run_pretrain
+from headstart.report.page import write_report
 
 TRAIN_ROWS, VALID_ROWS, TEST_ROWS = 1000, 400, 1000
 SEEDS = 3
@@ -77,7 +79,7 @@ def _story(out: Path, data: str | None, command: str, progress: Progress) -> Pat
     )
     progress.say("3/3  fine-tuning from it and from random weights, with the linear baselines beside them")
     cmp = out / "comparison"
-    return run_compare(
+    run_compare(
         files["train"],
         cmp,
         layered(FinetuneConfig, values("classic", "finetune"), _FINETUNE),
@@ -89,6 +91,10 @@ def _story(out: Path, data: str | None, command: str, progress: Progress) -> Pat
         command=command,
         progress=progress,
     )
+    sampling = Sampling(tokens=40, temperature=0.8, top_p=0.9)
+    texts = run_generate(base, PROMPT, sampling=sampling, samples=3)
+    write_json(cmp / "samples.json", [{"prompt": PROMPT, "text": text} for text in texts])
+    return write_report(cmp)
 
 
 def _started(run: Path) -> bool:

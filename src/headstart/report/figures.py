@@ -93,6 +93,7 @@ def draw_curves(comparison: Comparison, width: float, split: str, value: Callabl
     axes.set_xlim(1 if last > 1 else 0.5, last + (0 if last > 1 else 0.5))
     axes.set_xlabel("epoch", color=INK)
     axes.set_xticks(range(1, last + 1, 1 + (last - 1) // 8))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))  # whole percents, not every 2.5
     name_the_ends(axes, ends)
     return figure
 

@@ -23,6 +23,7 @@ from headstart.files import FORMAT, write_json, write_whole
 from headstart.report.canvas import COLOURS, FAINT, INK, OTHER, PAPER, png, short_name, svg
 from headstart.report.collect import Comparison, collect
 from headstart.report.figures import Drawing, confusion_width, confusions, drawings
+from headstart.report.protocols import readings
 from headstart.report.statistics import Estimate, Summary, paired_difference, summaries
 from headstart.report.verdict import capital, percent, points, verdict
 from headstart.store.cells import Budget, Cell
@@ -78,14 +79,15 @@ def results_csv(comparison: Comparison) -> str:
 
 
 def results_json(comparison: Comparison) -> dict[str, Any]:
-    """Everything the page says in numbers, for programs."""
+    """Everything the page says in numbers, for programs; `protocols` where test was measured after every epoch."""
+    read = [reading.as_dict() for budget in comparison.budgets for reading in readings(comparison, budget)]
     return {
         "format": FORMAT,
         "verdict": verdict(comparison),
         "arms": [_plain(summary) for budget in comparison.budgets for summary in summaries(comparison, budget)],
         "differences": [asdict(difference) for difference in differences(comparison)],
         "missing": list(comparison.missing),
-    }
+    } | ({"protocols": read} if read else {})
 
 
 def differences(comparison: Comparison) -> list[Difference]:
@@ -124,6 +126,7 @@ def render(comparison: Comparison) -> str:
         confusion_rem=5.1 * width,  # an inch is 4.5 rem in the figure's own size, and the card's padding comes on top
         tables=[(budget, summaries(comparison, budget)) for budget in reversed(comparison.budgets)],
         differences=differences(comparison),
+        readings=readings(comparison, comparison.main),
         classes=_classes(comparison),
         splits=[
             ("train", comparison.data.train),
