@@ -107,6 +107,7 @@ def test_a_second_process_is_kept_out(run):
 
 def test_a_line_cut_by_a_crash_is_left_out(run):
     run.metrics.write("step", step=1)
+    run.metrics.flush()
     with run.metrics.path.open("a") as file:
         file.write('{"kind": "step", "st')
     assert run.metrics.read() == [{"kind": "step", "step": 1}]

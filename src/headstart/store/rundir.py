@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +21,16 @@ from headstart.version import __version__
 if sys.platform != "win32":  # there the lock is a courtesy that is not offered
     import fcntl
 
+_SECONDS_BETWEEN_FLUSHES = 1.0
+
 
 class RunFolder:
     """A folder that holds one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.metrics = Metrics(path / "metrics.jsonl")
+        """The numbers of this run, in order."""
 
     @classmethod
     def create(cls, path: Path, *, kind: str, command: str, config: Section, inputs: dict[str, Any]) -> "RunFolder":
@@ -104,30 +109,42 @@ class RunFolder:
                 raise UsageError(
                     f"{self.path} is in use by another process; wait for it, or choose another --out"
                 ) from None
-            yield
-
-    @property
-    def metrics(self) -> "Metrics":
-        """The numbers of this run, in order."""
-        return Metrics(self.path / "metrics.jsonl")
+            try:
+                yield
+            finally:
+                if self.path.exists():
+                    self.metrics.flush()
 
 
 class Metrics:
-    """An append-only file of JSON lines, each with its `kind`."""
+    """An append-only file of JSON lines, each with its `kind`. Lines reach the file within seconds, and before a checkpoint."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._waiting: list[str] = []
+        self._flushed = time.monotonic()
 
     def write(self, kind: str, **values: Any) -> None:
-        """Append one line."""
+        """Append one line. What a crash loses was written after the last checkpoint, and would be rewound anyway."""
+        self._waiting.append(json.dumps({"kind": kind, **values}, ensure_ascii=False, allow_nan=False) + "\n")
+        if kind != "step" or time.monotonic() - self._flushed > _SECONDS_BETWEEN_FLUSHES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the lines that wait."""
+        self._flushed = time.monotonic()
+        if not self._waiting:
+            return
         try:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"kind": kind, **values}, ensure_ascii=False, allow_nan=False) + "\n")
+                file.write("".join(self._waiting))
         except OSError as error:
             raise StoreError(f"cannot write {self.path}: {error.strerror}") from error
+        self._waiting.clear()
 
     def size(self) -> int:
         """Bytes written so far, once they have reached the disk: a checkpoint remembers this."""
+        self.flush()
         if not self.path.exists():
             return 0
         with self.path.open("rb") as file:
@@ -136,6 +153,7 @@ class Metrics:
 
     def rewind(self, size: int) -> None:
         """Forget what was written after a checkpoint."""
+        self._waiting.clear()
         if self.path.exists():
             if self.path.stat().st_size < size:
                 raise StoreError(f"{self.path} is damaged: {self.path.stat().st_size} bytes where {size} were written")
@@ -143,6 +161,7 @@ class Metrics:
 
     def read(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The lines, all or of one kind. A last line without its end was being written when the power went: it is left out."""
+        self.flush()
         if not self.path.exists():
             return []
         lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
