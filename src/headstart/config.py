@@ -127,7 +127,7 @@ class PretrainLoop(Section):
     keep: int = Field(2, ge=1)
     """Checkpoints kept."""
     prompt: str = ""
-    """Continued at each evaluation, so that a person can read how the model is doing; empty: no sample."""
+    """Continued at each evaluation, so that a person can read how it is doing; empty takes the start of a held-out text."""
 
 
 class FinetuneLoop(Section):

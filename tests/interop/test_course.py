@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import sentencepiece
@@ -21,6 +22,7 @@ from headstart.recipes.finetune import run_finetune
 from headstart.store.bundle import load_bundle
 from headstart.text.tokenizer import load_tokenizer
 
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "course.md"
 WIDTH, FEEDFORWARD, DEPTH, HEADS = 16, 24, 3, 2
 TEXTS = ["le chat a lu ce livre et il a aimé", "le chien n'a pas lu ce livre: il a été déçu", "un livre, deux livres"]
 
@@ -269,13 +271,18 @@ def test_a_pickled_file_is_not_opened_and_the_line_says_how_to_convert_it(vocabu
 
 
 @pytest.mark.parametrize("inside", ["model_state_dict", None], ids=["in a checkpoint", "alone"])
-def test_the_line_that_converts_does_convert(course, vocabulary, tmp_path, inside):
+@pytest.mark.parametrize("place", ["message", "documentation"])
+def test_the_lines_that_convert_do_convert(course, vocabulary, tmp_path, inside, place):
     state = course.state_dict()
-    torch.save({inside: state, "epoch": 3} if inside else state, tmp_path / "lab.pt")
-    line = refusal(tmp_path / "lab.pt", vocabulary, tmp_path / "out", UsageError)
-    code = line.partition('python -c "')[2].removesuffix('"')
+    torch.save({inside: state, "epoch": 3} if inside else state, tmp_path / "model.pt")
+    if place == "message":
+        line = refusal(tmp_path / "model.pt", vocabulary, tmp_path / "out", UsageError)
+        code = line.partition('python -c "')[2].removesuffix('"')
+    else:
+        code = DOCUMENTATION.read_text("utf-8").partition("```python\n")[2].partition("```")[0]
+        assert code.count("\n") == 5
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
-    import_course(tmp_path / "lab.safetensors", vocabulary, tmp_path / "out")
+    import_course(tmp_path / "model.safetensors", vocabulary, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

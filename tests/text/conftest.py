@@ -1,6 +1,5 @@
 """Tiny tokenizers of both kinds, made on the spot, and the real French one where its folder is there."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -48,9 +47,6 @@ def sentencepieces(piece_folder: Path) -> SentencePieceTokenizer:
 
 
 @pytest.fixture(scope="session")
-def cls_books() -> Path:
-    beside = Path(__file__).parents[2] / ".." / "shared" / "data"
-    folder = Path(os.environ.get("HEADSTART_DATA", beside)) / "cls-books"
-    if not folder.is_dir():
-        pytest.skip(f"needs the real data: {folder} is not there (HEADSTART_DATA names the folder)")
-    return folder
+def cls_books(real_data: Path) -> Path:
+    """The published French vocabulary and reviews."""
+    return real_data / "cls-books"

@@ -30,6 +30,7 @@ from headstart.train.loop import StepReport, TrainState, fit
 from headstart.train.objectives import causal
 from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer
 
+_PROMPT_TOKENS = 6
 _SAMPLE_TOKENS = 40
 
 
@@ -207,12 +208,12 @@ class _Pretraining:
         )
 
     def _sample(self) -> None:
-        prompt = self.config.loop.prompt
-        if not prompt:
-            return
+        """Let the model go on from the prompt, or from how a held-out document begins."""
+        opening = [int(token) for token in self.shards.ids(int(self.held_out[0]))[:_PROMPT_TOKENS]]
+        prompt = self.config.loop.prompt or self.tokenizer.decode(opening)
         text = continue_text(self.model, self.tokenizer, prompt, Sampling(tokens=_SAMPLE_TOKENS), self.runtime)
         self.run.metrics.write("sample", step=self.state.step, prompt=prompt, text=text)
-        self.progress.say(f"  {prompt}{text}")
+        self.progress.say(f"  {prompt} | {text.strip()}")
 
     def _save(self) -> None:
         if self.state.step == self.saved:
