@@ -32,7 +32,7 @@ from headstart.store.bundle import load_bundle
 from headstart.store.cells import read_cell
 from headstart.train.evaluate import score_language, score_texts
 from headstart.train.loop import TrainState, fit
-from headstart.train.objectives import causal, class_scores, classify
+from headstart.train.objectives import class_scores, classify, predict_tokens
 from headstart.train.optim import build_optimizer
 from report.make_comparison import write_answers
 from tiny import CPU, SPECIAL, VOCABULARY, classifier, finetune_config, pretrain_config, write_reviews
@@ -232,9 +232,9 @@ def losses(model, batch, objective, steps):
 
 
 def test_6_the_language_models_loss_starts_where_it_must_and_falls_below_what_a_second_softmax_allows():
-    model = Model(build_backbone(SHAPE, WORDS, 0), build_language_head(WIDTH, WORDS, 0))
+    model = Model(build_backbone(SHAPE, WORDS, 0), build_language_head(SHAPE, WORDS, 0))
     rows = CausalRows(Corpus(), np.arange(len(TEXT)), SPECIAL, context=32, layout="documents", seed=None)
-    found = losses(model, rows.batch(0, len(TEXT)), causal, 30)
+    found = losses(model, rows.batch(0, len(TEXT)), predict_tokens, 30)
     # scores of a fresh head have variance d · 0.1² / 3, which adds half of itself to ln V; a second softmax would flatten
     # them and start at ln V itself. At the published V = 50,001 and d = 200 these are 11.15 and 10.82
     assert found[0] == pytest.approx(math.log(WORDS) + WIDTH * 0.1**2 / 6, abs=0.15)
@@ -243,7 +243,7 @@ def test_6_the_language_models_loss_starts_where_it_must_and_falls_below_what_a_
 
 
 def test_6_the_classifiers_loss_falls_below_what_a_second_softmax_allows():
-    model = Model(build_backbone(SHAPE, WORDS, 0), build_classifier_head(WIDTH, 2, 0))
+    model = Model(build_backbone(SHAPE, WORDS, 0), build_classifier_head(SHAPE, 2, 0))
     rows = LabelledRows(TEXT, [number % 2 for number in range(len(TEXT))], SPECIAL, context=32)
     found = losses(model, rows.batch(range(len(TEXT))), classify, 40)
     floor = math.log(1 + math.e) - 1

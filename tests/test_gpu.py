@@ -12,7 +12,7 @@ from headstart.recipes.compare import run_compare
 from headstart.recipes.pretrain import run_pretrain
 from headstart.runtime import Runtime
 from headstart.train.loop import TrainState, fit
-from headstart.train.objectives import causal
+from headstart.train.objectives import predict_tokens
 from headstart.train.optim import build_optimizer
 from tiny import CPU, SPECIAL, corpus, finetune_config, language_model, pretrain_config, write_reviews
 
@@ -30,7 +30,12 @@ def losses(runtime, steps=20):
     config = OptimConfig(lr=1e-2)
     state = TrainState(model, build_optimizer(model, config), 0)
     reports = fit(
-        state, lambda step: [rows.batch(step * 4, 4)], lambda batch: causal(model, batch), config, steps, runtime
+        state,
+        lambda step: [rows.batch(step * 4, 4)],
+        lambda batch: predict_tokens(model, batch),
+        config,
+        steps,
+        runtime,
     )
     return [report.loss for report in reports]
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tiny import write_reviews
 
 REPOSITORY = Path(__file__).parent.parent
@@ -82,7 +83,11 @@ def test_the_readmes_python_is_valid_and_its_names_exist():
 
 def test_the_readmes_python_runs(folder):
     """The same lines with smaller settings: what they say must be accepted as it is written."""
-    block = "\n".join(blocks("python")).replace("runs/", "python/").replace("seeds=5", "seeds=1, settings={'loop.epochs': 1}")
+    block = (
+        "\n".join(blocks("python"))
+        .replace("runs/", "python/")
+        .replace("seeds=5", "seeds=1, settings={'loop.epochs': 1}")
+    )
     small = "{'loop.epochs': 2, 'tokenizer.vocab_size': 300, 'model.width': 16, 'model.context': 24}"
     block = block.replace("""settings={"loop.epochs": 2}""", f"settings={small}")
     block = block.replace('test="test.csv")\nprint', 'test="test.csv", settings={"loop.epochs": 1})\nprint', 1)
@@ -113,7 +118,9 @@ def test_every_path_the_readme_links_to_is_there():
 def test_the_tree_in_the_readme_is_the_tree():
     tree = README.split("src/headstart/\n")[1].split("```")[0]
     named = set(re.findall(r"\b(\w+)(?:/|\.py)", tree))
-    there = {path.stem for path in (REPOSITORY / "src" / "headstart").iterdir() if not path.name.startswith(("__", "py."))}
+    there = {
+        path.stem for path in (REPOSITORY / "src" / "headstart").iterdir() if not path.name.startswith(("__", "py."))
+    }
     assert there - {"version"} <= named
 
 

@@ -26,11 +26,11 @@ FILLING = ("the", "film", "was", "and", "a", "very", "with", "plot", "story", "b
 
 
 def language_model(seed: int = 0, shape: ModelConfig = SHAPE) -> Model:
-    return Model(build_backbone(shape, VOCABULARY, seed), build_language_head(shape.width, VOCABULARY, seed))
+    return Model(build_backbone(shape, VOCABULARY, seed), build_language_head(shape, VOCABULARY, seed))
 
 
 def classifier(seed: int = 0, shape: ModelConfig = SHAPE, classes: int = 2) -> Model:
-    return Model(build_backbone(shape, VOCABULARY, seed), build_classifier_head(shape.width, classes, seed))
+    return Model(build_backbone(shape, VOCABULARY, seed), build_classifier_head(shape, classes, seed))
 
 
 def corpus(lengths: list[int], seed: int = 0) -> SimpleNamespace:

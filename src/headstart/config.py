@@ -14,6 +14,10 @@ UNSCORED = -100
 """The target of a position that the loss leaves out."""
 
 
+Visibility = Literal["causal", "both"]
+"""What a token may look at: those before it, or both sides."""
+
+
 class Section(BaseModel):
     """A group of settings: frozen, and closed to names it does not know."""
 
@@ -32,8 +36,8 @@ class TokenizerConfig(Section):
 class ModelConfig(Section):
     """The shape of a backbone: all that is needed to rebuild it besides the vocabulary size."""
 
-    block: Literal["classic"] = "classic"
-    """The kind of layer. classic: post-norm, sinusoidal positions, ReLU, biases everywhere."""
+    block: Literal["classic", "modern"] = "classic"
+    """classic: post-norm, sinusoids, ReLU, biases, untied. modern: pre-norm RMSNorm, rotary, SwiGLU, no biases, tied."""
     width: int = Field(200, ge=1)
     """Width of the hidden states."""
     depth: int = Field(4, ge=1)
@@ -51,8 +55,12 @@ class ModelConfig(Section):
     def _heads_divide_the_width(self) -> Self:
         if self.width % self.heads:
             raise ValueError(f"model.width must be a multiple of model.heads, got {self.width} and {self.heads}")
-        if self.width % 2:
+        if self.block == "classic" and self.width % 2:
             raise ValueError(f"model.width must be even for sinusoidal positions, got {self.width}")
+        if self.block == "modern" and self.width // self.heads % 2:
+            raise ValueError(
+                f"model.width / model.heads must be even for rotary positions, got {self.width} / {self.heads}"
+            )
         return self
 
 
@@ -80,6 +88,27 @@ class LabelledConfig(Section):
     """Without a validation file, this stratified share of train is held out to choose on."""
     long_texts: Literal["truncate", "windows"] = "truncate"
     """Texts beyond the context: truncate counts and reports them; windows reads all of it and averages the scores."""
+
+
+class MaskingConfig(Section):
+    """Which tokens the masked and hybrid objectives hide."""
+
+    rate: float = Field(0.3, gt=0, lt=1)
+    """Share of the tokens that are to be predicted."""
+    masked: float = Field(0.8, ge=0, le=1)
+    """Of those, the share replaced by the mask token."""
+    random: float = Field(0.1, ge=0, le=1)
+    """Of those, the share replaced by any token; the rest stay as they are."""
+    causal: float = Field(0.25, ge=0, le=1)
+    """hybrid only: the share of batches that are read left to right, every next token predicted."""
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> Self:
+        if self.masked + self.random > 1:
+            raise ValueError(
+                f"masking.masked and masking.random must not exceed 1 together, got {self.masked} and {self.random}"
+            )
+        return self
 
 
 class OptimConfig(Section):
@@ -158,6 +187,8 @@ class TransferConfig(Section):
     """Gradual unfreezing: the head first, then one more layer from the top every so many epochs, the embedding last."""
     layer_decay: float = Field(1.0, gt=0, le=1)
     """Each layer further down learns at this share of the rate of the one above; 1 is the same rate everywhere."""
+    reading: Literal["auto", "causal", "both"] = "auto"
+    """What a token of the classifier sees: auto is what the pretrained network learnt with (from scratch: by its kind)."""
     class_weights: dict[str, float] | Literal["balanced"] | None = None
     """Weight of each class in the loss by label name, or balanced."""
 
@@ -190,8 +221,9 @@ class RuntimeConfig(Section):
 class PretrainConfig(Section):
     """Everything a pretraining run depends on besides its text."""
 
-    objective: Literal["causal"] = "causal"
-    """What is predicted. causal: every next token from those before it."""
+    objective: Literal["causal", "masked", "hybrid"] = "causal"
+    """causal: every next token from those before it. masked: hidden tokens from both sides. hybrid: both, in turns."""
+    masking: MaskingConfig = MaskingConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: ModelConfig = ModelConfig()
     corpus: CorpusConfig = CorpusConfig()

@@ -110,7 +110,7 @@ def test_class_weights_are_typed_as_pairs_or_as_a_word():
         (["--model.width", "15"], "--model.width must be a multiple of --model.heads, got 15 and 2"),
         (["--model.dropout", "1.5"], "--model.dropout must be less than 1, got '1.5'"),
         (["--corpus.layout", "model.width"], "--corpus.layout must be packed or documents, got 'model.width'"),
-        (["--objective", "masked"], "--objective must be causal, got 'masked'"),
+        (["--objective", "gap"], "--objective must be causal, masked or hybrid, got 'gap'"),
         (
             ["--optim.weight-decay", "0.1"],
             "--optim.weight-decay needs --optim.optimizer adamw, got adam",
@@ -146,7 +146,10 @@ def test_a_rule_between_two_settings_sees_all_layers():
 
 
 def test_an_unknown_preset_is_told_the_known_ones():
-    assert message(PRETRAIN, preset="modren") == "--preset must be one of classic, got 'modren'"
+    assert (
+        message(PRETRAIN, preset="modren")
+        == "--preset must be one of classic, modern-nano, modern-micro, modern, modern-base, got 'modren'"
+    )
 
 
 def test_a_mistake_in_the_file_is_named_with_the_file():

@@ -17,6 +17,7 @@ from headstart.config import FinetuneConfig
 from headstart.errors import StoreError, TransferError, UsageError
 from headstart.interop.course import import_course
 from headstart.layering import layered, nested
+from headstart.model.heads import vocabulary_scores
 from headstart.predict.generate import Sampling, run_generate
 from headstart.recipes.finetune import run_finetune
 from headstart.store.bundle import load_bundle
@@ -119,7 +120,7 @@ def test_the_courses_weights_give_the_courses_scores(course, vocabulary, tmp_pat
     ids = torch.randint(4, bundle.tokenizer.vocab_size, (2, 40))
     with torch.no_grad():
         theirs = course(ids.T).transpose(0, 1)
-        ours = bundle.model.head(bundle.model.backbone(ids))
+        ours = vocabulary_scores(bundle.model, bundle.model.backbone(ids))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     shape = bundle.config
     assert (shape.block, shape.width, shape.depth, shape.heads) == ("classic", WIDTH, DEPTH, HEADS)
@@ -132,7 +133,7 @@ def test_heads_cannot_be_read_off_the_tensors_and_change_the_scores(course, voca
     bundle = load_bundle(tmp_path / "out")
     ids = torch.randint(4, bundle.tokenizer.vocab_size, (1, 20))
     with torch.no_grad():
-        ours = bundle.model.head(bundle.model.backbone(ids))
+        ours = vocabulary_scores(bundle.model, bundle.model.backbone(ids))
         assert not torch.allclose(ours, course(ids.T).transpose(0, 1), atol=1e-3)
 
 
@@ -280,7 +281,7 @@ def test_the_lines_that_convert_do_convert(course, vocabulary, tmp_path, inside,
         code = line.partition('python -c "')[2].removesuffix('"')
     else:
         code = DOCUMENTATION.read_text("utf-8").partition("```python\n")[2].partition("```")[0]
-        assert code.count("\n") == 5
+        assert len([line for line in code.splitlines() if line]) == 5
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
     import_course(tmp_path / "model.safetensors", vocabulary, tmp_path / "out")
 

@@ -2,15 +2,22 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from headstart.config import PADDING, ModelConfig
+from headstart.data.batches import LabelledRows
 from headstart.model.attention import visible
 from headstart.model.backbone import build_backbone
-from headstart.model.positions import places, sinusoids
-from tiny import SHAPE, VOCABULARY, classifier, language_model
+from headstart.model.heads import Model, build_classifier_head, vocabulary_scores
+from headstart.model.positions import angles, places, sinusoids, turn
+from headstart.train.objectives import class_scores
+from tiny import SHAPE, SPECIAL, VOCABULARY, classifier, language_model
+
+MODERN = ModelConfig(block="modern", width=16, depth=2, heads=2, feedforward=24, context=12)
+KINDS = pytest.mark.parametrize("shape", [SHAPE, MODERN], ids=["classic", "modern"])
 
 
 def torch_twin(model) -> tuple[nn.Embedding, nn.TransformerEncoder]:
@@ -75,30 +82,33 @@ def test_the_classic_network_equals_torchs_encoder_forward_and_backward(seed):
         torch.testing.assert_close(our.norm2.bias.grad, their.norm2.bias.grad, rtol=1e-4, atol=1e-5)
 
 
+@KINDS
 @pytest.mark.parametrize("place", [0, 4, 10])
-def test_the_future_does_not_reach_the_past_of_the_whole_model(place):
-    model = language_model().eval()
+def test_the_future_does_not_reach_the_past_of_the_whole_model(place, shape):
+    model = language_model(shape=shape).eval()
     torch.manual_seed(place)
     ids = torch.randint(VOCABULARY, (2, 11))
     changed = ids.clone()
     changed[:, place] = (ids[:, place] + 1) % VOCABULARY
-    before, after = model.head(model.backbone(ids)), model.head(model.backbone(changed))
+    before, after = (vocabulary_scores(model, model.backbone(read)) for read in (ids, changed))
     torch.testing.assert_close(before[:, :place], after[:, :place], rtol=0, atol=0)
     for later in range(place, 11):  # control: the change did reach every later position
         assert not torch.allclose(before[:, later], after[:, later])
 
 
-def test_both_ways_the_future_does_reach_the_past():
-    backbone = language_model().backbone.eval()
+@KINDS
+def test_both_ways_the_future_does_reach_the_past(shape):
+    backbone = language_model(shape=shape).backbone.eval()
     ids = torch.randint(VOCABULARY, (2, 11))
     changed = ids.clone()
     changed[:, 7] = (ids[:, 7] + 1) % VOCABULARY
     assert not torch.allclose(backbone(ids, visibility="both")[:, 0], backbone(changed, visibility="both")[:, 0])
 
 
+@KINDS
 @pytest.mark.parametrize("visibility", ["causal", "both"])
-def test_a_document_reads_the_same_alone_and_in_a_pack(visibility):
-    backbone = language_model().backbone.eval()
+def test_a_document_reads_the_same_alone_and_in_a_pack(visibility, shape):
+    backbone = language_model(shape=shape).backbone.eval()
     a, b = torch.randint(VOCABULARY, (1, 5)), torch.randint(VOCABULARY, (1, 6))
     segments = torch.tensor([[0] * 5 + [1] * 6 + [PADDING]])
     packed = backbone(torch.cat([a, b, torch.ones(1, 1, dtype=torch.long)], 1), segments, visibility)
@@ -128,7 +138,8 @@ def test_positions_hold_at_any_length():
     expected = torch.tensor([[math.sin(100_000), math.cos(100_000)]], dtype=torch.float64)
     torch.testing.assert_close(far[:, :2].double(), expected, rtol=0, atol=1e-2)
     ids = torch.randint(VOCABULARY, (1, 3 * SHAPE.context))
-    assert torch.isfinite(language_model().backbone(ids)).all()
+    for shape in (SHAPE, MODERN):
+        assert torch.isfinite(language_model(shape=shape).backbone(ids)).all()
 
 
 def test_places_start_again_with_every_segment():
@@ -145,8 +156,9 @@ def test_no_row_of_the_mask_is_empty():
     ]
 
 
-def test_generation_by_extension_equals_reading_the_whole():
-    backbone = language_model().backbone.eval()
+@KINDS
+def test_generation_by_extension_equals_reading_the_whole(shape):
+    backbone = language_model(shape=shape).backbone.eval()
     ids = torch.randint(VOCABULARY, (1, 9))
     whole = backbone(ids)
     first, past = backbone.extend(ids[:, :4], None)
@@ -177,10 +189,88 @@ def test_the_start_is_the_published_one():
     assert not torch.equal(table, model.head.linear.weight)
 
 
-def test_every_parameter_gets_a_gradient():
-    model = language_model()
+@KINDS
+def test_every_parameter_gets_a_gradient(shape):
+    model = language_model(shape=shape)
     ids = torch.arange(VOCABULARY)[None]
-    (model.head(model.backbone(ids)) * torch.randn(1, VOCABULARY, VOCABULARY)).sum().backward()
+    (vocabulary_scores(model, model.backbone(ids)) * torch.randn(1, VOCABULARY, VOCABULARY)).sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
+
+
+def test_rotary_products_depend_on_the_distance_alone():
+    torch.manual_seed(0)
+    query, key = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
+
+    def product(i: int, j: int) -> float:
+        turned = [turn(x, *angles(torch.tensor([place]), 8)) for x, place in ((query, i), (key, j))]
+        return (turned[0] * turned[1]).sum().item()
+
+    assert product(3, 1) == pytest.approx(product(40, 38), abs=1e-4)
+    assert abs(product(3, 1) - product(3, 2)) > 1e-4  # control
+    assert product(0, 0) == pytest.approx((query * key).sum().item(), abs=1e-6)
+
+
+def llama_by_hand(model, ids: torch.Tensor) -> torch.Tensor:
+    """The block in plain formulas: one head at a time, one position at a time."""
+
+    def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
+
+    def rotate(x: torch.Tensor, place: int) -> torch.Tensor:
+        half = len(x) // 2
+        out = x.clone()
+        for i in range(half):
+            angle = place / 10000 ** (2 * i / len(x))
+            out[i] = x[i] * math.cos(angle) - x[i + half] * math.sin(angle)
+            out[i + half] = x[i + half] * math.cos(angle) + x[i] * math.sin(angle)
+        return out
+
+    shape, size = model.backbone.config, len(ids)
+    head_width = shape.width // shape.heads
+    x = model.backbone.embedding.weight[ids]
+    for layer in model.backbone.layers:
+        q, k, v = (rms(x, layer.norm1.weight) @ layer.attention.inward.weight.T).chunk(3, dim=-1)
+        mixed = torch.zeros_like(x)
+        for head in range(shape.heads):
+            part = slice(head * head_width, (head + 1) * head_width)
+            for i in range(size):
+                scores = torch.stack([rotate(q[i, part], i) @ rotate(k[j, part], j) for j in range(i + 1)])
+                weights = (scores / math.sqrt(head_width)).softmax(0)
+                mixed[i, part] = weights @ v[: i + 1, part]
+        x = x + mixed @ layer.attention.outward.weight.T
+        normed = rms(x, layer.norm2.weight)
+        gate = normed @ layer.gate.weight.T
+        x = x + (gate * torch.sigmoid(gate) * (normed @ layer.up.weight.T)) @ layer.down.weight.T
+    return rms(x, model.backbone.norm.weight)
+
+
+def test_the_modern_block_is_llamas():
+    model = language_model(shape=MODERN)
+    torch.manual_seed(3)
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    ids = torch.randint(VOCABULARY, (7,))
+    with torch.no_grad():
+        torch.testing.assert_close(model.backbone(ids[None])[0], llama_by_hand(model, ids), rtol=1e-4, atol=1e-5)
+
+
+def test_a_tied_table_is_one_parameter_saved_once():
+    model = language_model(shape=MODERN)
+    assert list(model.head.state_dict()) == []
+    weight, bias = model.head.weights(model.backbone)
+    assert weight is model.backbone.embedding.weight
+    assert bias is None
+    assert not any("bias" in name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize("padding", [1, 5])
+@KINDS
+def test_read_both_ways_a_classification_does_not_depend_on_padding_either(shape, padding):
+    model = Model(build_backbone(shape, VOCABULARY, 0), build_classifier_head(shape, 3, 0, "both")).eval()
+    rows = LabelledRows([np.arange(4, 10), np.arange(4, 10 + padding)], [0, 1], SPECIAL, context=32)
+    together, alone = class_scores(model, rows.batch([0, 1])), class_scores(model, rows.batch([0]))
+    torch.testing.assert_close(together[:1], alone, rtol=0, atol=1e-6)
+    changed = LabelledRows([np.array([4, 5, 6, 7, 8, 16])], [0], SPECIAL, context=32)
+    assert not torch.allclose(class_scores(model, changed.batch([0])), alone)  # control: the text does matter

@@ -10,9 +10,10 @@ from headstart.model.heads import ClassifierHead, LanguageHead, Model
 from headstart.model.ledger import ledger
 
 shapes = st.builds(
-    lambda heads, k, depth, feedforward: ModelConfig(
-        width=2 * heads * k, heads=heads, depth=depth, feedforward=feedforward
+    lambda block, heads, k, depth, feedforward: ModelConfig(
+        block=block, width=2 * heads * k, heads=heads, depth=depth, feedforward=feedforward
     ),
+    st.sampled_from(["classic", "modern"]),
     st.integers(1, 4),
     st.integers(1, 6),
     st.integers(1, 3),
@@ -20,13 +21,13 @@ shapes = st.builds(
 )
 
 
-@given(shapes, st.integers(1, 60), st.integers(2, 9))
-def test_the_formula_equals_what_is_built(shape, vocab_size, classes):
+@given(shapes, st.integers(1, 60), st.integers(2, 9), st.sampled_from(["causal", "both"]))
+def test_the_formula_equals_what_is_built(shape, vocab_size, classes, reading):
     backbone = Backbone(shape, vocab_size)
-    heads = [(None, LanguageHead(shape.width, vocab_size)), (classes, ClassifierHead(shape.width, classes))]
+    heads = [(None, LanguageHead(shape, vocab_size)), (classes, ClassifierHead(shape, classes, reading))]
     for count, head in heads:
         built = sum(parameter.numel() for parameter in Model(backbone, head).parameters())
-        assert ledger(shape, vocab_size, count).total == built
+        assert ledger(shape, vocab_size, count, reading=reading).total == built
 
 
 @given(shapes, st.integers(1, 60), st.integers(2, 9))
@@ -46,11 +47,11 @@ def test_the_other_published_count_is_reproduced_and_its_gaps_named(classes, tot
     short = ledger(ModelConfig(depth=6), 5_000, classes, "weights-only")
     assert short.total == total
     assert [row.part for row in short.left_out] == [
-        "attention in, biases",
+        "attention in (query, key, value), biases",
         "attention out, biases",
         "feed-forward, biases",
         "norms",
-        "language head, bias" if classes is None else "classifier head, bias",
+        "language head, biases" if classes is None else "classifier head, biases",
     ]
 
 

@@ -1,6 +1,6 @@
 """Runs one recipe in a process of its own, so that a test can kill it.
 
-python runner.py pretrain|finetune|compare DATA OUT [resume]
+python runner.py pretrain|masked|hybrid|finetune|compare DATA OUT [resume]
 """
 
 import sys
@@ -19,8 +19,10 @@ EPOCHS = 6
 
 
 def go(what: str, data: Path, out: Path, resume: bool) -> None:
-    if what == "pretrain":
-        run_pretrain([str(data / "texts.txt")], out, pretrain_config(loop__steps=STEPS), resume=resume)
+    if what in ("pretrain", "masked", "hybrid"):
+        objective = "causal" if what == "pretrain" else what
+        config = pretrain_config(loop__steps=STEPS, objective=objective)
+        run_pretrain([str(data / "texts.txt")], out, config, resume=resume)
     elif what == "finetune":
         config = finetune_config(loop__epochs=EPOCHS)
         files = {"valid": str(data / "valid.csv"), "test": str(data / "test.csv")}

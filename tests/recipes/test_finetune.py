@@ -7,6 +7,7 @@ import torch
 
 from headstart.errors import ConfigError, DataError, TransferError, UsageError
 from headstart.files import read_json
+from headstart.predict.generate import Sampling, run_generate
 from headstart.recipes.compare import run_compare
 from headstart.recipes.evaluate import run_evaluate
 from headstart.recipes.finetune import run_finetune
@@ -67,9 +68,9 @@ def test_the_two_arms_differ_in_the_backbone_alone(reviews):
         seed=0,
         progress=listener,
     )
-    scratch, nothing = build_classifier(bundle.config, data, None, "scratch", 3)
+    scratch, nothing = build_classifier(bundle.config, data, None, "scratch", 3, "causal")
     torch.rand(17)
-    pretrained, receipt = build_classifier(bundle.config, data, bundle, "base", 3)
+    pretrained, receipt = build_classifier(bundle.config, data, bundle, "base", 3, "causal")
     assert nothing is None
     assert receipt is not None
     for name, tensor in scratch.head.state_dict().items():
@@ -300,3 +301,38 @@ def test_a_wrong_comparison_is_a_wrong_question(reviews, tmp_path, settings, mes
     with pytest.raises((ConfigError, UsageError)) as caught:
         run_compare(str(reviews / "train.csv"), tmp_path / "cmp", finetune_config(), **asked)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("objective", ["masked", "hybrid"])
+def test_both_sided_objectives_tell_the_whole_story_too(reviews, tmp_path, objective):
+    modern = {"model__block": "modern", "objective": objective, "loop__prompt": ""}
+    base = run_pretrain([str(reviews / "texts.txt")], tmp_path / "base", pretrain_config(loop__steps=30, **modern))
+    bundle = load_bundle(base.path)
+    assert (bundle.objective, bundle.visibility) == (objective, "both")
+    result = read_json(base.path / "result.json")
+    assert (result["held_out"]["bits_per_byte"] is None) == (objective == "masked")
+    losses = [line["loss"] for line in base.metrics.read("step")]
+    assert sum(losses[-5:]) < sum(losses[:5])
+    assert bool(base.metrics.read("sample")) == (objective == "hybrid")
+    run = run_finetune(
+        str(reviews / "train.csv"),
+        tmp_path / "clf",
+        finetune_config(),
+        source=str(base.path),
+        valid=str(reviews / "valid.csv"),
+    )
+    assert load_bundle(run.path).visibility == "both"
+    assert (
+        run_evaluate(run.path, str(reviews / "valid.csv")).accuracy
+        == read_json(run.path / "result.json")["valid"]["accuracy"]
+    )
+
+
+def test_a_model_that_fills_gaps_does_not_go_on_from_a_prompt(reviews, tmp_path):
+    config = pretrain_config(loop__steps=2, objective="masked")
+    base = run_pretrain([str(reviews / "texts.txt")], tmp_path / "base", config)
+    with pytest.raises(UsageError) as caught:
+        run_generate(base.path, "the film", sampling=Sampling())
+    assert str(caught.value) == (
+        f"{base.path} learnt to fill gaps (objective masked) and cannot go on from a prompt; causal and hybrid can"
+    )

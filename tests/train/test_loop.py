@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from headstart.config import OptimConfig, TransferConfig
+from headstart.config import MaskingConfig, OptimConfig, TransferConfig
 from headstart.data.batches import Batch, CausalRows, LabelledRows
+from headstart.data.masking import hide
 from headstart.errors import TrainingError
 from headstart.train.loop import TrainState, fit
-from headstart.train.objectives import causal, class_scores, classify
+from headstart.train.objectives import class_scores, classify, predict_tokens
 from headstart.train.optim import build_optimizer, level, optimizer_tensors, restore_optimizer, set_trainable
 from headstart.train.schedule import lr_share
 from tiny import CPU, SHAPE, SPECIAL, VOCABULARY, classifier, corpus, language_model
@@ -22,7 +23,7 @@ def rows(layout="packed"):
     return CausalRows(corpus(SIZES), np.arange(len(SIZES)), SPECIAL, context=12, layout=layout, seed=1)
 
 
-def train(model, config, steps, fetch, seed=0, objective=causal):
+def train(model, config, steps, fetch, seed=0, objective=predict_tokens):
     state = TrainState(model, build_optimizer(model, config), seed)
     return state, list(fit(state, fetch, lambda batch: objective(model, batch), config, steps, CPU))
 
@@ -48,6 +49,18 @@ def test_it_cannot_predict_noise():
     assert sum(report.loss for report in reports[-40:]) / 40 > floor - 0.03
 
 
+@pytest.mark.parametrize("next_token", [False, True], ids=["masked", "masked next token"])
+def test_a_masked_model_cannot_predict_noise_either(next_token):
+    def noise(step: int) -> list[Batch]:
+        fresh = corpus([11] * 32, seed=step)
+        rows = CausalRows(fresh, np.arange(32), SPECIAL, context=12, layout="packed", seed=None)
+        config = MaskingConfig(rate=0.3, masked=1.0, random=0.0)
+        return [hide(rows.batch(0, 32), step * 32, config, SPECIAL, VOCABULARY, 0, next_token=next_token)]
+
+    _, reports = train(language_model(), OptimConfig(lr=1e-2), 120, noise)
+    assert sum(report.loss for report in reports[-40:]) / 40 > math.log(VOCABULARY - 4) - 0.03
+
+
 @pytest.mark.parametrize("layout", ["packed", "documents"])
 def test_accumulation_equals_one_large_batch(layout):
     data = rows(layout)
@@ -63,7 +76,7 @@ def test_accumulation_equals_one_large_batch(layout):
         model, seen = language_model(), []
         state = TrainState(model, build_optimizer(model, config), 0)
         state.optimizer.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in model.parameters()))
-        next(fit(state, fetch, lambda batch: causal(model, batch), config, 5, CPU))
+        next(fit(state, fetch, lambda batch: predict_tokens(model, batch), config, 5, CPU))
         return seen
 
     for a, b in zip(gradients(whole), gradients(parts), strict=True):
@@ -87,7 +100,7 @@ def test_a_step_follows_from_its_number_and_seed():
     model = language_model(shape=shape)
     state = TrainState(model, build_optimizer(model, config), 0)
     first = []
-    for report in fit(state, fetch, lambda batch: causal(model, batch), config, 8, CPU):
+    for report in fit(state, fetch, lambda batch: predict_tokens(model, batch), config, 8, CPU):
         first.append(report)
         if report.step == 3:
             break
@@ -98,7 +111,7 @@ def test_a_step_follows_from_its_number_and_seed():
     again.load_state_dict(model.state_dict())
     resumed = TrainState(again, build_optimizer(again, config), 0, step=3)
     restore_optimizer(resumed.optimizer, again, moments)
-    rest = list(fit(resumed, fetch, lambda batch: causal(again, batch), config, 8, CPU))
+    rest = list(fit(resumed, fetch, lambda batch: predict_tokens(again, batch), config, 8, CPU))
 
     assert [a.loss for a in all_reports] == [b.loss for b in first + rest]  # equal, not close
     for a, b in zip(whole.model.parameters(), again.parameters(), strict=True):
@@ -132,7 +145,9 @@ def test_gradients_are_clipped_to_the_norm_asked_for():
     state.optimizer.register_step_pre_hook(
         lambda *_: seen.append(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item())
     )
-    report = next(fit(state, lambda step: [data.batch(0, 4)], lambda batch: causal(model, batch), config, 2, CPU))
+    report = next(
+        fit(state, lambda step: [data.batch(0, 4)], lambda batch: predict_tokens(model, batch), config, 2, CPU)
+    )
     assert report.norm > 1
     assert seen == [pytest.approx(0.5, rel=1e-4)]
 

@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 TOML = Path("headstart.toml")
 """Read from the working folder when no --config names another file."""
 
-PANELS = ("loop", "optim", "transfer", "model", "corpus", "labelled", "tokenizer", "runtime")
+PANELS = ("loop", "masking", "optim", "transfer", "model", "corpus", "labelled", "tokenizer", "runtime")
 """The order in which `--help` shows sections: what one turns most often first."""
 
 Out = Annotated[Path, Parameter(metavar="FOLDER", help="The folder to write.")]

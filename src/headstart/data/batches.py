@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headstart.config import PADDING, UNSCORED
+from headstart.config import PADDING, UNSCORED, Visibility
 from headstart.text.tokenizer import SpecialIds
 
 Ints = NDArray[np.int64]
@@ -43,6 +43,7 @@ class Batch:
     lengths_B: Tensor | None = None
     owners_B: Tensor | None = None
     """The text each row is a window of, when texts are read in windows."""
+    visibility: Visibility = "causal"
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on a device."""
@@ -60,14 +61,18 @@ class Batch:
         )
 
 
-def shuffled(count: int, seed: int, epoch: int) -> Ints:
-    """A permutation that follows from (seed, epoch) by arithmetic of ours: no library's stream to depend on."""
-    start = ((seed + 1) * 0xD1B54A32D192ED03 + epoch * 0x8CB92BA72F3D8DD7) % 2**64
-    mixed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(start)
+def mixed(keys: NDArray[np.uint64], seed: int, stream: int) -> NDArray[np.uint64]:
+    """64 random-looking bits for each key, by arithmetic of ours: no library's stream to depend on."""
+    start = ((seed + 1) * 0xD1B54A32D192ED03 + stream * 0x8CB92BA72F3D8DD7) % 2**64
+    bits = (keys + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(start)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # splitmix64's finaliser
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    mixed ^= mixed >> np.uint64(31)
-    return np.argsort(mixed, kind="stable")
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def shuffled(count: int, seed: int, epoch: int) -> Ints:
+    """A permutation that follows from (seed, epoch)."""
+    return np.argsort(mixed(np.arange(count, dtype=np.uint64), seed, epoch), kind="stable")
 
 
 class CausalRows:
@@ -99,7 +104,7 @@ class CausalRows:
         self._order: Ints = np.arange(0)
         self._ends: Ints = np.arange(0)
 
-    def batch(self, first: int, count: int) -> Batch:
+    def batch(self, first: int, count: int, *, segments_always: bool = False) -> Batch:
         """Rows `first` to `first + count` of the endless run of epochs."""
         rows = [self._row(*divmod(index, self.rows)) for index in range(first, first + count)]
         width = self.context if self.layout == "packed" else max(len(ids) for ids, _, _ in rows)
@@ -112,7 +117,7 @@ class CausalRows:
             targets[place, : len(row_ids)] = row_targets
         return Batch(
             ids_BT=torch.from_numpy(ids),
-            segments_BT=torch.from_numpy(segments) if self.layout == "packed" else None,
+            segments_BT=torch.from_numpy(segments) if self.layout == "packed" or segments_always else None,
             targets=torch.from_numpy(targets),
             scored=int((targets != UNSCORED).sum()),
         )

@@ -113,7 +113,7 @@ def import_course(
             "nothing was imported"
         )
     _check_positions(named, path, config.width)
-    model = Model(Backbone(config, vocab_size), LanguageHead(config.width, vocab_size))
+    model = Model(Backbone(config, vocab_size), LanguageHead(config, vocab_size))
     moved = _load(model, named, path)
     computed = tuple(given for name, (given, _) in named.items() if name == POSITIONS)
     receipt = ImportReceipt(str(path), sha256_of(path), tokenizer.digest, moved, computed)
@@ -121,7 +121,7 @@ def import_course(
     run = RunFolder.create(out, kind="import", command=command, config=config, inputs=inputs)
     with run.discarded_on_error(new=True):
         about = {"source": str(path), "sha256": receipt.sha256, "tokenizer": tokenizer.digest}
-        save_bundle(out / "bundle", model, tokenizer, about=about)
+        save_bundle(out / "bundle", model, tokenizer, objective="causal", about=about)
         write_json(out / "receipt.json", receipt.as_dict())
         write_json(out / "result.json", about)
     (progress or Quiet()).say(f"{receipt.summary()}; model in {out}")
@@ -173,7 +173,14 @@ def _shape(named: Named, path: Path, heads: int, context: int) -> tuple[ModelCon
         raise _misfit(path, faults)
     if heads < 1 or width % heads:
         raise UsageError(f"--heads must divide the width of {path}, which is {width}, got {heads}")
-    shape_of = {"width": width, "depth": len(layers), "heads": heads, "feedforward": feedforward, "context": context}
+    shape_of = {
+        "block": "classic",
+        "width": width,
+        "depth": len(layers),
+        "heads": heads,
+        "feedforward": feedforward,
+        "context": context,
+    }
     try:
         return layered(ModelConfig, shape_of), vocab_size
     except ConfigError as error:

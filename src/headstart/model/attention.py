@@ -3,13 +3,15 @@
 B batch, T tokens of the query, S tokens that may be seen, D width, H heads, K width of one head.
 """
 
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Visibility = Literal["causal", "both"]
+from headstart.config import Visibility
+from headstart.model.positions import turn
+
 KeyValues = tuple[Tensor, Tensor]
 
 
@@ -25,22 +27,35 @@ def visible(segments_BT: Tensor, visibility: Visibility) -> Tensor:
     return seen_BTT[:, None]
 
 
-class SelfAttention(nn.Module):
-    """Multi-head self-attention with biases, as `torch.nn.MultiheadAttention` computes it."""
+@dataclass(frozen=True)
+class View:
+    """What every layer is told about the rows in hand."""
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    seen: Tensor | None
+    """From `visible`; None means causal over one document a row."""
+    rotary: tuple[Tensor, Tensor] | None = None
+    """Cosine and sine of the tokens' places, for networks that turn instead of adding."""
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention, as `torch.nn.MultiheadAttention` computes it; rotary if the view says so."""
+
+    def __init__(self, width: int, heads: int, dropout: float, *, bias: bool) -> None:
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-        self.inward = nn.Linear(width, 3 * width)
-        self.outward = nn.Linear(width, width)
+        self.inward = nn.Linear(width, 3 * width, bias=bias)
+        self.outward = nn.Linear(width, width, bias=bias)
 
-    def forward(self, x_BTD: Tensor, seen: Tensor | None, past: KeyValues | None = None) -> tuple[Tensor, KeyValues]:
-        """Attend; `seen` None means causal over one document a row. Returns keys and values for the next call too."""
+    def forward(self, x_BTD: Tensor, view: View, past: KeyValues | None = None) -> tuple[Tensor, KeyValues]:
+        """Attend. Returns keys and values for the next call too."""
         query, key, value = (self._split(part) for part in self.inward(x_BTD).chunk(3, dim=-1))
+        if view.rotary is not None:
+            query, key = turn(query, *view.rotary), turn(key, *view.rotary)
+        seen = view.seen
         if past is not None:
             key, value = torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
-            if query.shape[2] > 1 and seen is None:  # is_causal would align a short query with the start of the keys
+            if query.shape[2] > 1:  # is_causal would align a short query with the start of the keys
                 ones = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
                 seen = ones.tril(diagonal=key.shape[2] - query.shape[2])
         mixed_BHTK = F.scaled_dot_product_attention(

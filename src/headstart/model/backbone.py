@@ -4,85 +4,72 @@ B batch, T tokens, D width, V vocabulary.
 """
 
 import math
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headstart.config import ModelConfig
-from headstart.model.attention import KeyValues, SelfAttention, Visibility, visible
-from headstart.model.positions import places, sinusoids
-
-
-class Block(nn.Module):
-    """One post-norm layer: attention, add, norm; two matrices with a ReLU between, add, norm."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.attention = SelfAttention(config.width, config.heads, config.dropout)
-        self.norm1 = nn.LayerNorm(config.width)
-        self.up = nn.Linear(config.width, config.feedforward)
-        self.down = nn.Linear(config.feedforward, config.width)
-        self.norm2 = nn.LayerNorm(config.width)
-        self.dropout = config.dropout
-
-    def forward(self, x_BTD: Tensor, seen: Tensor | None, past: KeyValues | None = None) -> tuple[Tensor, KeyValues]:
-        """Read the tokens that may be seen, then think about each alone."""
-        attended, present = self.attention(x_BTD, seen, past)
-        x_BTD = self.norm1(x_BTD + self._drop(attended))
-        widened = self._drop(F.relu(self.up(x_BTD)))
-        return self.norm2(x_BTD + self._drop(self.down(widened))), present
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
+from headstart.config import ModelConfig, Visibility
+from headstart.model.attention import KeyValues, View, visible
+from headstart.model.blocks import BLOCKS, NORM_EPSILON, ClassicBlock
+from headstart.model.positions import angles, places, sinusoids
 
 
 class Backbone(nn.Module):
-    """Embedding, positions and layers."""
+    """Embedding, positions and layers; the modern kind has a norm at the end."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
         self.config = config
         self.vocab_size = vocab_size
+        self.modern = config.block == "modern"
         self.embedding = nn.Embedding(vocab_size, config.width)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.layers = nn.ModuleList(BLOCKS[config.block](config) for _ in range(config.depth))
+        self.norm = nn.RMSNorm(config.width, eps=NORM_EPSILON) if self.modern else nn.Identity()
 
     def forward(self, ids_BT: Tensor, segments_BT: Tensor | None = None, visibility: Visibility = "causal") -> Tensor:
         """Hidden states of every position.
 
         Args:
             segments_BT: the document each token belongs to, documents lying end to end; padding is PADDING. None says
-                that a row is one document, padded on the right if at all: under `causal` nothing real sees padding then.
+                that a row is one document, padded on the right if at all: under `causal` nothing real sees padding.
         """
-        if segments_BT is None:
-            if visibility != "causal":
-                segments_BT = torch.zeros_like(ids_BT)
-            positions = torch.arange(ids_BT.shape[1], device=ids_BT.device)
-        if segments_BT is None:
-            seen = None
+        if segments_BT is None and visibility == "causal":
+            positions, seen = torch.arange(ids_BT.shape[1], device=ids_BT.device), None
         else:
-            positions = places(segments_BT)
-            seen = visible(segments_BT, visibility)
+            segments_BT = torch.zeros_like(ids_BT) if segments_BT is None else segments_BT
+            positions, seen = places(segments_BT), visible(segments_BT, visibility)
+        view = View(seen, self._rotary(positions))
         hidden_BTD = self._embed(ids_BT, positions)
         for layer in self.layers:
-            hidden_BTD, _ = layer(hidden_BTD, seen)
-        return hidden_BTD
+            hidden_BTD, _ = layer(hidden_BTD, view)
+        return cast(Tensor, self.norm(hidden_BTD))
 
     def extend(self, ids_BT: Tensor, past: list[KeyValues] | None) -> tuple[Tensor, list[KeyValues]]:
         """Hidden states of new tokens that follow those already in `past`, causally; for generation."""
         start = past[0][0].shape[2] if past else 0
         positions = torch.arange(start, start + ids_BT.shape[1], device=ids_BT.device)
+        view = View(None, self._rotary(positions))
         hidden_BTD = self._embed(ids_BT, positions)
         present = []
         for index, layer in enumerate(self.layers):
-            hidden_BTD, key_values = layer(hidden_BTD, None, past[index] if past else None)
+            hidden_BTD, key_values = layer(hidden_BTD, view, past[index] if past else None)
             present.append(key_values)
-        return hidden_BTD, present
+        return cast(Tensor, self.norm(hidden_BTD)), present
 
     def _embed(self, ids_BT: Tensor, positions: Tensor) -> Tensor:
-        width = self.config.width
-        summed = self.embedding(ids_BT) * math.sqrt(width) + sinusoids(positions, width)
-        return F.dropout(summed, self.config.dropout, self.training)
+        hidden_BTD: Tensor = self.embedding(ids_BT)
+        if not self.modern:
+            hidden_BTD = hidden_BTD * math.sqrt(self.config.width) + sinusoids(positions, self.config.width)
+        return F.dropout(hidden_BTD, self.config.dropout, self.training)
+
+    def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+        if not self.modern:
+            return None
+        cos, sin = angles(positions, self.config.width // self.config.heads)
+        # positions of a row (B, T) need a place for the heads; positions that all rows share (T) do not
+        return (cos[:, None], sin[:, None]) if positions.ndim == 2 else (cos, sin)
 
 
 def build_backbone(config: ModelConfig, vocab_size: int, seed: int) -> Backbone:
@@ -90,11 +77,10 @@ def build_backbone(config: ModelConfig, vocab_size: int, seed: int) -> Backbone:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         backbone = Backbone(config, vocab_size)
-        nn.init.uniform_(backbone.embedding.weight, -0.1, 0.1)
+        if backbone.modern:
+            nn.init.normal_(backbone.embedding.weight, std=0.02)
+        else:
+            nn.init.uniform_(backbone.embedding.weight, -0.1, 0.1)
         for layer in backbone.layers:
-            assert isinstance(layer, Block)
-            # as torch.nn.MultiheadAttention starts; the other matrices start as torch.nn.Linear does
-            nn.init.xavier_uniform_(layer.attention.inward.weight)
-            nn.init.zeros_(layer.attention.inward.bias)
-            nn.init.zeros_(layer.attention.outward.bias)
+            cast(ClassicBlock, layer).start()
     return backbone

@@ -1,40 +1,55 @@
 """The part of a network that belongs to a task, and the model it makes with a backbone.
 
-Swapping the head is building another `Model` around the same backbone.
+Swapping the head is building another `Model` around the same backbone. The modern heads are those of the stock shells
+that hold the same block elsewhere, so that an export can be exact.
 """
 
 from typing import Generic, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headstart.config import ModelConfig, Visibility
 from headstart.model.backbone import Backbone
-from headstart.model.pooling import last_real
+from headstart.model.pooling import last_real, mean_real
 
 
 class LanguageHead(nn.Module):
-    """Scores for every entry of the vocabulary: one linear layer with bias, not tied to the embedding."""
+    """Scores for every entry of the vocabulary: a linear layer with bias (classic), or the embedding again (modern)."""
 
-    def __init__(self, width: int, vocab_size: int) -> None:
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, vocab_size)
+        self.linear = nn.Linear(config.width, vocab_size) if config.block == "classic" else None
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Scores over the vocabulary, one row a hidden state."""
-        scores: Tensor = self.linear(hidden)
-        return scores
+    def weights(self, backbone: Backbone) -> tuple[Tensor, Tensor | None]:
+        """The matrix and the bias, if there is one. A tied table lives in the backbone, and is saved once, there."""
+        if self.linear is None:
+            return backbone.embedding.weight, None
+        return self.linear.weight, self.linear.bias
 
 
 class ClassifierHead(nn.Module):
-    """Scores for every label: one linear layer with bias on the last real token."""
+    """Scores for every label.
 
-    def __init__(self, width: int, classes: int) -> None:
+    Read causally, the last real token and one linear layer; read both ways, the mean over real tokens, for the modern kind
+    followed by dense, GELU, linear.
+    """
+
+    def __init__(self, config: ModelConfig, classes: int, visibility: Visibility = "causal") -> None:
         super().__init__()
-        self.linear = nn.Linear(width, classes)
+        self.visibility: Visibility = visibility
+        modern = config.block == "modern"
+        self.dense = nn.Linear(config.width, config.width) if modern and visibility == "both" else None
+        self.linear = nn.Linear(config.width, classes, bias=not modern or visibility == "both")
 
     def forward(self, hidden_BTD: Tensor, lengths_B: Tensor) -> Tensor:
         """Scores over the labels, one row a text."""
-        scores: Tensor = self.linear(last_real(hidden_BTD, lengths_B))
+        pool = last_real if self.visibility == "causal" else mean_real
+        vector_BD = pool(hidden_BTD, lengths_B)
+        if self.dense is not None:
+            vector_BD = F.gelu(self.dense(vector_BD))
+        scores: Tensor = self.linear(vector_BD)
         return scores
 
 
@@ -50,27 +65,40 @@ class Model(nn.Module, Generic[H]):
         self.head: H = head
 
 
-def build_language_head(width: int, vocab_size: int, seed: int) -> LanguageHead:
+def vocabulary_scores(model: Model[LanguageHead], hidden: Tensor) -> Tensor:
+    """Scores over the vocabulary, one row a hidden state."""
+    return F.linear(hidden, *model.head.weights(model.backbone))
+
+
+def build_language_head(config: ModelConfig, vocab_size: int, seed: int) -> LanguageHead:
     """A language head with fresh weights that follow from the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_apart(seed))
-        head = LanguageHead(width, vocab_size)
-        _start(head.linear)
+        head = LanguageHead(config, vocab_size)
+        _start(head, config)
     return head
 
 
-def build_classifier_head(width: int, classes: int, seed: int) -> ClassifierHead:
+def build_classifier_head(
+    config: ModelConfig, classes: int, seed: int, visibility: Visibility = "causal"
+) -> ClassifierHead:
     """A classifier head with fresh weights that follow from the seed alone: the same in every arm of a comparison."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_apart(seed))
-        head = ClassifierHead(width, classes)
-        _start(head.linear)
+        head = ClassifierHead(config, classes, visibility)
+        _start(head, config)
     return head
 
 
-def _start(linear: nn.Linear) -> None:
-    nn.init.uniform_(linear.weight, -0.1, 0.1)
-    nn.init.zeros_(linear.bias)
+def _start(head: nn.Module, config: ModelConfig) -> None:
+    for linear in head.children():
+        assert isinstance(linear, nn.Linear)
+        if config.block == "classic":
+            nn.init.uniform_(linear.weight, -0.1, 0.1)
+        else:
+            nn.init.normal_(linear.weight, std=0.02)
+        if linear.bias is not None:
+            nn.init.zeros_(linear.bias)
 
 
 def _apart(seed: int) -> int:

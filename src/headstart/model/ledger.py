@@ -40,12 +40,31 @@ class Ledger:
         return {**asdict(self), "total": self.total}
 
 
-def ledger(config: ModelConfig, vocab_size: int, classes: int | None, convention: Convention = "full") -> Ledger:
+def ledger(
+    config: ModelConfig,
+    vocab_size: int,
+    classes: int | None,
+    convention: Convention = "full",
+    reading: Literal["causal", "both"] = "causal",
+) -> Ledger:
     """The parameters of a language model (`classes` None) or of a classifier, part by part.
 
     >>> ledger(ModelConfig(), 50001, None).total, ledger(ModelConfig(), 50001, 2).total
     (21018401, 10968602)
     """
+    parts = _modern if config.block == "modern" else _classic
+    weights, small = parts(config, vocab_size, classes, reading)
+    task = "language model" if classes is None else "classifier"
+    if convention == "weights-only":
+        return Ledger(task, convention, tuple(weights), tuple(small))
+    return Ledger(task, convention, tuple(_together(weights, small)), ())
+
+
+Parts = tuple[list[Entry], list[Entry]]
+"""Matrices, and what the weights-only convention leaves out: biases and norms."""
+
+
+def _classic(config: ModelConfig, vocab_size: int, classes: int | None, _reading: str) -> Parts:
     V, d, f, L = vocab_size, config.width, config.feedforward, config.depth
     out, letter, name = (V, "V", "language head") if classes is None else (classes, "C", "classifier head")
     weights = [
@@ -56,21 +75,41 @@ def ledger(config: ModelConfig, vocab_size: int, classes: int | None, convention
         Entry(name, f"{letter}·d", out * d),
     ]
     small = [
-        Entry("attention in, biases", "L·3d", L * 3 * d),
+        Entry("attention in (query, key, value), biases", "L·3d", L * 3 * d),
         Entry("attention out, biases", "L·d", L * d),
         Entry("feed-forward, biases", "L·(f + d)", L * (f + d)),
         Entry("norms", "L·4d", L * 4 * d),
-        Entry(f"{name}, bias", letter, out),
+        Entry(f"{name}, biases", letter, out),
     ]
-    task = "language model" if classes is None else "classifier"
-    if convention == "weights-only":
-        return Ledger(task, convention, tuple(weights), tuple(small))
-    merged = [
-        weights[0],
-        Entry("attention in (query, key, value)", "L·3d·(d + 1)", weights[1].count + small[0].count),
-        Entry("attention out", "L·d·(d + 1)", weights[2].count + small[1].count),
-        Entry("feed-forward", "L·(f·(d + 1) + d·(f + 1))", weights[3].count + small[2].count),
-        Entry("norms", "L·4d", small[3].count),
-        Entry(name, f"{letter}·(d + 1)", weights[4].count + small[4].count),
+    return weights, small
+
+
+def _modern(config: ModelConfig, vocab_size: int, classes: int | None, reading: str) -> Parts:
+    V, d, f, L = vocab_size, config.width, config.feedforward, config.depth
+    weights = [
+        Entry("embedding", "V·d", V * d),
+        Entry("attention in (query, key, value)", "L·3d²", L * 3 * d * d),
+        Entry("attention out", "L·d²", L * d * d),
+        Entry("feed-forward", "L·3·d·f", L * 3 * d * f),
     ]
-    return Ledger(task, convention, tuple(merged), ())
+    small = [Entry("norms", "L·2d + d", L * 2 * d + d)]
+    if classes is None:
+        weights.append(Entry("language head", "0: the embedding again", 0))
+    elif reading == "causal":
+        weights.append(Entry("classifier head", "C·d", classes * d))
+    else:
+        weights += [Entry("classifier dense", "d²", d * d), Entry("classifier head", "C·d", classes * d)]
+        small += [Entry("classifier dense, biases", "d", d), Entry("classifier head, biases", "C", classes)]
+    return weights, small
+
+
+def _together(weights: list[Entry], small: list[Entry]) -> list[Entry]:
+    """Each matrix with its biases, in one line; norms before the head."""
+    biases = {row.part.removesuffix(", biases"): row for row in small if row.part.endswith(", biases")}
+    rows = []
+    for row in weights:
+        bias = biases.get(row.part)
+        rows.append(row if bias is None else Entry(row.part, f"{row.formula} + {bias.formula}", row.count + bias.count))
+    norms = [row for row in small if row.part == "norms"]
+    head = next(place for place, row in enumerate(rows) if row.part.startswith(("language", "classifier")))
+    return [*rows[:head], *norms, *rows[head:]]

@@ -1,4 +1,4 @@
-"""Where a token stands in its document, as a vector of sines and cosines that holds at any length."""
+"""Where a token stands in its document: as a vector to add, or as an angle to turn by. Both hold at any length."""
 
 import math
 
@@ -29,3 +29,17 @@ def places(segments_BT: Tensor) -> Tensor:
     starts_BT = torch.ones_like(segments_BT, dtype=torch.bool)
     starts_BT[:, 1:] = segments_BT[:, 1:] != segments_BT[:, :-1]
     return index_T - (index_T * starts_BT).cummax(dim=1).values
+
+
+def angles(positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of rotary positions (base 10000) for heads of `width`, each half repeated, one row a position."""
+    rates = 10000.0 ** (-torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
+    turns = positions.to(torch.float32)[..., None] * rates
+    both = torch.cat((turns, turns), dim=-1)
+    return both.cos(), both.sin()
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the halves of each head's vector against each other: then a product of two depends on their distance alone."""
+    low, high = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)

@@ -7,8 +7,6 @@ from typing import Any
 
 from headstart.errors import ConfigError
 
-NAMES = ("classic",)
-
 _CLASSIC_MODEL = {
     "block": "classic",
     "width": 200,
@@ -18,6 +16,48 @@ _CLASSIC_MODEL = {
     "dropout": 0.0,
     "context": 512,
 }
+
+# one dial: width, depth, heads, feed-forward width
+_SIZES = {
+    "modern-nano": (128, 4, 2, 352),
+    "modern-micro": (256, 6, 4, 704),
+    "modern": (512, 10, 8, 1408),
+    "modern-base": (768, 12, 12, 2048),
+}
+NAMES = ("classic", *_SIZES)
+
+
+def _modern(width: int, depth: int, heads: int, feedforward: int) -> dict[str, dict[str, Any]]:
+    model = {"block": "modern", "width": width, "depth": depth, "heads": heads, "feedforward": feedforward}
+    return {
+        "pretrain": {
+            "objective": "masked",
+            "model": model,
+            "optim": {
+                "optimizer": "adamw",
+                "lr": 1e-3,
+                "weight_decay": 0.1,
+                "beta2": 0.98,
+                "warmup": 0.05,
+                "schedule": "cosine",
+                "clip": 1.0,
+            },
+            "loop": {"batch_size": 32},
+        },
+        "finetune": {
+            "model": model,
+            "optim": {
+                "optimizer": "adamw",
+                "lr": 1e-4,
+                "weight_decay": 0.01,
+                "warmup": 0.1,
+                "schedule": "linear",
+                "clip": 1.0,
+            },
+            "loop": {"batch_size": 16, "epochs": 8},
+        },
+    }
+
 
 _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "classic": {
@@ -32,6 +72,7 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "loop": {"batch_size": 8, "epochs": 15},
         },
     },
+    **{name: _modern(*size) for name, size in _SIZES.items()},
 }
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from headstart.config import RuntimeConfig
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, UsageError
 from headstart.model.attention import KeyValues
-from headstart.model.heads import LanguageHead, Model
+from headstart.model.heads import LanguageHead, Model, vocabulary_scores
 from headstart.runtime import Runtime, start
 from headstart.store.bundle import load_bundle
 from headstart.text.tokenizer import SpecialIds, Tokenizer
@@ -48,6 +48,10 @@ def run_generate(
 ) -> list[str]:
     """Continue a prompt with the language model of a folder; each sample has a seed of its own."""
     bundle = load_bundle(folder, task="language")
+    if bundle.objective == "masked":
+        raise UsageError(
+            f"{folder} learnt to fill gaps (objective masked) and cannot go on from a prompt; causal and hybrid can"
+        )
     where = start(runtime or RuntimeConfig())
     bundle.model.to(where.device)
     return [
@@ -93,7 +97,7 @@ def continue_ids(
     with torch.inference_mode(), runtime.autocast():
         while len(out) < sampling.tokens:
             hidden, present = model.backbone.extend(torch.tensor([fresh], device=runtime.device), past)
-            token = choose(model.head(hidden[0, -1]).float().cpu(), special, sampling, chance)
+            token = choose(vocabulary_scores(model, hidden[0, -1]).float().cpu(), special, sampling, chance)
             if token == special.eos:
                 break
             out.append(token)

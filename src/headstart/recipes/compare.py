@@ -21,7 +21,7 @@ from headstart.progress import Progress, Quiet
 from headstart.recipes.baselines import run_baseline
 from headstart.recipes.finetune import SCRATCH, choose_tokenizer, load_source, settled
 from headstart.recipes.labelled_data import LabelledData, load_data
-from headstart.recipes.training import Finetuning, build_classifier
+from headstart.recipes.training import Finetuning, build_classifier, reading_of
 from headstart.report.page import write_report
 from headstart.runtime import Halt, Runtime, Stop, environment, start, stopping
 from headstart.store.bundle import Bundle
@@ -192,7 +192,9 @@ class _Comparison:
             run = RunFolder.create(work, kind="cell", command="", config=config, inputs={})
         shape = self.source.config if self.source else config.model
         source = self.source if arm == "pretrained" else None
-        model, receipt = build_classifier(shape, data, source, self.inputs["source"] or SCRATCH, seed)
+        model, receipt = build_classifier(
+            shape, data, source, self.inputs["source"] or SCRATCH, seed, reading_of(config, self.source)
+        )
         if receipt:
             write_json(self.run.path / "receipt.json", receipt.as_dict())
         training = Finetuning(run, config, data, model, self.runtime, stop, self.progress, quiet=True)

@@ -9,7 +9,7 @@ from headstart.files import read_json, write_json
 from headstart.layering import layered
 from headstart.progress import Progress, Quiet
 from headstart.recipes.labelled_data import LabelledData, load_data
-from headstart.recipes.training import Finetuning, Outcome, build_classifier, class_weights
+from headstart.recipes.training import Finetuning, Outcome, build_classifier, class_weights, reading_of
 from headstart.runtime import Halt, environment, start, stopping
 from headstart.store.bundle import Bundle, load_bundle, save_bundle
 from headstart.store.rundir import RunFolder
@@ -80,7 +80,9 @@ def _finetune(
             progress=progress,
         )
         class_weights(config, data.labels, data.train)
-        model, receipt = build_classifier(config.model, data, source, inputs["source"], config.runtime.seed)
+        model, receipt = build_classifier(
+            config.model, data, source, inputs["source"], config.runtime.seed, reading_of(config, source)
+        )
     if receipt:
         write_json(run.path / "receipt.json", receipt.as_dict())
         progress.say(receipt.summary())
@@ -111,7 +113,15 @@ def _write(
         "test": outcome.test.as_dict() if outcome.test else None,
     }
     windows = config.labelled.long_texts == "windows"
-    save_bundle(run.path / "bundle", outcome.model, data.tokenizer, labels=data.labels, windows=windows, about=result)
+    save_bundle(
+        run.path / "bundle",
+        outcome.model,
+        data.tokenizer,
+        labels=data.labels,
+        windows=windows,
+        visibility=outcome.model.head.visibility,
+        about=result,
+    )
     write_json(run.path / "result.json", result)
     run.tidy()
     test = f"; test accuracy {outcome.test.accuracy:.4f} (read once)" if outcome.test else ""

@@ -1,8 +1,8 @@
 """Pretraining: text in, a language model and its measure on held-out text out."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import PretrainConfig
-from headstart.data.batches import CausalRows
+from headstart.data.batches import Batch, CausalRows
+from headstart.data.masking import hide, is_causal_turn, mask_token
 from headstart.data.shards import Shards
 from headstart.errors import DataError, Interrupted, UsageError
 from headstart.files import read_json, write_json
@@ -27,7 +28,7 @@ from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
 from headstart.train.evaluate import LanguageScore, score_language
 from headstart.train.loop import StepReport, TrainState, fit
-from headstart.train.objectives import causal
+from headstart.train.objectives import LossSum, predict_tokens
 from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer
 
 _PROMPT_TOKENS = 6
@@ -102,13 +103,15 @@ class _Pretraining:
     def go(self, *, resume: bool) -> None:
         config, seed = self.config, self.config.runtime.seed
         self.tokenizer: Tokenizer = load_tokenizer(self.shards.folder / "tokenizer")
+        if config.objective != "causal":
+            mask_token(self.tokenizer.special)  # refuse now what could not be done later
         train, held_out = self.shards.split(config.corpus.held_out, seed)
         self.rows = self._rows(train, config.corpus.layout, seed)
         self.held_out = held_out
         self.steps = config.loop.steps or max(1, round(config.loop.epochs * self.rows.rows / self._rows_a_step))
         self.model: Model[LanguageHead] = Model(
             build_backbone(config.model, self.shards.vocab_size, seed),
-            build_language_head(config.model.width, self.shards.vocab_size, seed),
+            build_language_head(config.model, self.shards.vocab_size, seed),
         ).to(self.runtime.device)
         self.state = TrainState(self.model, build_optimizer(self.model, config.optim), seed)
         self.evaluated, self.saved = 0, 0
@@ -179,18 +182,27 @@ class _Pretraining:
         self.run.metrics.write("evaluation", step=step, **asdict(score))
         self.evaluated = step
         bar.advance(0, f"held-out {score.loss:.3f}")
-        self.progress.say(
-            f"step {step:,}: held-out loss {score.loss:.3f}, perplexity {score.perplexity:.1f}, "
-            f"{score.bits_per_byte:.3f} bits per byte"
-        )
+        self.progress.say(f"step {step:,}: {_words(score)}")
         self._sample()
 
-    def _fetch(self, step: int) -> list[Any]:
+    def _fetch(self, step: int) -> list[Batch]:
         first, size = step * self._rows_a_step, self.config.loop.batch_size
-        return [self.rows.batch(first + part * size, size) for part in range(self.config.loop.accumulate)]
+        return [self._ask(self.rows, first + part * size, size) for part in range(self.config.loop.accumulate)]
 
-    def _objective(self, batch: Any) -> Any:
-        return causal(self.model, batch)
+    def _ask(self, rows: CausalRows, first: int, count: int) -> Batch:
+        """Rows as the objective asks about them."""
+        config, seed = self.config, self.config.runtime.seed
+        if config.objective == "causal":
+            return rows.batch(first, count)
+        batch = rows.batch(first, count, segments_always=True)
+        hybrid = config.objective == "hybrid"
+        if hybrid and is_causal_turn(first // count, seed, config.masking.causal):
+            return batch
+        special, size = self.tokenizer.special, self.shards.vocab_size
+        return hide(batch, first, config.masking, special, size, seed, next_token=hybrid)
+
+    def _objective(self, batch: Batch) -> LossSum:
+        return predict_tokens(self.model, batch)
 
     def _log(self, report: StepReport) -> None:
         figures = asdict(report)
@@ -203,12 +215,14 @@ class _Pretraining:
         count = len(lengths) if tokens is None else int(np.searchsorted(np.cumsum(lengths), tokens)) + 1
         chosen = self.held_out[:count]
         rows = self._rows(chosen, "packed", None)
-        return score_language(
-            self.model, rows, int(self.shards.text_bytes[chosen].sum()), self.runtime, self.stop.check
-        )
+        size = int(self.shards.text_bytes[chosen].sum())
+        gaps = partial(self._ask, rows) if self.config.objective == "masked" else None
+        return score_language(self.model, rows, size, self.runtime, self.stop.check, gaps)
 
     def _sample(self) -> None:
         """Let the model go on from the prompt, or from how a held-out document begins."""
+        if self.config.objective == "masked":
+            return  # it fills gaps and cannot go on
         opening = [int(token) for token in self.shards.ids(int(self.held_out[0]))[:_PROMPT_TOKENS]]
         prompt = self.config.loop.prompt or self.tokenizer.decode(opening)
         text = continue_text(self.model, self.tokenizer, prompt, Sampling(tokens=_SAMPLE_TOKENS), self.runtime)
@@ -235,10 +249,19 @@ class _Pretraining:
             "tokenizer": self.tokenizer.digest,
             "corpus": self.shards.about.get("fingerprint"),
         }
-        save_bundle(self.run.path / "bundle", self.model, self.tokenizer, about=json.loads(json.dumps(result)))
+        save_bundle(
+            self.run.path / "bundle",
+            self.model,
+            self.tokenizer,
+            objective=self.config.objective,
+            visibility="causal" if self.config.objective == "causal" else "both",
+            about=result,
+        )
         write_json(self.run.path / "result.json", result)
         self.run.tidy()
-        self.progress.say(
-            f"held-out loss {score.loss:.3f}, perplexity {score.perplexity:.1f}, {score.bits_per_byte:.3f} bits per byte "
-            f"over {score.tokens:,} tokens; model in {self.run.path}"
-        )
+        self.progress.say(f"{_words(score)} over {score.tokens:,} tokens; model in {self.run.path}")
+
+
+def _words(score: LanguageScore) -> str:
+    bits = "" if score.bits_per_byte is None else f", {score.bits_per_byte:.3f} bits per byte"
+    return f"held-out loss {score.loss:.3f}, perplexity {score.perplexity:.1f}{bits}"

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headstart.config import FinetuneConfig, ModelConfig
+from headstart.config import FinetuneConfig, ModelConfig, Visibility
 from headstart.data.batches import Batch, LabelledRows, shuffled
 from headstart.errors import ConfigError
 from headstart.files import read_manifest, whole_folder
@@ -48,15 +48,24 @@ class Outcome:
 
 
 def build_classifier(
-    shape: ModelConfig, data: LabelledData, source: Bundle | None, name: str, seed: int
+    shape: ModelConfig, data: LabelledData, source: Bundle | None, name: str, seed: int, reading: Visibility
 ) -> tuple[Model[ClassifierHead], TransferReceipt | None]:
     """A classifier from a pretrained folder or from random weights; the head is the same in both."""
     shape = source.config if source else shape
     model: Model[ClassifierHead] = Model(
         build_backbone(shape, source.model.backbone.vocab_size if source else data.tokenizer.vocab_size, seed),
-        build_classifier_head(shape.width, len(data.labels), seed),
+        build_classifier_head(shape, len(data.labels), seed, reading),
     )
     return model, transfer(name, model, data.tokenizer, source) if source else None
+
+
+def reading_of(config: FinetuneConfig, source: Bundle | None) -> Visibility:
+    """How the classifier reads: as asked, as the source learnt to, or as its kind of network does best from scratch."""
+    if config.transfer.reading != "auto":
+        return config.transfer.reading
+    if source is not None:
+        return source.visibility
+    return "causal" if config.model.block == "classic" else "both"
 
 
 class Finetuning:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from headstart.config import ModelConfig
+from headstart.config import ModelConfig, Visibility
 from headstart.errors import StoreError, UsageError
 from headstart.files import MANIFEST, read_json, read_manifest, whole_folder, write_json
 from headstart.model.backbone import Backbone
@@ -31,6 +31,10 @@ class Bundle:
     labels: tuple[str, ...]
     """The names of the classes in order; empty for a language model."""
     windows: bool
+    visibility: Visibility
+    """How a classifier reads, or how one made from this language model should."""
+    objective: str
+    """What it learnt by: causal, masked, hybrid, or classify."""
     about: dict[str, Any]
 
     @property
@@ -47,6 +51,8 @@ def save_bundle(
     *,
     labels: tuple[str, ...] = (),
     windows: bool = False,
+    visibility: Visibility = "causal",
+    objective: str = "classify",
     about: dict[str, Any],
 ) -> None:
     """Write a bundle whole.
@@ -67,6 +73,8 @@ def save_bundle(
             "tokenizer": tokenizer.digest,
             "labels": list(labels),
             "windows": windows,
+            "visibility": visibility,
+            "objective": objective,
             "about": about,
         }
         write_json(draft / "bundle.json", facts)
@@ -96,6 +104,8 @@ def load_bundle(folder: Path, *, task: Task | None = None) -> Bundle:
         config = ModelConfig.model_validate(facts["model"])
         found, vocab_size, labels = facts["task"], int(facts["vocab_size"]), tuple(facts["labels"])
         windows, about = bool(facts["windows"]), dict(facts["about"])
+        visibility: Visibility = "both" if facts["visibility"] == "both" else "causal"
+        objective = str(facts["objective"])
     except (KeyError, TypeError, ValueError, ValidationError) as error:
         raise StoreError(f"{path / 'bundle.json'} is damaged: {error}") from None
     if task is not None and found != task:
@@ -108,7 +118,9 @@ def load_bundle(folder: Path, *, task: Task | None = None) -> Bundle:
     if tokenizer.digest != facts.get("tokenizer") or tokenizer.vocab_size > vocab_size:
         raise StoreError(f"{path / 'tokenizer'} is not the tokenizer this model was trained with")
     backbone = Backbone(config, vocab_size)
-    head = LanguageHead(config.width, vocab_size) if found == "language" else ClassifierHead(config.width, len(labels))
+    head: LanguageHead | ClassifierHead
+    classes = len(labels)
+    head = LanguageHead(config, vocab_size) if found == "language" else ClassifierHead(config, classes, visibility)
     load_into(backbone, load_tensors(path / "backbone.safetensors"), str(path / "backbone.safetensors"))
     load_into(head, load_tensors(path / "head.safetensors"), str(path / "head.safetensors"))
-    return Bundle(path, found, Model(backbone, head), tokenizer, labels, windows, about)
+    return Bundle(path, found, Model(backbone, head), tokenizer, labels, windows, visibility, objective, about)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headstart.data.batches import CausalRows, LabelledRows
+from headstart.data.batches import Batch, CausalRows, LabelledRows
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
 from headstart.runtime import Runtime
-from headstart.train.objectives import causal, class_scores
+from headstart.train.objectives import class_scores, predict_tokens
 
 EVALUATION_TOKENS = 8192
 """Padded tokens a batch when nothing is learnt; batches are made by length, so little of it is padding."""
@@ -25,28 +25,39 @@ class LanguageScore:
     loss: float
     """Nats a token."""
     perplexity: float
-    bits_per_byte: float
-    """Comparable across vocabularies."""
+    bits_per_byte: float | None
+    """Comparable across vocabularies; None for a model that fills gaps, which gives text no probability."""
     tokens: int
     bytes: int
 
 
 def score_language(
-    model: Model[LanguageHead], rows: CausalRows, text_bytes: int, runtime: Runtime, check: Callable[[], None]
+    model: Model[LanguageHead],
+    rows: CausalRows,
+    text_bytes: int,
+    runtime: Runtime,
+    check: Callable[[], None],
+    fetch: Callable[[int, int], Batch] | None = None,
 ) -> LanguageScore:
-    """Measure a language model on every token of `rows`; `check` may raise between batches."""
+    """Measure a language model on `rows`; `check` may raise between batches.
+
+    Args:
+        fetch: gives batches in which some tokens are hidden; without it every next token is asked for.
+    """
     model.eval()
     nats, tokens = 0.0, 0
     bite = max(1, EVALUATION_TOKENS // rows.context)
     with torch.inference_mode():
         for first in range(0, rows.rows, bite):
             check()
+            batch = (fetch or rows.batch)(first, min(bite, rows.rows - first))
             with runtime.autocast():
-                part = causal(model, rows.batch(first, min(bite, rows.rows - first)).to(runtime.device))
+                part = predict_tokens(model, batch.to(runtime.device))
             nats, tokens = nats + float(part.total), tokens + int(part.count)
-    loss = nats / tokens
+    loss = nats / max(1, tokens)
     perplexity = math.exp(min(loss, 700))  # JSON has no infinity
-    return LanguageScore(loss, perplexity, nats / math.log(2) / max(1, text_bytes), tokens, text_bytes)
+    bits = nats / math.log(2) / max(1, text_bytes) if fetch is None else None
+    return LanguageScore(loss, perplexity, bits, tokens, text_bytes)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ ROWS = 256
 _GPU_ROWS = 8192
 
 
-def linear_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor, targets_N: Tensor) -> Tensor:
+def linear_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor) -> Tensor:
     """The sum over rows of -log softmax(hidden · weightᵀ + bias)[target]."""
     rows = ROWS if hidden_ND.device.type == "cpu" else _GPU_ROWS
     if torch.is_grad_enabled():
@@ -34,7 +34,7 @@ class _Chunked(torch.autograd.Function):
     """Loss and gradients in one pass over the rows."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, rows: int) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int) -> Tensor:
         kind = (
             torch.get_autocast_dtype(hidden.device.type)
             if torch.is_autocast_enabled(hidden.device.type)
@@ -43,11 +43,14 @@ class _Chunked(torch.autograd.Function):
         low_weight, low_hidden = weight.to(kind), hidden.to(kind)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(low_hidden)
-        grad_weight, grad_bias = torch.zeros_like(weight), torch.zeros_like(bias)
+        grad_weight = torch.zeros_like(weight)
+        grad_bias = None if bias is None else torch.zeros_like(bias)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, len(hidden), rows):
                 part = slice(start, start + rows)
-                scores = (low_hidden[part] @ low_weight.T).float().add_(bias)
+                scores = (low_hidden[part] @ low_weight.T).float()
+                if bias is not None:
+                    scores += bias
                 picked = scores.gather(1, targets[part, None])
                 peak = scores.amax(dim=1, keepdim=True)
                 scores.sub_(peak).exp_()
@@ -55,7 +58,8 @@ class _Chunked(torch.autograd.Function):
                 total += (mass.log() + peak - picked).sum()
                 scores.div_(mass)  # now the probabilities
                 scores.scatter_add_(1, targets[part, None], scores.new_full((1, 1), -1.0).expand(len(scores), 1))
-                grad_bias += scores.sum(dim=0)
+                if grad_bias is not None:
+                    grad_bias += scores.sum(dim=0)
                 low_scores = scores.to(kind)
                 grad_hidden[part] = low_scores @ low_weight
                 grad_weight += low_scores.T @ low_hidden[part]
@@ -63,6 +67,6 @@ class _Chunked(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
         hidden, weight, bias = ctx.saved_tensors
-        return hidden * grads[0], weight * grads[0], bias * grads[0], None, None
+        return hidden * grads[0], weight * grads[0], None if bias is None else bias * grads[0], None, None

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headstart.config import UNSCORED
+from headstart.config import PADDING, UNSCORED
 from headstart.data.batches import Batch
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
 from headstart.train.losses import linear_cross_entropy
@@ -24,19 +24,23 @@ class LossSum:
 Objective = Callable[[Batch], LossSum]
 
 
-def causal(model: Model[LanguageHead], batch: Batch) -> LossSum:
-    """Every next token from those before it. Only scored positions reach the vocabulary."""
-    hidden_BTD = model.backbone(batch.ids_BT, batch.segments_BT, "causal")
+def predict_tokens(model: Model[LanguageHead], batch: Batch) -> LossSum:
+    """The tokens a batch asks for, next or hidden: they differ in the batch. Only scored positions reach the vocabulary."""
+    hidden_BTD = model.backbone(batch.ids_BT, batch.segments_BT, batch.visibility)
     scored = batch.targets != UNSCORED
-    linear = model.head.linear
-    total = linear_cross_entropy(hidden_BTD[scored], linear.weight, linear.bias, batch.targets[scored])
+    weight, bias = model.head.weights(model.backbone)
+    total = linear_cross_entropy(hidden_BTD[scored], weight, bias, batch.targets[scored])
     return LossSum(total, batch.scored)
 
 
 def class_scores(model: Model[ClassifierHead], batch: Batch) -> Tensor:
     """Scores of each text over the labels; of a text in several windows, their mean."""
     assert batch.lengths_B is not None
-    hidden_BTD = model.backbone(batch.ids_BT, batch.segments_BT, "causal")
+    segments = batch.segments_BT
+    if model.head.visibility == "both":  # what lies to the right is seen now: padding must say that it is none
+        real_BT = torch.arange(batch.ids_BT.shape[1], device=batch.ids_BT.device) < batch.lengths_B[:, None]
+        segments = torch.where(real_BT, 0, PADDING)
+    hidden_BTD = model.backbone(batch.ids_BT, segments, model.head.visibility)
     scores: Tensor = model.head(hidden_BTD, batch.lengths_B).float()
     if batch.owners_B is None:
         return scores

@@ -1,0 +1,79 @@
+"""Hiding tokens: a pure function of (seed, row, place), so that a resumed run hides the same ones.
+
+B rows of a batch, T tokens of a row.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headstart.config import PADDING, UNSCORED, MaskingConfig
+from headstart.data.batches import Batch, mixed
+from headstart.errors import UsageError
+from headstart.text.tokenizer import SpecialIds
+
+_CHOICE, _KIND, _TOKEN, _TURN = 1_000_001, 1_000_002, 1_000_003, 1_000_004
+"""Streams of random bits that have nothing to do with each other, nor with any epoch's order."""
+_LONGEST_ROW = 2**24
+
+
+def mask_token(special: SpecialIds) -> int:
+    """The token that stands for a hidden one."""
+    if special.mask is None:
+        raise UsageError(
+            "this tokenizer has no mask token, which masked objectives need; train one with headstart tokenizer"
+        )
+    return special.mask
+
+
+def hide(
+    batch: Batch,
+    first: int,
+    config: MaskingConfig,
+    special: SpecialIds,
+    vocab_size: int,
+    seed: int,
+    *,
+    next_token: bool,
+) -> Batch:
+    """Hide some tokens of a batch whose first row is row `first` of the run, and ask for them.
+
+    Args:
+        next_token: ask at the place before, as a model that also reads left to right is used to answer.
+    """
+    assert batch.segments_BT is not None
+    ids, segments = batch.ids_BT.numpy(), batch.segments_BT.numpy()
+    rows: NDArray[np.uint64] = np.arange(first, first + len(ids)).astype(np.uint64)[:, None]
+    places: NDArray[np.uint64] = rows * np.uint64(_LONGEST_ROW) + np.arange(ids.shape[1]).astype(np.uint64)
+    real = (segments != PADDING) & (ids != special.sos)
+    chosen = real & (_share(places, seed, _CHOICE) < config.rate)
+    kind = _share(places, seed, _KIND)
+    any_token = 4 + (mixed(places, seed, _TOKEN) % np.uint64(vocab_size - 4)).astype(np.int64)
+    hidden = np.where(chosen & (kind < config.masked), mask_token(special), ids)
+    random = chosen & (kind >= config.masked) & (kind < config.masked + config.random)
+    hidden = np.where(random, any_token, hidden)
+    targets = np.where(chosen, ids, UNSCORED)
+    if next_token:
+        # a document's first token is never hidden (it is <sos>), so the place before is always its own document's
+        targets = np.concatenate((targets[:, 1:], np.full((len(ids), 1), UNSCORED)), axis=1)
+        same = np.concatenate((segments[:, 1:] == segments[:, :-1], np.zeros((len(ids), 1), dtype=bool)), axis=1)
+        targets = np.where(same, targets, UNSCORED)
+    return replace(
+        batch,
+        ids_BT=torch.from_numpy(hidden),
+        targets=torch.from_numpy(targets),
+        scored=int((targets != UNSCORED).sum()),
+        visibility="both",
+    )
+
+
+def is_causal_turn(index: int, seed: int, share: float) -> bool:
+    """Whether batch `index` of a hybrid run is read left to right."""
+    return bool(_share(np.array([index], dtype=np.uint64), seed, _TURN)[0] < share)
+
+
+def _share(keys: NDArray[np.uint64], seed: int, stream: int) -> NDArray[np.float64]:
+    """A number in [0, 1) for each key."""
+    return (mixed(keys, seed, stream) >> np.uint64(11)).astype(np.float64) / 2.0**53

@@ -1,0 +1,73 @@
+"""One layer of the network, in two kinds.
+
+B batch, T tokens, D width.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headstart.config import ModelConfig
+from headstart.model.attention import KeyValues, SelfAttention, View
+
+NORM_EPSILON = 1e-5
+
+
+class ClassicBlock(nn.Module):
+    """Post-norm: attention, add, norm; two matrices with a ReLU between, add, norm. Biases everywhere."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention = SelfAttention(config.width, config.heads, config.dropout, bias=True)
+        self.norm1 = nn.LayerNorm(config.width)
+        self.up = nn.Linear(config.width, config.feedforward)
+        self.down = nn.Linear(config.feedforward, config.width)
+        self.norm2 = nn.LayerNorm(config.width)
+        self.dropout = config.dropout
+
+    def forward(self, x_BTD: Tensor, view: View, past: KeyValues | None = None) -> tuple[Tensor, KeyValues]:
+        """Read the tokens that may be seen, then think about each alone."""
+        attended, present = self.attention(x_BTD, view, past)
+        x_BTD = self.norm1(x_BTD + self._drop(attended))
+        widened = self._drop(F.relu(self.up(x_BTD)))
+        return self.norm2(x_BTD + self._drop(self.down(widened))), present
+
+    def start(self) -> None:
+        """As torch.nn.MultiheadAttention starts; the other matrices start as torch.nn.Linear does."""
+        nn.init.xavier_uniform_(self.attention.inward.weight)
+        nn.init.zeros_(self.attention.inward.bias)
+        nn.init.zeros_(self.attention.outward.bias)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+class ModernBlock(nn.Module):
+    """Llama's: norm, attention, add; norm, two gated matrices and one back, add. No bias anywhere."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm1 = nn.RMSNorm(config.width, eps=NORM_EPSILON)
+        self.attention = SelfAttention(config.width, config.heads, config.dropout, bias=False)
+        self.norm2 = nn.RMSNorm(config.width, eps=NORM_EPSILON)
+        self.gate = nn.Linear(config.width, config.feedforward, bias=False)
+        self.up = nn.Linear(config.width, config.feedforward, bias=False)
+        self.down = nn.Linear(config.feedforward, config.width, bias=False)
+        self.dropout = config.dropout
+
+    def forward(self, x_BTD: Tensor, view: View, past: KeyValues | None = None) -> tuple[Tensor, KeyValues]:
+        """Read the tokens that may be seen, then think about each alone."""
+        attended, present = self.attention(self.norm1(x_BTD), view, past)
+        x_BTD = x_BTD + self._drop(attended)
+        normed = self.norm2(x_BTD)
+        return x_BTD + self._drop(self.down(F.silu(self.gate(normed)) * self.up(normed))), present
+
+    def start(self) -> None:
+        """Small normal numbers, as Llama's shells start."""
+        for linear in (self.attention.inward, self.attention.outward, self.gate, self.up, self.down):
+            nn.init.normal_(linear.weight, std=0.02)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+BLOCKS: dict[str, type[ClassicBlock] | type[ModernBlock]] = {"classic": ClassicBlock, "modern": ModernBlock}
