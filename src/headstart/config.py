@@ -143,6 +143,8 @@ class PretrainLoop(Section):
     """Passes over the training text; ignored when steps is given."""
     steps: int | None = Field(None, ge=1)
     """Optimizer steps, in place of epochs."""
+    minutes: float | None = Field(None, gt=0)
+    """In place of both: as many steps as this machine does in so many minutes, timed at the start and then kept."""
     batch_size: int = Field(16, ge=1)
     """Rows a forward pass."""
     accumulate: int = Field(1, ge=1)

@@ -10,6 +10,7 @@ import pytest
 from runner import go
 
 from headstart.errors import Interrupted, UsageError
+from headstart.files import read_json, write_json
 from headstart.recipes.finetune import run_finetune
 from headstart.recipes.pretrain import run_pretrain
 from tiny import finetune_config, pretrain_config, write_reviews
@@ -157,3 +158,20 @@ def test_the_same_settings_and_seed_give_the_same_result(reviews, uninterrupted,
     files = {"valid": str(reviews / "valid.csv"), "test": str(reviews / "test.csv")}
     run_finetune(str(reviews / "train.csv"), tmp_path / "other", other, source="scratch", **files)
     assert weights(tmp_path / "other") != weights(uninterrupted / "finetune")  # control: the seed does matter
+
+
+def test_minutes_are_planned_once_and_kept_on_resuming(reviews, tmp_path):
+    config = pretrain_config(loop__steps=None, loop__minutes=0.02, runtime__time_limit=1e-4)
+    with pytest.raises(Interrupted):
+        run_pretrain([str(reviews / "texts.txt")], tmp_path / "run", config)
+    planned = read_json(tmp_path / "run" / "plan.json")
+    assert planned["steps"] >= 1
+    write_json(tmp_path / "run" / "plan.json", planned | {"steps": 7})
+    settings = read_json(tmp_path / "run" / "config.json")
+    write_json(tmp_path / "run" / "config.json", settings | {"runtime": settings["runtime"] | {"time_limit": None}})
+    run_pretrain([], tmp_path / "run", None, resume=True)
+    assert read_json(tmp_path / "run" / "result.json")["steps"] == 7  # not timed again
+    # timing must leave no trace in the weights
+    plain = pretrain_config(loop__steps=7)
+    run_pretrain([str(reviews / "texts.txt")], tmp_path / "plain", plain)
+    assert weights(tmp_path / "run") == weights(tmp_path / "plain")

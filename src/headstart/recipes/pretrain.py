@@ -1,5 +1,6 @@
 """Pretraining: text in, a language model and its measure on held-out text out."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -33,6 +34,7 @@ from headstart.train.optim import build_optimizer, optimizer_tensors, restore_op
 
 _PROMPT_TOKENS = 6
 _SAMPLE_TOKENS = 40
+_WARM_STEPS, _TIMED_STEPS, _TRAINING_SHARE = 5, 40, 0.93
 
 
 def run_pretrain(
@@ -108,13 +110,13 @@ class _Pretraining:
         train, held_out = self.shards.split(config.corpus.held_out, seed)
         self.rows = self._rows(train, config.corpus.layout, seed)
         self.held_out = held_out
-        self.steps = config.loop.steps or max(1, round(config.loop.epochs * self.rows.rows / self._rows_a_step))
         self.model: Model[LanguageHead] = Model(
             build_backbone(config.model, self.shards.vocab_size, seed),
             build_language_head(config.model, self.shards.vocab_size, seed),
         ).to(self.runtime.device)
         self.state = TrainState(self.model, build_optimizer(self.model, config.optim), seed)
         self.evaluated, self.saved = 0, 0
+        self.steps = self._plan()
         self._tell(train)
         if resume:
             moments, state = resume_from(self.run, self.model, self.progress.say)
@@ -131,6 +133,23 @@ class _Pretraining:
                 f"headstart pretrain --resume --out {self.run.path}",
                 self.stop.reason or "",
             ) from None
+
+    def _plan(self) -> int:
+        """How many steps: as set, or as many as the minutes allow. What was timed is written down: resuming keeps it."""
+        loop, path = self.config.loop, self.run.path / "plan.json"
+        if loop.minutes is None:
+            return loop.steps or max(1, round(loop.epochs * self.rows.rows / self._rows_a_step))
+        if not path.is_file():
+            self.progress.say("timing a few steps")
+            twin = copy.deepcopy(self.model)
+            trial = TrainState(twin, build_optimizer(twin, self.config.optim), self.config.runtime.seed)
+            objective = partial(predict_tokens, twin)
+            reports = fit(trial, self._fetch, objective, self.config.optim, _WARM_STEPS + _TIMED_STEPS, self.runtime)
+            seconds = [report.seconds for report in reports][_WARM_STEPS:]
+            # measuring, saving and sampling take their part too
+            steps = max(1, int(60 * loop.minutes * _TRAINING_SHARE / (sum(seconds) / len(seconds))))
+            write_json(path, {"steps": steps, "seconds_a_step": sum(seconds) / len(seconds)})
+        return int(read_json(path)["steps"])
 
     @property
     def _rows_a_step(self) -> int:
