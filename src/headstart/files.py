@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headstart.errors import StoreError
+from headstart.errors import StoreError, UsageError
 
 FORMAT = 1
 """The number of the on-disk formats; another number is refused, never guessed at."""
@@ -47,20 +47,33 @@ def whole_folder(target: Path, *, kind: str, about: dict[str, Any] | None = None
         for path in draft.rglob("*"):
             _flush(path)
         _flush(draft)
-        if target.exists():
-            old = target.with_name(f".{target.name}.old-{os.getpid()}")
-            target.rename(old)
-            draft.rename(target)
-            shutil.rmtree(old)
-        else:
-            draft.rename(target)
-        _flush(target.parent)
-    except OSError as error:
+        _put_in_place(draft, target)
+    except (OSError, StoreError) as error:
         shutil.rmtree(draft, ignore_errors=True)
-        raise StoreError(f"cannot write {target}: {error.strerror or error}; nothing was changed") from error
+        # a message of ours names the draft, which means nothing to a person
+        reason = error.strerror or str(error) if isinstance(error, OSError) else str(error).rpartition(": ")[2]
+        raise StoreError(f"cannot write {target}: {reason}; nothing was changed") from error
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+
+
+def _put_in_place(draft: Path, target: Path) -> None:
+    """Rename a finished draft into its place; if that fails, what stood there stands there again."""
+    old = target.with_name(f".{target.name}.old-{os.getpid()}")
+    replacing = target.exists()
+    if replacing:
+        target.rename(old)
+    try:
+        draft.rename(target)
+    except OSError:
+        if replacing:
+            old.rename(target)
+        raise
+    _flush(target.parent)
+    # this one's predecessor, and whatever processes that died in this place left behind
+    for leftover in (*target.parent.glob(f".{target.name}.old-*"), *target.parent.glob(f".{target.name}.writing-*")):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def read_manifest(folder: Path, *, kind: str, deep: bool = True) -> dict[str, Any]:
@@ -79,10 +92,10 @@ def read_manifest(folder: Path, *, kind: str, deep: bool = True) -> dict[str, An
     if seal != _seal(manifest):
         raise StoreError(f"{path} is damaged: it is not what was written (sha256)")
     if manifest.get("kind") != kind:
-        raise StoreError(f"{folder} is a {manifest.get('kind')}, not a {kind}")
+        raise UsageError(f"{folder} is a folder of Headstart's, but of kind {manifest.get('kind')}; this needs {kind}")
     for name, facts in manifest["files"].items():
         _check_file(folder, name, facts, deep=deep)
-    about: dict[str, Any] = manifest["about"]
+    about: dict[str, Any] = manifest.get("about", {})
     return about
 
 

@@ -2,8 +2,8 @@
 
 import os
 import platform
+import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def start(config: RuntimeConfig) -> Runtime:
     device = _device(config.device)
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(config.deterministic)
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32
     bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
@@ -56,22 +56,29 @@ def start(config: RuntimeConfig) -> Runtime:
 
 def free_cores() -> int:
     """Cores this process may use, less those that others keep busy now: two threads on one core are slower than one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    before = _processor_ticks()
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    cores = os.sched_getaffinity(0)
+    before = _processor_ticks(cores)
     time.sleep(0.1)
-    idle, total = (after - earlier for after, earlier in zip(_processor_ticks(), before, strict=True))
-    busy = (1 - idle / total) * (os.cpu_count() or 1) if total else 0.0
-    return max(1, cores - round(busy))
+    idle, total = (after - earlier for after, earlier in zip(_processor_ticks(cores), before, strict=True))
+    busy = (1 - idle / total) * len(cores) if total else 0.0
+    return max(1, len(cores) - round(busy))
 
 
-def _processor_ticks() -> tuple[int, int]:
-    """Idle and all ticks of the machine so far; zeros where the system does not tell."""
+def _processor_ticks(cores: set[int]) -> tuple[int, int]:
+    """Idle and all ticks of these cores so far; zeros where the system does not tell."""
+    idle = total = 0
     try:
         with open("/proc/stat", encoding="ascii") as file:
-            ticks = [int(number) for number in file.readline().split()[1:9]]
+            for line in file:
+                name, *numbers = line.split()
+                if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
+                    ticks = [int(number) for number in numbers[:8]]
+                    idle, total = idle + ticks[3] + ticks[4], total + sum(ticks)
     except (OSError, ValueError):
         return 0, 0
-    return ticks[3] + ticks[4], sum(ticks)
+    return idle, total
 
 
 def _device(name: str) -> "torch.device":
@@ -81,6 +88,8 @@ def _device(name: str) -> "torch.device":
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
+        raise ConfigError(f"runtime.device must be auto, cpu, cuda, cuda:N or mps, got {name!r}")
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
@@ -156,7 +165,8 @@ def stopping(time_limit: float | None = None) -> Iterator[Stop]:
         stop.reason = signal.Signals(number).name
         for each, handler in before.items():
             signal.signal(each, handler)
-        sys.stderr.write("\nstopping: saving first (press Ctrl-C again to stop at once)\n")
+        # not print: a handler may run in the middle of one
+        os.write(2, b"\nstopping: saving first (press Ctrl-C again to stop at once)\n")
 
     for number in before:
         signal.signal(number, ask)

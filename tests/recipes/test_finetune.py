@@ -336,3 +336,62 @@ def test_a_model_that_fills_gaps_does_not_go_on_from_a_prompt(reviews, tmp_path)
     assert str(caught.value) == (
         f"{base.path} learnt to fill gaps (objective masked) and cannot go on from a prompt; causal and hybrid can"
     )
+
+
+def test_texts_that_stand_in_two_files_are_counted_and_told(reviews, tmp_path):
+    listener = Listener()
+    train, test = ((reviews / f"{name}.csv").read_text().splitlines() for name in ("train", "test"))
+    test[1:3] = train[1:3]
+    (tmp_path / "test.csv").write_text("\n".join(test) + "\n")
+    files = {"valid": str(reviews / "valid.csv"), "test": str(tmp_path / "test.csv")}
+    run = run_finetune(
+        str(reviews / "train.csv"),
+        tmp_path / "run",
+        finetune_config(loop__epochs=1),
+        source="scratch",
+        progress=listener,
+        **files,
+    )
+    note = f"2 of 24 texts of {tmp_path / 'test.csv'} also stand in {reviews / 'train.csv'}"
+    assert note in listener.lines
+    assert note in read_json(run.path / "result.json")["notes"]
+
+
+def test_the_training_file_is_not_taken_for_a_test(reviews, tmp_path):
+    train = str(reviews / "train.csv")
+    with pytest.raises(UsageError) as caught:
+        run_finetune(train, tmp_path / "run", finetune_config(), source="scratch", test=train)
+    assert (
+        str(caught.value) == f"{train} is both the training and the test file; what was learnt by heart proves nothing"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_classifier_is_not_compared_as_if_it_were_pretrained(reviews, tmp_path):
+    run = finetune(reviews, tmp_path / "clf", config=finetune_config(loop__epochs=1), test=False)
+    with pytest.raises(UsageError) as caught:
+        run_compare(
+            str(reviews / "train.csv"),
+            tmp_path / "cmp",
+            finetune_config(),
+            source=str(run.path),
+            test=str(reviews / "test.csv"),
+        )
+    assert str(caught.value) == (
+        f"{run.path} holds a classifier (from headstart finetune); this needs a language model (from headstart pretrain)"
+    )
+
+
+def test_a_file_with_one_label_is_remarked_on(reviews, tmp_path):
+    listener = Listener()
+    rows = [line for line in (reviews / "test.csv").read_text().splitlines() if line.endswith(("label", "positive"))]
+    (tmp_path / "test.csv").write_text("\n".join(rows) + "\n")
+    run_finetune(
+        str(reviews / "train.csv"),
+        tmp_path / "run",
+        finetune_config(loop__epochs=1),
+        source="scratch",
+        test=str(tmp_path / "test.csv"),
+        progress=listener,
+    )
+    assert f"{tmp_path / 'test.csv'} has one label only (positive): a score on it says little" in listener.lines

@@ -82,7 +82,7 @@ def test_a_run_without_a_good_checkpoint_starts_again_and_says_so(run):
     said = []
     moments, state = resume_from(run, language_model(), said.append)
     assert (moments, state) == ({}, {"step": 0})
-    assert said[-1] == f"{run.path} has no checkpoint yet: starting from step 0"
+    assert said[-1] == f"no whole checkpoint is left in {run.path}: starting from step 0"
     assert run.metrics.read() == []
 
 
@@ -143,9 +143,11 @@ def test_a_folder_without_a_model_says_what_it_holds(tmp_path):
 
 
 def test_an_unfinished_run_says_how_to_finish_it(run):
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(UsageError) as caught:
         load_bundle(run.path)
-    assert str(caught.value) == f"{run.path} has no finished model yet; continue its run with --resume"
+    assert str(caught.value) == (
+        f"{run.path} has no finished model yet; go on with: headstart finetune --resume --out {run.path}"
+    )
 
 
 def test_the_receipt_lists_every_tensor_that_moved_and_every_new_one(tmp_path, tokenizer):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.errors import StoreError
+from headstart.errors import StoreError, UsageError
 from headstart.files import _seal, read_json, read_manifest, whole_folder, write_json, write_whole
 
 
@@ -63,7 +63,9 @@ def test_a_link_in_the_place_of_a_file_is_refused(tmp_path):
 
 def test_another_kind_or_format_is_refused(tmp_path):
     folder = make(tmp_path / "x")
-    assert refusal(folder, kind="shards") == f"{folder} is a bundle, not a shards"
+    with pytest.raises(UsageError) as caught:
+        read_manifest(folder, kind="shards")
+    assert str(caught.value) == f"{folder} is a folder of Headstart's, but of kind bundle; this needs shards"
     manifest = read_json(folder / "manifest.json")
     write_json(folder / "manifest.json", manifest | {"format": 99})
     assert refusal(folder) == f"{folder} has format 99, this version of Headstart reads 1; make it anew"

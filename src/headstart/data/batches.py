@@ -141,10 +141,12 @@ class CausalRows:
 
     def _document(self, index: int, start: int, stop: int) -> tuple[Ints, Ints]:
         """Inputs and targets of one document between two places of its input."""
-        tokens = self.corpus.ids(int(self.documents[index])).astype(np.int64)
-        whole = np.concatenate(([self.special.sos], tokens, [self.special.eos]))
-        stop = min(stop, len(whole) - 1)
-        return whole[start:stop], whole[start + 1 : stop + 1]
+        tokens = self.corpus.ids(int(self.documents[index]))  # a view: a book must not be copied for each of its rows
+        stop = min(stop, len(tokens) + 1)
+        before = [self.special.sos] if start == 0 else []
+        after = [self.special.eos] if stop == len(tokens) + 1 else []
+        piece = np.concatenate((before, tokens[max(start - 1, 0) : stop], after)).astype(np.int64)
+        return piece[:-1], piece[1:]
 
     def _arrange(self, epoch: int) -> None:
         if epoch == self._epoch:

@@ -19,14 +19,15 @@ from headstart.layering import layered
 from headstart.model.ledger import ledger
 from headstart.progress import Progress, Quiet
 from headstart.recipes.baselines import run_baseline
-from headstart.recipes.finetune import SCRATCH, choose_tokenizer, load_source, settled
+from headstart.recipes.finetune import SCRATCH, choose_tokenizer, settled
 from headstart.recipes.labelled_data import LabelledData, load_data
-from headstart.recipes.training import Finetuning, build_classifier, reading_of
+from headstart.recipes.training import Finetuning, build_classifier, class_weights, reading_of
 from headstart.report.page import write_report
 from headstart.runtime import Halt, Runtime, Stop, environment, start, stopping
-from headstart.store.bundle import Bundle
+from headstart.store.bundle import Bundle, load_bundle
 from headstart.store.cells import Budget, Cell, Data, Epoch, Score, Split, TestSplit, cell_path, write_cell, write_data
 from headstart.store.rundir import RunFolder
+from headstart.text.tokenizer import load_tokenizer
 from headstart.train.evaluate import Evaluation
 
 NETWORKS = ("scratch", "pretrained")
@@ -59,6 +60,9 @@ def run_compare(
         run = RunFolder.open(out, kind="compare")
         config = layered(FinetuneConfig, read_json(out / "config.json"))
         inputs = run.facts["inputs"]
+        if run.finished:
+            progress.say(f"{out} is finished already")
+            return write_report(out)
     else:
         if config is None or train is None or test is None:
             raise UsageError("compare needs a labelled file to train on and --test with one to be judged on")
@@ -74,14 +78,28 @@ def run_compare(
         }
         _check(inputs)
         # a wrong folder is found out before anything is written
-        config = settled(config, load_source(source or SCRATCH))
+        config = settled(config, pretrained_source(source, tokenizer))
         run = RunFolder.create(out, kind="compare", command=command, config=config, inputs=inputs)
     with run.locked():
         comparison = _Comparison(run, config, inputs, progress)
         with run.discarded_on_error(new=not resume):
             comparison.prepare()
         comparison.go()
-    return write_report(out)
+        page = write_report(out)
+        write_json(out / "result.json", {"report": page.name})  # written last: the comparison is finished
+    return page
+
+
+def pretrained_source(source: str | None, tokenizer: str | Path | None) -> Bundle | None:
+    """The language model to compare with; a classifier has seen labels, and would make the comparison void."""
+    if source is None or source == SCRATCH:
+        return None
+    bundle = load_bundle(Path(source), task="language")
+    if tokenizer is not None and load_tokenizer(Path(tokenizer)).digest != bundle.tokenizer.digest:
+        raise UsageError(
+            f"{source} was pretrained with another tokenizer than {tokenizer}; leave --tokenizer out to use its own"
+        )
+    return bundle
 
 
 def _check(inputs: dict[str, Any]) -> None:
@@ -109,7 +127,7 @@ class _Comparison:
     def prepare(self) -> None:
         """Read and check everything before the first run."""
         self.runtime: Runtime = start(self.config.runtime)
-        self.source: Bundle | None = load_source(self.inputs["source"] or SCRATCH)
+        self.source: Bundle | None = pretrained_source(self.inputs["source"], self.inputs["tokenizer"])
         write_json(self.run.path / "environment.json", environment(self.runtime))
         self.data: LabelledData = load_data(
             self.inputs["train"],
@@ -121,6 +139,8 @@ class _Comparison:
             seed=self.config.runtime.seed,
             progress=self.progress,
         )
+        class_weights(self.config, self.data.labels, self.data.train)
+        self.run.same_inputs(self.data.fingerprints())
         self.cells = list(self._cells())
         self._write_data()
 

@@ -80,6 +80,7 @@ def _finetune(
             progress=progress,
         )
         class_weights(config, data.labels, data.train)
+        run.same_inputs(data.fingerprints())
         model, receipt = build_classifier(
             config.model, data, source, inputs["source"], config.runtime.seed, reading_of(config, source)
         )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from headstart.config import LabelledConfig, TokenizerConfig
 from headstart.data.batches import LabelledRows
-from headstart.data.labelled import LabelledTexts, LabelSet, check_split, read_labelled, split_validation
+from headstart.data.labelled import LabelledTexts, LabelSet, check_split, overlap, read_labelled, split_validation
 from headstart.data.shards import Shards
 from headstart.errors import DataError, UsageError
 from headstart.progress import Progress
@@ -58,6 +58,11 @@ class LabelledData:
     test: Part | None
     notes: tuple[str, ...]
 
+    def fingerprints(self) -> dict[str, Any]:
+        """A hash of each file's rows and of the tokenizer, by the names a person knows them by."""
+        parts = {part.name: part.sha256 for part in (self.train, self.valid, self.test) if part}
+        return parts | {"the tokenizer": self.tokenizer.digest}
+
     def rows(self, part: Part, context: int, config: LabelledConfig) -> LabelledRows:
         """A part as the model will read it."""
         windows = config.long_texts == "windows"
@@ -76,6 +81,11 @@ def load_data(
     progress: Progress,
 ) -> LabelledData:
     """Read, check and encode. Without `valid` a stratified share of train is held out; without a tokenizer one is trained."""
+    for name, role in ((valid, "validation"), (test, "test")):
+        if name is not None and Path(name).resolve() == Path(train).resolve():
+            raise UsageError(
+                f"{name} is both the training and the {role} file; what was learnt by heart proves nothing"
+            )
     given = {name: _read(name, config, progress) for name in (train, valid, test) if name is not None}
     notes: list[str] = []
     tokenizer = _tokenizer(given[train], tokenizer, tokenizer_config, notes, progress)
@@ -84,6 +94,7 @@ def load_data(
     if valid is None:
         share, rows = config.valid_share, len(training)
         training, validation = split_validation(training, share, seed)
+        validation = replace(validation, name=f"held-out rows of {train}")
         notes.append(
             f"no validation file: {len(validation):,} of {rows:,} rows of {train} held out, stratified, to choose on"
         )
@@ -94,6 +105,7 @@ def load_data(
     if test is not None:
         testing = _texts(given[test], tokenizer)
         check_split(labels, testing, train)
+    notes += _overlaps(training, validation, testing)
     for note in notes:
         progress.say(note)
     parts = [
@@ -103,6 +115,20 @@ def load_data(
     assert parts[0] is not None
     assert parts[1] is not None
     return LabelledData(labels.names, tokenizer, parts[0], parts[1], parts[2], tuple(notes))
+
+
+def _overlaps(train: LabelledTexts, valid: LabelledTexts, test: LabelledTexts | None) -> list[str]:
+    """What a careful person would want to know about the files before believing a number."""
+    notes = []
+    pairs = [(valid, train), *([(test, train), (test, valid)] if test is not None else [])]
+    for part, other in pairs:
+        doubles = len(overlap(other, part))
+        if doubles:
+            notes.append(f"{doubles:,} of {len(part):,} texts of {part.name} also stand in {other.name}")
+    for judged in (valid, test):
+        if judged is not None and len(set(judged.labels)) == 1:
+            notes.append(f"{judged.name} has one label only ({judged.labels[0]}): a score on it says little")
+    return notes
 
 
 Given = LabelledTexts | Shards

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from headstart.data.batches import Batch, CausalRows
 from headstart.data.masking import hide, is_causal_turn, mask_token
 from headstart.data.shards import Shards
 from headstart.errors import DataError, Interrupted, UsageError
-from headstart.files import read_json, write_json
+from headstart.files import MANIFEST, read_json, write_json
 from headstart.layering import layered
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import LanguageHead, Model, build_language_head
@@ -70,8 +70,11 @@ def run_pretrain(
         write_json(out / "environment.json", environment(runtime))
         with run.discarded_on_error(new=not resume):
             shards = _shards(texts, out, config, tokenizer, progress)
+            run.same_inputs({" ".join(texts): read_json(shards.folder / MANIFEST)["files"]})
+            pretraining = _Pretraining(run, config, shards, runtime, progress)
+            pretraining.prepare()
         with stopping(config.runtime.time_limit) as stop:
-            _Pretraining(run, config, shards, runtime, stop, progress).go(resume=resume)
+            pretraining.go(stop, resume=resume)
     return run
 
 
@@ -99,10 +102,11 @@ class _Pretraining:
     config: PretrainConfig
     shards: Shards
     runtime: Runtime
-    stop: Stop
     progress: Progress
+    stop: Stop = field(default_factory=Stop)
 
-    def go(self, *, resume: bool) -> None:
+    def prepare(self) -> None:
+        """Lay out the rows and build the model; whatever is wrong with the text shows here."""
         config, seed = self.config, self.config.runtime.seed
         self.tokenizer: Tokenizer = load_tokenizer(self.shards.folder / "tokenizer")
         if config.objective != "causal":
@@ -116,8 +120,13 @@ class _Pretraining:
         ).to(self.runtime.device)
         self.state = TrainState(self.model, build_optimizer(self.model, config.optim), seed)
         self.evaluated, self.saved = 0, 0
+        self._check(train)
+
+    def go(self, stop: Stop, *, resume: bool) -> None:
+        """Train to the end, or to a stop."""
+        self.stop = stop
         self.steps = self._plan()
-        self._tell(train)
+        self._tell()
         if resume:
             moments, state = resume_from(self.run, self.model, self.progress.say)
             restore_optimizer(self.state.optimizer, self.model, moments)
@@ -160,21 +169,26 @@ class _Pretraining:
             self.shards, documents, self.tokenizer.special, context=self.config.model.context, layout=layout, seed=seed
         )
 
-    def _tell(self, train: NDArray[np.int64]) -> None:
-        parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        self.progress.say(
-            f"{len(train):,} documents to learn from, {len(self.held_out):,} held out; {self.rows.inputs:,} tokens an epoch; "
-            f"{parameters:,} parameters; {self.steps:,} steps on {self.runtime.device}, {self.runtime.threads} threads"
-        )
-        if self.rows.truncated:
-            self.progress.say(
-                f"{self.rows.truncated:,} documents are longer than the context of {self.config.model.context} tokens and are "
-                "cut there; corpus.layout packed would read all of them"
-            )
+    def _check(self, train: NDArray[np.int64]) -> None:
+        self.documents = len(train)
         if self.rows.inputs < self.config.model.context:
             raise DataError(
                 f"the training text holds {self.rows.inputs} tokens, less than one row of {self.config.model.context}; "
                 "give more text or a smaller model.context"
+            )
+
+    def _tell(self) -> None:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        threads = f"{self.runtime.threads} thread{'s' if self.runtime.threads > 1 else ''}"
+        self.progress.say(
+            f"{self.documents:,} documents to learn from, {len(self.held_out):,} held out; "
+            f"{self.rows.inputs:,} tokens an epoch; {parameters:,} parameters; "
+            f"{self.steps:,} steps on {self.runtime.device}, {threads}"
+        )
+        if self.rows.truncated:
+            self.progress.say(
+                f"{self.rows.truncated:,} documents are longer than the context of {self.config.model.context} tokens "
+                "and are cut there; corpus.layout packed would read all of them"
             )
 
     def _train(self) -> None:
@@ -231,7 +245,9 @@ class _Pretraining:
     def _measure(self, tokens: int | None) -> LanguageScore:
         """Score held-out documents, all or as many as reach `tokens`."""
         lengths = self.shards.lengths[self.held_out] + 1
-        count = len(lengths) if tokens is None else int(np.searchsorted(np.cumsum(lengths), tokens)) + 1
+        count = (
+            len(lengths) if tokens is None else int(np.searchsorted(np.cumsum(lengths), tokens)) + 1
+        )  # whole documents
         chosen = self.held_out[:count]
         rows = self._rows(chosen, "packed", None)
         size = int(self.shards.text_bytes[chosen].sum())

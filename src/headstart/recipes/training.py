@@ -104,6 +104,7 @@ class Finetuning:
         self.state = TrainState(model, build_optimizer(model, config.optim, config.transfer.layer_decay), self.seed)
         self.best_epoch, self.best_accuracy, self.best_loss = 0, -1.0, 0.0
         self.loss, self.counted, self.seconds, self.saved = 0.0, 0, 0.0, 0
+        self._ordered, self._order = -1, shuffled(0, 0, 0)
         self.quiet = quiet
         if not quiet:
             self.say_truncation()
@@ -169,7 +170,9 @@ class Finetuning:
 
     def _fetch(self, step: int) -> list[Batch]:
         epoch, place = divmod(step, self.epoch_steps)
-        order = shuffled(len(self.train), self.seed, epoch)[place * self.rows_a_step : (place + 1) * self.rows_a_step]
+        if epoch != self._ordered:
+            self._ordered, self._order = epoch, shuffled(len(self.train), self.seed, epoch)
+        order = self._order[place * self.rows_a_step : (place + 1) * self.rows_a_step]
         size = self.config.loop.batch_size
         return [self.train.batch(order[first : first + size]) for first in range(0, len(order), size)]
 

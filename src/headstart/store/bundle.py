@@ -14,6 +14,7 @@ from headstart.errors import StoreError, UsageError
 from headstart.files import MANIFEST, read_json, read_manifest, whole_folder, write_json
 from headstart.model.backbone import Backbone
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
+from headstart.store.rundir import RunFolder
 from headstart.store.tensors import load_into, load_tensors, save_tensors
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -88,7 +89,10 @@ def find_bundle(folder: Path) -> Path:
     if (inside / MANIFEST).is_file():
         return inside
     if (folder / "run.json").is_file():
-        raise StoreError(f"{folder} has no finished model yet; continue its run with --resume")
+        kind = str(RunFolder(folder).facts.get("kind"))
+        if kind == "compare":
+            raise UsageError(f"{folder} is a comparison, which keeps no model; give the folder it was pretrained in")
+        raise UsageError(f"{folder} has no finished model yet; go on with: headstart {kind} --resume --out {folder}")
     if (folder / MANIFEST).is_file():
         return folder
     found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) if folder.is_dir() else "a file"

@@ -65,10 +65,12 @@ def resume_from(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Load the newest good checkpoint and rewind the metrics to it; without one, say so and start from step 0."""
     folder = newest_good(run, say)
-    for damaged in steps(run) if folder is None else [path for path in steps(run) if path > folder]:
-        damaged.rename(damaged.with_name(f"damaged-{damaged.name}"))  # out of the way of the one to be written again
+    damaged = [path for path in steps(run) if folder is None or path > folder]
+    for path in damaged:
+        path.rename(path.with_name(f"damaged-{path.name}"))  # out of the way of the one to be written again
     if folder is None:
-        say(f"{run.path} has no checkpoint yet: starting from step 0")
+        found = "no whole checkpoint is left in" if damaged else "there is no checkpoint yet in"
+        say(f"{found} {run.path}: starting from step 0")
         run.metrics.rewind(0)
         return {}, {"step": 0}
     moments, state = load_checkpoint(folder, model)

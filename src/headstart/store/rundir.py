@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.config import Section
-from headstart.errors import HeadstartError, StoreError, UsageError
+from headstart.errors import StoreError, UsageError
 from headstart.files import FORMAT, read_json, write_json
 from headstart.version import __version__
 
@@ -32,6 +32,9 @@ class RunFolder:
         self.metrics = Metrics(path / "metrics.jsonl")
         """The numbers of this run, in order."""
 
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
     @classmethod
     def create(cls, path: Path, *, kind: str, command: str, config: Section, inputs: dict[str, Any]) -> "RunFolder":
         """Start a run in a new or empty folder.
@@ -41,7 +44,9 @@ class RunFolder:
         """
         if (path / "run.json").exists():
             raise UsageError(f"{path} already holds a run; continue it with --resume, or choose another --out")
-        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        if path.is_file():
+            raise UsageError(f"{path} is a file; --out names a folder to write")
+        if path.is_dir() and any(path.iterdir()):
             raise UsageError(f"{path} is not empty; choose another --out")
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -86,10 +91,21 @@ class RunFolder:
         """Take a new run folder away again when its inputs turn out to be wrong: nothing half-written stays behind."""
         try:
             yield
-        except HeadstartError:
+        except BaseException:  # an interruption here, too, leaves nothing that is worth resuming
             if new:
                 shutil.rmtree(self.path, ignore_errors=True)
             raise
+
+    def same_inputs(self, facts: dict[str, Any]) -> None:
+        """Remember what the run reads when it starts; refuse to go on when that has changed since."""
+        path = self.path / "inputs.json"
+        if not path.is_file():
+            write_json(path, facts)
+            return
+        before = read_json(path)
+        for name, value in facts.items():
+            if before.get(name) != value:
+                raise UsageError(f"{name} is not what {self.path} was started with; put it back, or start another run")
 
     def tidy(self) -> None:
         """Let go of what only an unfinished run needs; the bundle and the result stay."""
@@ -154,9 +170,10 @@ class Metrics:
     def rewind(self, size: int) -> None:
         """Forget what was written after a checkpoint."""
         self._waiting.clear()
-        if self.path.exists():
-            if self.path.stat().st_size < size:
-                raise StoreError(f"{self.path} is damaged: {self.path.stat().st_size} bytes where {size} were written")
+        found = self.path.stat().st_size if self.path.exists() else 0
+        if found < size:
+            raise StoreError(f"{self.path} is damaged: {found} bytes where {size} were written")
+        if found:
             os.truncate(self.path, size)
 
     def read(self, kind: str | None = None) -> list[dict[str, Any]]:

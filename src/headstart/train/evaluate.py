@@ -103,9 +103,9 @@ def score_texts(
     with torch.inference_mode():
         for indices in rows.buckets(EVALUATION_TOKENS):
             check()
-            with runtime.autocast():
-                part = class_scores(model, rows.batch(indices).to(runtime.device))
-            scores[indices] = part.double().cpu().numpy()
+            # in fp32 everywhere: an answer must not depend on what else was in the batch
+            part = class_scores(model, rows.batch(indices).to(runtime.device))
+            scores[indices] = part.cpu().double().numpy()  # in this order: Apple's GPUs have no float64
             if done:
                 done(len(indices))
     return scores
@@ -121,21 +121,22 @@ def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 def evaluate_scores(
     scores: NDArray[np.float64], gold: NDArray[np.int64], labels: Sequence[str], truncated: int = 0
 ) -> Evaluation:
-    """Accuracy, macro-F1, loss, per class and confusion. A label that never occurs and is never predicted has F1 0."""
+    """Accuracy, macro-F1, loss, per class and confusion. A label that neither occurs nor is predicted is left out."""
     predicted = scores.argmax(axis=1)
     confusion = np.zeros((len(labels), len(labels)), dtype=np.int64)
     np.add.at(confusion, (gold, predicted), 1)
     hits = np.diag(confusion).astype(float)
     precision = hits / np.maximum(confusion.sum(axis=0), 1)
     recall = hits / np.maximum(confusion.sum(axis=1), 1)
-    f1 = 2 * hits / np.maximum(confusion.sum(axis=0) + confusion.sum(axis=1), 1)
+    both = confusion.sum(axis=0) + confusion.sum(axis=1)
+    f1 = 2 * hits / np.maximum(both, 1)
     shifted = scores - scores.max(axis=1, keepdims=True)
     losses = np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(gold)), gold]
     return Evaluation(
         labels=tuple(labels),
         rows=len(gold),
         accuracy=float((predicted == gold).mean()),
-        macro_f1=float(f1.mean()),
+        macro_f1=float(f1[both > 0].mean()),
         loss=float(losses.mean()),
         per_class=tuple(
             ClassResult(label, float(precision[i]), float(recall[i]), float(f1[i]), int(confusion[i].sum()))

@@ -1,0 +1,108 @@
+"""Pretraining reads what it should: its own side of the split, every row once, and all of the held-out text at the end."""
+
+import pytest
+
+from headstart.config import TokenizerConfig
+from headstart.data.batches import CausalRows
+from headstart.data.shards import Shards
+from headstart.errors import UsageError
+from headstart.files import read_json
+from headstart.recipes.pretrain import run_pretrain
+from headstart.text.tokenizer import load_tokenizer, train_tokenizer
+from tiny import pretrain_config, write_reviews
+
+
+class Listener:
+    """A progress that remembers what was said."""
+
+    def __init__(self):
+        from headstart.progress import Quiet
+
+        self.lines = []
+        self.task = Quiet().task
+
+    def say(self, line):
+        self.lines.append(line)
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory):
+    folder = write_reviews(tmp_path_factory.mktemp("reviews"))
+    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=1))
+    return folder
+
+
+def pretrain(reviews, out, listener=None, **settings):
+    """A run on the shards of the first one; returns its step lines, its evaluations and its result."""
+    config = pretrain_config(model__dropout=0.0, **settings)
+    run = run_pretrain([str(reviews / "base" / "tokens")], out, config, progress=listener)
+    return run.metrics.read("step"), run.metrics.read("evaluation"), read_json(out / "result.json")
+
+
+def sides(reviews):
+    shards = Shards.open(reviews / "base" / "tokens")
+    return shards, *shards.split(0.1, 0)
+
+
+def rows_of(reviews, documents, layout="packed"):
+    special = load_tokenizer(reviews / "base" / "tokens").special
+    return CausalRows(sides(reviews)[0], documents, special, context=24, layout=layout, seed=0)
+
+
+def test_held_out_documents_are_not_learnt_from(reviews, tmp_path):
+    _, train, held_out = sides(reviews)
+    listener = Listener()
+    steps, _, _ = pretrain(
+        reviews, tmp_path / "run", listener, loop__steps=None, loop__batch_size=1, loop__accumulate=1
+    )
+    rows = rows_of(reviews, train)
+    said = f"{len(train)} documents to learn from, {len(held_out)} held out; {rows.inputs:,} tokens an epoch"
+    assert any(line.startswith(said) for line in listener.lines)
+    assert len(steps) == rows.rows  # one epoch, a row a step
+    assert sum(line["scored"] for line in steps) == rows.inputs  # every token once
+
+
+def test_the_end_measures_all_held_out_text_and_the_way_there_a_part(reviews, tmp_path):
+    shards, _, held_out = sides(reviews)
+    _, evaluations, result = pretrain(reviews, tmp_path / "run", loop__steps=5, loop__evaluate_tokens=1)
+    first = held_out[:1]
+    assert [(line["tokens"], line["bytes"]) for line in evaluations] == [
+        (int(shards.lengths[part].sum()) + len(part), int(shards.text_bytes[part].sum())) for part in (first, held_out)
+    ]
+    assert {name: evaluations[-1][name] for name in result["held_out"]} == result["held_out"]
+
+
+def test_accumulation_reads_the_rows_of_one_large_batch(reviews, tmp_path):
+    large, _, _ = pretrain(reviews, tmp_path / "large", loop__steps=4, loop__batch_size=8, loop__accumulate=1)
+    small, _, _ = pretrain(reviews, tmp_path / "small", loop__steps=4, loop__batch_size=2, loop__accumulate=4)
+    assert [line["scored"] for line in small] == [line["scored"] for line in large]
+    assert [line["loss"] for line in small] == pytest.approx([line["loss"] for line in large], rel=1e-4)
+
+
+def test_an_epoch_is_as_many_steps_as_its_rows_fill(reviews, tmp_path):
+    _, train, _ = sides(reviews)
+    rows = rows_of(reviews, train)
+    steps, _, result = pretrain(reviews, tmp_path / "run", loop__steps=None, loop__batch_size=2, loop__accumulate=3)
+    assert len(steps) == result["steps"] == round(rows.rows / 6)
+    assert result["tokens_seen"] == pytest.approx(sum(line["scored"] for line in steps), abs=6 * 24)
+
+
+def test_a_document_a_row_is_another_layout(reviews, tmp_path):
+    _, train, _ = sides(reviews)
+    settings = {"loop__steps": None, "loop__batch_size": 8, "loop__accumulate": 1, "corpus__layout": "documents"}
+    steps, _, _ = pretrain(reviews, tmp_path / "run", **settings)
+    assert len(steps) == round(len(train) / 8)
+    assert len(steps) != round(rows_of(reviews, train).rows / 8)  # control: packed rows are fewer
+
+
+def test_another_tokenizer_than_that_of_the_shards_is_refused(reviews, tmp_path):
+    other = tmp_path / "tok"
+    other.mkdir()
+    train_tokenizer(["quite another text"] * 9, TokenizerConfig(vocab_size=270)).save(other)
+    tokens = reviews / "base" / "tokens"
+    with pytest.raises(UsageError) as caught:
+        run_pretrain([str(tokens)], tmp_path / "run", pretrain_config(), tokenizer=other)
+    assert str(caught.value) == (
+        f"{tokens} was prepared with another tokenizer than {other}; prepare it again, or leave --tokenizer out"
+    )
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,87 @@
+"""A run records its threads and shape, is kept to one process, and outlives an error in resuming it."""
+
+import pytest
+
+from headstart.errors import DataError, UsageError
+from headstart.files import read_json
+from headstart.progress import Quiet
+from headstart.recipes.compare import run_compare
+from headstart.recipes.finetune import run_finetune
+from headstart.recipes.prepare import run_prepare_labelled
+from headstart.recipes.pretrain import run_pretrain
+from headstart.store.rundir import RunFolder
+from tiny import finetune_config, pretrain_config, write_reviews
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory):
+    folder = write_reviews(tmp_path_factory.mktemp("reviews"))
+    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=2, runtime__threads=None))
+    return folder
+
+
+LABELLED = {"train": "no.csv", "valid": None, "test": "not.csv", "source": "scratch", "tokenizer": None}
+PLAN = {"seeds": 1, "labels": [None], "arms": ["majority"]}
+KINDS = {
+    "pretrain": (lambda out: run_pretrain([], out, None, resume=True), {"texts": ["no.txt"], "tokenizer": None}),
+    "finetune": (lambda out: run_finetune(None, out, None, resume=True), LABELLED),
+    "compare": (lambda out: run_compare(None, out, None, resume=True), LABELLED | PLAN),
+}
+
+
+def started(out, kind):
+    config = pretrain_config() if kind == "pretrain" else finetune_config()
+    return RunFolder.create(out, kind=kind, command="", config=config, inputs=KINDS[kind][1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recipe_keeps_a_second_process_out(kind, tmp_path):
+    run = started(tmp_path / "run", kind)
+    with run.locked(), pytest.raises(UsageError) as caught:
+        KINDS[kind][0](run.path)
+    assert str(caught.value) == f"{run.path} is in use by another process; wait for it, or choose another --out"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_outlives_an_error_in_resuming_it(kind, tmp_path):
+    run = started(tmp_path / "run", kind)
+    with pytest.raises(DataError):
+        KINDS[kind][0](run.path)
+    assert (run.path / "run.json").is_file()
+
+
+def test_the_threads_of_a_run_are_recorded_for_resuming(reviews, tmp_path):
+    config = finetune_config(loop__epochs=1, runtime__threads=None)
+    run_finetune(str(reviews / "train.csv"), tmp_path / "clf", config, source=str(reviews / "base"))
+    for folder in (reviews / "base", tmp_path / "clf"):
+        recorded = read_json(folder / "config.json")["runtime"]["threads"]
+        assert recorded == read_json(folder / "environment.json")["threads"]
+        assert recorded >= 1
+
+
+def test_the_shape_recorded_is_that_of_the_source(reviews, tmp_path):
+    config = finetune_config(loop__epochs=1, model__depth=1)
+    run_finetune(str(reviews / "train.csv"), tmp_path / "clf", config, source=str(reviews / "base"))
+    shapes = [read_json(folder / "config.json")["model"] for folder in (reviews / "base", tmp_path / "clf")]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("part", ["train", "valid"])
+def test_shards_of_another_tokenizer_are_refused(reviews, tmp_path, part):
+    other = run_finetune(
+        str(reviews / "train.csv"), tmp_path / "other", finetune_config(loop__epochs=1), source="scratch"
+    )
+    shards = tmp_path / "shards"
+    run_prepare_labelled(
+        str(reviews / f"{part}.csv"), shards, finetune_config().labelled, tokenizer=other.path, progress=Quiet()
+    )
+    files = {name: str(reviews / f"{name}.csv") for name in ("train", "valid")} | {part: str(shards)}
+    with pytest.raises(UsageError) as caught:
+        run_finetune(
+            files["train"], tmp_path / "run", finetune_config(), source=str(reviews / "base"), valid=files["valid"]
+        )
+    than = "the model's" if part == "train" else "the rest"
+    assert str(caught.value) == (
+        f"{shards} was prepared with another tokenizer than {than}; prepare it again with that one"
+    )
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,103 @@
+"""A run folder survives an error, forgets what was rewound, and refuses what is not its own."""
+
+import errno
+
+import pytest
+
+from headstart.config import TokenizerConfig
+from headstart.errors import DataError, StoreError
+from headstart.files import _seal, read_json, sha256_of, whole_folder, write_json
+from headstart.model.backbone import Backbone
+from headstart.model.heads import LanguageHead, Model
+from headstart.store.bundle import load_bundle, save_bundle
+from headstart.store.rundir import RunFolder
+from headstart.text.tokenizer import train_tokenizer
+from tiny import SHAPE, finetune_config
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder.create(tmp_path / "run", kind="finetune", command="", config=finetune_config(), inputs={})
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_wrong_inputs_take_a_new_folder_away_and_never_an_old_one(run, new):
+    with pytest.raises(DataError), run.discarded_on_error(new=new):
+        raise DataError("train.csv has no rows")
+    assert run.path.exists() is not new
+
+
+def test_what_waits_to_be_written_is_rewound_too(run):
+    run.metrics.flush()
+    run.metrics.write("step", step=1)
+    assert not run.metrics.path.exists()  # control: it does wait
+    run.metrics.rewind(0)
+    assert run.metrics.read() == []
+
+
+def test_what_waits_is_written_when_the_run_ends(run):
+    with run.locked():
+        run.metrics.flush()
+        run.metrics.write("step", step=1)
+    assert RunFolder(run.path).metrics.read() == [{"kind": "step", "step": 1}]
+
+
+def test_metrics_shorter_than_a_checkpoint_remembers_are_damaged(run):
+    run.metrics.write("epoch", epoch=1)
+    size = run.metrics.size()
+    with pytest.raises(StoreError) as caught:
+        run.metrics.rewind(size + 5)
+    assert str(caught.value) == f"{run.metrics.path} is damaged: {size} bytes where {size + 5} were written"
+
+
+def test_a_run_of_another_format_is_refused(run):
+    write_json(run.path / "run.json", run.facts | {"format": 99})
+    with pytest.raises(StoreError) as caught:
+        RunFolder.open(run.path, kind="finetune")
+    assert str(caught.value) == f"{run.path} has format 99, this version of Headstart reads 1"
+
+
+def test_a_full_disk_is_told_and_leaves_no_draft(tmp_path):
+    with pytest.raises(StoreError) as caught, whole_folder(tmp_path / "x", kind="bundle") as draft:
+        (draft / "half.bin").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert str(caught.value) == f"cannot write {tmp_path / 'x'}: No space left on device; nothing was changed"
+    assert list(tmp_path.iterdir()) == []
+
+
+def bundle(folder, tokenizer):
+    size = tokenizer.vocab_size
+    save_bundle(folder, Model(Backbone(SHAPE, size), LanguageHead(SHAPE, size)), tokenizer, about={})
+    return folder
+
+
+@pytest.mark.parametrize("name", ["backbone.safetensors", "head.safetensors", "bundle.json"])
+def test_a_changed_byte_of_a_model_is_refused_by_name(tmp_path, name):
+    """The last byte of a weight, or of a number, is still a weight or a number: only the manifest can tell."""
+    folder = bundle(tmp_path / "b", train_tokenizer(["le livre est beau"] * 9, TokenizerConfig(vocab_size=265)))
+    path = folder / name
+    content = path.read_bytes()
+    path.write_bytes(
+        content[:-1] + bytes([content[-1] ^ 1]) if name != "bundle.json" else content.replace(b"12", b"13")
+    )
+    with pytest.raises(StoreError) as caught:
+        load_bundle(folder)
+    assert str(caught.value) == f"{path} is damaged: its bytes are not those that were written (sha256)"
+
+
+def test_a_bundle_with_the_tokenizer_of_another_is_refused(tmp_path):
+    """Sealed again after the exchange, as a faulty program would leave it."""
+    one, other = (
+        train_tokenizer([text] * 9, TokenizerConfig(vocab_size=265)) for text in ("le livre est beau", "quite another")
+    )
+    assert one.vocab_size == other.vocab_size  # control: only the digest can tell
+    folder = bundle(tmp_path / "b", one)
+    other.save(folder / "tokenizer")
+    manifest = read_json(folder / "manifest.json")
+    manifest.pop("seal")
+    path = folder / "tokenizer" / "tokenizer.json"
+    manifest["files"]["tokenizer/tokenizer.json"] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
+    write_json(folder / "manifest.json", manifest | {"seal": _seal(manifest)})
+    with pytest.raises(StoreError) as caught:
+        load_bundle(folder)
+    assert str(caught.value) == f"{folder / 'tokenizer'} is not the tokenizer this model was trained with"

@@ -1,0 +1,69 @@
+"""The verbs in Python pass on what they are given."""
+
+import pytest
+
+from headstart import api
+from headstart.errors import ConfigError
+from headstart.files import read_json
+from tiny import write_reviews
+
+SMALL = {
+    "tokenizer.vocab_size": 300,
+    "model.width": 16,
+    "model.depth": 1,
+    "model.feedforward": 16,
+    "model.context": 24,
+    "runtime.threads": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory):
+    folder = write_reviews(tmp_path_factory.mktemp("api"))
+    api.pretrain(folder / "texts.txt", out=folder / "base", settings=SMALL | {"loop.steps": 2, "optim.lr": 0.01})
+    return folder
+
+
+def test_settings_win_over_the_preset(reviews):
+    config = read_json(reviews / "base" / "config.json")
+    assert (config["model"]["width"], config["optim"]["lr"], config["loop"]["steps"]) == (16, 0.01, 2)
+    assert config["loop"]["batch_size"] == 16  # control: the preset is there below
+
+
+def test_a_test_file_is_read(reviews, tmp_path):
+    settings = {"loop.epochs": 1, "runtime.threads": 1}
+    run = api.finetune(
+        reviews / "train.csv",
+        out=tmp_path / "clf",
+        source=reviews / "base",
+        test=reviews / "test.csv",
+        settings=settings,
+    )
+    assert read_json(run.path / "result.json")["test"]["rows"] == 24
+
+
+@pytest.mark.parametrize("settings", [{"model.depth": 3}, {"tokenizer.vocab_size": 300}])
+def test_a_shape_beside_a_pretrained_folder_is_refused(reviews, tmp_path, settings):
+    base = reviews / "base"
+    with pytest.raises(ConfigError) as caught:
+        api.finetune(reviews / "train.csv", out=tmp_path / "clf", source=base, settings=settings)
+    assert (
+        str(caught.value)
+        == f"{next(iter(settings))} is set, but {base} brings its own; leave it out, or use source='scratch'"
+    )
+    assert not (tmp_path / "clf").exists()
+
+
+def test_seeds_labels_and_arms_of_a_comparison_are_those_asked_for(reviews, tmp_path):
+    api.compare(
+        reviews / "train.csv",
+        out=tmp_path / "cmp",
+        test=reviews / "test.csv",
+        valid=reviews / "valid.csv",
+        seeds=2,
+        labels=(12,),
+        arms=("majority", "tfidf"),
+        settings={"runtime.threads": 1, "tokenizer.vocab_size": 300},
+    )
+    names = sorted(path.stem for path in (tmp_path / "cmp" / "cells").iterdir())
+    assert names == [f"{arm}-12-seed{seed}" for arm in ("majority", "tfidf") for seed in (0, 1)]

@@ -1,0 +1,67 @@
+"""Device, precision, threads and signals: what is asked for is what is used."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from headstart import runtime
+from headstart.config import RuntimeConfig
+from headstart.runtime import Stop, free_cores, start, stopping
+
+
+@pytest.mark.parametrize(("precision", "bf16"), [("auto", False), ("fp32", False), ("bf16", True)])
+def test_precision_is_the_one_asked_for(precision, bf16):
+    assert start(RuntimeConfig(device="cpu", precision=precision, threads=1)).bf16 is bf16
+
+
+def test_determinism_and_threads_are_set_for_the_process():
+    assert not torch.are_deterministic_algorithms_enabled()
+    used = start(RuntimeConfig(device="cpu", deterministic=True, threads=3))
+    assert torch.are_deterministic_algorithms_enabled()
+    assert (used.threads, torch.get_num_threads()) == (3, 3)
+
+
+def test_cores_that_others_keep_busy_are_left_to_them(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    found = []
+    for idle in (100, 50, 0):
+        ticks = iter([(0, 0), (idle, 100)])
+        monkeypatch.setattr(runtime, "_processor_ticks", lambda _cores: next(ticks))
+        found.append(free_cores())
+    assert found == [8, 4, 1]
+
+
+def test_a_time_limit_is_in_minutes(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    stop = Stop(time_limit=2)
+    now = 100 + 119.0
+    assert not stop.requested
+    now = 100 + 121.0
+    assert stop.requested
+    assert stop.reason == "time limit reached"
+
+
+def test_the_first_signal_asks_and_the_second_acts(capsys):
+    before = signal.getsignal(signal.SIGINT)
+    with stopping() as stop:
+        assert not stop.requested
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.requested
+        assert stop.reason == "SIGINT"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_signals_mean_afterwards_what_they_meant_before():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with stopping():
+        assert signal.getsignal(signal.SIGINT) is not before[0]  # control: they do mean something else meanwhile
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

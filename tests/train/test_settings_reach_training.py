@@ -1,0 +1,101 @@
+"""Every setting of the optimizer does what it says, and what was saved of it fits or is refused."""
+
+import numpy as np
+import pytest
+import torch
+from torch.optim import Adam, AdamW
+
+from headstart.config import OptimConfig
+from headstart.data.batches import CausalRows, LabelledRows
+from headstart.errors import StoreError
+from headstart.runtime import Halt
+from headstart.train.evaluate import score_language, score_texts
+from headstart.train.loop import TrainState, fit
+from headstart.train.objectives import predict_tokens
+from headstart.train.optim import build_optimizer, restore_optimizer
+from headstart.train.schedule import lr_share
+from tiny import CPU, SHAPE, SPECIAL, classifier, corpus, language_model
+
+ROWS = CausalRows(corpus([9, 7, 12, 5]), np.arange(4), SPECIAL, context=12, layout="packed", seed=1)
+
+
+def run(config, hook=lambda state: None, model=None, moving=True):
+    """Train for four steps; `hook` looks at the state just before each update; not `moving` reads the same rows."""
+    model = model or language_model()
+    state = TrainState(model, build_optimizer(model, config), 0)
+    state.optimizer.register_step_pre_hook(lambda *_: hook(state))
+    return list(
+        fit(state, lambda step: [ROWS.batch(step * moving, 2)], lambda b: predict_tokens(model, b), config, 4, CPU)
+    )
+
+
+def test_the_rate_reported_is_the_rate_used():
+    used = []
+    config = OptimConfig(lr=1e-2, warmup=0.5, schedule="linear")
+    reports = run(config, lambda state: used.append({group["lr"] for group in state.optimizer.param_groups}))
+    assert used == [{report.lr} for report in reports]
+    shares = [lr_share(step, steps=4, warmup=0.5, schedule="linear") for step in range(4)]  # steps count from 0
+    assert [report.lr for report in reports] == [1e-2 * share for share in shares]
+    assert len(set(shares)) > 1  # control: the rate does change
+
+
+def test_no_clipping_leaves_the_gradient_as_it_is():
+    norms = []
+
+    def look(state):
+        norms.append(torch.nn.utils.get_total_norm([p.grad for p in state.model.parameters()]).item())
+
+    reports = run(OptimConfig(lr=1e-2, clip=0), look)
+    assert norms == pytest.approx([report.norm for report in reports], rel=1e-5)
+    assert min(norms) > 0
+
+
+@pytest.mark.parametrize(("optimizer", "kind"), [("adam", Adam), ("adamw", AdamW)])
+def test_the_optimizer_and_its_memory_are_those_asked_for(optimizer, kind):
+    built = build_optimizer(classifier(), OptimConfig(optimizer=optimizer, beta2=0.95))
+    assert type(built) is kind
+    assert {group["betas"] for group in built.param_groups} == {(0.9, 0.95)}
+
+
+def test_a_step_drops_also_after_a_measurement():
+    shape = SHAPE.model_copy(update={"dropout": 0.3})
+    fresh = [report.loss for report in run(OptimConfig(), model=language_model(shape=shape))]
+    measured = [report.loss for report in run(OptimConfig(), model=language_model(shape=shape).eval())]
+    assert measured == fresh
+
+
+def test_every_step_drops_other_activations():
+    shape = SHAPE.model_copy(update={"dropout": 0.3})
+    losses = [report.loss for report in run(OptimConfig(lr=1e-30), model=language_model(shape=shape), moving=False)]
+    assert len(set(losses)) == 4
+    still = [report.loss for report in run(OptimConfig(lr=1e-30), moving=False)]
+    assert len(set(still)) == 1  # control: the rows and the weights are the same
+
+
+def test_a_language_model_is_measured_without_dropout():
+    model = language_model(shape=SHAPE.model_copy(update={"dropout": 0.3})).train()
+    scores = [score_language(model.train(), ROWS, 100, CPU, lambda: None) for _ in range(2)]
+    assert scores[0] == scores[1]
+
+
+def test_a_saved_optimizer_of_another_model_is_refused():
+    model = classifier()
+    optimizer = build_optimizer(model, OptimConfig())
+    with pytest.raises(StoreError) as caught:
+        restore_optimizer(optimizer, model, {"backbone.layers.9.up.bias/exp_avg": torch.ones(24)})
+    assert (
+        str(caught.value) == "the saved optimizer knows a parameter 'backbone.layers.9.up.bias' that this model has not"
+    )
+    with pytest.raises(StoreError) as caught:
+        restore_optimizer(optimizer, model, {"head.linear.bias/exp_avg": torch.ones(3)})
+    assert str(caught.value) == "the saved optimizer's 'head.linear.bias/exp_avg' has shape (3,), not (2,)"
+
+
+def test_a_stop_is_heard_while_a_classifier_is_measured():
+    rows = LabelledRows([np.arange(4, 9)] * 3, [0, 1, 0], SPECIAL, context=12)
+
+    def stop():
+        raise Halt
+
+    with pytest.raises(Halt):
+        score_texts(classifier(), rows, CPU, stop)
