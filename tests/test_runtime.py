@@ -31,7 +31,7 @@ def test_cores_that_others_keep_busy_are_left_to_them(monkeypatch):
     found = []
     for idle in (100, 50, 0):
         ticks = iter([(0, 0), (idle, 100)])
-        monkeypatch.setattr(runtime, "_processor_ticks", lambda _cores: next(ticks))
+        monkeypatch.setattr(runtime, "_processor_ticks", lambda _cores, ticks=ticks: next(ticks))
         found.append(free_cores())
     assert found == [8, 4, 1]
 

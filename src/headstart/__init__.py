@@ -34,3 +34,7 @@ def __getattr__(name: str) -> object:
     if name in _VERBS:
         return getattr(import_module("headstart.api"), name)
     raise AttributeError(f"module 'headstart' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_VERBS})

@@ -1,6 +1,6 @@
 """The verbs in Python: what the commands do, as functions.
 
-Settings have the names they have everywhere, in a mapping:
+Settings have the names they have everywhere, in a mapping, with dots or nested ({"model": {"depth": 2}}):
 
     run = headstart.pretrain("reviews.txt", out="runs/base", settings={"model.depth": 2, "loop.epochs": 3})
     headstart.finetune("train.csv", out="runs/clf", source="runs/base")
@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headstart.config import CorpusConfig, FinetuneConfig, PretrainConfig, Section, TokenizerConfig
+from headstart.config import CorpusConfig, FinetuneConfig, LabelledConfig, PretrainConfig, Section, TokenizerConfig
 from headstart.data.shards import Shards
 from headstart.errors import ConfigError
-from headstart.layering import layered, nested
+from headstart.layering import fields_of, layered, nested
 from headstart.model.presets import values
 from headstart.predict.generate import Sampling, run_generate
 from headstart.predict.predictor import Predictor
@@ -30,15 +30,23 @@ from headstart.train.evaluate import Evaluation
 
 Paths = str | Path | Sequence[str | Path]
 Settings = Mapping[str, Any]
+Budgets = int | str | None | Sequence[int | str | None]
 C = TypeVar("C", bound=Section)
+
+
+class _Reading(Section):
+    """The settings of the verbs that read text and train no model."""
+
+    corpus: CorpusConfig = CorpusConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
 
 
 def train_tokenizer(
     texts: Paths, *, out: str | Path, settings: Settings | None = None, progress: Progress | None = None
 ) -> ReportCard:
     """Train a byte-level BPE on text files and save it; returns its report card."""
-    config = layered(TokenizerConfig, nested(settings or {}))
-    return run_tokenizer(_paths(texts), Path(out), config, CorpusConfig(), progress or Quiet())
+    config = layered(_Reading, _nested(_Reading, settings))
+    return run_tokenizer(_paths(texts), Path(out), config.tokenizer, config.corpus, progress or Quiet())
 
 
 def prepare(
@@ -50,12 +58,13 @@ def prepare(
     progress: Progress | None = None,
 ) -> Shards:
     """Encode text files into token shards, once; nothing is done again when nothing changed."""
+    config = layered(_Reading, _nested(_Reading, settings))
     return run_prepare(
         _paths(texts),
         Path(out),
-        layered(CorpusConfig, nested(settings or {})),
+        config.corpus,
         tokenizer=None if tokenizer is None else Path(tokenizer),
-        tokenizer_config=TokenizerConfig(),
+        tokenizer_config=config.tokenizer,
         progress=progress or Quiet(),
     )
 
@@ -117,14 +126,18 @@ def compare(
     source: str | Path | None = None,
     valid: str | Path | None = None,
     seeds: int = 5,
-    labels: tuple[int | None, ...] = (None,),
+    labels: Budgets = None,
     arms: tuple[str, ...] = DEFAULT_ARMS,
     preset: str = "classic",
     settings: Settings | None = None,
     resume: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Compare a pretrained backbone with random weights and the linear baselines; returns the report's path."""
+    """Compare a pretrained backbone with random weights and the linear baselines; returns the report's path.
+
+    Args:
+        labels: how many labelled rows to learn from, one number or several; None or "all" is all of them.
+    """
     _check_shape(source, settings)
     return run_compare(
         str(train),
@@ -134,7 +147,7 @@ def compare(
         valid=_text(valid),
         test=str(test),
         seeds=seeds,
-        labels=labels,
+        labels=_budgets(labels),
         arms=arms,
         resume=resume,
         progress=progress,
@@ -146,9 +159,11 @@ def load(folder: str | Path) -> Predictor:
     return Predictor.load(Path(folder))
 
 
-def evaluate(folder: str | Path, file: str | Path) -> Evaluation:
-    """Measure a classifier on a labelled file."""
-    return run_evaluate(Path(folder), str(file))
+def evaluate(
+    folder: str | Path, file: str | Path, *, text_column: str | None = None, label_column: str | None = None
+) -> Evaluation:
+    """Measure a classifier on a labelled file; its columns are found by their usual names unless they are named."""
+    return run_evaluate(Path(folder), str(file), LabelledConfig(text_column=text_column, label_column=label_column))
 
 
 def generate(folder: str | Path, prompt: str, *, samples: int = 1, sampling: Sampling | None = None) -> list[str]:
@@ -159,13 +174,51 @@ def generate(folder: str | Path, prompt: str, *, samples: int = 1, sampling: Sam
 def _check_shape(source: str | Path | None, settings: Settings | None) -> None:
     """A pretrained folder brings its own shape and tokenizer: settings that would be ignored are refused."""
     if source is not None and str(source) != SCRATCH:
-        for name in settings or {}:
+        for name in _dotted(FinetuneConfig, settings):
             if name.startswith(("model.", "tokenizer.")):
                 raise ConfigError(f"{name} is set, but {source} brings its own; leave it out, or use source='scratch'")
 
 
 def _settings(kind: type[C], preset: str, command: str, settings: Settings | None) -> C:
-    return layered(kind, values(preset, command), nested(settings or {}))
+    return layered(kind, values(preset, command), _nested(kind, settings))
+
+
+def _nested(kind: type[Section], settings: Settings | None) -> dict[str, Any]:
+    """The settings as `layered` takes them."""
+    dotted, known = _dotted(kind, settings), [name for name, _ in fields_of(kind)]
+    for name, value in dotted.items():
+        if any(field.startswith(f"{name}.") for field in known):
+            raise ConfigError(f"{name} is a group of settings; give a mapping of them, got {value!r:.40}")
+        if name not in known:
+            layered(kind, nested({name: value}))  # says what is wrong with the name
+    return nested(dotted)
+
+
+def _dotted(kind: type[Section], settings: Settings | None, prefix: str = "") -> dict[str, Any]:
+    """The settings by dotted name, hyphens read as underscores, however they are nested."""
+    if settings is None:
+        return {}
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"settings must be a mapping such as {{'model.width': 64}}, got {settings!r:.40}")
+    fields = dict(fields_of(kind))
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"the name of a setting is text such as 'model.width', got {name!r:.40}")
+        option = prefix + name.replace("-", "_")
+        if isinstance(value, Mapping) and option not in fields:
+            found |= _dotted(kind, value, f"{option}.")
+        else:
+            found[option] = value
+    return found
+
+
+def _budgets(labels: Budgets) -> tuple[int | None, ...]:
+    given = [labels] if labels is None or isinstance(labels, (int, str)) else list(labels)
+    for count in given:
+        if count not in (None, "all") and (isinstance(count, bool) or not isinstance(count, int)):
+            raise ConfigError(f"labels must be whole numbers or 'all', as in (50, 200, 'all'), got {count!r}")
+    return tuple(dict.fromkeys(count if isinstance(count, int) else None for count in given))
 
 
 def _paths(texts: Paths) -> list[str]:

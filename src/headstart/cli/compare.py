@@ -99,9 +99,9 @@ def compare(
 
 
 def budgets(text: str) -> tuple[int | None, ...]:
-    """Read --labels; None stands for all.
+    """Read --labels; None stands for all, and what is named twice is run once.
 
-    >>> budgets("50, 200,all")
+    >>> budgets("50, 200,all,50")
     (50, 200, None)
     """
     found: list[int | None] = []
@@ -110,4 +110,4 @@ def budgets(text: str) -> tuple[int | None, ...]:
         if word != "all" and not (word.isdecimal() and int(word) > 0):
             raise UsageError(f"--labels must be whole numbers and all, as in 50,200,all, got {word!r}")
         found.append(None if word == "all" else int(word))
-    return tuple(found)
+    return tuple(dict.fromkeys(found))

@@ -4,6 +4,7 @@ On a terminal, a bar with count, rate, note and time left, which drops its least
 Anywhere else, a plain line now and then, so that a log stays readable.
 """
 
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -186,9 +187,10 @@ def describe(task: Task, width: int, *, bar: str, name_width: int = 0) -> str:
 
 def _figures(task: Task) -> dict[str, str]:
     unit, speed, total = task.fields["unit"], task.finished_speed or task.speed, task.total
-    figures = {"count": f"{compact(task.completed)} {unit}", "percent": "", "rate": "", "note": task.fields["note"]}
+    done = math.floor(task.completed + 1e-6)  # a comparison counts its short runs as small parts of one
+    figures = {"count": f"{compact(done)} {unit}", "percent": "", "rate": "", "note": task.fields["note"]}
     if total:
-        figures["count"] = f"{compact(task.completed)}/{compact(total)} {unit}"
+        figures["count"] = f"{compact(done)}/{compact(math.floor(total + 1e-6))} {unit}"
         figures["percent"] = f"{100 * task.completed / total:.0f}%"
     else:
         figures["percent"] = figures["count"]

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn, get_args
 
@@ -113,7 +113,7 @@ def main() -> NoReturn:
 def run(arguments: Sequence[str]) -> int:
     """Run one command; every error becomes one line on stderr and the exit code that is returned."""
     try:
-        build_app()(_quiet_last(list(arguments)), exit_on_error=False, print_error=False, verbose=False)
+        build_app()(_in_order(list(arguments)), exit_on_error=False, print_error=False, verbose=False)
         sys.stdout.flush()
     except BrokenPipeError:
         # the reader has left; without this, Python would complain once more when it flushes at exit
@@ -122,7 +122,7 @@ def run(arguments: Sequence[str]) -> int:
     except (Exception, KeyboardInterrupt, Terminated) as error:
         if os.environ.get("HEADSTART_TRACEBACK") == "1":
             traceback.print_exc()
-        message, exit_code = explain(error)
+        message, exit_code = explain(error, _option_names(arguments))
         _complain(message)
         return exit_code
     return 0
@@ -166,19 +166,29 @@ def _terminate(_number: int, _frame: FrameType | None) -> None:
     raise Terminated
 
 
-def _quiet_last(arguments: list[str]) -> list[str]:
-    """Take --quiet before the command as well as after it."""
+def _in_order(arguments: list[str]) -> list[str]:
+    """Take --quiet before the command as well as after it, and `help` for --help."""
+    if arguments[:1] == ["help"]:
+        return [*arguments[1:2], "--help"]
     if len(arguments) > 1 and arguments[0] in ("--quiet", "-q"):
         return [arguments[1], arguments[0], *arguments[2:]]
     return arguments
 
 
-def explain(error: BaseException) -> tuple[str, int]:
-    """The line and the exit code for an error."""
+def _option_names(arguments: Sequence[str]) -> Mapping[str, str]:
+    """What the command at hand calls its options, if it came so far as to be imported."""
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    options = getattr(sys.modules.get(f"headstart.cli.{command}"), "OPTIONS", None)
+    names: Mapping[str, str] = options.names if options else {}
+    return names
+
+
+def explain(error: BaseException, names: Mapping[str, str] | None = None) -> tuple[str, int]:
+    """The line and the exit code for an error; `names` are those of the command's options, by the settings' own."""
     if isinstance(error, HeadstartError):
         from headstart.cli.options import as_typed
 
-        return as_typed(str(error)), error.exit_code
+        return as_typed(str(error), names), error.exit_code
     if isinstance(error, CycloptsError):
         return _explain_parsing(error), 2
     if isinstance(error, KeyboardInterrupt):

@@ -87,7 +87,8 @@ class Options(Generic[C]):
         self.kind = kind
         self._preset = preset
         self._fields = dict(layering.fields_of(kind))
-        self._names = dict(names) if names is not None else {name: _flag(name) for name in self._fields}
+        self.names = dict(names) if names is not None else {name: _flag(name) for name in self._fields}
+        """What each option is called, by the dotted name of its field."""
         self.flags = self._build()
 
     def on(self, function: F) -> F:
@@ -113,11 +114,11 @@ class Options(Generic[C]):
         try:
             return layering.layered(self.kind, *layers, layering.nested(self.given(flags)))
         except ConfigError as error:
-            raise ConfigError(as_typed(str(error), self._names)) from None
+            raise ConfigError(as_typed(str(error), self.names)) from None
 
     def refuse_with_resume(self, flags: Flags | None, out: Path, **others: object) -> None:
         """Refuse settings beside --resume: a run goes on with the settings it was started with."""
-        named = [self._names[name] for name in self.given(flags)]
+        named = [self.names[name] for name in self.given(flags)]
         named += [f"--{name}" for name, value in others.items() if value is not None]
         if named:
             raise UsageError(f"--resume goes on with the settings of {out}; leave out {named[0]}")
@@ -128,7 +129,7 @@ class Options(Generic[C]):
             return
         for name in self.given(flags):
             if name.startswith(("model.", "tokenizer.")):
-                typed = self._names[name]
+                typed = self.names[name]
                 raise UsageError(f"{typed} goes with --from scratch; {source} brings its own {name.split('.')[0]}")
 
     def _build(self) -> type[Flags]:
@@ -139,7 +140,7 @@ class Options(Generic[C]):
             if isinstance(inner, type) and issubclass(inner, BaseModel):
                 panels[name] = Group(name.capitalize(), help=_first_paragraph(inner), sort_key=1 + PANELS.index(name))
         made = []
-        for name, flag in self._names.items():
+        for name, flag in self.names.items():
             section, _, short = name.rpartition(".")
             value = getattr(getattr(defaults, section) if section else defaults, short)
             parameter = _parameter(self._fields[name], flag, value)
@@ -171,7 +172,7 @@ class Options(Generic[C]):
         pairs = [pair.partition("=") for pair in value.split(",")]
         if not all(equals for _, equals, _ in pairs):
             wanted = _metavar(self._fields[name].annotation)
-            raise ConfigError(f"{self._names[name]} must be {wanted} (as in a=1,b=2.5), got {value!r}")
+            raise ConfigError(f"{self.names[name]} must be {wanted} (as in a=1,b=2.5), got {value!r}")
         return {key.strip(): number for key, _, number in pairs}
 
 
@@ -194,19 +195,16 @@ def as_typed(message: str, names: Mapping[str, str] | None = None) -> str:
     """Name settings in a message as they are typed on the command line.
 
     Args:
-        names: the options by the dotted names of their fields; those of the training commands by default.
+        names: the options by the dotted names of their fields, where they differ from those of the training commands.
 
     >>> as_typed("optim.weight_decay needs optim.optimizer adamw, got adam")
     '--optim.weight-decay needs --optim.optimizer adamw, got adam'
     """
     if ".toml: " in message:
         return message  # written in a file, where names have no dashes
-    if names is None:
-        known = [
-            name for kind in (config.PretrainConfig, config.FinetuneConfig) for name, _ in layering.fields_of(kind)
-        ]
-        names = {name: _flag(name) for name in known if "." in name}
-    for name, flag in names.items():
+    known = [name for kind in (config.PretrainConfig, config.FinetuneConfig) for name, _ in layering.fields_of(kind)]
+    usual = {name: _flag(name) for name in known if "." in name}
+    for name, flag in (usual | dict(names or {})).items():
         # a quoted name is a value; a name without a dot may be any word of a sentence, except at its start
         start = r"(?<![\w.'\"-])" if "." in name else "^"
         message = re.sub(rf"{start}{re.escape(name)}(?!\w)", flag, message)

@@ -26,16 +26,35 @@ if TYPE_CHECKING:
 OPTIONS = Options(Running, names=RUNTIME)
 CHUNK = 1000
 Format = Literal["line", "csv", "jsonl"]
-Answered = tuple["Question", "Prediction"]
+Answered = tuple["Question", "Prediction | None"]
+"""None where there is no text to answer."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One text, with all that its row holds and where it stands."""
+    """One text, and all that its row holds."""
 
     values: Mapping[str, object]
     text: str
-    where: str
+
+
+@dataclass
+class Tally:
+    """What was answered, and what there is to remark about it."""
+
+    rows: int = 0
+    empty: int = 0
+    cut: int = 0
+
+    def remarks(self, out: Path | None) -> Iterator[str]:
+        rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
+        if self.cut:
+            yield f"texts longer than the context of the model: {self.cut:,}; their ends were not read"
+        if self.empty:
+            left = "has no text; it is" if self.empty == 1 else "have no text; they are"
+            yield f"{self.empty:,} of {rows} {left} left without an answer"
+        if out is not None:
+            yield f"{rows} written to {out}"
 
 
 @OPTIONS.on
@@ -61,19 +80,24 @@ def predict(
     """Answer texts with labels and probabilities."""
     runtime = OPTIONS.settings(flags, path=config).runtime
     form = _format(source, out, as_json=as_json)
+    _check_files(source, out)
     questions = _questions(texts, source, text_column)
     from headstart.predict.predictor import Predictor
 
     console = Console(quiet=quiet)
+    predictor = Predictor.load(model, runtime)
     with _opened(out) as file:
-        predictor = Predictor.load(model, runtime)
-        answers = _answers(questions, predictor, console, shows_progress=out is not None or not sys.stdout.isatty())
+        tally = Tally()
+        shows_progress = out is not None or not sys.stdout.isatty()
+        answers = _answers(questions, predictor, tally, console if shows_progress else None)
         if form == "csv":
             _write_csv(answers, file, predictor.labels)
         elif form == "jsonl":
             _write_jsonl(answers, file)
         else:
             _write_lines(answers, file, predictor.labels, alone=len(texts) == 1)
+    for remark in tally.remarks(out):
+        console.say(remark)
 
 
 def _format(source: str | None, out: Path | None, *, as_json: bool) -> Format:
@@ -92,6 +116,15 @@ def _format(source: str | None, out: Path | None, *, as_json: bool) -> Format:
     return "csv" if suffix_of(source) in (".csv", ".tsv") else "jsonl"
 
 
+def _check_files(source: str | None, out: Path | None) -> None:
+    if source is None:
+        return
+    if Path(source).is_dir():
+        raise UsageError(f"{source} is a folder; --input takes one file")
+    if out is not None and Path(source).resolve() == out.resolve():
+        raise UsageError(f"--out {out} is the file of --input, which would be lost; choose another --out")
+
+
 def _questions(texts: Sequence[str], source: str | None, text_column: str | None) -> Iterator[Question]:
     """The texts in order, from wherever they are given; the first is read at once, so that its faults come first."""
     if texts and source is not None:
@@ -99,7 +132,7 @@ def _questions(texts: Sequence[str], source: str | None, text_column: str | None
     if source is not None:
         found = _from_file(source, text_column)
     elif texts:
-        found = iter([_question({"text": text}, text, f"text {number}") for number, text in enumerate(texts, start=1)])
+        found = iter([_argument(text, number) for number, text in enumerate(texts, start=1)])
     elif not sys.stdin.isatty():
         found = _from_stdin()
     else:
@@ -126,38 +159,40 @@ def _from_file(path: str, wanted: str | None) -> Iterator[Question]:
 
     column = ""
     for row in read_rows(path):
-        column = column or text_column(path, list(row.values), wanted)
-        yield _question(row.values, as_text(cell(row.values, column, row.where), row.where), row.where)
+        column = column or text_column(path, list(row.values), wanted, "--text-column")
+        yield Question(row.values, as_text(cell(row.values, column, row.where), row.where))
 
 
 def _from_stdin() -> Iterator[Question]:
     from headstart.data.opening import lines
 
     name = "standard input"
-    for number, line in enumerate(lines(name, sys.stdin.buffer), start=1):  # type: ignore[arg-type]
+    for line in lines(name, sys.stdin.buffer):  # type: ignore[arg-type]
         text = line.rstrip("\r\n")
-        yield _question({"text": text}, text, f"{name}, line {number}")
+        yield Question({"text": text}, text)
 
 
-def _question(values: Mapping[str, object], text: str, where: str) -> Question:
+def _argument(text: str, number: int) -> Question:
     if not text.strip():
-        raise DataError(f"{where}: the text is empty; there is nothing to classify")
-    return Question(values, text, where)
+        raise DataError(f"text {number}: the text is empty; there is nothing to classify")
+    return Question({"text": text}, text)
 
 
 def _answers(
-    questions: Iterator[Question], predictor: "Predictor", console: Console, *, shows_progress: bool
+    questions: Iterator[Question], predictor: "Predictor", tally: Tally, console: Console | None
 ) -> Iterator[Answered]:
-    cut = 0
-    with console.task("predicting", None, "texts") if shows_progress else nullcontext() as bar:
+    """Every question with its answer; a row without text keeps its place."""
+    with console.task("predicting", None, "texts") if console else nullcontext() as bar:
         while chunk := list(islice(questions, CHUNK)):
-            predictions = predictor.predict([question.text for question in chunk])
-            cut += sum(prediction.truncated for prediction in predictions)
-            yield from zip(chunk, predictions, strict=True)
+            texts = [question.text for question in chunk if question.text.strip()]
+            predictions = predictor.predict(texts)
+            tally.rows += len(chunk)
+            tally.empty += len(chunk) - len(texts)
+            tally.cut += sum(prediction.truncated for prediction in predictions)
+            answers = iter(predictions)
+            yield from ((question, next(answers) if question.text.strip() else None) for question in chunk)
             if bar is not None:
                 bar.advance(len(chunk))
-    if cut:
-        console.say(f"texts longer than the context of the model: {cut:,}; their ends were not read")
 
 
 def _write_lines(answers: Iterable[Answered], file: IO[str], labels: Sequence[str], *, alone: bool) -> None:
@@ -166,34 +201,42 @@ def _write_lines(answers: Iterable[Answered], file: IO[str], labels: Sequence[st
     for question, prediction in answers:
         words = printable(" ".join(question.text.split()))
         shown = "" if alone else f"  {words if len(words) <= 60 else words[:57] + '...'}"
+        if prediction is None:
+            file.write("-\n")
+            continue
         file.write(f"{prediction.label:<{0 if alone else width}}  {prediction.probability:.3f}{shown}\n")
 
 
 def _write_jsonl(answers: Iterable[Answered], file: IO[str]) -> None:
     """An object a text: its row, the answer, and whether its end was not read."""
     for question, prediction in answers:
-        figures = {
-            "label": prediction.label,
-            "probability": round(prediction.probability, 6),
-            "probabilities": {label: round(share, 6) for label, share in prediction.probabilities.items()},
-            "truncated": prediction.truncated,
-        }
+        figures: dict[str, object] = dict.fromkeys(("label", "probability", "probabilities", "truncated"))
+        if prediction is not None:
+            figures = {
+                "label": prediction.label,
+                "probability": round(prediction.probability, 6),
+                "probabilities": {label: round(share, 6) for label, share in prediction.probabilities.items()},
+                "truncated": prediction.truncated,
+            }
         added = {_free(name, question.values): value for name, value in figures.items()}
         file.write(json.dumps({**question.values, **added}, ensure_ascii=False, default=str) + "\n")
 
 
 def _write_csv(answers: Iterable[Answered], file: IO[str], labels: Sequence[str]) -> None:
-    """The rows as they were, with the label, its probability, and the probability of every class added."""
-    names = ["label", "probability", *(f"probability_{label}" for label in labels)]
+    """The rows as they were, with the label, its probability, that of every class, and whether the end was not read."""
+    names = ["label", "probability", *(f"probability_{label}" for label in labels), "truncated"]
     columns: list[str] = []
     writer = csv.writer(file, lineterminator="\n")
     for question, prediction in answers:
         if not columns:
             columns = list(question.values)
             writer.writerow([*columns, *(_free(name, columns) for name in names)])
-        shares = (prediction.probability, *(prediction.probabilities[label] for label in labels))
         cells = [question.values.get(column) for column in columns]
-        writer.writerow([*cells, prediction.label, *(f"{share:.6f}" for share in shares)])
+        answer = [""] * len(names)
+        if prediction is not None:
+            shares = (prediction.probability, *(prediction.probabilities[label] for label in labels))
+            answer = [prediction.label, *(f"{share:.6f}" for share in shares), str(prediction.truncated).lower()]
+        writer.writerow([*cells, *answer])
 
 
 def _free(name: str, taken: Container[str]) -> str:
@@ -214,6 +257,10 @@ def _opened(out: Path | None) -> Iterator[IO[str]]:
         yield sys.stdout
         return
     draft = out.with_name(f".{out.name}.writing-{os.getpid()}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot write {out}: {error.strerror or error}") from error
     try:
         with draft.open("w", encoding="utf-8", newline="") as file:
             yield file

@@ -37,12 +37,15 @@ def tokenizer(
 ) -> None:
     """Train a tokenizer and print its report card."""
     settings = OPTIONS.settings(flags, path=config)
+    from headstart.files import read_manifest
     from headstart.recipes.prepare import run_tokenizer
 
     console = Console(quiet=quiet)
     card = run_tokenizer(texts, out, settings.tokenizer, settings.corpus, console)
+    entries, asked = read_manifest(out, kind="tokenizer")["vocab_size"], settings.tokenizer.vocab_size
     rows = [
-        ("documents read for this card", f"{card.documents:,}"),
+        ("entries", f"{entries:,}" if entries == asked else f"{entries:,} of {asked:,} asked for"),
+        ("measured on the first", "1 document" if card.documents == 1 else f"{card.documents:,} documents"),
         ("bytes", f"{card.bytes:,}"),
         ("words", f"{card.words:,}"),
         ("tokens", f"{card.tokens:,}"),

@@ -11,32 +11,50 @@ TEXT_NAMES = ("text", "review", "sentence", "content", "body", "document", "comm
 LABEL_NAMES = ("label", "class", "category", "sentiment", "target", "rating", "polarity", "stars", "y")
 
 
-def text_column(path: str, columns: Sequence[str], wanted: str | None) -> str:
-    """The column of the text: the one named, else the first usual name, else the only one there is."""
+_WORDY, _LONG = 4, 60
+
+
+def text_column(path: str, columns: Sequence[str], wanted: str | None, setting: str) -> str:
+    """The column of the text: the one named, else the first usual name, else the only one there is.
+
+    Args:
+        setting: what a person names the column with, for the message when it cannot be told.
+    """
     if len(columns) == 1 and (wanted is None or suffix_of(path) in (".txt", ".spm")):
         return columns[0]  # plain text has no names to choose from, so a name is for the other files of the corpus
-    return _column(path, columns, wanted, TEXT_NAMES, "text")
+    return _column(path, columns, wanted, TEXT_NAMES, "text", setting)
 
 
 def label_column(path: str, columns: Sequence[str], wanted: str | None, *, text: str) -> str:
     """The column of the label: the one named, else the first usual name besides the column of the text."""
-    return _column(path, columns, wanted, [name for name in LABEL_NAMES if name != text.lower()], "label")
+    usual = [name for name in LABEL_NAMES if name != text.lower()]
+    return _column(path, columns, wanted, usual, "label", "labelled.label_column")
 
 
-def _column(path: str, columns: Sequence[str], wanted: str | None, usual: Iterable[str], what: str) -> str:
+def _column(
+    path: str, columns: Sequence[str], wanted: str | None, usual: Iterable[str], what: str, setting: str
+) -> str:
     if wanted is not None:
         if wanted in columns:
             return wanted
         close = difflib.get_close_matches(wanted, columns, n=1)
-        hint = f"; did you mean '{one_line(close[0])}'?" if close else ""
+        hint = f"; did you mean '{one_line(close[0])}'?" if close else _headless(path, columns)
         raise DataError(f"{path} has no column '{wanted}'; {_listed(columns)}{hint}")
     lower = {name.lower(): name for name in reversed(columns)}
     for name in usual:
         if name in lower:
             return lower[name]
     raise DataError(
-        f"{path} has no column with a usual name for the {what}; {_listed(columns)}; set {what}_column to one"
+        f"{path} has no column with a usual name for the {what}; {_listed(columns)}; "
+        f"name one with {setting}{_headless(path, columns)}"
     )
+
+
+def _headless(path: str, columns: Sequence[str]) -> str:
+    """A question to add when the names of the columns read like a row: a sentence is no name."""
+    is_table = suffix_of(path) in (".csv", ".tsv")
+    reads_like_data = any(len(name) > _LONG or len(name.split()) >= _WORDY for name in columns)
+    return "; is the header line missing?" if is_table and reads_like_data else ""
 
 
 def _listed(columns: Sequence[str]) -> str:

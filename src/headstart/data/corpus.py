@@ -24,7 +24,7 @@ def read_documents(paths: Sequence[str], config: CorpusConfig) -> Iterator[Docum
         column: str | None = None
         for row in read_rows(path, whole_files=config.documents == "file"):
             if column is None:
-                column = text_column(path, list(row.values), config.text_column)
+                column = text_column(path, list(row.values), config.text_column, "corpus.text_column")
             text = as_text(cell(row.values, column, row.where), row.where)
             if text.strip():
                 found = True

@@ -52,7 +52,7 @@ def read_whole(path: str) -> Iterator[Row]:
         if len(raw) > opening.LIMIT:
             raise DataError(f"{path}: longer than {opening.LIMIT} bytes; read its lines as documents, or cut it")
         if raw:
-            yield Row({"text": decoded(raw.removeprefix(b"\xef\xbb\xbf"), path)}, path)
+            yield Row({"text": decoded(raw.removeprefix(b"\xef\xbb\xbf"), path, path)}, path)
 
 
 def read_csv(path: str, delimiter: str) -> Iterator[Row]:
@@ -121,9 +121,10 @@ def _checked_header(path: str, cells: list[str], delimiter: str) -> list[str]:
     header = [cell.strip() for cell in cells]
     other = next((mark for mark in ";\t,|" if mark != delimiter and mark in header[0]), None)
     if len(header) == 1 and other:
-        shown = {"\t": "tabs", ",": "commas"}.get(other, f"'{other}'")
-        wanted = {"\t": "tabs", ",": "commas"}[delimiter]
-        raise DataError(f"{path}: its columns seem to be separated by {shown}, expected {wanted}")
+        names, kinds = {"\t": "tabs", ",": "commas"}, {"\t": ".tsv", ",": ".csv"}
+        shown, wanted = names.get(other, f"'{other}'"), names[delimiter]
+        fix = f"call it {kinds[other]}" if other in kinds else f"save it with {wanted}"
+        raise DataError(f"{path}: its columns seem to be separated by {shown}, expected {wanted}; {fix}")
     double = next((name for name, count in Counter(header).items() if name and count > 1), None)
     if double:
         raise DataError(f"{path}: two columns are called '{one_line(double)}'; rename one")
@@ -149,7 +150,8 @@ def read_json(path: str) -> Iterator[Row]:
         return
     if len(raw) > JSON_LIMIT:
         raise DataError(f"{path}: a list of more than {JSON_LIMIT} bytes; write an object a line instead (.jsonl)")
-    for number, value in enumerate(_parsed(decoded(raw.removeprefix(b"\xef\xbb\xbf"), path), path), 1):
+    text = decoded(raw.removeprefix(b"\xef\xbb\xbf"), path, path)
+    for number, value in enumerate(_parsed(text, path), 1):
         where = f"{path}, row {number}"
         yield Row(_an_object(value, where), where)
 

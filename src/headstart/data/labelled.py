@@ -14,9 +14,12 @@ import numpy as np
 from headstart.config import LabelledConfig
 from headstart.data.columns import as_label, as_text, cell, label_column, text_column
 from headstart.data.digests import text_digest
-from headstart.data.opening import one_line
+from headstart.data.opening import one_line, suffix_of
 from headstart.data.sources import Row, expand, read_rows
 from headstart.errors import DataError
+
+_ENOUGH = 20
+"""Rows from which on more labels than half of them are taken for a wrong column."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +83,14 @@ def read_labelled(path: str, config: LabelledConfig) -> LabelledTexts:
 def _cells(paths: list[str], config: LabelledConfig) -> Iterator[tuple[Row, str, str]]:
     for path in paths:
         names: tuple[str, str] | None = None
+        if suffix_of(path) == ".txt":
+            raise DataError(
+                f"{path}: a .txt file has no labels; give a csv, tsv, jsonl or parquet file with a column of them"
+            )
         for row in read_rows(path, with_labels=True):
             if names is None:
                 columns = list(row.values)
-                text = text_column(path, columns, config.text_column)
+                text = text_column(path, columns, config.text_column, "labelled.text_column")
                 names = text, label_column(path, columns, config.label_column, text=text)
             cells = [cell(row.values, name, row.where) for name in names]
             yield row, as_text(cells[0], row.where), as_label(cells[1], row.where)
@@ -102,6 +109,11 @@ class LabelSet:
         if len(names) < 2:
             raise DataError(
                 f"{texts.name}: every row has the label '{one_line(names[0])}'; a classifier needs at least two labels"
+            )
+        if len(texts) >= _ENOUGH and len(names) > len(texts) / 2:
+            raise DataError(
+                f"{texts.name}: {len(names):,} different labels in {len(texts):,} rows; is this the label column? "
+                "name another with labelled.label_column"
             )
         return cls(names)
 

@@ -7,6 +7,7 @@ import difflib
 import gzip
 import io
 import os
+import shlex
 import sys
 import zlib
 from collections.abc import Iterator
@@ -113,6 +114,12 @@ def remote_errors(path: str) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise missing(path) from None
+    except ImportError as error:
+        if path.startswith(("http://", "https://")):
+            needed = 'reading URLs needs two more packages; run: pip install "headstart[url]"'
+        else:
+            needed = str(error).strip().splitlines()[0]  # fsspec names the package it lacks
+        raise DataError(f"cannot open {path}: {needed}") from None
     except _refusals() as error:
         words = str(error).strip() or type(error).__name__
         raise DataError(f"cannot open {path}: {words.splitlines()[0]}") from None
@@ -121,7 +128,7 @@ def remote_errors(path: str) -> Iterator[None]:
 def _refusals() -> tuple[type[Exception], ...]:
     # fsspec lets the errors of the http client through; the client is not a dependency of ours, so look, do not import
     client: Any = sys.modules.get("aiohttp")
-    plain = (ImportError, ValueError, OSError)
+    plain = (ValueError, OSError)
     return (*plain, client.ClientError) if client else plain
 
 
@@ -134,20 +141,29 @@ def lines(path: str, file: io.BufferedReader) -> Iterator[str]:
         if len(raw) > LIMIT:
             raise DataError(f"{where}: longer than {LIMIT} bytes; break it into lines")
         if number == 1 and raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise DataError(f"{where}: UTF-16, expected UTF-8; try: iconv -f utf-16 -t utf-8")
+            raise DataError(f"{where}: UTF-16, expected UTF-8; try: {_iconv(path, 'utf-16')}")
         if number == 1:
             raw = raw.removeprefix(b"\xef\xbb\xbf")
-        yield decoded(raw, where)
+        yield decoded(raw, where, path)
 
 
-def decoded(raw: bytes, where: str) -> str:
+def _iconv(path: str, encoding: str) -> str:
+    """The command that makes UTF-8 of a file; what is not a file on this machine has no name to put into it."""
+    command = f"iconv -f {encoding} -t utf-8"
+    if is_url(path) or not Path(path).is_file():
+        return command
+    name, new = shlex.quote(path), f"new{suffix_of(path) or '.txt'}"
+    return f"gunzip -c {name} | {command} > {new}" if is_gzip(path) else f"{command} {name} > {new}"
+
+
+def decoded(raw: bytes, where: str, path: str) -> str:
     """Strict UTF-8 without NUL: a wrong guess here would teach the model mojibake."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
             f"{where}: not UTF-8 (0x{raw[error.start]:02x} is byte {error.start + 1} of it); "
-            "if it is Latin-1, try: iconv -f latin1 -t utf-8"
+            f"if it is Latin-1, try: {_iconv(path, 'latin1')}"
         ) from None
     if "\0" in text:
         raise DataError(f"{where}: holds a NUL byte; is it UTF-16, or not text at all?")

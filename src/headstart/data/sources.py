@@ -7,7 +7,8 @@ from pathlib import Path
 
 from headstart.data.formats import READERS, Row, read_spm_pairs, read_whole
 from headstart.data.opening import KNOWN, is_url, missing, remote_errors, suffix_of
-from headstart.errors import DataError
+from headstart.errors import DataError, StoreError
+from headstart.files import MANIFEST, read_json
 
 __all__ = ["Row", "expand", "read_rows"]
 
@@ -32,6 +33,7 @@ def read_rows(path: str, *, whole_files: bool = False, with_labels: bool = False
 def expand(paths: Sequence[str]) -> list[str]:
     """Spell out globs, folders (all files below, of known suffixes, sorted) and URLs, in the order given.
 
+    Folders that Headstart wrote are passed over: their JSON is not the user's text.
     What is named twice is read twice: repeating a file is a way to weigh it.
     """
     if not paths:
@@ -42,7 +44,11 @@ def expand(paths: Sequence[str]) -> list[str]:
 def _local(path: str) -> list[str]:
     here = Path(path)
     if here.is_dir():
-        return _known_in([os.path.join(path, name) for name in _names_below(here)], f"{path} holds no readable file")
+        if kind := _own_kind(here):
+            raise DataError(f"{path} is a Headstart {kind} folder, not text; name the text files")
+        if _is_broken_shards(here):
+            raise DataError(f"{path} holds prepared shards that lack {MANIFEST}; prepare them again")
+        return _known_in(_below(path), f"{path} holds no readable file")
     if here.exists():  # before globs: a file may be called "a[1].txt"
         return _one(path, is_file=here.is_file())
     if glob.has_magic(path):
@@ -60,13 +66,35 @@ def _one(path: str, *, is_file: bool) -> list[str]:
 
 
 def _below(match: str) -> list[str]:
-    here = Path(match)
-    return [os.path.join(match, name) for name in _names_below(here)] if here.is_dir() else [match]
+    """A file itself, or the files below a folder, without hidden ones and without what Headstart wrote."""
+    if not Path(match).is_dir():
+        return [match]
+    found = []
+    for folder, names, files in os.walk(match):
+        here = Path(folder)
+        if _own_kind(here) or _is_broken_shards(here):
+            names.clear()  # nor what lies below
+            continue
+        names[:] = [name for name in names if not name.startswith(".")]
+        found += [os.path.join(folder, name) for name in files if not name.startswith(".")]
+    return sorted(path for path in found if os.path.isfile(path))
 
 
-def _names_below(folder: Path) -> list[str]:
-    below = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return sorted(str(path) for path in below if not any(part.startswith(".") for part in path.parts))
+def _own_kind(folder: Path) -> str | None:
+    """What a folder that Headstart wrote calls itself: a run, a demo, shards, a tokenizer, a bundle, a checkpoint."""
+    for name in ("run.json", "demo.json", MANIFEST):
+        if (folder / name).is_file():
+            try:
+                content = read_json(folder / name)
+            except StoreError:
+                continue
+            if isinstance(content, dict) and {"format", "kind"} <= content.keys():
+                return "run" if name == "run.json" else str(content["kind"])
+    return None
+
+
+def _is_broken_shards(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in ("tokens.bin", "offsets.bin"))
 
 
 def _known_in(found: list[str], nothing: str) -> list[str]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from headstart.config import RuntimeConfig
 from headstart.data.batches import LabelledRows
+from headstart.errors import DataError, UsageError
 from headstart.runtime import Runtime, start
 from headstart.store.bundle import Bundle, load_bundle
 from headstart.train.evaluate import probabilities, score_texts
@@ -39,6 +40,7 @@ class Predictor:
 
     def predict(self, texts: Sequence[str], check: Callable[[], None] = lambda: None) -> list[Prediction]:
         """Answer every text, in order; texts of like length are read together, which changes no answer."""
+        texts = _checked(texts)
         if not texts:
             return []
         rows = self.rows(texts)
@@ -64,3 +66,16 @@ class Predictor:
             context=self.bundle.config.context,
             windows=self.bundle.windows,
         )
+
+
+def _checked(texts: Sequence[str]) -> list[str]:
+    """The texts as a list: a bare string would be read letter by letter, and nothing can be said of an empty text."""
+    if isinstance(texts, str):
+        raise UsageError('predict takes a list of texts, got one text; write predict(["..."])')
+    checked = list(texts)
+    for place, text in enumerate(checked):
+        if not isinstance(text, str):
+            raise DataError(f"texts[{place}] is {text!r:.40}, expected a string")
+        if not text.strip():
+            raise DataError(f"texts[{place}] is empty; there is nothing to classify")
+    return checked

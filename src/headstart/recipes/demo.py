@@ -16,7 +16,7 @@ from headstart.data.corpus import read_documents
 from headstart.data.digests import text_digest
 from headstart.data.labelled import LabelledTexts, label_subset, read_labelled, split_validation
 from headstart.errors import Interrupted, UsageError
-from headstart.files import write_json, write_whole
+from headstart.files import FORMAT, read_json, write_json, write_whole
 from headstart.layering import layered
 from headstart.model.presets import values
 from headstart.predict.generate import Sampling, run_generate
@@ -25,6 +25,8 @@ from headstart.recipes.compare import run_compare
 from headstart.recipes.pretrain import run_pretrain
 from headstart.report.page import write_report
 
+MARK = "demo.json"
+"""The file that makes a folder a demo, and says what it was made from."""
 TRAIN_ROWS, VALID_ROWS, TEST_ROWS = 1000, 400, 1000
 SEEDS = 3
 PROMPT = "The film is"
@@ -61,19 +63,20 @@ def run_demo(out: Path, data: str | None = None, progress: Progress | None = Non
 
 
 def _story(out: Path, data: str | None, command: str, progress: Progress) -> Path:
+    found = None if data is None else _found(Path(data))
+    _check_out(out, data)
     if not (out / "data" / "texts.jsonl").is_file():
         progress.say(
             "1/3  setting data aside: test first, then validation and training rows; the other texts lose their labels"
         )
-        if data is None:
-            write_builtin(out / "data")
-        else:
-            write_own(Path(data), out / "data", progress)
+        rows = _builtin() if found is None else _own(Path(str(data)), found, progress)
+        (out / "data").mkdir(parents=True, exist_ok=True)
+        write_json(out / MARK, {"format": FORMAT, "kind": "demo", "source": _source(data)})
+        _write(*rows, out / "data")
     files = {name: str(out / "data" / f"{name}.jsonl") for name in ("train", "valid", "test")}
     progress.say("2/3  pretraining a small language model on the unlabelled text")
     config = layered(PretrainConfig, values("classic", "pretrain"), _PRETRAIN)
     base = out / "pretrained"
-    command = f"headstart demo --out {out}" + (f" --data {data}" if data else "")
     run_pretrain(
         [str(out / "data" / "texts.jsonl")], base, config, resume=_started(base), command=command, progress=progress
     )
@@ -101,7 +104,25 @@ def _started(run: Path) -> bool:
     return (run / "run.json").is_file()
 
 
-def write_builtin(folder: Path) -> None:
+def _source(data: str | None) -> str:
+    return "the film reviews" if data is None else str(Path(data).resolve())
+
+
+def _check_out(out: Path, data: str | None) -> None:
+    """Go on with a demo of the same data only, and never in a folder of something else."""
+    if (out / MARK).is_file():
+        made_from = read_json(out / MARK).get("source")
+        if made_from != _source(data):
+            raise UsageError(f"{out} was made from {made_from}; choose another --out")
+    elif out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise UsageError(f"{out} is not empty and holds no demo; choose another --out")
+
+
+Rows = tuple[LabelledTexts, LabelledTexts | None, LabelledTexts | None, Sequence[str]]
+"""What is labelled for training, validation and test, as far as there is any, and the texts to pretrain on."""
+
+
+def _builtin() -> Rows:
     """Short film reviews with labels, and long ones without, from the package that the extra installs."""
     with builtin_reviews().open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -113,17 +134,22 @@ def write_builtin(folder: Path) -> None:
         labels=tuple(names[row["label"]] for row in short),
         where=tuple(f"film reviews, row {place}" for place in range(1, len(short) + 1)),
     )
-    _write(labelled, None, None, [row["text"] for row in rows], folder)
+    return labelled, None, None, [row["text"] for row in rows]
 
 
-def write_own(data: Path, folder: Path, progress: Progress) -> None:
-    """A person's own folder: `train.*` with labels; `valid.*` and `test.*` if there are any; every other file is text."""
+def _found(data: Path) -> dict[str, list[Path]]:
+    """The labelled files of a person's own folder: `train.*`, and `valid.*` and `test.*` if there are any."""
     if not data.is_dir():
         raise UsageError(f"no such folder: {data}; the demo wants one with a labelled train.csv in it")
     found = {name: sorted(data.glob(f"{name}.*")) for name in ("train", "valid", "test")}
     if not found["train"]:
         held = ", ".join(sorted(path.name for path in data.iterdir())[:5]) or "nothing"
         raise UsageError(f"{data} has no labelled file train.csv (or .tsv, .jsonl, .parquet); found: {held}")
+    return found
+
+
+def _own(data: Path, found: dict[str, list[Path]], progress: Progress) -> Rows:
+    """A person's own folder: the labelled files; every other file is text."""
     read = {name: read_labelled(str(paths[0]), LabelledConfig()) if paths else None for name, paths in found.items()}
     known = {path for paths in found.values() for path in paths}
     others = [str(path) for path in sorted(data.iterdir()) if path.is_file() and path not in known]
@@ -131,7 +157,7 @@ def write_own(data: Path, folder: Path, progress: Progress) -> None:
     if not texts:
         progress.say(f"{data} has no unlabelled text: the training texts alone are pretrained on")
     assert read["train"] is not None
-    _write(read["train"], read["valid"], read["test"], [*texts, *read["train"].texts], folder)
+    return read["train"], read["valid"], read["test"], [*texts, *read["train"].texts]
 
 
 def _write(
@@ -144,7 +170,6 @@ def _write(
     if valid is None:
         train, valid = split_validation(train, min(0.25, VALID_ROWS / len(train)), seed=1)
     train, valid, test = _at_most(train, TRAIN_ROWS), _at_most(valid, VALID_ROWS), _at_most(test, TEST_ROWS)
-    folder.mkdir(parents=True, exist_ok=True)
     for name, part in (("train", train), ("valid", valid), ("test", test)):
         rows = zip(part.texts, part.labels, strict=True)
         _write_lines(folder / f"{name}.jsonl", [{"text": text, "label": label} for text, label in rows])

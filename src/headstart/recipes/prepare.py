@@ -27,6 +27,8 @@ def run_tokenizer(
 ) -> ReportCard:
     """Train a tokenizer on text, save it at `out`, and measure it on the beginning of the text."""
     _check_out(out, "tokenizer")
+    if (out / MANIFEST).is_file():
+        raise UsageError(f"{out} already holds a tokenizer; choose another --out")
     files = _text_files(paths)
     tokenizer = train_tokenizer(_texts(files, corpus), config, progress)
     card = report_card(tokenizer, _beginning(_texts(files, corpus)))

@@ -5,14 +5,17 @@ colour-blind readers too. The same figure gives the same SVG bytes.
 """
 
 import io
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import Formatter, MaxNLocator
 
 from headstart.report.statistics import mean
 
@@ -25,6 +28,7 @@ COLOURS = {
 }
 OTHER = "#8a6d00"
 INK, FAINT, PAPER = "#333333", "#d9d9d9", "#ffffff"
+ON_COLOUR = "#fefefe"  # white on a strong colour; not white itself, which becomes the page's paper
 SHORT = {"majority": "majority", "naive_bayes": "naive Bayes", "tfidf": "TF-IDF", "scratch": "from scratch"}
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: it can be found, copied, read aloud, and takes the page's font
@@ -69,8 +73,21 @@ def empty(width: float, title: str = "", note: str = "", *, height: float | None
     axes.tick_params(length=0, labelcolor=INK)
     axes.set_axisbelow(True)
     axes.yaxis.grid(visible=True, color=FAINT, linewidth=0.8)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.0f} %"))
+    axes.yaxis.set_major_formatter(Percent())
     return figure, axes
+
+
+class Percent(Formatter):
+    """A share in per cent, with a decimal where the ticks are closer than one."""
+
+    def __call__(self, share: float, _place: int | None = None) -> str:
+        digits = 1 if any(later - earlier < 0.0099 for earlier, later in pairwise(self.locs)) else 0
+        return f"{100 * share:.{digits}f} %"
+
+
+def round_ticks(count: int = 7) -> MaxNLocator:
+    """Ticks at 1, 2, 5, 10 per cent and so on, not at every 2.5."""
+    return MaxNLocator(nbins=count, steps=[1, 2, 5, 10])
 
 
 def line(axes: Axes, arm: str, places: list[float], values: list[list[float]], marker: str = "") -> None:
@@ -108,6 +125,26 @@ def name_the_ends(axes: Axes, ends: list[tuple[float, str]]) -> None:
             weight="bold",
         )
     axes.set_ylim(low, high)
+
+
+def ink_on(colour: str, alpha: float) -> str:
+    """The ink that is easier to read on paper covered with so much of a colour.
+
+    >>> ink_on("#d55e00", 0.5), ink_on("#0072b2", 1.0)
+    ('#333333', '#fefefe')
+    """
+    blend = [alpha * part + (1 - alpha) * paper for part, paper in zip(to_rgb(colour), to_rgb(PAPER), strict=True)]
+    return max((INK, ON_COLOUR), key=lambda ink: _contrast(_light(blend), _light(to_rgb(ink))))
+
+
+def _contrast(one: float, other: float) -> float:
+    return (max(one, other) + 0.05) / (min(one, other) + 0.05)
+
+
+def _light(colour: Sequence[float]) -> float:
+    """Relative luminance, as the web's guidelines for contrast define it."""
+    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
 
 
 def colour_of(arm: str) -> str:

@@ -8,9 +8,21 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import NullLocator
 
-from headstart.report.canvas import FAINT, INK, clipped, colour_of, empty, line, name_the_ends, short_name
+from headstart.report.canvas import (
+    FAINT,
+    INK,
+    Percent,
+    clipped,
+    colour_of,
+    empty,
+    ink_on,
+    line,
+    name_the_ends,
+    round_ticks,
+    short_name,
+)
 from headstart.report.collect import Comparison
 from headstart.report.statistics import mean, summaries
 from headstart.store.cells import Budget, Cell, Epoch
@@ -93,7 +105,7 @@ def draw_curves(comparison: Comparison, width: float, split: str, value: Callabl
     axes.set_xlim(1 if last > 1 else 0.5, last + (0 if last > 1 else 0.5))
     axes.set_xlabel("epoch", color=INK)
     axes.set_xticks(range(1, last + 1, 1 + (last - 1) // 8))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))  # whole percents, not every 2.5
+    axes.yaxis.set_major_locator(round_ticks())
     name_the_ends(axes, ends)
     return figure
 
@@ -114,6 +126,7 @@ def draw_budgets(comparison: Comparison, width: float) -> Figure:
     axes.set_xlim(places[0] * 0.93, places[-1])
     axes.set_xticks(places, [f"{place:,}" for place in places])
     axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(round_ticks())
     axes.set_xlabel("labelled texts to learn from", color=INK)
     name_the_ends(axes, ends)
     return figure
@@ -142,8 +155,8 @@ def draw_test(comparison: Comparison, width: float) -> Figure:
     axes.set_ylim(-0.6, len(ranked) - 0.4)
     axes.yaxis.grid(visible=False)
     axes.xaxis.grid(visible=True, color=FAINT, linewidth=0.8)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.0f} %"))
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(Percent())
+    axes.xaxis.set_major_locator(round_ticks(6))
     axes.set_xlabel("accuracy on test", color=INK)
     return figure
 
@@ -164,20 +177,17 @@ def draw_confusion(comparison: Comparison, arm: str, width: float) -> Figure:
     colour, points = colour_of(arm), 10 if size <= _FEW else 8
     for row, shares in enumerate(_shares(comparison.of(arm, comparison.main), size)):
         for column, share in enumerate(shares):
-            box = Rectangle(
-                (column - 0.48, row - 0.48), 0.96, 0.96, facecolor=colour, alpha=0.06 + 0.94 * share, linewidth=0
-            )
+            alpha = 0.06 + 0.94 * share
+            box = Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, facecolor=colour, alpha=alpha, linewidth=0)
             axes.add_patch(box)
             if size <= _LIMIT_OF_NUMBERS:
-                # "#fefefe", because white itself becomes the page's paper
-                shade = "#fefefe" if share > 0.45 else INK
                 axes.text(
                     column,
                     row,
                     f"{100 * share:.0f}",
                     ha="center",
                     va="center",
-                    color=shade,
+                    color=ink_on(colour, alpha),
                     weight="bold",
                     fontsize=points,
                 )

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from headstart.errors import StoreError
 from headstart.files import FORMAT, write_json, write_whole
-from headstart.report.canvas import COLOURS, FAINT, INK, OTHER, PAPER, png, short_name, svg
+from headstart.report.canvas import COLOURS, FAINT, INK, ON_COLOUR, OTHER, PAPER, png, short_name, svg
 from headstart.report.collect import Comparison, collect
 from headstart.report.figures import Drawing, confusion_width, confusions, drawings
 from headstart.report.protocols import readings
@@ -33,7 +33,8 @@ COLUMNS = (
     *("best_epoch", "epochs", "seconds", "setting"),
 )
 WIDE, NARROW = 7.4, 3.9
-_VARIABLES = {INK: "ink", FAINT: "line", PAPER: "card", OTHER: "other", **{hue: arm for arm, hue in COLOURS.items()}}
+_VARIABLES = {INK: "ink", FAINT: "line", PAPER: "card", ON_COLOUR: "on-colour", OTHER: "other"}
+_VARIABLES |= {hue: arm for arm, hue in COLOURS.items()}
 
 
 @dataclass(frozen=True)

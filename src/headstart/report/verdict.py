@@ -58,16 +58,16 @@ def percent(share: float) -> str:
 
 
 def points(difference: float, *, sign: bool = True) -> str:
-    """A difference of shares in points; one that is not zero is never written as zero.
+    """A difference of shares in points, with a true minus; one that is not zero is never written as zero.
 
     >>> points(0.0431), points(-0.012), points(0.0004), points(0.0), points(-0.02, sign=False)
-    ('+4.3', '-1.2', '+0.04', '0.0', '2.0')
+    ('+4.3', '−1.2', '+0.04', '0.0', '2.0')
     """
     if difference == 0:
         return "0.0"
     value = 100 * (difference if sign else abs(difference))
     digits = next((digits for digits in (1, 2, 3) if round(value, digits)), 4)
-    return f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
+    return (f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}").replace("-", "−")
 
 
 def interval(estimate: Estimate) -> str:
@@ -91,6 +91,8 @@ def _winner(comparison: Comparison, ranked: list[Summary]) -> str:
         return f"{name} is ahead, but shares no seed with the next: {lead} ({other_share})."
     if difference.low > 0:
         return f"{name} won: {lead} ({other_share})."
+    if _is_level(gap):
+        return f"{name} is level with {other}: {share} and {other_share} on test."
     return f"{name} is ahead, but not measurably: {lead} ({other_share}; {interval(difference)})."
 
 
@@ -103,10 +105,16 @@ def _also_ran(ranked: list[Summary]) -> list[str]:
     others = [network] if network and not set(named) & set(NETWORKS) else []
     others += [summary for summary in ranked if summary.arm == LINEAR and LINEAR not in named]
     for summary in others:
-        below = points(first.accuracy.mean - summary.accuracy.mean, sign=False)
+        gap = first.accuracy.mean - summary.accuracy.mean
+        place = "level with" if _is_level(gap) else f"{points(gap, sign=False)} points below"
         name = capital(name_of(summary.arm))
-        sentences.append(f"{name} came to {percent(summary.accuracy.mean)}, {below} points below {name_of(first.arm)}.")
+        sentences.append(f"{name} came to {percent(summary.accuracy.mean)}, {place} {name_of(first.arm)}.")
     return sentences
+
+
+def _is_level(gap: float) -> bool:
+    """Whether a difference is nothing at the one decimal that accuracies are told with."""
+    return round(100 * gap, 1) == 0
 
 
 def _against_majority(ranked: list[Summary]) -> list[str]:
