@@ -114,25 +114,27 @@ class MaskingConfig(Section):
 class OptimConfig(Section):
     """How the weights move."""
 
-    optimizer: Literal["adam", "adamw"] = "adam"
-    """adam is what the classic experiment used; adamw decays the weights of matrices apart from the gradient."""
+    optimizer: Literal["adam", "adamw", "muon"] = "adam"
+    """adam: what the classic experiment used. adamw: with weight decay. muon: Muon for the layers' matrices, else adamw."""
     lr: float = Field(3e-4, gt=0)
     """Peak learning rate."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decay of matrices (adamw only); biases and norms never decay."""
+    """Decay of matrices (adamw and muon); biases and norms never decay."""
     beta2: float = Field(0.999, gt=0, lt=1)
     """Memory of the squared gradient."""
     warmup: float = Field(0.0, ge=0, lt=1)
     """Share of the steps over which the rate rises from zero."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What the rate does after the warm-up."""
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
+    """What the rate does after the warm-up; wsd holds it, then lets it fall to zero over the last steps."""
+    cooldown: float = Field(0.4, gt=0, le=1)
+    """wsd only: the share of the steps over which the rate falls."""
     clip: float = Field(0.5, ge=0)
     """Gradients are scaled down to this norm; 0 turns clipping off."""
 
     @model_validator(mode="after")
     def _decay_needs_adamw(self) -> Self:
-        if self.weight_decay and self.optimizer != "adamw":
-            raise ValueError(f"optim.weight_decay needs optim.optimizer adamw, got {self.optimizer}")
+        if self.weight_decay and self.optimizer == "adam":
+            raise ValueError(f"optim.weight_decay needs optim.optimizer adamw or muon, got {self.optimizer}")
         return self
 
 

@@ -17,8 +17,21 @@ def test_a_tokenizer_is_trained_and_shown(typed, tmp_path):
     code, out, err = typed(f"tokenizer corpus.txt --vocab-size 280 --out {tmp_path / 'tok'}")
     assert (code, err) == (0, "")
     table = dict(line.rsplit("  ", 1) for line in out.splitlines())
-    assert {name.strip(): value.strip() for name, value in table.items()}["documents read for this card"] == "200"
+    card = {name.strip(): value.strip() for name, value in table.items()}
+    assert (card["entries"], card["measured on the first"]) == ("280", "200 documents")
     assert (tmp_path / "tok" / "tokenizer.json").is_file()
+
+
+def test_a_tokenizer_that_learned_less_than_asked_says_so(typed, tmp_path):
+    _, out, _ = typed(f"tokenizer train.csv --out {tmp_path / 'tok'}")
+    found = re.search(r"^entries +(\d+) of 16,384 asked for$", out, re.MULTILINE)
+    assert found, out
+    assert 260 < int(found[1]) < 500
+
+
+def test_a_tokenizer_is_not_replaced(typed):
+    code, _, err = typed("tokenizer corpus.txt --out tok")
+    assert (code, err) == (2, "headstart: tok already holds a tokenizer; choose another --out\n")
 
 
 def test_texts_are_prepared_once(typed, tmp_path):
@@ -106,6 +119,16 @@ def test_a_classifier_is_trained_from_scratch(typed, tmp_path):
             "predict clf --input train.csv --text-column txt",
             "train.csv has no column 'txt'; its columns are text, label; did you mean 'text'?",
         ),
+        (
+            "predict clf --input train.csv --out train.csv",
+            "--out train.csv is the file of --input, which would be lost; choose another --out",
+        ),
+        ("predict clf --input base", "base is a folder; --input takes one file"),
+        ("pretrain base --out x", "base is a Headstart run folder, not text; name the text files"),
+        (
+            "finetune corpus.txt --from base --out x",
+            "corpus.txt: a .txt file has no labels; give a csv, tsv, jsonl or parquet file with a column of them",
+        ),
         ("demo --data no --out x", "no such folder: no; the demo wants one with a labelled train.csv in it"),
         ("generate runs/no hello", "no such folder: runs/no"),
         ("generate base hello --tokens 0", "--tokens must be at least 1, got 0"),
@@ -116,6 +139,33 @@ def test_what_is_not_there_is_named_as_it_was_typed(typed, line, expected, tmp_p
     code, out, err = typed(line.replace("--out x", f"--out {tmp_path / 'x'}"))
     assert (code, out) == (2, "")
     assert err.splitlines()[-1] == f"headstart: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("finetune marks.csv --from base --out x", "--labelled.label-column"),
+        ("compare marks.csv --test test.csv --from base --out x", "--labelled.label-column"),
+        ("prepare marks.csv --labelled --tokenizer tok --out x", "--labelled.label-column"),
+        ("evaluate clf marks.csv", "--label-column"),
+        ("finetune words.csv --from base --out x", "--labelled.text-column"),
+        ("evaluate clf words.csv", "--text-column"),
+        ("predict clf --input words.csv", "--text-column"),
+        ("pretrain words.csv --out x", "--corpus.text-column"),
+        ("tokenizer words.csv --out x", "--text-column"),
+    ],
+)
+def test_a_column_that_cannot_be_told_is_asked_for_by_the_option_of_the_command(typed, tmp_path, line, option):
+    for name, header in (("marks.csv", "text,mark"), ("words.csv", "words,label")):
+        (tmp_path / name).write_text(f"{header}\nfine,1\ndull,0\n")
+    what = "label" if "marks" in line else "text"
+    name, columns = ("marks.csv", "text, mark") if "marks" in line else ("words.csv", "words, label")
+    code, _, err = typed(line.replace("--out x", f"--out {tmp_path / 'x'}").replace(name, str(tmp_path / name)))
+    assert code == 2
+    assert err.splitlines()[-1] == (
+        f"headstart: {tmp_path / name} has no column with a usual name for the {what}; its columns are {columns}; "
+        f"name one with {option}"
+    )
 
 
 def test_evaluation_is_shown_as_tables(typed):

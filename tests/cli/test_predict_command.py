@@ -32,19 +32,24 @@ def test_texts_come_from_standard_input(typed, monkeypatch):
     assert [json.loads(line)["text"] for line in out.splitlines()] == ["un livre magnifique", "the film is dull"]
 
 
-def test_an_empty_text_is_named(typed, monkeypatch):
-    stdin(monkeypatch, b"the film is dull\n  \n")
-    code, _, err = typed("predict clf")
-    assert (code, err) == (2, "headstart: standard input, line 2: the text is empty; there is nothing to classify\n")
+def test_a_blank_line_keeps_its_place_and_has_no_answer(typed, monkeypatch):
+    stdin(monkeypatch, b"the film is dull\n  \nthe film is superb\n")
+    code, out, err = typed("predict clf")
+    assert (code, err) == (0, "1 of 3 rows has no text; it is left without an answer\n")
+    lines = out.splitlines()
+    assert lines[1] == "-"
+    assert [lines[place].split(maxsplit=2)[2] for place in (0, 2)] == ["the film is dull", "the film is superb"]
 
 
 def test_a_csv_file_keeps_its_columns_and_gains_the_answer(typed, tmp_path, monkeypatch):
     monkeypatch.setattr(room, "CHUNK", 7)  # several chunks, the last one short
     (tmp_path / "in.csv").write_text('id,text\n7,"the film, is superb"\n8,the film is dull\n' + "9,more\n" * 20)
-    code, out, _ = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {tmp_path / 'out.csv'}")
-    assert (code, out) == (0, "")
+    code, out, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {tmp_path / 'out.csv'}")
+    assert (code, out, err) == (0, "", f"22 rows written to {tmp_path / 'out.csv'}\n")
     rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
-    assert list(rows[0]) == ["id", "text", "label", "probability", "probability_negative", "probability_positive"]
+    added = ["label", "probability", "probability_negative", "probability_positive", "truncated"]
+    assert list(rows[0]) == ["id", "text", *added]
+    assert {row["truncated"] for row in rows} == {"false"}
     assert [row["id"] for row in rows] == ["7", "8", *["9"] * 20]
     for row in rows:
         assert float(row["probability"]) == max(float(row["probability_negative"]), float(row["probability_positive"]))
@@ -74,13 +79,39 @@ def test_an_answer_is_the_same_alone_and_in_a_file(typed):
 
 
 def test_a_broken_file_leaves_no_output(typed, tmp_path):
-    (tmp_path / "in.csv").write_text("text\nthe film\n" * 1 + '""\n')
+    (tmp_path / "in.csv").write_text("text\nthe film\n" + "a,b\n")
     code, _, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {tmp_path / 'out.csv'}")
     assert (code, err) == (
         2,
-        f"headstart: {tmp_path / 'in.csv'}, row 2: the text is empty; there is nothing to classify\n",
+        f"headstart: {tmp_path / 'in.csv'}, row 2: 2 cells where the header has 1; "
+        'put a text that holds the separator between quotes: "..."\n',
     )
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_rows_without_text_are_kept_without_an_answer(typed, tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(room, "CHUNK", 2)
+    (tmp_path / "in.csv").write_text('id,text\n1,""\n2,the film is dull\n3," "\n4,\n5,the film is superb\n')
+    out = tmp_path / f"out.{suffix}"
+    code, _, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {out}")
+    assert code == 0
+    assert err == f"3 of 5 rows have no text; they are left without an answer\n5 rows written to {out}\n"
+    lines = out.read_text().splitlines()
+    rows = list(csv.DictReader(lines)) if suffix == "csv" else [json.loads(line) for line in lines]
+    assert [row["id"] for row in rows] == ["1", "2", "3", "4", "5"]
+    nothing = "" if suffix == "csv" else None
+    for row in rows:
+        is_empty = row["id"] in ("1", "3", "4")
+        answer = [value for name, value in row.items() if name not in ("id", "text")]
+        assert all((value == nothing) == is_empty for value in answer)
+
+
+def test_an_end_that_was_not_read_is_marked(typed, tmp_path):
+    (tmp_path / "in.csv").write_text("text\nthe film\n" + "the film is dull " * 40 + "\n")
+    _, out, err = typed(f"predict clf --input {tmp_path / 'in.csv'}")
+    assert [row["truncated"] for row in csv.DictReader(out.splitlines())] == ["false", "true"]
+    assert err == "texts longer than the context of the model: 1; their ends were not read\n"
 
 
 def test_an_empty_file_is_named(typed, tmp_path):
@@ -89,6 +120,25 @@ def test_an_empty_file_is_named(typed, tmp_path):
     assert (code, err) == (2, f"headstart: {tmp_path / 'in.txt'} holds no texts\n")
 
 
+def test_the_folder_of_the_output_is_made(typed, tmp_path):
+    out = tmp_path / "new" / "folder" / "out.csv"
+    code, _, err = typed(f"predict clf hello --out {out}")
+    assert (code, err) == (0, f"1 row written to {out}\n")
+    assert out.read_text().startswith("text,label,")
+
+
 def test_an_output_that_cannot_be_written_is_named(typed, tmp_path):
+    (tmp_path / "no").write_text("a file")
     code, _, err = typed(f"predict clf hello --out {tmp_path / 'no' / 'out.csv'}")
-    assert (code, err) == (1, f"headstart: cannot write {tmp_path / 'no' / 'out.csv'}: No such file or directory\n")
+    assert (code, err) == (1, f"headstart: cannot write {tmp_path / 'no' / 'out.csv'}: File exists\n")
+
+
+def test_the_input_is_not_written_over(typed, tmp_path):
+    (tmp_path / "in.csv").write_text("text\nthe film\n")
+    other = tmp_path / ".." / tmp_path.name / "in.csv"
+    code, _, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {other}")
+    assert (code, err) == (
+        2,
+        f"headstart: --out {other} is the file of --input, which would be lost; choose another --out\n",
+    )
+    assert (tmp_path / "in.csv").read_text() == "text\nthe film\n"

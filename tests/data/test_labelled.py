@@ -63,7 +63,7 @@ def test_columns_can_be_named(tmp_path):
         read_labelled("r.csv", LabelledConfig(text_column="label"))
     assert str(caught.value) == (
         "r.csv has no column with a usual name for the label; "
-        "its columns are label, text, mark; set label_column to one"
+        "its columns are label, text, mark; name one with labelled.label_column"
     )
 
 
@@ -88,6 +88,21 @@ def test_labels_are_counted_in_sorted_order():
     assert (labels.names, len(labels), labels.index("neg"), labels.index("pos")) == (("neg", "pos"), 2, 0, 1)
     assert "pos" in labels
     assert "so so" not in labels
+
+
+def test_nearly_as_many_labels_as_rows_are_taken_for_a_wrong_column():
+    texts = [f"text {number}" for number in range(20)]
+    with pytest.raises(DataError) as caught:
+        LabelSet.from_training(rows_of(texts, [str(number // 2 if number < 18 else number) for number in range(20)]))
+    assert str(caught.value) == (
+        "train.csv: 11 different labels in 20 rows; is this the label column? name another with labelled.label_column"
+    )
+
+
+@pytest.mark.parametrize(("rows", "labels"), [(19, 19), (20, 10)])
+def test_few_rows_or_half_as_many_labels_are_let_through(rows, labels):
+    names = [str(number % labels) for number in range(rows)]
+    assert len(LabelSet.from_training(rows_of([f"text {number}" for number in range(rows)], names))) == labels
 
 
 def test_overlap_does_not_look_at_white_space():

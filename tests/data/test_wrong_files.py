@@ -29,14 +29,16 @@ LABELLED = [
         "r.csv",
         b"text,mark\nfine,1\n",
         {},
-        "r.csv has no column with a usual name for the label; its columns are text, mark; set label_column to one",
+        "r.csv has no column with a usual name for the label; its columns are text, mark; "
+        "name one with labelled.label_column",
     ),
     (
         "no usual name for the text",
         "r.csv",
         b"words,label\nfine,1\n",
         {},
-        "r.csv has no column with a usual name for the text; its columns are words, label; set text_column to one",
+        "r.csv has no column with a usual name for the text; its columns are words, label; "
+        "name one with labelled.text_column",
     ),
     (
         "a column that is not there, but nearly",
@@ -57,14 +59,15 @@ LABELLED = [
         "r.csv",
         b'"a\nb","\x1b[31mred"\nfine,1\n',
         {},
-        "r.csv has no column with a usual name for the text; its columns are a b, [31mred; set text_column to one",
+        "r.csv has no column with a usual name for the text; its columns are a b, [31mred; "
+        "name one with labelled.text_column",
     ),
     (
         "a text file has no labels",
         "r.txt",
         b"fine\n",
         {},
-        "r.txt has no column with a usual name for the label; its columns are text; set label_column to one",
+        "r.txt: a .txt file has no labels; give a csv, tsv, jsonl or parquet file with a column of them",
     ),
     (
         "an empty text",
@@ -120,14 +123,15 @@ LABELLED = [
         "r.csv",
         GOOD + "un chef-d'œuvre raté é,negative\n".encode("cp1252"),
         {},
-        "r.csv, line 4: not UTF-8 (0x9c is byte 11 of it); if it is Latin-1, try: iconv -f latin1 -t utf-8",
+        "r.csv, line 4: not UTF-8 (0x9c is byte 11 of it); if it is Latin-1, try: "
+        "iconv -f latin1 -t utf-8 r.csv > new.csv",
     ),
     (
         "UTF-16",
         "r.csv",
         GOOD.decode().encode("utf-16"),
         {},
-        "r.csv, line 1: UTF-16, expected UTF-8; try: iconv -f utf-16 -t utf-8",
+        "r.csv, line 1: UTF-16, expected UTF-8; try: iconv -f utf-16 -t utf-8 r.csv > new.csv",
     ),
     (
         "a NUL byte",
@@ -169,7 +173,37 @@ LABELLED = [
         "r.csv",
         b"text;label\nfine;1\n",
         {},
-        "r.csv: its columns seem to be separated by ';', expected commas",
+        "r.csv: its columns seem to be separated by ';', expected commas; save it with commas",
+    ),
+    (
+        "the separator of another suffix",
+        "r.csv",
+        b"text\tlabel\nfine\t1\n",
+        {},
+        "r.csv: its columns seem to be separated by tabs, expected commas; call it .tsv",
+    ),
+    (
+        "no header, found by a cell of several words",
+        "r.csv",
+        b"what a very fine book,1\na dull one,0\n",
+        {},
+        "r.csv has no column with a usual name for the text; its columns are what a very fine book, 1; "
+        "name one with labelled.text_column; is the header line missing?",
+    ),
+    (
+        "no header where a column is named",
+        "r.csv",
+        b"what a very fine book,1\na dull one,0\n",
+        {"label_column": "label"},
+        "r.csv has no column with a usual name for the text; its columns are what a very fine book, 1; "
+        "name one with labelled.text_column; is the header line missing?",
+    ),
+    (
+        "no header where both columns are named",
+        "r.csv",
+        b"what a very fine book,1\na dull one,0\n",
+        {"text_column": "text", "label_column": "label"},
+        "r.csv has no column 'text'; its columns are what a very fine book, 1; is the header line missing?",
     ),
     (
         "two columns of a name",

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headstart.config import RuntimeConfig
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, DataError, UsageError
 from headstart.predict.generate import Sampling, choose, continue_ids, run_generate
 from headstart.predict.predictor import Predictor
 from headstart.recipes.finetune import run_finetune
@@ -76,7 +76,34 @@ def test_probabilities_name_every_label_and_add_up(trained):
 
 
 def test_a_text_of_nothing_known_is_answered(trained):
-    assert Predictor.load(trained / "cut", ONE).predict([" ", "\u200b", "🙂"])[2].label in {"negative", "positive"}
+    assert Predictor.load(trained / "cut", ONE).predict(["\u200b", "🙂"])[1].label in {"negative", "positive"}
+
+
+def test_a_bare_text_is_not_read_letter_by_letter(trained):
+    with pytest.raises(UsageError) as caught:
+        Predictor.load(trained / "cut", ONE).predict("a lovely story")
+    assert str(caught.value) == 'predict takes a list of texts, got one text; write predict(["..."])'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "texts[1] is None, expected a string"),
+        (b"bytes", "texts[1] is b'bytes', expected a string"),
+        ("", "texts[1] is empty; there is nothing to classify"),
+        (" \n", "texts[1] is empty; there is nothing to classify"),
+    ],
+)
+def test_what_is_not_a_text_is_named_by_its_place(trained, text, message):
+    with pytest.raises(DataError) as caught:
+        Predictor.load(trained / "cut", ONE).predict(["a lovely story", text])
+    assert str(caught.value) == message
+
+
+def test_texts_may_come_from_any_collection(trained):
+    predictor = Predictor.load(trained / "cut", ONE)
+    texts = ["a lovely story", "a dull one"]
+    assert predictor.predict(np.array(texts)) == predictor.predict(iter(texts)) == predictor.predict(texts)
 
 
 @pytest.mark.parametrize(

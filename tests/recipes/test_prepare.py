@@ -47,8 +47,15 @@ def test_a_tokenizer_is_trained_saved_and_measured(tmp_path):
     tokenizer = load_tokenizer(tmp_path / "tok")
     assert card.documents == 10
     assert card.tokens == sum(len(tokenizer.encode(line)) for line in TEXT.splitlines())
-    again = run_tokenizer(["a.txt"], tmp_path / "tok", SMALL, CorpusConfig(), Quiet())  # its own place can be reused
-    assert again == card
+
+
+def test_a_tokenizer_is_not_replaced(tmp_path):
+    run_tokenizer(["a.txt"], tmp_path / "tok", SMALL, CorpusConfig(), Quiet())
+    before = (tmp_path / "tok" / "tokenizer.json").read_bytes()
+    with pytest.raises(UsageError) as caught:
+        run_tokenizer(["a.txt"], tmp_path / "tok", TokenizerConfig(vocab_size=270), CorpusConfig(), Quiet())
+    assert str(caught.value) == f"{tmp_path / 'tok'} already holds a tokenizer; choose another --out"
+    assert (tmp_path / "tok" / "tokenizer.json").read_bytes() == before
 
 
 def test_text_becomes_shards_with_a_tokenizer_of_its_own(tmp_path):
@@ -138,7 +145,8 @@ def test_a_broken_file_is_told_and_leaves_nothing_behind(tmp_path):
     with pytest.raises(DataError) as caught:
         prepare(tmp_path, "a.txt", "b.txt")
     assert str(caught.value) == (
-        "b.txt, line 2: not UTF-8 (0xff is byte 1 of it); if it is Latin-1, try: iconv -f latin1 -t utf-8"
+        "b.txt, line 2: not UTF-8 (0xff is byte 1 of it); if it is Latin-1, "
+        "try: iconv -f latin1 -t utf-8 b.txt > new.txt"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt"]
 
@@ -155,7 +163,8 @@ def test_shards_are_not_text(tmp_path):
 
 def labelled(tmp_path, path: str, out: str, **more):
     said = Notebook()
-    run_tokenizer(["a.txt"], tmp_path / "tok", SMALL, CorpusConfig(), Quiet())
+    if not (tmp_path / "tok").exists():
+        run_tokenizer(["a.txt"], tmp_path / "tok", SMALL, CorpusConfig(), Quiet())
     return run_prepare_labelled(
         path, tmp_path / out, LabelledConfig(), tokenizer=tmp_path / "tok", progress=said, **more
     ), said.lines

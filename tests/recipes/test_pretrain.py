@@ -1,6 +1,7 @@
 """Pretraining reads what it should: its own side of the split, every row once, and all of the held-out text at the end."""
 
 import pytest
+import torch
 
 from headstart.config import TokenizerConfig
 from headstart.data.batches import CausalRows
@@ -8,6 +9,8 @@ from headstart.data.shards import Shards
 from headstart.errors import UsageError
 from headstart.files import read_json
 from headstart.recipes.pretrain import run_pretrain
+from headstart.store.bundle import load_bundle
+from headstart.store.tensors import load_tensors
 from headstart.text.tokenizer import load_tokenizer, train_tokenizer
 from tiny import pretrain_config, write_reviews
 
@@ -103,6 +106,40 @@ def test_another_tokenizer_than_that_of_the_shards_is_refused(reviews, tmp_path)
     with pytest.raises(UsageError) as caught:
         run_pretrain([str(tokens)], tmp_path / "run", pretrain_config(), tokenizer=other)
     assert str(caught.value) == (
-        f"{tokens} was prepared with another tokenizer than {other}; prepare it again, or leave --tokenizer out"
+        f"{tokens} was prepared with another tokenizer than {other}; prepare it again with that one"
     )
     assert not (tmp_path / "run").exists()
+
+
+def test_pretraining_goes_on_from_another_model_on_other_text(reviews, tmp_path):
+    """General text first, one's own next: the same weights to start with, head included, and the same tokenizer."""
+    general = run_pretrain([str(reviews / "texts.txt")], tmp_path / "general", pretrain_config(loop__steps=3))
+    (tmp_path / "own.txt").write_text("\n".join(f"a lovely plot and story {n}" for n in range(80)) + "\n")
+    still = pretrain_config(loop__steps=1, optim__lr=1e-30)
+    own = run_pretrain([str(tmp_path / "own.txt")], tmp_path / "own", still, source=str(general.path))
+    for name in ("backbone", "head"):
+        before, after = (load_tensors(run.path / "bundle" / f"{name}.safetensors") for run in (general, own))
+        assert before.keys() == after.keys()
+        for key in before:
+            torch.testing.assert_close(before[key], after[key], rtol=0, atol=1e-12)
+    receipt = read_json(own.path / "receipt.json")
+    assert receipt["new"] == []
+    assert {line["name"].split(".")[0] for line in receipt["moved"]} == {"backbone", "head"}
+    tokenizers = [load_bundle(run.path).tokenizer.digest for run in (general, own)]
+    assert tokenizers[0] == tokenizers[1]
+    moving = pretrain_config(loop__steps=1)
+    moved = run_pretrain([str(tmp_path / "own.txt")], tmp_path / "moved", moving, source=str(general.path))
+    before, after = (load_tensors(run.path / "bundle" / "backbone.safetensors") for run in (general, moved))
+    assert not torch.equal(before["embedding.weight"], after["embedding.weight"])  # control: it does go on learning
+
+
+def test_a_model_is_not_continued_on_shards_of_another_tokenizer(reviews, tmp_path):
+    general = run_pretrain([str(reviews / "texts.txt")], tmp_path / "general", pretrain_config(loop__steps=1))
+    (tmp_path / "own.txt").write_text("\n".join(f"quite another text, number {n}" for n in range(80)) + "\n")
+    other = run_pretrain([str(tmp_path / "own.txt")], tmp_path / "other", pretrain_config(loop__steps=1))
+    shards = str(other.path / "tokens")
+    with pytest.raises(UsageError) as caught:
+        run_pretrain([shards], tmp_path / "run", pretrain_config(), source=str(general.path))
+    assert str(caught.value) == (
+        f"{shards} was prepared with another tokenizer than the model it should continue; prepare it again with that one"
+    )

@@ -73,8 +73,8 @@ def test_a_lead_within_the_interval_is_not_called_a_win(tmp_path):
     }
     assert said(tmp_path, answers) == [
         "The pretrained network is ahead, but not measurably: 81.0 % on test, 1.0 points above "
-        "TF-IDF + logistic regression (80.0 %; 95 % interval -7.7 to +9.7).",
-        "No measurable gain from pretraining: +1.8 points (95 % interval -7.5 to +11.0, 2 paired seeds).",
+        "TF-IDF + logistic regression (80.0 %; 95 % interval −7.7 to +9.7).",
+        "No measurable gain from pretraining: +1.8 points (95 % interval −7.5 to +11.0, 2 paired seeds).",
         "The pretrained network reached the from-scratch network's best validation accuracy no sooner: "
         "after 2 epochs, like the other.",
     ]
@@ -85,7 +85,7 @@ def test_pretraining_that_hurts_is_told(tmp_path):
     assert said(tmp_path, answers | {"majority": MAJORITY, "tfidf": seeds(120)})[:3] == [
         "The from-scratch network won: 90.0 % on test, 15.0 points above the pretrained network (75.0 %).",
         "TF-IDF + logistic regression came to 60.0 %, 30.0 points below the from-scratch network.",
-        "Pretraining hurt: -15.0 points against random weights (95 % interval -19.9 to -10.1, 3 paired seeds).",
+        "Pretraining hurt: −15.0 points against random weights (95 % interval −19.9 to −10.1, 3 paired seeds).",
     ]
 
 
@@ -101,6 +101,30 @@ def test_a_tie_is_called_a_tie(tmp_path):
     answers = {"majority": MAJORITY, "tfidf": seeds(160), "scratch": seeds(120), "pretrained": seeds(160)}
     expected = "A tie: TF-IDF + logistic regression and the pretrained network both have 80.0 % on test."
     assert said(tmp_path, answers)[0] == expected
+
+
+def test_a_difference_that_rounds_to_nothing_is_level(tmp_path):
+    answers = {
+        "majority": {0: marks(1500, of=3000)},
+        "tfidf": {0: marks(2400, of=3000)},
+        "scratch": {0: marks(2000, of=3000)},
+        "pretrained": {0: marks(2401, shift=30, of=3000)},
+    }
+    assert said(tmp_path, answers)[0] == (
+        "The pretrained network is level with TF-IDF + logistic regression: 80.0 % and 80.0 % on test."
+    )
+
+
+def test_an_arm_that_is_named_later_may_be_level_too(tmp_path):
+    answers = {
+        "majority": {0: marks(1500, of=3000)},
+        "tfidf": {0: marks(2400, of=3000)},
+        "scratch": {0: marks(2401, of=3000)},
+        "pretrained": {0: marks(2401, of=3000)},
+    }
+    assert said(tmp_path, answers)[1] == (
+        "TF-IDF + logistic regression came to 80.0 %, level with the from-scratch network."
+    )
 
 
 def test_equal_networks_show_no_gain(tmp_path):

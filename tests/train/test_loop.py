@@ -86,7 +86,8 @@ def test_accumulation_equals_one_large_batch(layout):
     assert [a.loss for a in first] == pytest.approx([b.loss for b in second], rel=1e-5)
 
 
-def test_a_step_follows_from_its_number_and_seed():
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon"])
+def test_a_step_follows_from_its_number_and_seed(optimizer):
     """Dropout draws the same numbers at step 3 whether or not steps 1 and 2 ran in this process."""
     data = rows()
     shape = SHAPE.model_copy(update={"dropout": 0.3})
@@ -94,7 +95,7 @@ def test_a_step_follows_from_its_number_and_seed():
     def fetch(step: int) -> list[Batch]:
         return [data.batch(step * 2, 2)]
 
-    config = OptimConfig(lr=1e-2, warmup=0.3, schedule="cosine")
+    config = OptimConfig(optimizer=optimizer, lr=1e-2, warmup=0.3, schedule="cosine")
     whole, all_reports = train(language_model(shape=shape), config, 8, fetch)
 
     model = language_model(shape=shape)
@@ -225,10 +226,11 @@ def test_windows_of_a_text_vote_together():
         ("constant", [0.5, 1.0, 1.0, 1.0, 1.0]),
         ("linear", [0.5, 1.0, 1.0, 2 / 3, 1 / 3]),
         ("cosine", [0.5, 1.0, 1.0, 0.75, 0.25]),
+        ("wsd", [0.5, 1.0, 1.0, 2 / 3, 1 / 3]),
     ],
 )
 def test_the_rate_rises_then_follows_its_schedule(schedule, shares):
-    found = [lr_share(step, steps=5, warmup=0.4, schedule=schedule) for step in range(5)]
+    found = [lr_share(step, 5, OptimConfig(warmup=0.4, schedule=schedule, cooldown=0.6)) for step in range(5)]
     assert found == pytest.approx(shares)
 
 

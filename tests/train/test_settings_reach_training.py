@@ -34,7 +34,7 @@ def test_the_rate_reported_is_the_rate_used():
     config = OptimConfig(lr=1e-2, warmup=0.5, schedule="linear")
     reports = run(config, lambda state: used.append({group["lr"] for group in state.optimizer.param_groups}))
     assert used == [{report.lr} for report in reports]
-    shares = [lr_share(step, steps=4, warmup=0.5, schedule="linear") for step in range(4)]  # steps count from 0
+    shares = [lr_share(step, 4, OptimConfig(warmup=0.5, schedule="linear")) for step in range(4)]  # steps count from 0
     assert [report.lr for report in reports] == [1e-2 * share for share in shares]
     assert len(set(shares)) > 1  # control: the rate does change
 

@@ -47,8 +47,12 @@ def _local(path: str) -> list[str]:
         if kind := _own_kind(here):
             raise DataError(f"{path} is a Headstart {kind} folder, not text; name the text files")
         if _is_broken_shards(here):
-            raise DataError(f"{path} holds prepared shards that lack {MANIFEST}; prepare them again")
-        return _known_in(_below(path), f"{path} holds no readable file")
+            state = "damaged" if (here / MANIFEST).exists() else "missing"
+            raise DataError(f"{path} holds prepared shards, but their {MANIFEST} is {state}; prepare them again")
+        found = _below(path)
+        if not found and any(_own_kind(folder) for folder in here.iterdir()):
+            raise DataError(f"{path} holds no text, only folders that Headstart wrote")
+        return _known_in(found, f"{path} holds no readable file")
     if here.exists():  # before globs: a file may be called "a[1].txt"
         return _one(path, is_file=here.is_file())
     if glob.has_magic(path):

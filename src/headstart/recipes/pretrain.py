@@ -23,8 +23,9 @@ from headstart.predict.generate import Sampling, continue_text
 from headstart.progress import Progress, Quiet, Task
 from headstart.recipes.prepare import is_shards, run_prepare
 from headstart.runtime import Halt, Runtime, Stop, environment, start, stopping
-from headstart.store.bundle import save_bundle
+from headstart.store.bundle import Bundle, load_bundle, save_bundle
 from headstart.store.checkpoint import resume_from, save_checkpoint
+from headstart.store.receipt import transfer
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
 from headstart.train.evaluate import LanguageScore, score_language
@@ -42,12 +43,17 @@ def run_pretrain(
     out: Path,
     config: PretrainConfig | None,
     *,
+    source: str | None = None,
     tokenizer: Path | None = None,
     resume: bool = False,
     command: str = "",
     progress: Progress | None = None,
 ) -> RunFolder:
-    """Pretrain on text files or on one folder of prepared shards; with `resume`, go on with the run in `out`."""
+    """Pretrain on text files or on one folder of prepared shards; with `resume`, go on with the run in `out`.
+
+    Args:
+        source: a language model to start from in place of random weights: general text first, one's own text next.
+    """
     progress = progress or Quiet()
     if resume:
         run = RunFolder.open(out, kind="pretrain")
@@ -56,22 +62,31 @@ def run_pretrain(
             return run
         config = layered(PretrainConfig, read_json(out / "config.json"))
         inputs = run.facts["inputs"]
-        texts, tokenizer = inputs["texts"], Path(inputs["tokenizer"]) if inputs["tokenizer"] else None
+        texts, source = inputs["texts"], inputs["source"]
+        tokenizer = Path(inputs["tokenizer"]) if inputs["tokenizer"] else None
+        start_from = load_bundle(Path(source), task="language") if source else None
     else:
         if config is None or not texts:
             raise UsageError("pretrain needs at least one text file or a folder of prepared shards")
         # the thread count is part of the run: other threads add in another order
         threads = start(config.runtime).threads
-        config = layered(PretrainConfig, config.model_dump(), {"runtime": {"threads": threads}})
-        inputs = {"texts": list(texts), "tokenizer": str(tokenizer) if tokenizer else None}
+        start_from = load_bundle(Path(source), task="language") if source else None
+        used: dict[str, Any] = {"runtime": {"threads": threads}}
+        if start_from:
+            used["model"] = start_from.config.model_dump() | {
+                "context": config.model.context
+            }  # rows may grow in a stage
+        config = layered(PretrainConfig, config.model_dump(), used)
+        inputs = {"texts": list(texts), "tokenizer": str(tokenizer) if tokenizer else None, "source": source}
         run = RunFolder.create(out, kind="pretrain", command=command, config=config, inputs=inputs)
     with run.locked():
         runtime = start(config.runtime)
         write_json(out / "environment.json", environment(runtime))
         with run.discarded_on_error(new=not resume):
-            shards = _shards(texts, out, config, tokenizer, progress)
+            own = start_from.tokenizer if start_from and tokenizer is None else tokenizer
+            shards = _shards(texts, out, config, own, progress)
             run.same_inputs({" ".join(texts): read_json(shards.folder / MANIFEST)["files"]})
-            pretraining = _Pretraining(run, config, shards, runtime, progress)
+            pretraining = _Pretraining(run, config, shards, runtime, progress, start_from)
             pretraining.prepare()
         with stopping(config.runtime.time_limit) as stop:
             pretraining.go(stop, resume=resume)
@@ -79,14 +94,16 @@ def run_pretrain(
 
 
 def _shards(
-    texts: Sequence[str], out: Path, config: PretrainConfig, tokenizer: Path | None, progress: Progress
+    texts: Sequence[str], out: Path, config: PretrainConfig, tokenizer: Tokenizer | Path | None, progress: Progress
 ) -> Shards:
     """Open the shards given, or prepare the texts given."""
     if len(texts) == 1 and is_shards(texts[0]):
         shards = Shards.open(Path(texts[0]))
-        if tokenizer is not None and load_tokenizer(tokenizer).digest != shards.tokenizer_digest:
+        given = load_tokenizer(tokenizer) if isinstance(tokenizer, Path) else tokenizer
+        if given is not None and given.digest != shards.tokenizer_digest:
+            asked = tokenizer if isinstance(tokenizer, Path) else "the model it should continue"
             raise UsageError(
-                f"{texts[0]} was prepared with another tokenizer than {tokenizer}; prepare it again, or leave --tokenizer out"
+                f"{texts[0]} was prepared with another tokenizer than {asked}; prepare it again with that one"
             )
         return shards
     return run_prepare(
@@ -103,6 +120,7 @@ class _Pretraining:
     shards: Shards
     runtime: Runtime
     progress: Progress
+    source: Bundle | None = None
     stop: Stop = field(default_factory=Stop)
 
     def prepare(self) -> None:
@@ -118,6 +136,10 @@ class _Pretraining:
             build_backbone(config.model, self.shards.vocab_size, seed),
             build_language_head(config.model, self.shards.vocab_size, seed),
         ).to(self.runtime.device)
+        if self.source:
+            receipt = transfer(str(self.source.path), self.model, self.tokenizer, self.source, head=True)
+            write_json(self.run.path / "receipt.json", receipt.as_dict())
+            self.progress.say(receipt.summary())
         self.state = TrainState(self.model, build_optimizer(self.model, config.optim), seed)
         self.evaluated, self.saved = 0, 0
         self._check(train)

@@ -81,8 +81,12 @@ class Percent(Formatter):
     """A share in per cent, with a decimal where the ticks are closer than one."""
 
     def __call__(self, share: float, _place: int | None = None) -> str:
-        digits = 1 if any(later - earlier < 0.0099 for earlier, later in pairwise(self.locs)) else 0
-        return f"{100 * share:.{digits}f} %"
+        return f"{100 * share:.0f} %"
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        """The ticks of an axis, all with the same decimals."""
+        digits = 1 if any(later - earlier < 0.0099 for earlier, later in pairwise(values)) else 0
+        return [f"{100 * share:.{digits}f} %" for share in values]
 
 
 def round_ticks(count: int = 7) -> MaxNLocator:

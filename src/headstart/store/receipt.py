@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from headstart.errors import StoreError, TransferError
 from headstart.model.heads import Model
 from headstart.store.bundle import Bundle, load_bundle
@@ -47,29 +49,43 @@ class TransferReceipt:
         )
 
 
-def transfer(source: str, model: Model[Any], tokenizer: Tokenizer, bundle: Bundle | None = None) -> TransferReceipt:
-    """Move the backbone of a folder into a model whose head is new, and prove it."""
+def transfer(
+    source: str, model: Model[Any], tokenizer: Tokenizer, bundle: Bundle | None = None, *, head: bool = False
+) -> TransferReceipt:
+    """Move the backbone of a folder into a model whose head is new, and prove it.
+
+    Args:
+        head: move the head as well, to go on with the same task on other text.
+    """
     bundle = bundle or load_bundle(Path(source))
     if bundle.tokenizer.digest != tokenizer.digest:
         raise TransferError(
             f"{source} was pretrained with another tokenizer ({bundle.tokenizer.digest[:12]}, not {tokenizer.digest[:12]});"
             " leave --tokenizer out to use its own"
         )
-    path = bundle.path / "backbone.safetensors"
+    moved = _move(source, bundle.path, model.backbone, "backbone")
+    own_head = model.head.state_dict()
+    if head:
+        return TransferReceipt(source, tokenizer.digest, (*moved, *_move(source, bundle.path, model.head, "head")), ())
+    new = [
+        TensorLine(f"head.{name}", tuple(own_head[name].shape), tensor_sha256(own_head[name]))
+        for name in sorted(own_head)
+    ]
+    return TransferReceipt(source, tokenizer.digest, moved, tuple(new))
+
+
+def _move(source: str, folder: Path, module: nn.Module, name: str) -> tuple[TensorLine, ...]:
+    """Load one file into one module, whole, and hash what arrived."""
+    path = folder / f"{name}.safetensors"
     saved = load_tensors(path)
     try:
-        load_into(model.backbone, saved, str(path))
+        load_into(module, saved, str(path))
     except StoreError as error:
         raise TransferError(f"{error}; nothing was transferred") from None
-    own = model.backbone.state_dict()
-    moved = []
-    for name, tensor in sorted(own.items()):
+    lines = []
+    for key, tensor in sorted(module.state_dict().items()):
         digest = tensor_sha256(tensor)
-        if digest != tensor_sha256(saved[name]):
-            raise TransferError(f"{name} of {source} did not arrive as it was saved; nothing can be trusted")
-        moved.append(TensorLine(f"backbone.{name}", tuple(tensor.shape), digest))
-    new = [
-        TensorLine(f"head.{name}", tuple(tensor.shape), tensor_sha256(tensor))
-        for name, tensor in sorted(model.head.state_dict().items())
-    ]
-    return TransferReceipt(source, tokenizer.digest, tuple(moved), tuple(new))
+        if digest != tensor_sha256(saved[key]):
+            raise TransferError(f"{key} of {source} did not arrive as it was saved; nothing can be trusted")
+        lines.append(TensorLine(f"{name}.{key}", tuple(tensor.shape), digest))
+    return tuple(lines)

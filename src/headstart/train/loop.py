@@ -50,7 +50,7 @@ def fit(
     while state.step < steps:
         started = time.perf_counter()
         state.model.train()
-        share = lr_share(state.step, steps=steps, warmup=config.warmup, schedule=config.schedule)
+        share = lr_share(state.step, steps, config)
         for group in state.optimizer.param_groups:
             group["lr"] = share * group["peak_lr"]
         seed_step(state.seed, state.step)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import Adam, AdamW, Muon, Optimizer
 
 from headstart.config import OptimConfig, TransferConfig
 from headstart.errors import StoreError
@@ -23,25 +23,52 @@ def level(name: str, depth: int) -> int:
     return depth - int(parts[2]) if parts[1] == "layers" else depth + 1
 
 
+class Together(Optimizer):
+    """Two optimizers that share a model's parameters and step as one."""
+
+    def __init__(self, *parts: Optimizer) -> None:  # the parts hold everything: the base class is for its type alone
+        self.parts = parts
+        self.param_groups = [group for part in parts for group in part.param_groups]
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
+        """One step of each."""
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Let go of every gradient."""
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+
 def build_optimizer(model: Model, config: OptimConfig, layer_decay: float = 1.0) -> Optimizer:  # type: ignore[type-arg]
-    """Adam over groups of like rate and decay. Each group keeps its own `peak_lr`, which the schedule scales."""
+    """An optimizer over groups of like rate and decay. Each group keeps its own `peak_lr`, which the schedule scales."""
+    muon: dict[tuple[int, bool], list[nn.Parameter]] = {}
+    rest: dict[tuple[int, bool], list[nn.Parameter]] = {}
     depth = model.backbone.config.depth
-    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        decays = config.weight_decay > 0 and parameter.ndim > 1
-        groups.setdefault((level(name, depth), decays), []).append(parameter)
-    listed = [
-        {
-            "params": parameters,
-            "peak_lr": config.lr * layer_decay**height,
-            "weight_decay": config.weight_decay if decays else 0.0,
-        }
-        for (height, decays), parameters in groups.items()
-    ]
-    kind = AdamW if config.optimizer == "adamw" else Adam
-    return kind(
-        listed, lr=config.lr, betas=(0.9, config.beta2), fused=model.backbone.embedding.weight.device.type != "mps"
-    )
+        height, decays = level(name, depth), config.weight_decay > 0 and parameter.ndim > 1
+        inner = parameter.ndim == 2 and name.startswith("backbone.layers.")
+        groups = muon if config.optimizer == "muon" and inner else rest
+        groups.setdefault((height, decays), []).append(parameter)
+
+    def listed(groups: dict[tuple[int, bool], list[nn.Parameter]]) -> list[dict[str, object]]:
+        return [
+            {
+                "params": parameters,
+                "peak_lr": config.lr * layer_decay**height,
+                "weight_decay": config.weight_decay if decays else 0.0,
+            }
+            for (height, decays), parameters in groups.items()
+        ]
+
+    kind = Adam if config.optimizer == "adam" else AdamW
+    fused = model.backbone.embedding.weight.device.type != "mps"
+    adam = kind(listed(rest), lr=config.lr, betas=(0.9, config.beta2), fused=fused)
+    if not muon:
+        return adam
+    # rates matched to AdamW's, so that one learning rate serves both
+    return Together(Muon(listed(muon), lr=config.lr, adjust_lr_fn="match_rms_adamw"), adam)
 
 
 def set_trainable(model: Model, transfer: TransferConfig, epoch: int) -> int:  # type: ignore[type-arg]
@@ -64,7 +91,8 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
     return {
         f"{name}/{key}": value.detach()
         for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
+        for part in _parts(optimizer)
+        for key, value in part.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
 
@@ -72,6 +100,7 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
 def restore_optimizer(optimizer: Optimizer, model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Put back what `optimizer_tensors` took out; names that fit no parameter are refused."""
     parameters = dict(model.named_parameters())
+    owners = {id(p): part for part in _parts(optimizer) for group in part.param_groups for p in group["params"]}
     for key, tensor in saved.items():
         name, _, item = key.rpartition("/")
         if name not in parameters:
@@ -82,4 +111,8 @@ def restore_optimizer(optimizer: Optimizer, model: nn.Module, saved: Mapping[str
             raise StoreError(
                 f"the saved optimizer's {key!r} has shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}"
             )
-        optimizer.state[parameter][item] = tensor.to(parameter.device, torch.float32)
+        owners[id(parameter)].state[parameter][item] = tensor.to(parameter.device, torch.float32)
+
+
+def _parts(optimizer: Optimizer) -> tuple[Optimizer, ...]:
+    return optimizer.parts if isinstance(optimizer, Together) else (optimizer,)
