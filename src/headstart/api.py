@@ -73,17 +73,20 @@ def pretrain(
     texts: Paths,
     *,
     out: str | Path,
+    source: str | Path | None = None,
     tokenizer: str | Path | None = None,
     preset: str = "classic",
     settings: Settings | None = None,
     resume: bool = False,
     progress: Progress | None = None,
 ) -> RunFolder:
-    """Pretrain a language model on text files or prepared shards; returns its run folder."""
+    """Pretrain a language model on text files or shards, from random weights or from `source`; returns its run folder."""
+    _check_shape(source, settings)
     return run_pretrain(
         _paths(texts),
         Path(out),
         _settings(PretrainConfig, preset, "pretrain", settings),
+        source=_text(source),
         tokenizer=None if tokenizer is None else Path(tokenizer),
         resume=resume,
         progress=progress,

@@ -229,3 +229,9 @@ def test_a_dumb_terminal_gets_lines():
     assert "━" not in shown
     assert "\x1b[" not in shown
     assert "pretraining  30/30 steps" in shown
+
+
+@pytest.mark.parametrize(("done", "shown"), [(3.98, "3/12 steps"), (12.2, "12/12 steps")])
+def test_parts_of_a_run_are_not_counted(done, shown):
+    """A comparison counts its linear arms as small parts of a run."""
+    assert describe(task(done, 12.2), 200, bar="").split("  ")[1] == shown

@@ -151,11 +151,11 @@ def test_the_version_is_printed_alone(headstart):
         ),
         (
             ["finetune", "a.csv", "--from", "base", "--out", "x", "--model.width", "8"],
-            "--model.width goes with --from scratch; base brings its own model",
+            "--model.width cannot be set beside --from; base brings its own model",
         ),
         (
             ["compare", "a.csv", "--test", "b.csv", "--from", "base", "--out", "x", "--tokenizer.vocab-size", "300"],
-            "--tokenizer.vocab-size goes with --from scratch; base brings its own tokenizer",
+            "--tokenizer.vocab-size cannot be set beside --from; base brings its own tokenizer",
         ),
         (["compare", "--out", "x"], "compare needs TRAIN, a labelled file; see headstart compare --help"),
         (
@@ -207,6 +207,15 @@ def test_a_mistake_is_told_in_one_line(arguments, expected, capsys, monkeypatch,
 def test_texts_may_begin_with_a_dash_behind_two_dashes():
     _, bound, _ = build_app().parse_args(["predict", "m", "--", "-5 stars", "--quiet"], exit_on_error=False)
     assert bound.arguments["texts"] == ("-5 stars", "--quiet")
+
+
+@pytest.mark.parametrize(("asked", "same"), [(["help"], ["--help"]), (["help", "params"], ["params", "--help"])])
+def test_help_is_a_command_too(capsys, asked, same):
+    assert run(asked) == 0
+    shown = capsys.readouterr().out
+    assert run(same) == 0
+    assert shown == capsys.readouterr().out
+    assert "Usage: headstart" in shown
 
 
 def test_quiet_may_come_first(capsys):

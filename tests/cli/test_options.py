@@ -113,7 +113,7 @@ def test_class_weights_are_typed_as_pairs_or_as_a_word():
         (["--objective", "gap"], "--objective must be causal, masked or hybrid, got 'gap'"),
         (
             ["--optim.weight-decay", "0.1"],
-            "--optim.weight-decay needs --optim.optimizer adamw, got adam",
+            "--optim.weight-decay needs --optim.optimizer adamw or muon, got adam",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """What is wrong with paths, with files as a whole, and between files: the whole line that tells it."""
 
+import gzip
 import json
 
 import pytest
@@ -39,6 +40,69 @@ def test_a_folder_is_no_labelled_file(tmp_path):
     (tmp_path / "data").mkdir()
     assert message_of(lambda: read_labelled("data", LabelledConfig())) == (
         "data is a folder; labelled text is one file, or a pattern such as data/train-*.csv"
+    )
+
+
+def write_own(folder, name: str = "run.json", kind: str = "pretrain") -> None:
+    """A folder as Headstart leaves it: what says so, and JSON that is not text."""
+    folder.mkdir(parents=True)
+    (folder / name).write_text(json.dumps({"format": 1, "kind": kind}))
+    (folder / "result.json").write_text('{"loss": 1}')
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("run.json", "pretrain", "run"),
+        ("demo.json", "demo", "demo"),
+        ("manifest.json", "tokenizer", "tokenizer"),
+        ("manifest.json", "bundle", "bundle"),
+    ],
+)
+def test_a_folder_of_headstarts_own_is_not_text(tmp_path, name, kind, words):
+    write_own(tmp_path / "own", name, kind)
+    message = message_of(lambda: list(read_documents(["own"], CorpusConfig())))
+    assert message == f"own is a Headstart {words} folder, not text; name the text files"
+
+
+def test_folders_of_headstarts_own_are_passed_over(tmp_path):
+    write_own(tmp_path / "data" / "runs" / "base")
+    write_own(tmp_path / "data" / "tok", "manifest.json", "tokenizer")
+    message = message_of(lambda: list(read_documents(["data"], CorpusConfig())))
+    assert message == "data holds no text, only folders that Headstart wrote"
+    (tmp_path / "data" / "texts").mkdir()
+    (tmp_path / "data" / "texts" / "a.txt").write_text("fine\n")
+    # a web page's manifest.json is not one of ours
+    (tmp_path / "data" / "texts" / "manifest.json").write_text('{"text": "a page"}')
+    texts = [document.text for document in read_documents(["data"], CorpusConfig())]
+    assert texts == [document.text for document in read_documents(["data/*"], CorpusConfig())] == ["fine", "a page"]
+
+
+@pytest.mark.parametrize(("content", "state"), [(None, "missing"), ("{", "damaged")])
+def test_shards_without_their_manifest_are_not_text(tmp_path, content, state):
+    (tmp_path / "tokens").mkdir()
+    for name in ("tokens.bin", "offsets.bin"):
+        (tmp_path / "tokens" / name).touch()
+    if content:
+        (tmp_path / "tokens" / "manifest.json").write_text(content)
+    assert message_of(lambda: list(read_documents(["tokens"], CorpusConfig()))) == (
+        f"tokens holds prepared shards, but their manifest.json is {state}; prepare them again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [
+        ("a.txt", "iconv -f latin1 -t utf-8 a.txt > new.txt"),
+        ("my texts.txt", "iconv -f latin1 -t utf-8 'my texts.txt' > new.txt"),
+        ("a.jsonl.gz", "gunzip -c a.jsonl.gz | iconv -f latin1 -t utf-8 > new.jsonl"),
+    ],
+)
+def test_the_way_to_utf_8_can_be_copied(tmp_path, path, command):
+    content = b'{"text": "\xe9t\xe9"}\n'
+    (tmp_path / path).write_bytes(gzip.compress(content) if path.endswith(".gz") else content)
+    assert message_of(lambda: list(read_documents([path], CorpusConfig()))) == (
+        f"{path}, line 1: not UTF-8 (0xe9 is byte 11 of it); if it is Latin-1, try: {command}"
     )
 
 

@@ -21,9 +21,10 @@ def reviews(tmp_path_factory):
 
 
 LABELLED = {"train": "no.csv", "valid": None, "test": "not.csv", "source": "scratch", "tokenizer": None}
+TEXTS = {"texts": ["no.txt"], "tokenizer": None, "source": None}
 PLAN = {"seeds": 1, "labels": [None], "arms": ["majority"]}
 KINDS = {
-    "pretrain": (lambda out: run_pretrain([], out, None, resume=True), {"texts": ["no.txt"], "tokenizer": None, "source": None}),
+    "pretrain": (lambda out: run_pretrain([], out, None, resume=True), TEXTS),
     "finetune": (lambda out: run_finetune(None, out, None, resume=True), LABELLED),
     "compare": (lambda out: run_compare(None, out, None, resume=True), LABELLED | PLAN),
 }

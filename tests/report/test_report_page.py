@@ -4,11 +4,12 @@ import csv
 import html.parser
 import json
 import re
+from itertools import pairwise
 
 import pytest
 
 from headstart.errors import StoreError
-from headstart.report.canvas import svg
+from headstart.report.canvas import COLOURS, INK, ON_COLOUR, Percent, ink_on, svg
 from headstart.report.collect import collect
 from headstart.report.figures import drawings
 from headstart.report.page import render, write_report
@@ -193,6 +194,31 @@ def test_lines_carry_their_names_and_numbers(folder):
     assert drawing.name == "curves"
     for name in ("TF-IDF 8", "majority 5", "pretrained 7", "from scratch 7", "epoch", "accuracy on validation (1,600"):
         assert f">{name}" in text, name
+
+
+@pytest.mark.parametrize("name", ["curves", "budgets"])
+def test_the_ticks_of_an_axis_are_evenly_spaced_as_they_are_written(folder, name):
+    """Ticks at every 2.5 would be written 48, 50, 52, 55."""
+    (drawing,) = [drawing for drawing in drawings(collect(folder)) if drawing.name == name]
+    figure = drawing.draw(7.4)
+    svg(figure)
+    ticks = [float(tick.get_text().removesuffix(" %")) for tick in figure.axes[0].get_yticklabels()]
+    steps = {round(later - earlier, 3) for earlier, later in pairwise(ticks)}
+    assert len(ticks) >= 3
+    assert len(steps) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [([0.5, 0.55, 0.6], ["50 %", "55 %", "60 %"]), ([0.5, 0.505, 0.51], ["50.0 %", "50.5 %", "51.0 %"])],
+)
+def test_ticks_closer_than_a_percent_have_a_decimal(values, shown):
+    assert Percent().format_ticks(values) == shown
+
+
+@pytest.mark.parametrize("arm", sorted(COLOURS))
+def test_digits_are_dark_on_pale_tiles_and_light_on_strong_ones(arm):
+    assert [ink_on(COLOURS[arm], alpha) for alpha in (0.06, 0.5, 1.0)] == [INK, INK, ON_COLOUR]
 
 
 def test_names_of_lines_that_end_together_stand_apart(tmp_path):

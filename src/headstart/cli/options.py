@@ -37,7 +37,9 @@ Valid = Annotated[
 Tokenizer = Annotated[
     Path | None, Parameter(metavar="FOLDER", help="A tokenizer to use; without it, one is trained on the text.")
 ]
-Preset = Annotated[str | None, Parameter(metavar="NAME", help="Named settings to start from: classic.")]
+Preset = Annotated[
+    str | None, Parameter(metavar="NAME", help="Named settings to start from, such as classic or modern-micro.")
+]
 ConfigFile = Annotated[
     Path | None,
     Parameter(name="--config", metavar="FILE", help="Settings in TOML; without it, ./headstart.toml if there is one."),
@@ -130,7 +132,7 @@ class Options(Generic[C]):
         for name in self.given(flags):
             if name.startswith(("model.", "tokenizer.")):
                 typed = self.names[name]
-                raise UsageError(f"{typed} goes with --from scratch; {source} brings its own {name.split('.')[0]}")
+                raise UsageError(f"{typed} cannot be set beside --from; {source} brings its own {name.split('.')[0]}")
 
     def _build(self) -> type[Flags]:
         defaults = self.kind()

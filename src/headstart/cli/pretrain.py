@@ -29,6 +29,10 @@ def pretrain(
         str, Parameter(name="TEXTS", help="Text files, folders, patterns or URLs, or one prepared folder.")
     ],
     out: Out,
+    source: Annotated[
+        str | None,
+        Parameter(name="--from", metavar="FOLDER", help="A pretrained run to go on from, in place of random weights."),
+    ] = None,
     tokenizer: Tokenizer = None,
     preset: Preset = None,
     config: ConfigFile = None,
@@ -38,10 +42,12 @@ def pretrain(
 ) -> None:
     """Learn a language model from unlabelled text."""
     if resume:
-        OPTIONS.refuse_with_resume(flags, out, preset=preset, config=config, tokenizer=tokenizer)
+        others = {"from": source, "preset": preset, "config": config, "tokenizer": tokenizer}
+        OPTIONS.refuse_with_resume(flags, out, **others)
         check_resumes(out, "pretrain", "texts", texts)
     elif not texts:
         raise UsageError("pretrain needs TEXTS, or one prepared folder; see headstart pretrain --help")
+    OPTIONS.refuse_with_source(flags, source)
     settings = None if resume else OPTIONS.settings(flags, preset=preset, path=config)
     from headstart.recipes.pretrain import run_pretrain
 
@@ -49,6 +55,7 @@ def pretrain(
         texts,
         out,
         settings,
+        source=source,
         tokenizer=tokenizer,
         resume=resume,
         command=command_line(),

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headstart.config import PADDING, UNSCORED, MaskingConfig
-from headstart.data.batches import Batch, mixed
+from headstart.config import PADDING, UNSCORED, MaskingConfig, PretrainConfig
+from headstart.data.batches import Batch, CausalRows, mixed
 from headstart.errors import UsageError
 from headstart.text.tokenizer import SpecialIds
 
@@ -26,6 +26,19 @@ def mask_token(special: SpecialIds) -> int:
             "this tokenizer has no mask token, which masked objectives need; train one with headstart tokenizer"
         )
     return special.mask
+
+
+def ask(
+    rows: CausalRows, first: int, count: int, config: PretrainConfig, special: SpecialIds, vocab_size: int
+) -> Batch:
+    """Rows as the objective asks about them; `count` is the size of every batch of the run."""
+    if config.objective == "causal":
+        return rows.batch(first, count)
+    seed, hybrid = config.runtime.seed, config.objective == "hybrid"
+    batch = rows.batch(first, count, segments_always=True)
+    if hybrid and is_causal_turn(first // count, seed, config.masking.causal):
+        return batch
+    return hide(batch, first, config.masking, special, vocab_size, seed, next_token=hybrid)
 
 
 def hide(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from headstart.config import PretrainConfig
 from headstart.data.batches import Batch, CausalRows
-from headstart.data.masking import hide, is_causal_turn, mask_token
+from headstart.data.masking import ask, mask_token
 from headstart.data.shards import Shards
 from headstart.errors import DataError, Interrupted, UsageError
 from headstart.files import MANIFEST, read_json, write_json
@@ -73,9 +73,7 @@ def run_pretrain(
         start_from = load_bundle(Path(source), task="language") if source else None
         used: dict[str, Any] = {"runtime": {"threads": threads}}
         if start_from:
-            used["model"] = start_from.config.model_dump() | {
-                "context": config.model.context
-            }  # rows may grow in a stage
+            used["model"] = start_from.config.model_dump()
         config = layered(PretrainConfig, config.model_dump(), used)
         inputs = {"texts": list(texts), "tokenizer": str(tokenizer) if tokenizer else None, "source": source}
         run = RunFolder.create(out, kind="pretrain", command=command, config=config, inputs=inputs)
@@ -245,16 +243,7 @@ class _Pretraining:
         return [self._ask(self.rows, first + part * size, size) for part in range(self.config.loop.accumulate)]
 
     def _ask(self, rows: CausalRows, first: int, count: int) -> Batch:
-        """Rows as the objective asks about them."""
-        config, seed = self.config, self.config.runtime.seed
-        if config.objective == "causal":
-            return rows.batch(first, count)
-        batch = rows.batch(first, count, segments_always=True)
-        hybrid = config.objective == "hybrid"
-        if hybrid and is_causal_turn(first // count, seed, config.masking.causal):
-            return batch
-        special, size = self.tokenizer.special, self.shards.vocab_size
-        return hide(batch, first, config.masking, special, size, seed, next_token=hybrid)
+        return ask(rows, first, count, self.config, self.tokenizer.special, self.shards.vocab_size)
 
     def _objective(self, batch: Batch) -> LossSum:
         return predict_tokens(self.model, batch)

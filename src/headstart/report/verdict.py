@@ -21,7 +21,8 @@ LINEAR = "tfidf"
 def verdict(comparison: Comparison) -> list[str]:
     """What was found, one sentence an entry; the first says who won on test."""
     ranked = sorted(summaries(comparison, comparison.main), key=lambda summary: -summary.accuracy.mean)
-    sentences = [_winner(comparison, ranked), *_also_ran(ranked)]
+    rival = _rival(ranked)
+    sentences = [_winner(comparison, ranked[0], rival), *_also_ran(ranked, rival)]
     sentences += _against_majority(ranked)
     sentences += _worth(comparison)
     sentences += _epochs(comparison)
@@ -75,12 +76,18 @@ def interval(estimate: Estimate) -> str:
     return f"95 % interval {points(estimate.low)} to {points(estimate.high)}"
 
 
-def _winner(comparison: Comparison, ranked: list[Summary]) -> str:
-    first = ranked[0]
+def _rival(ranked: list[Summary]) -> Summary | None:
+    """Whom the first sentence holds against the best arm: the next one, or the best network where a linear arm leads."""
+    networks = [summary for summary in ranked[1:] if summary.arm in NETWORKS]
+    if ranked[0].arm not in NETWORKS and networks:
+        return networks[0]
+    return ranked[1] if len(ranked) > 1 else None
+
+
+def _winner(comparison: Comparison, first: Summary, second: Summary | None) -> str:
     name, share = capital(name_of(first.arm)), percent(first.accuracy.mean)
-    if len(ranked) == 1:
+    if second is None:
         return f"Only {name_of(first.arm)} has finished, with {share} on test: there is nothing to compare it with."
-    second = ranked[1]
     other, other_share = name_of(second.arm), percent(second.accuracy.mean)
     gap = first.accuracy.mean - second.accuracy.mean
     if gap == 0:
@@ -96,10 +103,10 @@ def _winner(comparison: Comparison, ranked: list[Summary]) -> str:
     return f"{name} is ahead, but not measurably: {lead} ({other_share}; {interval(difference)})."
 
 
-def _also_ran(ranked: list[Summary]) -> list[str]:
+def _also_ran(ranked: list[Summary], rival: Summary | None) -> list[str]:
     """Name the best network and the linear arm where the first sentence, which names two arms, left them out."""
-    named = [summary.arm for summary in ranked[:2]]
     first = ranked[0]
+    named = [first.arm, *([rival.arm] if rival else [])]
     sentences = []
     network = next((summary for summary in ranked if summary.arm in NETWORKS), None)
     others = [network] if network and not set(named) & set(NETWORKS) else []
