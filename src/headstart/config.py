@@ -218,6 +218,8 @@ class RuntimeConfig(Section):
     """CPU threads; unset takes the cores free at the start. Recorded and restored on resume: other threads, other bits."""
     deterministic: bool = False
     """Ask torch for deterministic kernels, where it has them (on CPU they always are)."""
+    compile: bool = False
+    """Let torch compile the network for pretraining: a minute at the start, then faster on a GPU; other bits than without."""
     time_limit: float | None = Field(None, gt=0)
     """Minutes after which the run saves its state and stops, so that a scheduler need not kill it."""
 

@@ -1,6 +1,5 @@
 """Pretraining: text in, a language model and its measure on held-out text out."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -145,6 +144,9 @@ class _Pretraining:
     def go(self, stop: Stop, *, resume: bool) -> None:
         """Train to the end, or to a stop."""
         self.stop = stop
+        if self.config.runtime.compile:
+            # in place: the module keeps its names, and what is saved is the plain one
+            self.model.backbone.compile()
         self.steps = self._plan()
         self._tell()
         if resume:
@@ -170,11 +172,12 @@ class _Pretraining:
             return loop.steps or max(1, round(loop.epochs * self.rows.rows / self._rows_a_step))
         if not path.is_file():
             self.progress.say("timing a few steps")
-            twin = copy.deepcopy(self.model)
-            trial = TrainState(twin, build_optimizer(twin, self.config.optim), self.config.runtime.seed)
-            objective = partial(predict_tokens, twin)
-            reports = fit(trial, self._fetch, objective, self.config.optim, _WARM_STEPS + _TIMED_STEPS, self.runtime)
+            before = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+            trial = TrainState(self.model, build_optimizer(self.model, self.config.optim), self.config.runtime.seed)
+            steps = _WARM_STEPS + _TIMED_STEPS
+            reports = fit(trial, self._fetch, self._objective, self.config.optim, steps, self.runtime)
             seconds = [report.seconds for report in reports][_WARM_STEPS:]
+            self.model.load_state_dict(before)
             # measuring, saving and sampling take their part too
             steps = max(1, int(60 * loop.minutes * _TRAINING_SHARE / (sum(seconds) / len(seconds))))
             write_json(path, {"steps": steps, "seconds_a_step": sum(seconds) / len(seconds)})
