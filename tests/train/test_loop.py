@@ -10,7 +10,7 @@ from headstart.config import MaskingConfig, OptimConfig, TransferConfig
 from headstart.data.batches import Batch, CausalRows, LabelledRows
 from headstart.data.masking import hide
 from headstart.errors import TrainingError
-from headstart.train.loop import TrainState, fit
+from headstart.train.loop import TrainState, fit, in_turn
 from headstart.train.objectives import class_scores, classify, predict_tokens
 from headstart.train.optim import build_optimizer, level, optimizer_tensors, restore_optimizer, set_trainable
 from headstart.train.schedule import lr_share
@@ -244,3 +244,26 @@ def test_softmax_before_cross_entropy_would_be_noticed():
     )  # a perfect softmax, again
     assert twice.item() == pytest.approx(math.log(math.e + VOCABULARY - 1) - 1, rel=1e-5)
     assert reports[-1].loss < 0.35 < twice.item()
+
+
+@pytest.mark.parametrize(("first", "steps"), [(0, 5), (3, 5), (5, 5)])
+def test_fetching_ahead_gives_the_same_in_the_same_order(first, steps):
+    data = rows()
+
+    def fetch(step: int) -> list[Batch]:
+        return [data.batch(step * 2, 2)]
+
+    plain, ahead = (list(in_turn(fetch, first, steps, ahead=early)) for early in (False, True))
+    assert len(plain) == len(ahead) == steps - first
+    for one, other in zip(plain, ahead, strict=True):
+        assert torch.equal(one[0].ids_BT, other[0].ids_BT)
+
+
+def test_a_fault_in_fetching_ahead_is_not_lost():
+    def fetch(step: int) -> list[Batch]:
+        if step == 2:
+            raise TrainingError("no such row")
+        return []
+
+    with pytest.raises(TrainingError, match="no such row"):
+        list(in_turn(fetch, 0, 5, ahead=True))

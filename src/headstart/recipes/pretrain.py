@@ -221,7 +221,9 @@ class _Pretraining:
         with self.progress.task("pretraining", total, unit) as bar:
             bar.advance(self.state.step / self.steps * total)
             self._look_up(bar)
-            for report in fit(self.state, self._fetch, self._objective, self.config.optim, self.steps, self.runtime):
+            config = self.config.optim
+            reports = fit(self.state, self._fetch, self._objective, config, self.steps, self.runtime)
+            for report in reports:
                 bar.advance(total / self.steps, f"loss {report.loss:.3f}")
                 self._log(report)
                 self._look_up(bar)

@@ -5,6 +5,7 @@ The head is drawn from the seed before the backbone is loaded, so two arms of a 
 
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from headstart.errors import ConfigError
 from headstart.files import read_manifest, whole_folder
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import ClassifierHead, Model, build_classifier_head
-from headstart.progress import Progress
+from headstart.progress import Progress, Task
 from headstart.recipes.labelled_data import LabelledData, Part
 from headstart.runtime import Halt, Runtime, Stop
 from headstart.store.bundle import Bundle
@@ -144,23 +145,27 @@ class Finetuning:
         with self.progress.task("fine-tuning", self.steps * self.rows_a_step, "texts") as bar:
             bar.advance(self.state.step * self.rows_a_step)
             if self.counted and self.state.step % self.epoch_steps == 0:
-                self._end_epoch(
-                    self.state.step // self.epoch_steps
-                )  # the stop came while this epoch was being measured
+                # the stop came while this epoch was being measured
+                self._end_epoch(self.state.step // self.epoch_steps)
             while self.state.step < self.steps and not self._out_of_patience():
                 epoch = self.state.step // self.epoch_steps
                 set_trainable(self.model, self.config.transfer, epoch)
-                reports = fit(self.state, self._fetch, self._objective, self.config.optim, self.steps, self.runtime)
-                for report in reports:
-                    self.loss, self.counted = self.loss + report.loss * report.scored, self.counted + report.scored
-                    self.seconds += report.seconds
-                    bar.advance(self.rows_a_step, f"epoch {epoch + 1}, loss {self.loss / self.counted:.3f}")
-                    if report.step % self.epoch_steps == 0:
-                        self._end_epoch(epoch + 1)
-                        break
-                    if report.step % self.config.loop.save_every == 0:
-                        self._save()
-                    self.stop.check()
+                self._train_epoch(epoch, bar)
+                self.stop.check()
+
+    def _train_epoch(self, epoch: int, bar: Task) -> None:
+        config = self.config.optim
+        # closed at the end of the epoch, so that nothing of it is still being fetched when the next begins
+        with closing(fit(self.state, self._fetch, self._objective, config, self.steps, self.runtime)) as reports:
+            for report in reports:
+                self.loss, self.counted = self.loss + report.loss * report.scored, self.counted + report.scored
+                self.seconds += report.seconds
+                bar.advance(self.rows_a_step, f"epoch {epoch + 1}, loss {self.loss / self.counted:.3f}")
+                if report.step % self.epoch_steps == 0:
+                    self._end_epoch(epoch + 1)
+                    return
+                if report.step % self.config.loop.save_every == 0:
+                    self._save()
                 self.stop.check()
 
     def _out_of_patience(self) -> bool:
