@@ -3,9 +3,9 @@
     HeadstartError            exit code 1: tried and failed
     ├── UsageError            exit code 2: ask differently (an option, a configuration, a path that is not there)
     │   └── ConfigError       a setting: unknown, of the wrong type, out of range, at odds with another
-    ├── DataError             a user's file: missing column, broken row, wrong encoding, empty; names file and row
+    ├── DataError             exit code 2: a user's file: missing column, broken row, wrong encoding, empty; names file and row
     ├── StoreError            one of our own folders: damaged, of another format, in use, not finished
-    │   └── TransferError     the backbone of a folder does not fit where it should go
+    │   └── TransferError     exit code 2: the backbone of a folder does not fit where it should go
     ├── TrainingError         the numbers went wrong: a loss that is not finite
     └── Interrupted           exit code 130, 143 or 75: a signal or a time limit stopped the run after its state was saved
 
@@ -41,7 +41,9 @@ class StoreError(HeadstartError):
 
 
 class TransferError(StoreError):
-    """A backbone does not fit where it should go; nothing was transferred."""
+    """A backbone does not fit where it should go; nothing was transferred. Another folder was meant: the exit code is 2."""
+
+    exit_code = 2
 
 
 class TrainingError(HeadstartError):
