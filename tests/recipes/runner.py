@@ -14,8 +14,8 @@ from headstart.recipes.finetune import run_finetune
 from headstart.recipes.pretrain import run_pretrain
 from tiny import finetune_config, pretrain_config
 
-STEPS = 60
-EPOCHS = 6
+STEPS = 100
+EPOCHS = 14
 
 
 def go(what: str, data: Path, out: Path, resume: bool) -> None:

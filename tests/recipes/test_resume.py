@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runner import go
+from runner import EPOCHS, STEPS, go
 
 from headstart.errors import Interrupted, UsageError
 from headstart.files import read_json, write_json
@@ -84,7 +84,7 @@ def test_a_terminated_run_saves_where_it_was_and_says_how_to_go_on(reviews, unin
     said = process.communicate()[1]
     steps = [line["step"] for line in numbers(out) if line["kind"] == "step"]
     assert said.splitlines()[-1] == (
-        f"headstart: SIGTERM at step {steps[-1]} of 60; saved. Go on with: headstart pretrain --resume --out {out}"
+        f"headstart: SIGTERM at step {steps[-1]} of {STEPS}; saved. Go on with: headstart pretrain --resume --out {out}"
     )
     assert [path.name for path in (out / "checkpoints").iterdir()][-1:] != []
     assert (out / "checkpoints" / f"step-{steps[-1]:08d}").is_dir()  # at the very step, not at the last multiple
@@ -154,7 +154,7 @@ def test_the_same_settings_and_seed_give_the_same_result(reviews, uninterrupted,
     for what in ("pretrain", "finetune"):
         go(what, reviews, tmp_path / what, resume=False)
         assert (tmp_path / what / "result.json").read_bytes() == (uninterrupted / what / "result.json").read_bytes()
-    other = finetune_config(loop__epochs=6, runtime__seed=1)
+    other = finetune_config(loop__epochs=EPOCHS, runtime__seed=1)
     files = {"valid": str(reviews / "valid.csv"), "test": str(reviews / "test.csv")}
     run_finetune(str(reviews / "train.csv"), tmp_path / "other", other, source="scratch", **files)
     assert weights(tmp_path / "other") != weights(uninterrupted / "finetune")  # control: the seed does matter
