@@ -18,20 +18,7 @@ from headstart.recipes.training import build_classifier
 from headstart.store.bundle import load_bundle
 from headstart.store.tensors import load_tensors
 from headstart.text.tokenizer import load_tokenizer
-from tiny import finetune_config, pretrain_config, write_reviews
-
-
-class Listener:
-    """A progress that remembers what was said."""
-
-    def __init__(self):
-        from headstart.progress import Quiet
-
-        self.lines = []
-        self.task = Quiet().task
-
-    def say(self, line):
-        self.lines.append(line)
+from tiny import Listener, finetune_config, pretrain_config, write_reviews
 
 
 @pytest.fixture(scope="module")

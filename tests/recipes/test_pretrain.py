@@ -12,20 +12,7 @@ from headstart.recipes.pretrain import run_pretrain
 from headstart.store.bundle import load_bundle
 from headstart.store.tensors import load_tensors
 from headstart.text.tokenizer import load_tokenizer, train_tokenizer
-from tiny import pretrain_config, write_reviews
-
-
-class Listener:
-    """A progress that remembers what was said."""
-
-    def __init__(self):
-        from headstart.progress import Quiet
-
-        self.lines = []
-        self.task = Quiet().task
-
-    def say(self, line):
-        self.lines.append(line)
+from tiny import Listener, pretrain_config, write_reviews
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Training learns what can be learnt, nothing that cannot, and the same however it is cut up."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -267,3 +268,20 @@ def test_a_fault_in_fetching_ahead_is_not_lost():
 
     with pytest.raises(TrainingError, match="no such row"):
         list(in_turn(fetch, 0, 5, ahead=True))
+
+
+def test_a_step_takes_as_long_as_its_fetching_too_and_not_what_the_caller_does(monkeypatch):
+    data, now = rows(), [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def fetch(step: int) -> list[Batch]:
+        now[0] += 3
+        return [data.batch(step, 1)]
+
+    model, config = language_model(), OptimConfig()
+    state = TrainState(model, build_optimizer(model, config), 0)
+    seconds = []
+    for report in fit(state, fetch, lambda batch: predict_tokens(model, batch), config, 3, CPU):
+        seconds.append(report.seconds)
+        now[0] += 100  # measuring, saving
+    assert seconds == [3, 3, 3]

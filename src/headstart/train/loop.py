@@ -52,8 +52,8 @@ def fit(
     The loss of a step is a sum over all its batches, divided by all that they scored.
     """
     # on a GPU the next step's rows are laid out while this one's are computed
+    started = time.perf_counter()  # before the rows are fetched: waiting for them is part of a step
     for batches in in_turn(fetch, state.step, steps, ahead=runtime.device.type == "cuda"):
-        started = time.perf_counter()
         state.model.train()
         share = lr_share(state.step, steps, config)
         for group in state.optimizer.param_groups:
@@ -76,6 +76,7 @@ def fit(
         state.optimizer.zero_grad()
         state.step += 1
         yield StepReport(state.step, total / count, share * config.lr, norm, scored, time.perf_counter() - started)
+        started = time.perf_counter()
 
 
 def in_turn(fetch: Fetch, first: int, steps: int, *, ahead: bool) -> Iterator[list[Batch]]:

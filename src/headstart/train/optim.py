@@ -16,11 +16,15 @@ def level(name: str, depth: int) -> int:
 
     >>> [level(name, 4) for name in ("head.linear.bias", "backbone.layers.3.up.weight", "backbone.embedding.weight")]
     [0, 1, 5]
+    >>> level("backbone.norm.weight", 4)  # the last norm goes with the last layer
+    1
     """
     parts = name.split(".")
     if parts[0] == "head":
         return 0
-    return depth - int(parts[2]) if parts[1] == "layers" else depth + 1
+    if parts[1] == "embedding":
+        return depth + 1
+    return depth - int(parts[2]) if parts[1] == "layers" else 1
 
 
 class Together(Optimizer):
