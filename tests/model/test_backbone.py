@@ -274,3 +274,12 @@ def test_read_both_ways_a_classification_does_not_depend_on_padding_either(shape
     torch.testing.assert_close(together[:1], alone, rtol=0, atol=1e-6)
     changed = LabelledRows([np.array([4, 5, 6, 7, 8, 16])], [0], SPECIAL, context=32)
     assert not torch.allclose(class_scores(model, changed.batch([0])), alone)  # control: the text does matter
+
+
+def test_both_ways_a_head_reads_the_mean_of_the_real_tokens_causally_the_last():
+    hidden, lengths = torch.randn(2, 5, SHAPE.width), torch.tensor([3, 5])
+    both, causal = (build_classifier_head(SHAPE, 3, 0, reading) for reading in ("both", "causal"))
+    means = torch.stack([hidden[0, :3].mean(0), hidden[1].mean(0)])
+    torch.testing.assert_close(both(hidden, lengths), both.linear(means), rtol=1e-5, atol=1e-6)
+    last = torch.stack([hidden[0, 2], hidden[1, 4]])
+    torch.testing.assert_close(causal(hidden, lengths), causal.linear(last), rtol=1e-5, atol=1e-6)

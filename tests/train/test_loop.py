@@ -285,3 +285,12 @@ def test_a_step_takes_as_long_as_its_fetching_too_and_not_what_the_caller_does(m
         seconds.append(report.seconds)
         now[0] += 100  # measuring, saving
     assert seconds == [3, 3, 3]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon"])
+def test_a_step_moves_every_parameter(optimizer):
+    model, data = language_model(), rows()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    train(model, OptimConfig(optimizer=optimizer, lr=1e-2), 2, lambda step: [data.batch(0, data.rows)])
+    for name, parameter in model.named_parameters():
+        assert not torch.equal(parameter, before[name]), name
