@@ -4,17 +4,19 @@ import numpy as np
 import pytest
 import torch
 
-from headstart.config import OptimConfig
-from headstart.data.batches import CausalRows
+from headstart.config import ModelConfig, OptimConfig
+from headstart.data.batches import CausalRows, LabelledRows
 from headstart.errors import Interrupted
 from headstart.files import read_json
+from headstart.model.backbone import build_backbone
+from headstart.model.heads import Model, build_classifier_head
 from headstart.recipes.compare import run_compare
 from headstart.recipes.pretrain import run_pretrain
 from headstart.runtime import Runtime
 from headstart.train.loop import TrainState, fit
-from headstart.train.objectives import predict_tokens
+from headstart.train.objectives import classify, predict_tokens
 from headstart.train.optim import build_optimizer
-from tiny import CPU, SPECIAL, corpus, finetune_config, language_model, pretrain_config, write_reviews
+from tiny import CPU, SPECIAL, VOCABULARY, corpus, finetune_config, language_model, pretrain_config, write_reviews
 
 pytestmark = pytest.mark.gpu
 
@@ -73,3 +75,73 @@ def test_the_whole_story_runs_and_resumes(tmp_path):
         seeds=2,
     )
     assert page.is_file()
+
+
+MODERN = ModelConfig(block="modern", width=64, depth=3, heads=4, feedforward=96, context=48)
+
+
+@pytest.mark.parametrize("visibility", ["causal", "both"])
+@pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])
+def test_attention_between_bounds_is_attention_under_a_mask(visibility, padded):
+    sizes = [3, 41, 7, 2, 19, 5, 8, 33]
+    model = language_model(shape=MODERN).cuda().eval()
+    rows = CausalRows(
+        corpus(sizes),
+        np.arange(len(sizes)),
+        SPECIAL,
+        context=48,
+        layout="documents" if padded else "packed",
+        seed=1,
+    )
+    plain = rows.batch(0, rows.rows, segments_always=True)
+    batch = plain.to(torch.device("cuda"))
+    assert batch.bounds is not None
+    assert (batch.real is not None) == padded
+    real = batch.segments_BT != -1
+    with torch.inference_mode():
+        expected = model.backbone(batch.ids_BT, batch.segments_BT, visibility)[real]
+        with CUDA_BF16.autocast():
+            found = model.backbone(batch.ids_BT, batch.segments_BT, visibility, batch.bounds, batch.real)[real]
+            masked = model.backbone(batch.ids_BT, batch.segments_BT, visibility)[real]
+    wrong, usual = (found - expected).norm() / expected.norm(), (masked - expected).norm() / expected.norm()
+    assert usual < 0.02
+    assert wrong < 1.5 * usual + 1e-3
+
+
+@pytest.mark.parametrize("reading", ["causal", "both"])
+def test_a_classifier_learns_the_same_without_padding(reading):
+    texts = [np.arange(4, 4 + size) % 13 + 4 for size in (3, 11, 7, 2, 9, 40)]
+    rows = LabelledRows(texts, [0, 1, 0, 1, 0, 1], SPECIAL, context=48)
+    found = []
+    for runtime in (CPU, CUDA, CUDA_BF16):
+        head = build_classifier_head(MODERN, 2, 0, reading)
+        model = Model(build_backbone(MODERN, VOCABULARY, 0), head).to(runtime.device)
+        config = OptimConfig(lr=1e-3, optimizer="adamw")
+        state = TrainState(model, build_optimizer(model, config), 0)
+        steps = fit(
+            state, lambda _: [rows.batch(range(6))], lambda batch, m=model: classify(m, batch), config, 12, runtime
+        )
+        found.append([report.loss for report in steps])
+    cpu, cuda, short = found
+    assert cuda == pytest.approx(cpu, rel=2e-3)
+    assert short == pytest.approx(cpu, rel=0.05, abs=0.02)
+    assert short[-1] < 0.5 * short[0]  # control: it learns
+
+
+def test_a_compiled_network_learns_as_a_plain_one(tmp_path):
+    data = write_reviews(tmp_path / "data")
+    settings = {
+        "model__block": "modern",
+        "model__width": 32,
+        "model__heads": 2,
+        "objective": "hybrid",
+        "optim__optimizer": "muon",
+        "loop__steps": 30,
+        "runtime__device": "cuda",
+    }
+    for compiled in (False, True):
+        run_pretrain(
+            [str(data / "texts.txt")], tmp_path / str(compiled), pretrain_config(**settings, runtime__compile=compiled)
+        )
+    plain, compiled = (read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("False", "True"))
+    assert compiled == pytest.approx(plain, rel=0.03)

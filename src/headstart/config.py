@@ -130,6 +130,8 @@ class OptimConfig(Section):
     """wsd only: the share of the steps over which the rate falls."""
     clip: float = Field(0.5, ge=0)
     """Gradients are scaled down to this norm; 0 turns clipping off."""
+    average: float = Field(0.0, ge=0, lt=1)
+    """Above 0, a running mean of the weights with this decay is kept, measured and saved in place of the last weights."""
 
     @model_validator(mode="after")
     def _decay_needs_adamw(self) -> Self:
@@ -168,18 +170,30 @@ class FinetuneLoop(Section):
 
     epochs: int = Field(15, ge=1)
     """Passes over the labelled rows; validation chooses among them."""
+    least_steps: int = Field(0, ge=0)
+    """Few rows are read several times an epoch, until the run has at least this many steps."""
     batch_size: int = Field(8, ge=1)
     """Texts a forward pass."""
     accumulate: int = Field(1, ge=1)
     """Forward passes an optimizer step."""
     patience: int | None = Field(None, ge=1)
     """Stop after this many epochs without a better validation result; unset runs every epoch."""
+    choose: Literal["best", "last"] = "best"
+    """The weights that are kept: best is the epoch with the best validation accuracy; last needs a schedule that falls."""
+    minutes: float | None = Field(None, gt=0)
+    """At most this long: as many of the epochs as this machine does in so many minutes, timed at the start and then kept."""
     save_every: int = Field(500, ge=1)
     """Steps between checkpoints; the end of an epoch and an interruption save one too."""
     keep: int = Field(1, ge=1)
     """Checkpoints kept besides the best epoch's weights."""
     watch_test: bool = False
     """Also measure the test file after every epoch, as the published experiment did; recorded, never used to choose."""
+
+    @model_validator(mode="after")
+    def _the_last_needs_no_patience(self) -> Self:
+        if self.choose == "last" and self.patience is not None:
+            raise ValueError("loop.patience waits for a better epoch, which loop.choose last does not look for")
+        return self
 
 
 class TransferConfig(Section):

@@ -37,6 +37,18 @@ class Runtime:
         context: AbstractContextManager[None] = torch.autocast(self.device.type, dtype=torch.bfloat16)
         return context
 
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Weights and sums in fp32, products of them in TF32 where bf16 would be used to train."""
+        import torch
+
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = self.bf16 and self.device.type == "cuda"
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
+
 
 def start(config: RuntimeConfig) -> Runtime:
     """Choose the device and set the threads of this process."""

@@ -12,11 +12,12 @@ from headstart.errors import DataError
 from headstart.files import read_json
 from headstart.progress import Quiet
 from headstart.recipes.baselines import run_baseline
+from headstart.recipes.classifier import build_classifier, class_weights
 from headstart.recipes.compare import run_compare
 from headstart.recipes.finetune import run_finetune
 from headstart.recipes.labelled_data import load_data
 from headstart.recipes.pretrain import run_pretrain
-from headstart.recipes.training import Finetuning, build_classifier, class_weights
+from headstart.recipes.training import Finetuning
 from headstart.runtime import Stop
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import load_tokenizer

@@ -8,13 +8,13 @@ import torch
 from headstart.errors import ConfigError, DataError, TransferError, UsageError
 from headstart.files import read_json
 from headstart.predict.generate import Sampling, run_generate
+from headstart.recipes.classifier import build_classifier
 from headstart.recipes.compare import run_compare
 from headstart.recipes.evaluate import run_evaluate
 from headstart.recipes.finetune import run_finetune
 from headstart.recipes.labelled_data import load_data
 from headstart.recipes.prepare import run_prepare_labelled
 from headstart.recipes.pretrain import run_pretrain
-from headstart.recipes.training import build_classifier
 from headstart.store.bundle import load_bundle
 from headstart.store.tensors import load_tensors
 from headstart.text.tokenizer import load_tokenizer

@@ -6,9 +6,10 @@ from headstart.config import LabelledConfig
 from headstart.data.shards import Shards
 from headstart.errors import Interrupted
 from headstart.progress import Quiet
+from headstart.recipes.classifier import build_classifier
 from headstart.recipes.labelled_data import load_data
 from headstart.recipes.pretrain import _Pretraining, run_pretrain
-from headstart.recipes.training import Finetuning, build_classifier
+from headstart.recipes.training import Finetuning
 from headstart.runtime import Halt, Stop
 from headstart.store.rundir import RunFolder
 from tiny import CPU, finetune_config, pretrain_config, write_reviews

@@ -5,7 +5,7 @@ B rows of a batch, T tokens of a row.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -44,21 +44,60 @@ class Batch:
     owners_B: Tensor | None = None
     """The text each row is a window of, when texts are read in windows."""
     visibility: Visibility = "causal"
+    bounds: Tensor | None = None
+    """The documents of all rows in turn as cumulative lengths (int32), for kernels that need no padding; from `bounded`."""
+    real: Tensor | None = None
+    """With bounds, the flat places of real tokens; None when padding is counted as a document."""
+    places: Tensor | None = None
+    """The flat places of the tokens that are scored; from `bounded`."""
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch on a device."""
+        """The same batch on a device; for a GPU, told beforehand what would have to be asked of it."""
+        if device.type == self.ids_BT.device.type:
+            return self
+        batch = self.bounded() if device.type == "cuda" else self
+        tensors = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
+        if device.type == "cuda":  # only from pinned memory does a copy wait for nobody
+            tensors = {name: value.pin_memory() for name, value in tensors.items()}
+        moved: dict[str, Any] = {name: value.to(device, non_blocking=True) for name, value in tensors.items()}
+        return replace(batch, **moved)
 
-        def move(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(device, non_blocking=True)
+    def bounded(self) -> "Batch":
+        """The same batch with bounds, real and places worked out on the CPU: shapes that a GPU would have to be asked for."""
+        rows, width = self.ids_BT.shape
+        if self.lengths_B is not None:
+            lengths = self.lengths_B.numpy()
+            real = torch.from_numpy(np.flatnonzero(np.arange(width) < lengths[:, None]))
+            return replace(self, bounds=_cumulative(lengths), real=real)
+        assert self.targets.ndim == 2
+        places = torch.from_numpy(np.flatnonzero(self.targets.numpy() != UNSCORED))
+        if self.segments_BT is None:
+            return replace(self, places=places)
+        segments = self.segments_BT.numpy()
+        starts = np.ones((rows, width), dtype=bool)
+        starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
+        kept = (segments != PADDING).ravel()
+        if kept.mean() > _WORTH_UNPADDING:  # shapes that stay the same are worth more: padding is one more document
+            kept = np.ones_like(kept)
+        cut = np.flatnonzero(starts.ravel() & kept)
+        ends = np.cumsum(kept)
+        lengths = np.diff(np.append(ends[cut] - 1, ends[-1]))
+        unpadded = None if kept.all() else torch.from_numpy(np.flatnonzero(kept))
+        return replace(self, bounds=_cumulative(lengths), real=unpadded, places=places)
 
-        return replace(
-            self,
-            ids_BT=self.ids_BT.to(device, non_blocking=True),
-            segments_BT=move(self.segments_BT),
-            targets=self.targets.to(device, non_blocking=True),
-            lengths_B=move(self.lengths_B),
-            owners_B=move(self.owners_B),
-        )
+
+_WORTH_UNPADDING = 0.95
+"""Share of real tokens above which padding is computed along."""
+_FEWEST_BOUNDS = 256
+
+
+def _cumulative(lengths: NDArray[np.integer]) -> Tensor:
+    """Lengths summed up from 0, then filled with empty documents to a power of two: few shapes to compile for."""
+    size = max(_FEWEST_BOUNDS, 1 << len(lengths).bit_length())
+    bounds = np.full(size, lengths.sum(), dtype=np.int32)
+    bounds[0] = 0
+    bounds[1 : len(lengths) + 1] = np.cumsum(lengths)
+    return torch.from_numpy(bounds)
 
 
 def mixed(keys: NDArray[np.uint64], seed: int, stream: int) -> NDArray[np.uint64]:
@@ -106,15 +145,19 @@ class CausalRows:
 
     def batch(self, first: int, count: int, *, segments_always: bool = False) -> Batch:
         """Rows `first` to `first + count` of the endless run of epochs."""
-        rows = [self._row(*divmod(index, self.rows)) for index in range(first, first + count)]
-        width = self.context if self.layout == "packed" else max(len(ids) for ids, _, _ in rows)
-        ids = np.full((count, width), self.special.pad, dtype=np.int64)
-        segments = np.full((count, width), PADDING, dtype=np.int64)
-        targets = np.full((count, width), UNSCORED, dtype=np.int64)
-        for place, (row_ids, row_segments, row_targets) in enumerate(rows):
-            ids[place, : len(row_ids)] = row_ids
-            segments[place, : len(row_ids)] = row_segments
-            targets[place, : len(row_ids)] = row_targets
+        fetch = self._packed if self.layout == "packed" else self._documents
+        parts = []
+        while count:
+            epoch, row = divmod(first, self.rows)
+            bite = min(count, self.rows - row)
+            self._arrange(epoch)
+            parts.append(fetch(row, bite))
+            first, count = first + bite, count - bite
+        width = max(ids.shape[1] for ids, _, _ in parts)
+        ids, segments, targets = (
+            np.concatenate([_widened(part, width, filling) for part in rows])
+            for rows, filling in zip(zip(*parts, strict=True), (self.special.pad, PADDING, UNSCORED), strict=True)
+        )
         return Batch(
             ids_BT=torch.from_numpy(ids),
             segments_BT=torch.from_numpy(segments) if self.layout == "packed" or segments_always else None,
@@ -122,31 +165,42 @@ class CausalRows:
             scored=int((targets != UNSCORED).sum()),
         )
 
-    def _row(self, epoch: int, index: int) -> tuple[Ints, Ints, Ints]:
-        self._arrange(epoch)
-        if self.layout == "documents":
-            ids, targets = self._document(int(self._order[index]), 0, self.context)
-            return ids, np.zeros_like(ids), targets
-        start, stop = index * self.context, min((index + 1) * self.context, self.inputs)
-        place = int(np.searchsorted(self._ends, start, side="right"))
-        pieces: list[tuple[Ints, Ints, Ints]] = []
-        while start < stop:
-            begins = int(self._ends[place - 1]) if place else 0
-            ends = min(int(self._ends[place]), stop)
-            ids, targets = self._document(int(self._order[place]), start - begins, ends - begins)
-            pieces.append((ids, np.full_like(ids, len(pieces)), targets))
-            start, place = ends, place + 1
-        ids, segments, targets = (np.concatenate(part) for part in zip(*pieces, strict=True))
+    def _packed(self, row: int, count: int) -> tuple[Ints, Ints, Ints]:
+        """Ids, segments and targets of rows of the epoch in hand: one stretch of its text, cut every `context` tokens."""
+        start, stop = row * self.context, min((row + count) * self.context, self.inputs)
+        first = int(np.searchsorted(self._ends, start, side="right"))
+        last = int(np.searchsorted(self._ends, stop, side="left"))
+        places = range(first, last + 1)
+        wholes = self._ends[first : last + 1] - self._lengths[self._order[first : last + 1]]
+        begins, ends = np.maximum(wholes, start), np.minimum(self._ends[first : last + 1], stop)
+        pieces = [
+            self._document(int(self._order[place]), begin - whole, end - whole)
+            for place, whole, begin, end in zip(places, wholes.tolist(), begins.tolist(), ends.tolist(), strict=True)
+        ]
+        shape = (count, self.context)
+        ids = _filled(np.concatenate([piece[:-1] for piece in pieces]), shape, self.special.pad)
+        targets = _filled(np.concatenate([piece[1:] for piece in pieces]), shape, UNSCORED)
+        owners = _filled(np.repeat(np.arange(len(pieces)), ends - begins), shape, PADDING)
+        return ids, np.where(owners == PADDING, PADDING, owners - owners[:, :1]), targets
+
+    def _documents(self, row: int, count: int) -> tuple[Ints, Ints, Ints]:
+        """The same when each document has its own row."""
+        pieces = [self._document(int(index), 0, self.context) for index in self._order[row : row + count]]
+        shape = (count, max(map(len, pieces)) - 1)
+        ids = np.full(shape, self.special.pad, dtype=np.int64)
+        segments, targets = np.full(shape, PADDING, dtype=np.int64), np.full(shape, UNSCORED, dtype=np.int64)
+        for place, piece in enumerate(pieces):
+            ids[place, : len(piece) - 1], targets[place, : len(piece) - 1] = piece[:-1], piece[1:]
+            segments[place, : len(piece) - 1] = 0
         return ids, segments, targets
 
-    def _document(self, index: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Inputs and targets of one document between two places of its input."""
+    def _document(self, index: int, start: int, stop: int) -> Ints:
+        """A document between two places of its input, and the token after them: inputs [:-1], targets [1:]."""
         tokens = self.corpus.ids(int(self.documents[index]))  # a view: a book must not be copied for each of its rows
         stop = min(stop, len(tokens) + 1)
         before = [self.special.sos] if start == 0 else []
         after = [self.special.eos] if stop == len(tokens) + 1 else []
-        piece = np.concatenate((before, tokens[max(start - 1, 0) : stop], after)).astype(np.int64)
-        return piece[:-1], piece[1:]
+        return np.concatenate((before, tokens[max(start - 1, 0) : stop], after)).astype(np.int64)
 
     def _arrange(self, epoch: int) -> None:
         if epoch == self._epoch:
@@ -155,6 +209,17 @@ class CausalRows:
         self._order = np.arange(count) if self.seed is None else shuffled(count, self.seed, epoch)
         self._ends = np.cumsum(self._lengths[self._order])
         self._epoch = epoch
+
+
+def _filled(values: Ints, shape: tuple[int, int], filling: int) -> Ints:
+    """Values laid out in rows, the rest of the last rows filled."""
+    rows = np.full(shape, filling, dtype=np.int64)
+    rows.flat[: len(values)] = values
+    return rows
+
+
+def _widened(rows: Ints, width: int, filling: int) -> Ints:
+    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=filling)
 
 
 class LabelledRows:

@@ -4,10 +4,12 @@ B batch, T tokens of the query, S tokens that may be seen, D width, H heads, K w
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 
 from headstart.config import Visibility
 from headstart.model.positions import turn
@@ -35,6 +37,12 @@ class View:
     """From `visible`; None means causal over one document a row."""
     rotary: tuple[Tensor, Tensor] | None = None
     """Cosine and sine of the tokens' places, for networks that turn instead of adding."""
+    bounds: Tensor | None = None
+    """Where each document begins when all tokens lie in one row without padding, and where the last one ends."""
+    longest: int = 0
+    """No document between bounds is longer."""
+    causal: bool = True
+    """What `seen` would say of documents between bounds."""
 
 
 class SelfAttention(nn.Module):
@@ -49,6 +57,8 @@ class SelfAttention(nn.Module):
 
     def forward(self, x_BTD: Tensor, view: View, past: KeyValues | None = None) -> tuple[Tensor, KeyValues]:
         """Attend. Returns keys and values for the next call too."""
+        if view.bounds is not None:
+            return self._between_bounds(x_BTD, view, view.bounds)
         query, key, value = (self._split(part) for part in self.inward(x_BTD).chunk(3, dim=-1))
         if view.rotary is not None:
             query, key = turn(query, *view.rotary), turn(key, *view.rotary)
@@ -67,6 +77,27 @@ class SelfAttention(nn.Module):
             is_causal=seen is None and past is None,
         )
         return self.outward(mixed_BHTK.transpose(1, 2).flatten(-2)), (key, value)
+
+    def _between_bounds(self, x_1ND: Tensor, view: View, bounds: Tensor) -> tuple[Tensor, KeyValues]:
+        """The same over documents end to end, by a kernel that never looks across a bound: no mask, no padding."""
+        query, key, value = self.inward(x_1ND[0]).view(x_1ND.shape[1], 3, self.heads, -1).unbind(1)
+        if view.rotary is not None:
+            cos_N1K, sin_N1K = (part[:, None] for part in view.rotary)
+            query, key = turn(query, cos_N1K, sin_N1K), turn(key, cos_N1K, sin_N1K)
+        mixed_NHK = cast(
+            Tensor,
+            varlen_attn(
+                query,
+                key,
+                value,
+                bounds,
+                bounds,
+                view.longest,
+                view.longest,
+                window_size=(-1, 0) if view.causal else (-1, -1),
+            ),
+        )
+        return self.outward(mixed_NHK.flatten(-2))[None], (key, value)
 
     def _split(self, x_BTD: Tensor) -> Tensor:
         return x_BTD.view(*x_BTD.shape[:-1], self.heads, -1).transpose(1, 2)

@@ -27,14 +27,27 @@ class Backbone(nn.Module):
         self.embedding = nn.Embedding(vocab_size, config.width)
         self.layers = nn.ModuleList(BLOCKS[config.block](config) for _ in range(config.depth))
         self.norm = nn.RMSNorm(config.width, eps=NORM_EPSILON) if self.modern else nn.Identity()
+        self.compiled = False
 
-    def forward(self, ids_BT: Tensor, segments_BT: Tensor | None = None, visibility: Visibility = "causal") -> Tensor:
+    def forward(
+        self,
+        ids_BT: Tensor,
+        segments_BT: Tensor | None = None,
+        visibility: Visibility = "causal",
+        bounds: Tensor | None = None,
+        real: Tensor | None = None,
+    ) -> Tensor:
         """Hidden states of every position.
 
         Args:
             segments_BT: the document each token belongs to, documents lying end to end; padding is PADDING. None says
                 that a row is one document, padded on the right if at all: under `causal` nothing real sees padding.
+            bounds: the same as cumulative lengths over all rows in turn: where a kernel for that is at hand, it is used.
+            real: with bounds, the flat places of the tokens that are not padding; padding then costs nothing, and its
+                hidden states are zero.
         """
+        if bounds is not None and self._has_kernel(ids_BT):
+            return self._between_bounds(ids_BT, visibility, bounds, real)
         if segments_BT is None and visibility == "causal":
             positions, seen = torch.arange(ids_BT.shape[1], device=ids_BT.device), None
         else:
@@ -45,6 +58,40 @@ class Backbone(nn.Module):
         for layer in self.layers:
             hidden_BTD, _ = layer(hidden_BTD, view)
         return cast(Tensor, self.norm(hidden_BTD))
+
+    def _has_kernel(self, ids_BT: Tensor) -> bool:
+        """Whether attention between bounds can run here: its kernel wants CUDA, bf16 and round heads, and drops nothing."""
+        config = self.config
+        drops = not self.modern and self.training and config.dropout > 0
+        return (
+            ids_BT.is_cuda and torch.is_autocast_enabled("cuda") and not drops and config.width // config.heads % 8 == 0
+        )
+
+    def _between_bounds(self, ids_BT: Tensor, visibility: Visibility, bounds: Tensor, real: Tensor | None) -> Tensor:
+        """All rows as one, without padding if `real` tells it, and back."""
+        ids_N = ids_BT.flatten() if real is None else ids_BT.flatten()[real]
+        index_N = torch.arange(len(ids_N), device=ids_N.device)
+        # a place counts from the last bound at or before it
+        starts_N = bounds[torch.searchsorted(bounds, index_N, right=True, out_int32=True) - 1]
+        positions_N = index_N - starts_N
+        rotary = angles(positions_N, self.config.width // self.config.heads) if self.modern else None
+        # the context, not the longest here: a bound that stays the same is compiled once
+        view = View(None, rotary, bounds, max(self.config.context, ids_BT.shape[1]), visibility == "causal")
+        hidden = self._embed(ids_N[None], positions_N)
+        if self.compiled and real is not None:
+            _say_dynamic(hidden, rotary)
+        for layer in self.layers:
+            hidden, _ = layer(hidden, view)
+        hidden_ND = cast(Tensor, self.norm(hidden))[0]
+        if real is not None:
+            hidden_ND = hidden_ND.new_zeros(ids_BT.numel(), hidden_ND.shape[1]).index_copy(0, real, hidden_ND)
+        return hidden_ND.view(*ids_BT.shape, -1)
+
+    def compile_layers(self) -> None:
+        """Let torch compile the layer, once for all of them: seconds where the whole network would take a minute."""
+        self.compiled = True
+        for layer in self.layers:
+            layer.compile()
 
     def extend(self, ids_BT: Tensor, past: list[KeyValues] | None) -> tuple[Tensor, list[KeyValues]]:
         """Hidden states of new tokens that follow those already in `past`, causally; for generation."""
@@ -70,6 +117,13 @@ class Backbone(nn.Module):
         cos, sin = angles(positions, self.config.width // self.config.heads)
         # positions of a row (B, T) need a place for the heads; positions that all rows share (T) do not
         return (cos[:, None], sin[:, None]) if positions.ndim == 2 else (cos, sin)
+
+
+def _say_dynamic(hidden_1ND: Tensor, rotary: tuple[Tensor, Tensor] | None) -> None:
+    """Tell the compiler that the number of tokens changes from call to call, before it finds out by compiling again."""
+    torch._dynamo.mark_dynamic(hidden_1ND, 1)
+    for table_NK in rotary or ():
+        torch._dynamo.mark_dynamic(table_NK, 0)
 
 
 def build_backbone(config: ModelConfig, vocab_size: int, seed: int) -> Backbone:

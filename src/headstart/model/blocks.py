@@ -47,7 +47,8 @@ class ModernBlock(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(config.width, eps=NORM_EPSILON)
-        self.attention = SelfAttention(config.width, config.heads, config.dropout, bias=False)
+        # nothing is dropped inside attention: Llama's shells do not, and the fast kernels cannot
+        self.attention = SelfAttention(config.width, config.heads, 0.0, bias=False)
         self.norm2 = nn.RMSNorm(config.width, eps=NORM_EPSILON)
         self.gate = nn.Linear(config.width, config.feedforward, bias=False)
         self.up = nn.Linear(config.width, config.feedforward, bias=False)

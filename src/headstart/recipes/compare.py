@@ -19,9 +19,10 @@ from headstart.layering import layered
 from headstart.model.ledger import ledger
 from headstart.progress import Progress, Quiet
 from headstart.recipes.baselines import run_baseline
+from headstart.recipes.classifier import build_classifier, class_weights, reading_of
 from headstart.recipes.finetune import SCRATCH, choose_tokenizer, settled
 from headstart.recipes.labelled_data import LabelledData, load_data
-from headstart.recipes.training import Finetuning, build_classifier, class_weights, reading_of
+from headstart.recipes.training import Finetuning
 from headstart.report.page import write_report
 from headstart.runtime import Halt, Runtime, Stop, environment, start, stopping
 from headstart.store.bundle import Bundle, load_bundle

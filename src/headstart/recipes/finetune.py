@@ -8,8 +8,9 @@ from headstart.errors import Interrupted, UsageError
 from headstart.files import read_json, write_json
 from headstart.layering import layered
 from headstart.progress import Progress, Quiet
+from headstart.recipes.classifier import build_classifier, class_weights, reading_of
 from headstart.recipes.labelled_data import LabelledData, load_data
-from headstart.recipes.training import Finetuning, Outcome, build_classifier, class_weights, reading_of
+from headstart.recipes.training import Finetuning, Outcome
 from headstart.runtime import Halt, environment, start, stopping
 from headstart.store.bundle import Bundle, load_bundle, save_bundle
 from headstart.store.rundir import RunFolder

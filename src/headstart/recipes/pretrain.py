@@ -145,8 +145,7 @@ class _Pretraining:
         """Train to the end, or to a stop."""
         self.stop = stop
         if self.config.runtime.compile:
-            # in place: the module keeps its names, and what is saved is the plain one
-            self.model.backbone.compile()
+            self.model.backbone.compile_layers()
         self.steps = self._plan()
         self._tell()
         if resume:

@@ -4,35 +4,36 @@ The head is drawn from the seed before the backbone is loaded, so two arms of a 
 """
 
 import shutil
-from collections.abc import Sequence
+import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from headstart.config import FinetuneConfig, ModelConfig, Visibility
+from headstart.config import FinetuneConfig
 from headstart.data.batches import Batch, LabelledRows, shuffled
-from headstart.errors import ConfigError
-from headstart.files import read_manifest, whole_folder
-from headstart.model.backbone import build_backbone
-from headstart.model.heads import ClassifierHead, Model, build_classifier_head
+from headstart.files import read_json, read_manifest, whole_folder, write_json
+from headstart.model.heads import ClassifierHead, Model
 from headstart.progress import Progress, Task
-from headstart.recipes.labelled_data import LabelledData, Part
+from headstart.recipes.classifier import class_weights
+from headstart.recipes.labelled_data import LabelledData
 from headstart.runtime import Halt, Runtime, Stop
-from headstart.store.bundle import Bundle
 from headstart.store.checkpoint import resume_from, save_checkpoint
-from headstart.store.receipt import TransferReceipt, transfer
 from headstart.store.rundir import RunFolder
 from headstart.store.tensors import load_into, load_tensors, save_tensors
+from headstart.train.average import Average, averaged
 from headstart.train.evaluate import Evaluation, evaluate_scores, score_texts
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import LossSum, classify
 from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer, set_trainable
+
+_WARM_STEPS, _TIMED_STEPS, _TRAINING_SHARE = 3, 20, 0.95
+_SECONDS_BETWEEN_SAVES = 20.0
+"""At the end of an epoch; `loop.save_every` counts steps besides."""
 
 
 @dataclass(frozen=True)
@@ -46,27 +47,6 @@ class Outcome:
     test: Evaluation | None
     predictions: tuple[int, ...]
     """Predicted labels of the test rows, in file order."""
-
-
-def build_classifier(
-    shape: ModelConfig, data: LabelledData, source: Bundle | None, name: str, seed: int, reading: Visibility
-) -> tuple[Model[ClassifierHead], TransferReceipt | None]:
-    """A classifier from a pretrained folder or from random weights; the head is the same in both."""
-    shape = source.config if source else shape
-    model: Model[ClassifierHead] = Model(
-        build_backbone(shape, source.model.backbone.vocab_size if source else data.tokenizer.vocab_size, seed),
-        build_classifier_head(shape, len(data.labels), seed, reading),
-    )
-    return model, transfer(name, model, data.tokenizer, source) if source else None
-
-
-def reading_of(config: FinetuneConfig, source: Bundle | None) -> Visibility:
-    """How the classifier reads: as asked, as the source learnt to, or as its kind of network does best from scratch."""
-    if config.transfer.reading != "auto":
-        return config.transfer.reading
-    if source is not None:
-        return source.visibility
-    return "causal" if config.model.block == "classic" else "both"
 
 
 class Finetuning:
@@ -100,11 +80,17 @@ class Finetuning:
         weights = class_weights(config, data.labels, data.train)
         self.weights = None if weights is None else weights.to(runtime.device)
         self.rows_a_step = config.loop.batch_size * config.loop.accumulate
-        self.epoch_steps = -(-len(self.train) // self.rows_a_step)
+        self.pass_steps = -(-len(self.train) // self.rows_a_step)
+        self.epoch_steps = self.pass_steps * max(
+            1, -(-config.loop.least_steps // (self.pass_steps * config.loop.epochs))
+        )
         self.steps = self.epoch_steps * config.loop.epochs
-        self.state = TrainState(model, build_optimizer(model, config.optim, config.transfer.layer_decay), self.seed)
+        self.state = self._fresh_state()
         self.best_epoch, self.best_accuracy, self.best_loss = 0, -1.0, 0.0
+        self.best: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
+        """The weights of the best epoch, of backbone and head, in memory until a checkpoint is due."""
         self.loss, self.counted, self.seconds, self.saved = 0.0, 0, 0.0, 0
+        self.saved_at = time.monotonic()
         self._ordered, self._order = -1, shuffled(0, 0, 0)
         self.quiet = quiet
         if not quiet:
@@ -123,9 +109,12 @@ class Finetuning:
 
     def go(self, *, resume: bool) -> Outcome:
         """Train, choose by validation, read test once. On a stop the state is saved and Halt goes on to the caller."""
+        if self.config.runtime.compile:
+            self.model.backbone.compile_layers()
+        self.steps = self._plan()
         if resume:
             moments, state = resume_from(self.run, self.model, self._say)
-            restore_optimizer(self.state.optimizer, self.model, moments)
+            restore_optimizer(self.state.optimizer, self.model, moments, self.state.average)
             self.state.step = self.saved = state["step"]
             if state["step"]:
                 self.best_epoch, self.best_accuracy, self.best_loss = state["best"]
@@ -137,6 +126,37 @@ class Finetuning:
             self._save()
             raise
 
+    def _fresh_state(self) -> TrainState:
+        config = self.config
+        optimizer = build_optimizer(self.model, config.optim, config.transfer.layer_decay)
+        average = Average(self.model, config.optim.average) if config.optim.average else None
+        return TrainState(self.model, optimizer, self.seed, average=average)
+
+    def _plan(self) -> int:
+        """How many steps: all epochs, or as many steps as the minutes allow; written down, so that resuming keeps it."""
+        wanted, path = self.steps, self.run.path / "plan.json"
+        if self.config.loop.minutes is None:
+            return wanted
+        if not path.is_file():
+            self._say("timing a few steps")
+            before = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+            started = time.monotonic()
+            self._evaluate(self.valid)
+            measuring = time.monotonic() - started
+            trial = min(wanted, _WARM_STEPS + _TIMED_STEPS)
+            with closing(
+                fit(self._fresh_state(), self._fetch, self._objective, self.config.optim, trial, self.runtime)
+            ) as reports:
+                seconds = [report.seconds for report in reports][_WARM_STEPS:] or [1.0]
+            self.model.load_state_dict(before)
+            epoch = measuring + self.epoch_steps * sum(seconds) / len(seconds)
+            left = max(0.0, 60 * self.config.loop.minutes * _TRAINING_SHARE - measuring)
+            steps = max(1, min(wanted, int(left / epoch * self.epoch_steps)))
+            write_json(path, {"steps": steps, "seconds_a_step": sum(seconds) / len(seconds)})
+        steps = int(read_json(path)["steps"])
+        self._say(f"{steps:,} steps, {steps / self.epoch_steps:.1f} epochs, in {self.config.loop.minutes:g} minutes")
+        return steps
+
     def _say(self, line: str) -> None:
         if not self.quiet:
             self.progress.say(line)
@@ -144,9 +164,9 @@ class Finetuning:
     def _train(self) -> None:
         with self.progress.task("fine-tuning", self.steps * self.rows_a_step, "texts") as bar:
             bar.advance(self.state.step * self.rows_a_step)
-            if self.counted and self.state.step % self.epoch_steps == 0:
+            if self.counted and self._is_epochs_end(self.state.step):
                 # the stop came while this epoch was being measured
-                self._end_epoch(self.state.step // self.epoch_steps)
+                self._end_epoch(-(-self.state.step // self.epoch_steps))
             while self.state.step < self.steps and not self._out_of_patience():
                 epoch = self.state.step // self.epoch_steps
                 set_trainable(self.model, self.config.transfer, epoch)
@@ -161,12 +181,15 @@ class Finetuning:
                 self.loss, self.counted = self.loss + report.loss * report.scored, self.counted + report.scored
                 self.seconds += report.seconds
                 bar.advance(self.rows_a_step, f"epoch {epoch + 1}, loss {self.loss / self.counted:.3f}")
-                if report.step % self.epoch_steps == 0:
+                if self._is_epochs_end(report.step):
                     self._end_epoch(epoch + 1)
                     return
                 if report.step % self.config.loop.save_every == 0:
                     self._save()
                 self.stop.check()
+
+    def _is_epochs_end(self, step: int) -> bool:
+        return step % self.epoch_steps == 0 or step == self.steps
 
     def _out_of_patience(self) -> bool:
         patience = self.config.loop.patience
@@ -174,9 +197,9 @@ class Finetuning:
         return patience is not None and within == 0 and done > 0 and done - self.best_epoch >= patience
 
     def _fetch(self, step: int) -> list[Batch]:
-        epoch, place = divmod(step, self.epoch_steps)
-        if epoch != self._ordered:
-            self._ordered, self._order = epoch, shuffled(len(self.train), self.seed, epoch)
+        passes, place = divmod(step, self.pass_steps)
+        if passes != self._ordered:
+            self._ordered, self._order = passes, shuffled(len(self.train), self.seed, passes)
         order = self._order[place * self.rows_a_step : (place + 1) * self.rows_a_step]
         size = self.config.loop.batch_size
         return [self.train.batch(order[first : first + size]) for first in range(0, len(order), size)]
@@ -186,7 +209,14 @@ class Finetuning:
 
     def _end_epoch(self, epoch: int) -> None:
         """Measure on validation, remember the best epoch, save. A stop in the middle leaves the epoch to be ended again."""
-        valid = self._evaluate(self.valid)
+        with averaged(self.model, self.state.average):
+            valid = self._evaluate(self.valid)
+            watched = self._evaluate(self.test) if self.config.loop.watch_test and self.test else None
+            # among equals the lower validation loss, then the earlier epoch
+            better = (valid.accuracy, -valid.loss) > (self.best_accuracy, -self.best_loss)
+            if better or not self.best_epoch or self.config.loop.choose == "last":
+                self.best_epoch, self.best_accuracy, self.best_loss = epoch, valid.accuracy, valid.loss
+                self.best = _copied(self.model.backbone), _copied(self.model.head)
         figures: dict[str, Any] = {
             "epoch": epoch,
             "train_loss": self.loss / self.counted,
@@ -195,22 +225,16 @@ class Finetuning:
             "valid_macro_f1": valid.macro_f1,
             "seconds": round(self.seconds, 3),
         }
-        if self.config.loop.watch_test and self.test:
-            figures["test_accuracy"] = self._evaluate(self.test).accuracy
-        # among equals the lower validation loss, then the earlier epoch
-        if (valid.accuracy, -valid.loss) > (self.best_accuracy, -self.best_loss) or not self.best_epoch:
-            self.best_epoch, self.best_accuracy, self.best_loss = epoch, valid.accuracy, valid.loss
-            self._save_best()
+        if watched:
+            figures["test_accuracy"] = watched.accuracy
         self.run.metrics.write("epoch", **figures)
         self.loss, self.counted, self.seconds = 0.0, 0, 0.0
         self._say(
             f"epoch {epoch:>2}: train loss {figures['train_loss']:.3f}, validation accuracy {valid.accuracy:.4f}"
-            f"{'  best so far' if self.best_epoch == epoch else ''}"
+            f"{'  best so far' if self.best_epoch == epoch and self.config.loop.choose == 'best' else ''}"
         )
-        self._save()
-        for old in self.run.path.glob("best-epoch-*"):
-            if old != self._best_path:
-                shutil.rmtree(old, ignore_errors=True)
+        if time.monotonic() - self.saved_at > _SECONDS_BETWEEN_SAVES:  # what is quickly done again need not be saved
+            self._save()
 
     def _evaluate(self, rows: LabelledRows) -> Evaluation:
         return evaluate_scores(self._scores(rows), rows.labels, self.data.labels, 0 if rows.windows else rows.long)
@@ -222,28 +246,33 @@ class Finetuning:
     def _best_path(self) -> Path:
         return self.run.path / f"best-epoch-{self.best_epoch:04d}"
 
-    def _save_best(self) -> None:
-        with whole_folder(self._best_path, kind="best") as draft:
-            save_tensors(draft / "backbone.safetensors", self.model.backbone.state_dict())
-            save_tensors(draft / "head.safetensors", self.model.head.state_dict())
-
     def _save(self) -> None:
         if self.state.step == self.saved:
             return
+        if self.best and not self._best_path.exists():  # before the checkpoint that speaks of it
+            with whole_folder(self._best_path, kind="best") as draft:
+                save_tensors(draft / "backbone.safetensors", self.best[0])
+                save_tensors(draft / "head.safetensors", self.best[1])
         state = {
             "best": [self.best_epoch, self.best_accuracy, self.best_loss],
             "loss": self.loss,
             "counted": self.counted,
             "seconds": self.seconds,
         }
-        moments = optimizer_tensors(self.state.optimizer, self.model)
+        moments = optimizer_tensors(self.state.optimizer, self.model, self.state.average)
         save_checkpoint(self.run, self.state.step, self.model, moments, state, self.config.loop.keep)
-        self.saved = self.state.step
+        self.saved, self.saved_at = self.state.step, time.monotonic()
+        for old in self.run.path.glob("best-epoch-*"):
+            if old != self._best_path:
+                shutil.rmtree(old, ignore_errors=True)
 
     def _conclude(self) -> Outcome:
-        read_manifest(self._best_path, kind="best")
-        load_into(self.model.backbone, load_tensors(self._best_path / "backbone.safetensors"), str(self._best_path))
-        load_into(self.model.head, load_tensors(self._best_path / "head.safetensors"), str(self._best_path))
+        if self.best is None:  # found before an interruption
+            read_manifest(self._best_path, kind="best")
+            parts = (load_tensors(self._best_path / f"{name}.safetensors") for name in ("backbone", "head"))
+            self.best = next(parts), next(parts)
+        load_into(self.model.backbone, self.best[0], str(self._best_path))
+        load_into(self.model.head, self.best[1], str(self._best_path))
         valid, test = self._evaluate(self.valid), None
         predictions: tuple[int, ...] = ()
         if self.test is not None:
@@ -257,17 +286,6 @@ class Finetuning:
         return Outcome(self.model, epochs, self.best_epoch, valid, test, predictions)
 
 
-def class_weights(config: FinetuneConfig, labels: Sequence[str], train: Part) -> Tensor | None:
-    """Weights in the order of the labels, from names or from the balance of the training rows; None without."""
-    wanted = config.transfer.class_weights
-    if wanted is None:
-        return None
-    if wanted == "balanced":
-        counts = np.bincount(train.gold, minlength=len(labels))
-        return torch.tensor(len(train) / (len(labels) * np.maximum(counts, 1)), dtype=torch.float32)
-    for name in wanted:
-        if name not in labels:
-            raise ConfigError(
-                f"transfer.class_weights names {name!r}, which is not a label; labels: {', '.join(labels)}"
-            )
-    return torch.tensor([wanted.get(label, 1.0) for label in labels], dtype=torch.float32)
+def _copied(module: nn.Module) -> dict[str, Tensor]:
+    """The weights of a module, away from the device and safe from what comes next."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in module.state_dict().items()}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,6 +32,11 @@ class LanguageScore:
     bytes: int
 
 
+def uncompiled(model: Model[Any]) -> AbstractContextManager[object]:
+    """Measuring is short: it does not wait for a compiler."""
+    return torch.compiler.set_stance("force_eager") if model.backbone.compiled else nullcontext()
+
+
 def score_language(
     model: Model[LanguageHead],
     rows: CausalRows,
@@ -47,7 +53,7 @@ def score_language(
     model.eval()
     nats, tokens = 0.0, 0
     bite = max(1, EVALUATION_TOKENS // rows.context)
-    with torch.inference_mode():
+    with torch.inference_mode(), uncompiled(model):
         for first in range(0, rows.rows, bite):
             check()
             batch = (fetch or rows.batch)(first, min(bite, rows.rows - first))
@@ -100,10 +106,10 @@ def score_texts(
     """Scores of every text over the labels, in the order of `rows`; texts of like length are read together."""
     model.eval()
     scores = np.empty((len(rows), model.head.linear.out_features))
-    with torch.inference_mode():
+    with torch.inference_mode(), uncompiled(model), runtime.scoring():
         for indices in rows.buckets(EVALUATION_TOKENS):
             check()
-            # in fp32 everywhere: an answer must not depend on what else was in the batch
+            # no bf16 here: an answer must not depend on what else was in the batch
             part = class_scores(model, rows.batch(indices).to(runtime.device))
             scores[indices] = part.cpu().double().numpy()  # in this order: Apple's GPUs have no float64
             if done:

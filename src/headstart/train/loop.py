@@ -2,19 +2,21 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from headstart.config import OptimConfig
 from headstart.data.batches import Batch
 from headstart.errors import TrainingError
 from headstart.runtime import Runtime, seed_step
-from headstart.train.objectives import Objective
+from headstart.train.average import Average
+from headstart.train.objectives import LossSum, Objective
 from headstart.train.schedule import lr_share
 
 
@@ -26,6 +28,8 @@ class TrainState:
     optimizer: Optimizer
     seed: int
     step: int = 0
+    average: Average | None = None
+    """The running mean of the weights, if one is kept."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,9 @@ class StepReport:
     seconds: float
 
 
+_AHEAD = 3
+"""Steps whose rows a GPU run has ready."""
+
 Fetch = Callable[[int], list[Batch]]
 """The batches of a step: one, or several to accumulate."""
 
@@ -53,19 +60,22 @@ def fit(
     """
     # on a GPU the next step's rows are laid out while this one's are computed
     started = time.perf_counter()  # before the rows are fetched: waiting for them is part of a step
-    for batches in in_turn(fetch, state.step, steps, ahead=runtime.device.type == "cuda"):
+    for batches in in_turn(fetch, state.step, steps, runtime.device, ahead=runtime.device.type == "cuda"):
         state.model.train()
         share = lr_share(state.step, steps, config)
         for group in state.optimizer.param_groups:
             group["lr"] = share * group["peak_lr"]
         seed_step(state.seed, state.step)
-        total, count, scored = 0.0, 0.0, 0
+        parts: list[LossSum] = []
         for batch in batches:
             with runtime.autocast():
-                part = objective(batch.to(runtime.device))
-            part.total.backward()  # type: ignore[no-untyped-call]
-            total, count, scored = total + part.total.item(), count + part.count, scored + batch.scored
-        norm = _scale_and_clip(state.model, 1 / max(count, 1e-12), config.clip)
+                parts.append(objective(batch))
+            parts[-1].total.backward()  # type: ignore[no-untyped-call]
+        count, scored = sum(part.count for part in parts), sum(batch.scored for batch in batches)
+        length = _scale_and_clip(state.model, 1 / max(count, 1e-12), config.clip)
+        # the one moment of a step at which the device is waited for
+        *totals, norm = torch.stack([*(part.total.detach().float() for part in parts), length.float()]).tolist()
+        total = sum(totals)
         if not (math.isfinite(total) and math.isfinite(norm)):
             state.optimizer.zero_grad()
             raise TrainingError(
@@ -75,29 +85,35 @@ def fit(
         state.optimizer.step()
         state.optimizer.zero_grad()
         state.step += 1
+        if state.average:
+            state.average.update(state.step)
         yield StepReport(state.step, total / count, share * config.lr, norm, scored, time.perf_counter() - started)
         started = time.perf_counter()
 
 
-def in_turn(fetch: Fetch, first: int, steps: int, *, ahead: bool) -> Iterator[list[Batch]]:
-    """The batches of each step in order; `ahead` fetches one step early in a thread of its own. Both give the same."""
+def in_turn(fetch: Fetch, first: int, steps: int, device: torch.device, *, ahead: bool) -> Iterator[list[Batch]]:
+    """The batches of each step in order, on the device; `ahead` lays them out some steps early in a thread of its own."""
+
+    def ready(step: int) -> list[Batch]:
+        return [batch.to(device) for batch in fetch(step)]
+
     if not ahead:
-        yield from map(fetch, range(first, steps))
+        yield from map(ready, range(first, steps))
         return
     with ThreadPoolExecutor(max_workers=1) as pool:
-        waiting = pool.submit(fetch, first) if first < steps else None
+        waiting = deque(pool.submit(ready, step) for step in range(first, min(first + _AHEAD, steps)))
         for step in range(first, steps):
-            assert waiting is not None
-            batches = waiting.result()
-            waiting = pool.submit(fetch, step + 1) if step + 1 < steps else None
+            batches = waiting.popleft().result()
+            if step + _AHEAD < steps:
+                waiting.append(pool.submit(ready, step + _AHEAD))
             yield batches
 
 
-def _scale_and_clip(model: nn.Module, scale: float, clip: float) -> float:
+def _scale_and_clip(model: nn.Module, scale: float, clip: float) -> Tensor:
     """Turn summed gradients into means, then bound their norm; returns the norm before."""
     grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     torch._foreach_mul_(grads, scale)
     norm = nn.utils.get_total_norm(grads)
     if clip:
         nn.utils.clip_grads_with_norm_([p for p in model.parameters() if p.grad is not None], clip, norm)
-    return float(norm)
+    return norm

@@ -26,10 +26,12 @@ Objective = Callable[[Batch], LossSum]
 
 def predict_tokens(model: Model[LanguageHead], batch: Batch) -> LossSum:
     """The tokens a batch asks for, next or hidden: they differ in the batch. Only scored positions reach the vocabulary."""
-    hidden_BTD = model.backbone(batch.ids_BT, batch.segments_BT, batch.visibility)
-    scored = batch.targets != UNSCORED
+    hidden_BTD = model.backbone(batch.ids_BT, batch.segments_BT, batch.visibility, batch.bounds, batch.real)
+    targets = batch.targets.flatten()
+    places = batch.places if batch.places is not None else (targets != UNSCORED).nonzero()[:, 0]
     weight, bias = model.head.weights(model.backbone)
-    total = linear_cross_entropy(hidden_BTD[scored], weight, bias, batch.targets[scored])
+    hidden_ND = hidden_BTD.flatten(0, 1)[places]
+    total = linear_cross_entropy(hidden_ND, weight, bias, targets[places], compiled=model.backbone.compiled)
     return LossSum(total, batch.scored)
 
 
@@ -40,7 +42,7 @@ def class_scores(model: Model[ClassifierHead], batch: Batch) -> Tensor:
     if model.head.visibility == "both":  # what lies to the right is seen now: padding must say that it is none
         real_BT = torch.arange(batch.ids_BT.shape[1], device=batch.ids_BT.device) < batch.lengths_B[:, None]
         segments = torch.where(real_BT, 0, PADDING)
-    hidden_BTD = model.backbone(batch.ids_BT, segments, model.head.visibility)
+    hidden_BTD = model.backbone(batch.ids_BT, segments, model.head.visibility, batch.bounds, batch.real)
     scores: Tensor = model.head(hidden_BTD, batch.lengths_B).float()
     if batch.owners_B is None:
         return scores

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam, AdamW, Muon, Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 
 from headstart.config import OptimConfig, TransferConfig
 from headstart.errors import StoreError
 from headstart.model.heads import Model
+from headstart.train.average import AVERAGE, Average
+from headstart.train.muon import Muon
 
 
 def level(name: str, depth: int) -> int:
@@ -47,23 +49,23 @@ class Together(Optimizer):
 
 def build_optimizer(model: Model, config: OptimConfig, layer_decay: float = 1.0) -> Optimizer:  # type: ignore[type-arg]
     """An optimizer over groups of like rate and decay. Each group keeps its own `peak_lr`, which the schedule scales."""
-    muon: dict[tuple[int, bool], list[nn.Parameter]] = {}
-    rest: dict[tuple[int, bool], list[nn.Parameter]] = {}
+    muon: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    rest: dict[tuple[float, bool], list[nn.Parameter]] = {}
     depth = model.backbone.config.depth
     for name, parameter in model.named_parameters():
-        height, decays = level(name, depth), config.weight_decay > 0 and parameter.ndim > 1
+        peak, decays = config.lr * layer_decay ** level(name, depth), config.weight_decay > 0 and parameter.ndim > 1
         inner = parameter.ndim == 2 and name.startswith("backbone.layers.")
         groups = muon if config.optimizer == "muon" and inner else rest
-        groups.setdefault((height, decays), []).append(parameter)
+        groups.setdefault((peak, decays), []).append(parameter)
 
-    def listed(groups: dict[tuple[int, bool], list[nn.Parameter]]) -> list[dict[str, object]]:
+    def listed(groups: dict[tuple[float, bool], list[nn.Parameter]]) -> list[dict[str, object]]:
         return [
             {
                 "params": parameters,
-                "peak_lr": config.lr * layer_decay**height,
+                "peak_lr": peak,
                 "weight_decay": config.weight_decay if decays else 0.0,
             }
-            for (height, decays), parameters in groups.items()
+            for (peak, decays), parameters in groups.items()
         ]
 
     kind = Adam if config.optimizer == "adam" else AdamW
@@ -71,8 +73,7 @@ def build_optimizer(model: Model, config: OptimConfig, layer_decay: float = 1.0)
     adam = kind(listed(rest), lr=config.lr, betas=(0.9, config.beta2), fused=fused)
     if not muon:
         return adam
-    # rates matched to AdamW's, so that one learning rate serves both
-    return Together(Muon(listed(muon), lr=config.lr, adjust_lr_fn="match_rms_adamw"), adam)
+    return Together(Muon(listed(muon), lr=config.lr), adam)
 
 
 def set_trainable(model: Model, transfer: TransferConfig, epoch: int) -> int:  # type: ignore[type-arg]
@@ -90,18 +91,21 @@ def set_trainable(model: Model, transfer: TransferConfig, epoch: int) -> int:  #
     return moving
 
 
-def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """What the optimizer remembers, by parameter name: `backbone.embedding.weight/exp_avg` and so on."""
-    return {
+def optimizer_tensors(optimizer: Optimizer, model: nn.Module, average: Average | None = None) -> dict[str, Tensor]:
+    """What the optimizer remembers, by parameter name: `backbone.embedding.weight/exp_avg` and so on; and the average."""
+    moments = {
         f"{name}/{key}": value.detach()
         for name, parameter in model.named_parameters()
         for part in _parts(optimizer)
         for key, value in part.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
+    return moments | (average.tensors() if average else {})
 
 
-def restore_optimizer(optimizer: Optimizer, model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+def restore_optimizer(
+    optimizer: Optimizer, model: nn.Module, saved: Mapping[str, Tensor], average: Average | None = None
+) -> None:
     """Put back what `optimizer_tensors` took out; names that fit no parameter are refused."""
     parameters = dict(model.named_parameters())
     owners = {id(p): part for part in _parts(optimizer) for group in part.param_groups for p in group["params"]}
@@ -115,7 +119,11 @@ def restore_optimizer(optimizer: Optimizer, model: nn.Module, saved: Mapping[str
             raise StoreError(
                 f"the saved optimizer's {key!r} has shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}"
             )
+        if item == AVERAGE:
+            continue
         owners[id(parameter)].state[parameter][item] = tensor.to(parameter.device, torch.float32)
+    if average and saved:
+        average.take_back(saved)
 
 
 def _parts(optimizer: Optimizer) -> tuple[Optimizer, ...]:

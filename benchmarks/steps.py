@@ -1,0 +1,129 @@
+"""How fast a pretraining step and a fine-tuning step are here, on random tokens in documents of real lengths.
+
+    python benchmarks/steps.py [--preset modern] [--batch 128] [--compile] [--profile]
+"""
+
+import argparse
+import json
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from headstart.config import FinetuneConfig, PretrainConfig
+from headstart.data.batches import CausalRows, LabelledRows
+from headstart.data.masking import ask
+from headstart.layering import layered
+from headstart.model import presets
+from headstart.model.backbone import build_backbone
+from headstart.model.heads import Model, build_classifier_head, build_language_head
+from headstart.runtime import start
+from headstart.text.tokenizer import SpecialIds
+from headstart.train.loop import TrainState, fit
+from headstart.train.objectives import classify, predict_tokens
+from headstart.train.optim import build_optimizer
+
+SPECIAL = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
+VOCABULARY = 16384
+
+
+def lengths(count: int, mean: float) -> np.ndarray:
+    """Review lengths: log-normal, as those of film and book reviews are."""
+    chance = np.random.default_rng(0)
+    return np.maximum(5, chance.lognormal(np.log(mean) - 0.32, 0.8, count)).astype(np.int64)
+
+
+def corpus(count: int, mean: float) -> SimpleNamespace:
+    sizes = lengths(count, mean)
+    flat = np.random.default_rng(1).integers(4, VOCABULARY, sizes.sum()).astype(np.uint16)
+    ends = np.cumsum(sizes)
+    return SimpleNamespace(lengths=sizes, ids=lambda i: flat[ends[i] - sizes[i] : ends[i]])
+
+
+def timed(reports, warm: int, device) -> list[float]:
+    seconds = []
+    last = time.perf_counter()
+    for report in reports:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        seconds.append(now - last)
+        last = now
+        del report
+    return seconds[warm:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--preset", default="modern")
+    parser.add_argument("--objective", default="masked")
+    parser.add_argument("--optimizer", default="muon")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--finetune", action="store_true")
+    given = parser.parse_args()
+    command = "finetune" if given.finetune else "pretrain"
+    kind = FinetuneConfig if given.finetune else PretrainConfig
+    changes = {"model": {"context": given.context, "dropout": given.dropout}}
+    if not given.finetune:
+        changes |= {"objective": given.objective, "optim": {"optimizer": given.optimizer}}
+    values = {k: v for k, v in presets.values(given.preset, command).items() if k in kind.model_fields}
+    config = layered(kind, values, changes)
+    runtime = start(config.runtime)
+    backbone = build_backbone(config.model, VOCABULARY, 0)
+    if given.finetune:
+        model = Model(backbone, build_classifier_head(config.model, 2, 0, "both")).to(runtime.device)
+        texts = corpus(4000, 180)
+        rows = LabelledRows([texts.ids(i) for i in range(4000)], np.arange(4000) % 2, SPECIAL, context=given.context)
+
+        def fetch(step):
+            return [rows.batch((np.arange(given.batch) + step * given.batch) % 4000)]
+
+        def objective(batch):
+            return classify(model, batch)
+    else:
+        model = Model(backbone, build_language_head(config.model, VOCABULARY, 0)).to(runtime.device)
+        rows = CausalRows(corpus(20000, 180), np.arange(20000), SPECIAL, context=given.context, layout="packed", seed=0)
+
+        def fetch(step):
+            return [ask(rows, step * given.batch, given.batch, config, SPECIAL, VOCABULARY)]
+
+        def objective(batch):
+            return predict_tokens(model, batch)
+
+    if given.compile:
+        backbone.compile_layers()
+    state = TrainState(model, build_optimizer(model, config.optim), 0)
+    started = time.perf_counter()
+    warm = min(10, given.steps // 2)
+    if given.profile:
+        list(fit(state, fetch, objective, config.optim, warm, runtime))
+        with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profile:
+            list(fit(state, fetch, objective, config.optim, warm + 10, runtime))
+        print(profile.key_averages().table(sort_by="self_cuda_time_total", row_limit=28, max_name_column_width=90))
+        return
+    seconds = timed(fit(state, fetch, objective, config.optim, given.steps, runtime), warm, runtime.device)
+    first = time.perf_counter()
+    for step in range(20):
+        fetch(step)
+    laying = (time.perf_counter() - first) / 20
+    middle = float(np.median(seconds))
+    tokens = sum(int(batch.segments_BT.numel()) if batch.segments_BT is not None else int(batch.lengths_B.sum()) for batch in fetch(0))
+    memory = torch.cuda.max_memory_allocated() / 2**30 if runtime.device.type == "cuda" else 0
+    print(
+        json.dumps(
+            {
+                "what": command, "preset": given.preset, "batch": given.batch, "compile": given.compile, "objective": given.objective,
+                "ms": round(1000 * middle, 2), "tokens_a_second": round(tokens / middle), "texts_a_second": round(given.batch / middle),
+                "laying_rows_ms": round(1000 * laying, 2), "gib": round(memory, 1), "all_s": round(time.perf_counter() - started, 1),
+            }
+        )
+    )
+
+
+main()

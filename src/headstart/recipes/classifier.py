@@ -1,0 +1,52 @@
+"""What a fine-tuning starts with: the network, how it reads, and the weight of each class."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headstart.config import FinetuneConfig, ModelConfig, Visibility
+from headstart.errors import ConfigError
+from headstart.model.backbone import build_backbone
+from headstart.model.heads import ClassifierHead, Model, build_classifier_head
+from headstart.recipes.labelled_data import LabelledData, Part
+from headstart.store.bundle import Bundle
+from headstart.store.receipt import TransferReceipt, transfer
+
+
+def build_classifier(
+    shape: ModelConfig, data: LabelledData, source: Bundle | None, name: str, seed: int, reading: Visibility
+) -> tuple[Model[ClassifierHead], TransferReceipt | None]:
+    """A classifier from a pretrained folder or from random weights; the head is the same in both."""
+    shape = source.config if source else shape
+    model: Model[ClassifierHead] = Model(
+        build_backbone(shape, source.model.backbone.vocab_size if source else data.tokenizer.vocab_size, seed),
+        build_classifier_head(shape, len(data.labels), seed, reading),
+    )
+    return model, transfer(name, model, data.tokenizer, source) if source else None
+
+
+def reading_of(config: FinetuneConfig, source: Bundle | None) -> Visibility:
+    """How the classifier reads: as asked, as the source learnt to, or as its kind of network does best from scratch."""
+    if config.transfer.reading != "auto":
+        return config.transfer.reading
+    if source is not None:
+        return source.visibility
+    return "causal" if config.model.block == "classic" else "both"
+
+
+def class_weights(config: FinetuneConfig, labels: Sequence[str], train: Part) -> Tensor | None:
+    """Weights in the order of the labels, from names or from the balance of the training rows; None without."""
+    wanted = config.transfer.class_weights
+    if wanted is None:
+        return None
+    if wanted == "balanced":
+        counts = np.bincount(train.gold, minlength=len(labels))
+        return torch.tensor(len(train) / (len(labels) * np.maximum(counts, 1)), dtype=torch.float32)
+    for name in wanted:
+        if name not in labels:
+            raise ConfigError(
+                f"transfer.class_weights names {name!r}, which is not a label; labels: {', '.join(labels)}"
+            )
+    return torch.tensor([wanted.get(label, 1.0) for label in labels], dtype=torch.float32)

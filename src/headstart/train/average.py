@@ -1,0 +1,54 @@
+"""A running mean of the weights: the same network with the noise of its last steps taken out."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+AVERAGE = "average"
+"""The name under which a checkpoint keeps a parameter's mean, beside what the optimizer remembers of it."""
+
+
+class Average:
+    """The mean of a model's weights over about the last 1 / (1 - decay) steps; over all of them while they are fewer."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._model, self._decay = model, decay
+        self.means = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the weights after a step, counted from 1."""
+        share = max(1 - self._decay, 1 / step)
+        weights = [parameter.detach() for parameter in self._model.parameters()]
+        torch._foreach_lerp_(list(self.means.values()), weights, share)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For a checkpoint."""
+        return {f"{name}/{AVERAGE}": mean for name, mean in self.means.items()}
+
+    def take_back(self, saved: Mapping[str, Tensor]) -> None:
+        """Restore what `tensors` gave."""
+        for name, mean in self.means.items():
+            mean.copy_(saved[f"{name}/{AVERAGE}"])
+
+
+@contextmanager
+def averaged(model: nn.Module, average: Average | None) -> Iterator[None]:
+    """The model with its mean weights inside the block, and with its own again afterwards; unchanged without an average."""
+    if average is None:
+        yield
+        return
+    own = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    _put(model, average.means)
+    try:
+        yield
+    finally:
+        _put(model, own)
+
+
+@torch.no_grad()
+def _put(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
