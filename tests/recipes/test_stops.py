@@ -7,7 +7,8 @@ from headstart.data.shards import Shards
 from headstart.errors import Interrupted
 from headstart.progress import Quiet
 from headstart.recipes.labelled_data import load_data
-from headstart.recipes.pretrain import _Pretraining, run_pretrain
+from headstart.recipes.pretrain import run_pretrain
+from headstart.recipes.pretraining import Pretraining
 from headstart.recipes.training import Finetuning, build_classifier
 from headstart.runtime import Halt, Stop
 from headstart.store.rundir import RunFolder
@@ -40,7 +41,7 @@ def pretraining(reviews, out, moment, resume=False):
     config = pretrain_config(loop__steps=9, loop__save_every=4, loop__evaluate_every=2)
     run = opened(out, "pretrain", config, resume)
     stop = StopAt(moment)
-    work = _Pretraining(run, config, Shards.open(reviews / "base" / "tokens"), CPU, Quiet())
+    work = Pretraining(run, config, [Shards.open(reviews / "base" / "tokens")], CPU, Quiet())
     work.prepare()
     work.go(stop, resume=resume)
     return run, stop

@@ -29,12 +29,12 @@ def mask_token(special: SpecialIds) -> int:
 
 
 def ask(
-    rows: CausalRows, first: int, count: int, config: PretrainConfig, special: SpecialIds, vocab_size: int
+    rows: CausalRows, first: int, count: int, config: PretrainConfig, special: SpecialIds, vocab_size: int, seed: int
 ) -> Batch:
     """Rows as the objective asks about them; `count` is the size of every batch of the run."""
     if config.objective == "causal":
         return rows.batch(first, count)
-    seed, hybrid = config.runtime.seed, config.objective == "hybrid"
+    hybrid = config.objective == "hybrid"
     batch = rows.batch(first, count, segments_always=True)
     if hybrid and is_causal_turn(first // count, seed, config.masking.causal):
         return batch
