@@ -270,6 +270,8 @@ class PretrainConfig(Section):
                 raise ValueError(
                     f"stages.{number}.context must be at most model.context, got {stage.context} and {self.model.context}"
                 )
+        if self.loop.minutes is None and self.loop.steps is not None and self.loop.steps < len(self.stages):
+            raise ValueError(f"loop.steps must be one a stage at least, got {self.loop.steps} for {len(self.stages)}")
         return self
 
     @model_validator(mode="after")

@@ -219,7 +219,13 @@ def as_typed(message: str, names: Mapping[str, str] | None = None) -> str:
     return message
 
 
-_STAGE = Parameter(name=("--stage", "--stages"), metavar='"TEXTS... [share=FLOAT] [context=INT]"', show_default=False)
+_STAGE = Parameter(
+    name=("--stage", "--stages"),
+    metavar="STAGE",
+    negative=(),
+    show_default=False,
+    help="In place of TEXTS, once for each part, in order: 'general.txt share=0.6 context=128', then 'own.txt share=0.4'.",
+)
 
 
 def _stage(typed: str) -> dict[str, Any]:

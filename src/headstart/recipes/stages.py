@@ -16,7 +16,7 @@ from headstart.config import PretrainConfig, StageConfig
 from headstart.data.batches import Batch, CausalRows
 from headstart.data.masking import ask
 from headstart.data.shards import Shards
-from headstart.errors import ConfigError, DataError, UsageError
+from headstart.errors import DataError, UsageError
 from headstart.progress import Progress
 from headstart.recipes.prepare import is_shards, run_prepare, run_shared_tokenizer
 from headstart.text.tokenizer import SpecialIds, Tokenizer, load_tokenizer
@@ -158,13 +158,11 @@ def spread(stages: Sequence[Stage], steps: int) -> None:
 
 
 def borders(steps: int, shares: Sequence[float]) -> list[int]:
-    """After how many steps each stage ends: by its share, and no stage without a step.
+    """After how many steps each stage ends: by its share, and no stage without a step (there must be one for each).
 
     >>> borders(100, [0.6, 0.3, 0.1]), borders(4, [0.98, 0.01, 0.01])
     ([60, 90, 100], [2, 3, 4])
     """
-    if steps < len(shares):
-        raise ConfigError(f"{len(shares)} stages need at least {len(shares)} steps, got {steps}; raise loop.steps")
     ends: list[int] = []
     for index, part in enumerate(np.cumsum(shares) / sum(shares)):
         least, most = (ends[-1] if ends else 0) + 1, steps - (len(shares) - 1 - index)
