@@ -20,9 +20,11 @@ EPOCHS = 14
 
 def stages_of(data: Path) -> list[dict]:
     """Short rows of a second text, then the usual text in short and in full rows."""
-    (data / "more.txt").write_text((data / "texts.txt").read_text().replace("film", "novel").replace("plot", "page"))
+    more = data / "more.txt"
+    if not more.exists():  # written once: a resumed run finds what it began with
+        more.write_text((data / "texts.txt").read_text().replace("film", "novel").replace("plot", "page"))
     return [
-        {"texts": [str(data / "more.txt")], "share": 0.3, "context": 9},
+        {"texts": [str(more)], "share": 0.3, "context": 9},
         {"texts": [str(data / "texts.txt")], "share": 0.3, "context": 12},
         {"texts": [str(data / "texts.txt")], "share": 0.4},
     ]

@@ -165,7 +165,8 @@ def test_epochs_are_passes_over_the_text_of_all_stages(reviews, tmp_path):
     assert read_json(run.path / "result.json")["tokens_seen"] == pytest.approx(2 * rows, rel=0.1)
 
 
-def test_a_run_does_not_go_on_with_another_text_in_a_stage(reviews, tmp_path):
+def test_a_run_does_not_go_on_with_another_text_in_a_stage(tmp_path):
+    reviews = write_reviews(tmp_path / "reviews")
     config = pretrain_config(stages=stages_of(reviews), runtime__time_limit=1e-4)
     with pytest.raises(Interrupted):
         run_pretrain([], tmp_path / "run", config)

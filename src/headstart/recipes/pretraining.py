@@ -1,7 +1,7 @@
 """One pretraining under way: its plan, its steps, its measures and its end, whatever it reads and wherever it began."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,19 +13,21 @@ from headstart.errors import Interrupted
 from headstart.files import read_json, write_json
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import LanguageHead, Model, build_language_head
+from headstart.model.pair_head import PairedHead
 from headstart.predict.generate import Sampling, continue_text
 from headstart.progress import Progress, Task
 from headstart.recipes.stages import Stage, lay_out, spread, stage_at
 from headstart.runtime import Halt, Runtime, Stop
 from headstart.store.bundle import Bundle, save_bundle
 from headstart.store.checkpoint import resume_from, save_checkpoint
-from headstart.store.receipt import transfer
+from headstart.store.receipt import new_lines, transfer
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
 from headstart.train.evaluate import LanguageScore, score_language
 from headstart.train.loop import StepReport, TrainState, fit
-from headstart.train.objectives import LossSum, predict_tokens
+from headstart.train.objectives import LossSum
 from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer
+from headstart.train.pairs import PairScore, predict_tokens_and_pairs, score_pairs
 
 _PROMPT_TOKENS = 6
 _SAMPLE_TOKENS = 40
@@ -56,8 +58,15 @@ class Pretraining:
         self.model: Model[LanguageHead] = Model(
             build_backbone(config.model, vocab_size, seed), build_language_head(config.model, vocab_size, seed)
         ).to(self.runtime.device)
+        receipt = None
         if self.source:
             receipt = transfer(str(self.source.path), self.model, self.tokenizer, self.source, head=True)
+        self.language_head = self.model.head  # what the bundle gets; a pair head is for this run alone
+        if config.pairs.weight:
+            head = PairedHead(self.language_head, config.model.width, seed).to(self.runtime.device)
+            self.model.head = head
+            receipt = receipt and replace(receipt, new=new_lines(head.pair, "head.pair"))
+        if receipt:
             write_json(self.run.path / "receipt.json", receipt.as_dict())
             self.progress.say(receipt.summary())
         self.state = TrainState(self.model, build_optimizer(self.model, config.optim), seed)
@@ -94,7 +103,7 @@ class Pretraining:
         if loop.minutes is not None:
             plan = plan or self._time()
         else:
-            epochs = [loop.epochs * stage.rows.rows / stage.rows_a_step for stage in self.stages]
+            epochs = [loop.epochs * stage.reads.rows / stage.rows_a_step for stage in self.stages]
             plan["steps"] = loop.steps or max(len(self.stages), round(sum(epochs)))
         steps = int(plan["steps"])
         spread(self.stages, steps)
@@ -127,13 +136,15 @@ class Pretraining:
         self.progress.say(
             f"{sum(len(part.documents) for part in rows):,} documents to learn from, "
             f"{sum(len(stage.held_out) for stage in stages):,} held out; "
-            f"{sum(part.inputs for part in rows):,} tokens an epoch; {parameters:,} parameters; "
+            f"{sum(stage.reads.inputs for stage in stages):,} tokens an epoch; {parameters:,} parameters; "
             f"{self.steps:,} steps on {self.runtime.device}, {threads}"
         )
         for stage in stages:
             if len(stages) > 1:
                 self.progress.say(stage.words())
-            if stage.rows.truncated:
+            if stage.pairs:
+                self.progress.say(stage.words_about_pairs(stage.pairs))
+            elif stage.rows.truncated:
                 self.progress.say(
                     f"{stage.rows.truncated:,} documents are longer than the context of {stage.rows.context} tokens "
                     "and are cut there; corpus.layout packed would read all of them"
@@ -168,9 +179,9 @@ class Pretraining:
             return
         scores = self._measure(self.config.loop.evaluate_tokens // len(self.stages))
         self.evaluated = step
-        bar.advance(0, f"held-out {scores[-1].loss:.3f}")
+        bar.advance(0, f"held-out {scores[-1].text.loss:.3f}")
         for stage, score in zip(self.stages, scores, strict=True):
-            self.progress.say(f"step {step:,}: {self._of(stage)}{_words(score)}")
+            self.progress.say(f"step {step:,}: {self._of(stage)}{score.words()}")
         self._sample()
 
     def _fetch(self, step: int) -> list[Batch]:
@@ -178,7 +189,7 @@ class Pretraining:
         return stage.fetch(step - stage.first)
 
     def _objective(self, batch: Batch) -> LossSum:
-        return predict_tokens(self.model, batch)
+        return predict_tokens_and_pairs(self.model, batch)
 
     def _log(self, report: StepReport) -> None:
         figures = asdict(report)
@@ -192,16 +203,22 @@ class Pretraining:
     def _of(self, stage: Stage) -> str:
         return f"stage {stage.number}: " if len(self.stages) > 1 else ""
 
-    def _measure(self, tokens: int | None) -> list[LanguageScore]:
+    def _measure(self, tokens: int | None) -> list["_Score"]:
         """Score the held-out documents of each stage, all or as many as reach `tokens`, and write the scores down."""
         scores = []
         for stage in self.stages:
             rows, size = stage.measured(tokens)
             gaps = partial(stage.ask, rows) if self.config.objective == "masked" else None
-            scores.append(score_language(self.model, rows, size, self.runtime, self.stop.check, gaps))
+            text = score_language(self.model, rows, size, self.runtime, self.stop.check, gaps)
+            pairs = stage.measured_pairs(tokens) if stage.pairs else None
+            scores.append(
+                _Score(text, score_pairs(self.model, pairs, self.runtime, self.stop.check) if pairs else None)
+            )
         # together, once a stop can no longer come between them
         for stage, score in zip(self.stages, scores, strict=True):
-            self.run.metrics.write("evaluation", step=self.state.step, **asdict(score), **self._mark(stage))
+            self.run.metrics.write(
+                "evaluation", step=self.state.step, **asdict(score.text), **score.about_pairs(), **self._mark(stage)
+            )
         return scores
 
     def _sample(self) -> None:
@@ -231,17 +248,24 @@ class Pretraining:
         result = {
             "steps": self.state.step,
             "tokens_seen": round(sum(stage.tokens_seen for stage in self.stages)),
-            "held_out": asdict(score),
+            "held_out": asdict(score.text),
             "tokenizer": self.tokenizer.digest,
             "corpus": last.shards.about.get("fingerprint"),
         }
         if len(self.stages) > 1:
             result["stages"] = [
-                stage.result() | {"held_out": asdict(part)} for stage, part in zip(self.stages, scores, strict=True)
+                stage.result() | {"held_out": asdict(part.text), **part.about_pairs()}
+                for stage, part in zip(self.stages, scores, strict=True)
             ]
+        if self.config.pairs.weight:
+            about = {
+                "weight": self.config.pairs.weight,
+                "head": "learnt beside the language head, left out of the bundle",
+            }
+            result["pairs"] = about | score.about_pairs().get("pairs", {})
         save_bundle(
             self.run.path / "bundle",
-            self.model,
+            Model(self.model.backbone, self.language_head),
             self.tokenizer,
             objective=self.config.objective,
             visibility="causal" if self.config.objective == "causal" else "both",
@@ -251,9 +275,24 @@ class Pretraining:
         self.run.tidy()
         for stage, part in zip(self.stages, scores, strict=True):
             end = f"; model in {self.run.path}" if stage is last else ""
-            self.progress.say(f"{self._of(stage)}{_words(part)} over {part.tokens:,} tokens{end}")
+            self.progress.say(f"{self._of(stage)}{part.words(tokens=True)}{end}")
 
 
-def _words(score: LanguageScore) -> str:
-    bits = "" if score.bits_per_byte is None else f", {score.bits_per_byte:.3f} bits per byte"
-    return f"held-out loss {score.loss:.3f}, perplexity {score.perplexity:.1f}{bits}"
+@dataclass(frozen=True)
+class _Score:
+    """What was measured on the held-out documents of one stage."""
+
+    text: LanguageScore
+    pairs: PairScore | None
+
+    def about_pairs(self) -> dict[str, Any]:
+        """For JSON; empty where the second question was not asked."""
+        return {"pairs": asdict(self.pairs)} if self.pairs else {}
+
+    def words(self, *, tokens: bool = False) -> str:
+        """One line for a person."""
+        text, pairs = self.text, self.pairs
+        over = f" over {text.tokens:,} tokens" if tokens else ""
+        bits = "" if text.bits_per_byte is None else f", {text.bits_per_byte:.3f} bits per byte"
+        told = f", pairs {100 * pairs.accuracy:.1f} % right of {pairs.pairs:,}" if pairs else ""
+        return f"held-out loss {text.loss:.3f}, perplexity {text.perplexity:.1f}{bits}{over}{told}"

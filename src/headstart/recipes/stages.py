@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from headstart.config import PretrainConfig, StageConfig
 from headstart.data.batches import Batch, CausalRows
 from headstart.data.masking import ask
+from headstart.data.pairs import PairRows, weighted
 from headstart.data.shards import Shards
 from headstart.errors import DataError, UsageError
 from headstart.progress import Progress
@@ -38,6 +39,8 @@ class Stage:
     special: SpecialIds
     batch_size: int
     seed: int
+    pairs: PairRows | None = None
+    """Read in place of `rows` wherever tokens are hidden, if the second question is asked."""
     first: int = 0
     steps: int = 0
 
@@ -47,28 +50,44 @@ class Stage:
         return self.batch_size * self.config.loop.accumulate
 
     @property
+    def reads(self) -> CausalRows | PairRows:
+        """The rows that an epoch is counted in."""
+        return self.pairs or self.rows
+
+    @property
     def tokens_seen(self) -> float:
         """Tokens that the steps of this stage read, as rows go on average."""
-        return self.steps * self.rows_a_step * self.rows.inputs / max(1, self.rows.rows)
+        return self.steps * self.rows_a_step * self.reads.inputs / max(1, self.reads.rows)
 
     def fetch(self, step: int) -> list[Batch]:
         """The batches of a step, counted from the first of this stage."""
         first, size = step * self.rows_a_step, self.batch_size
-        return [self.ask(self.rows, first + part * size, size) for part in range(self.config.loop.accumulate)]
+        parts = range(self.config.loop.accumulate)
+        batches = [self.ask(self.rows, first + part * size, size, self.pairs) for part in parts]
+        return weighted(batches, self.config.pairs.weight) if self.pairs else batches
 
-    def ask(self, rows: CausalRows, first: int, count: int) -> Batch:
+    def ask(self, rows: CausalRows, first: int, count: int, pairs: PairRows | None = None) -> Batch:
         """Some rows as the objective asks about them."""
-        return ask(rows, first, count, self.config, self.special, self.shards.vocab_size, self.seed)
+        return ask(rows, first, count, self.config, self.special, self.shards.vocab_size, self.seed, pairs)
 
     def measured(self, tokens: int | None) -> tuple[CausalRows, int]:
         """Held-out rows, of all documents or of as many as reach `tokens`, and the bytes of their text."""
-        lengths = self.shards.lengths[self.held_out] + 1
-        count = (
-            len(lengths) if tokens is None else int(np.searchsorted(np.cumsum(lengths), tokens)) + 1
-        )  # whole documents
-        chosen = self.held_out[:count]
+        chosen = self._held_out(tokens)
         rows = CausalRows(self.shards, chosen, self.special, context=self.rows.context, layout="packed", seed=None)
         return rows, int(self.shards.text_bytes[chosen].sum())
+
+    def measured_pairs(self, tokens: int | None) -> PairRows | None:
+        """Held-out pairs; None where fewer than two of the documents can be split."""
+        chosen = self._held_out(tokens)
+        if (self.shards.lengths[chosen] >= 2).sum() < 2:
+            return None
+        return PairRows(self.shards, chosen, self.special, context=self.rows.context, seed=None)
+
+    def _held_out(self, tokens: int | None) -> NDArray[np.int64]:
+        """Whole documents."""
+        lengths = self.shards.lengths[self.held_out] + 1
+        count = len(lengths) if tokens is None else int(np.searchsorted(np.cumsum(lengths), tokens)) + 1
+        return self.held_out[:count]
 
     def plan(self) -> dict[str, Any]:
         """What of the run this stage is, for the record."""
@@ -90,8 +109,13 @@ class Stage:
         """One line for a person."""
         return (
             f"stage {self.number}: steps {self.first + 1:,} to {self.first + self.steps:,}, {self.batch_size} rows of "
-            f"{self.rows.context} tokens, {len(self.rows.documents):,} documents, {self.rows.inputs:,} tokens an epoch"
+            f"{self.rows.context} tokens, {len(self.rows.documents):,} documents, {self.reads.inputs:,} tokens an epoch"
         )
+
+    def words_about_pairs(self, pairs: PairRows) -> str:
+        """One line for a person: what was paired, and what could not be."""
+        short = f"; {pairs.short:,} documents of one token are left out" if pairs.short else ""
+        return f"{pairs.rows:,} pairs of pieces an epoch from {len(pairs.documents):,} documents{short}"
 
 
 def open_shards(
@@ -138,6 +162,8 @@ def lay_out(config: PretrainConfig, shards: Sequence[Shards], special: SpecialId
         batch_size = config.loop.batch_size * config.model.context // context
         stages.append(Stage(index + 1, stage.share / total, config, part, held, rows, special, batch_size, own))
         _check(stages[-1], one_of=len(wanted))
+        if config.pairs.weight:
+            stages[-1].pairs = PairRows(part, documents, special, context=context, seed=own)
     return stages
 
 
