@@ -1,6 +1,7 @@
 """Stages: each its text, its share of the steps, its row length; nothing held out is ever learnt from."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from runner import stages_of
 
 from headstart import api
 from headstart.cli.main import run as headstart
-from headstart.config import PretrainConfig
+from headstart.config import FinetuneConfig, PretrainConfig
 from headstart.data.shards import Shards
 from headstart.errors import ConfigError, DataError, HeadstartError, Interrupted, UsageError
 from headstart.files import read_json, write_json
@@ -261,3 +262,15 @@ def test_stages_are_the_same_in_toml_on_the_command_line_and_in_python(reviews, 
 
 def test_settings_without_stages_are_what_they_were():
     assert layered(PretrainConfig).stages == []
+
+
+def test_the_example_is_what_its_comments_say():
+    path = Path(__file__).parents[2] / "examples" / "stages.toml"
+    config = layered(PretrainConfig, read_toml(path, PretrainConfig))
+    shares = [stage.share for stage in config.stages]
+    assert shares[0] == sum(shares) / 2
+    assert [stage.context for stage in config.stages] == [128, 128, None]
+    assert config.stages[1].texts == config.stages[2].texts
+    assert config.model.context == 4 * 128
+    assert (config.objective, config.pairs.weight, config.loop.minutes) == ("masked", 0.5, 30)
+    read_toml(path, FinetuneConfig)  # the same file beside finetune: what is not its own is let be
