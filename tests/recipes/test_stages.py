@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from runner import stages_of
@@ -16,11 +17,14 @@ from headstart.data.shards import Shards
 from headstart.errors import ConfigError, DataError, HeadstartError, Interrupted, UsageError
 from headstart.files import read_json, write_json
 from headstart.layering import layered, read_toml
+from headstart.progress import Quiet
 from headstart.recipes.prepare import run_prepare
 from headstart.recipes.pretrain import run_pretrain
+from headstart.recipes.pretraining import Pretraining
 from headstart.recipes.stages import borders, lay_out, open_shards
+from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import load_tokenizer
-from tiny import SPECIAL, Listener, pretrain_config, write_reviews
+from tiny import CPU, SPECIAL, Listener, pretrain_config, write_reviews
 
 
 @pytest.fixture(scope="module")
@@ -274,3 +278,20 @@ def test_the_example_is_what_its_comments_say():
     assert config.model.context == 4 * 128
     assert (config.objective, config.pairs.weight, config.loop.minutes) == ("masked", 0.5, 30)
     read_toml(path, FinetuneConfig)  # the same file beside finetune: what is not its own is let be
+
+
+def test_a_stage_begins_with_its_own_first_rows(reviews, tmp_path):
+    config = pretrain_config(loop__steps=10, stages=stages_of(reviews), objective="masked")
+    shards = open_shards([], tmp_path / "tokens", config, None, Listener())
+    run = RunFolder.create(tmp_path / "run", kind="pretrain", command="", config=config, inputs={})
+    work = Pretraining(run, config, shards, CPU, Quiet())
+    work.prepare()
+    work._plan()
+    for stage, first in zip(work.stages, (0, 3, 6), strict=True):
+        for step in (0, 1):
+            got, own = work._fetch(first + step), stage.fetch(step)
+            assert len(got) == len(own) == 2
+            for a, b in zip(got, own, strict=True):
+                assert torch.equal(a.ids_BT, b.ids_BT)
+                assert torch.equal(a.targets, b.targets)
+        assert got[0].ids_BT.shape == (stage.batch_size, stage.rows.context)
