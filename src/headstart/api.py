@@ -70,7 +70,7 @@ def prepare(
 
 
 def pretrain(
-    texts: Paths,
+    texts: Paths = (),
     *,
     out: str | Path,
     source: str | Path | None = None,
@@ -80,7 +80,12 @@ def pretrain(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> RunFolder:
-    """Pretrain a language model on text files or shards, from random weights or from `source`; returns its run folder."""
+    """Pretrain a language model on text files or shards, from random weights or from `source`; returns its run folder.
+
+    Args:
+        texts: none when the settings have stages, as in
+            settings={"stages": [{"texts": ["novels.txt"], "share": 0.6, "context": 128}, {"texts": ["reviews.txt"]}]}
+    """
     _check_shape(source, settings)
     return run_pretrain(
         _paths(texts),

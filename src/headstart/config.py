@@ -4,9 +4,9 @@ The command line, the TOML file and Python share these classes, so an option has
 one sentence of documentation: the docstring under the field, which `--help` prints.
 """
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 PADDING = -1
 """The segment of a padding position: it belongs to no document."""
@@ -109,6 +109,29 @@ class MaskingConfig(Section):
                 f"masking.masked and masking.random must not exceed 1 together, got {self.masked} and {self.random}"
             )
         return self
+
+
+class PairsConfig(Section):
+    """A second question beside the hidden tokens: do two pieces of text follow each other? (masked and hybrid)"""
+
+    weight: float = Field(0.0, ge=0)
+    """Weight of that question in the loss; above 0 rows are `<sos> A <eos> B`, half of them with B of another document."""
+
+
+class StageConfig(Section):
+    """A part of pretraining with its own text and, if wanted, shorter rows."""
+
+    texts: list[str] = Field(min_length=1)
+    """Text files, folders, patterns or URLs, or one prepared folder, as in place of stages."""
+    share: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """Part of all steps, relative to the other stages: 3 and 1 is 0.75 and 0.25, and thirds need no decimals."""
+    context: int | None = Field(None, ge=2)
+    """Tokens a row, at most model.context; shorter rows make a batch of more of them: tokens a step stay the same."""
+
+    @field_validator("texts", mode="before")
+    @classmethod
+    def _one_text_needs_no_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
 
 class OptimConfig(Section):
@@ -243,13 +266,36 @@ class PretrainConfig(Section):
 
     objective: Literal["causal", "masked", "hybrid"] = "causal"
     """causal: every next token from those before it. masked: hidden tokens from both sides. hybrid: both, in turns."""
+    stages: list[StageConfig] = []
+    """In place of TEXTS, parts learnt one after the other: general text first, one's own last; shorter rows first."""
     masking: MaskingConfig = MaskingConfig()
+    pairs: PairsConfig = PairsConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: ModelConfig = ModelConfig()
     corpus: CorpusConfig = CorpusConfig()
     optim: OptimConfig = OptimConfig()
     loop: PretrainLoop = PretrainLoop()
     runtime: RuntimeConfig = RuntimeConfig()
+
+    @model_validator(mode="after")
+    def _rows_fit_the_model(self) -> Self:
+        for number, stage in enumerate(self.stages, start=1):
+            if stage.context is not None and stage.context > self.model.context:
+                raise ValueError(
+                    f"stages.{number}.context must be at most model.context, got {stage.context} and {self.model.context}"
+                )
+        if self.loop.minutes is None and self.loop.steps is not None and self.loop.steps < len(self.stages):
+            raise ValueError(f"loop.steps must be one a stage at least, got {self.loop.steps} for {len(self.stages)}")
+        return self
+
+    @model_validator(mode="after")
+    def _pairs_need_sight(self) -> Self:
+        if self.pairs.weight and self.objective == "causal":
+            raise ValueError(
+                "pairs.weight needs objective masked or hybrid, got causal: a start token that sees nothing cannot tell "
+                "whether two pieces follow each other"
+            )
+        return self
 
 
 class FinetuneConfig(Section):

@@ -5,9 +5,9 @@ defaults  <  preset  <  headstart.toml  <  flags (or a mapping in Python)
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError, create_model
 
@@ -16,6 +16,16 @@ from headstart.errors import ConfigError
 
 C = TypeVar("C", bound=Section)
 Values = Mapping[str, Any]
+
+_WORDS = {
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    "boolean": "true or false",
+    "list": "a list",
+    "dictionary": "a group of settings",
+}
+"""What pydantic calls a kind of value, and what a person does."""
 
 
 def layered(kind: type[C], *layers: Values) -> C:
@@ -104,18 +114,29 @@ def _flat(values: Values, known: Values, prefix: str = "") -> Iterator[tuple[str
 def explain(error: ValidationError, kind: type[BaseModel]) -> str:
     """Say in one line what the first fault of a configuration is, naming the option with its dots."""
     fault = error.errors(include_url=False)[0]
-    # pydantic adds the alternatives of a union to the path: keep what names an option
-    place = [str(part) for part in fault["loc"] if isinstance(part, str) and not part.endswith("]")]
-    name = ".".join(place)
+    # pydantic adds the alternatives of a union to the path: keep what names an option; items of a list count from 1
+    place = [part + 1 if isinstance(part, int) else part for part in fault["loc"]]
+    name = ".".join(str(part) for part in place if not str(part).endswith("]"))
     if fault["type"] == "value_error":
         return str(fault["ctx"]["error"])
     if fault["type"] == "extra_forbidden":
-        return f"unknown setting {name}{_suggest(name, [path for path, _ in fields_of(kind)])}"
+        inside = _item(kind, place)
+        known = [path for path, _ in fields_of(inside or kind)]
+        return f"unknown setting {name}{_suggest(str(place[-1]) if inside else name, known)}"
+    if fault["type"] in ("missing", "too_short"):
+        return f"{name} is {'missing' if fault['type'] == 'missing' else 'empty'}"
     wanted = fault["msg"].removeprefix("Input should be ").removeprefix("a valid ").replace("'", "")
-    wanted = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false"}.get(
-        wanted.split(",")[0], wanted
-    )
+    wanted = _WORDS.get(wanted.split(",")[0].split(" or instance")[0], wanted)
     return f"{name} must be {wanted}, got {fault['input']!r}"
+
+
+def _item(kind: type[BaseModel], place: Sequence[object]) -> type[BaseModel] | None:
+    """The class of the items of a list of settings, if `place` lies in one."""
+    field = kind.model_fields.get(str(place[0]))
+    if field is None or len(place) < 2 or not isinstance(place[1], int):
+        return None
+    (item,) = get_args(field.annotation)
+    return item if issubclass(item, BaseModel) else None
 
 
 def fields_of(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,6 @@
 """Runs one recipe in a process of its own, so that a test can kill it.
 
-python runner.py pretrain|masked|hybrid|finetune|compare DATA OUT [resume]
+python runner.py pretrain|masked|hybrid|stages|finetune|compare DATA OUT [resume]
 """
 
 import sys
@@ -18,11 +18,26 @@ STEPS = 100
 EPOCHS = 14
 
 
+def stages_of(data: Path) -> list[dict]:
+    """Short rows of a second text, then the usual text in short and in full rows."""
+    more = data / "more.txt"
+    if not more.exists():  # written once: a resumed run finds what it began with
+        more.write_text((data / "texts.txt").read_text().replace("film", "novel").replace("plot", "page"))
+    return [
+        {"texts": [str(more)], "share": 0.3, "context": 9},
+        {"texts": [str(data / "texts.txt")], "share": 0.3, "context": 12},
+        {"texts": [str(data / "texts.txt")], "share": 0.4},
+    ]
+
+
 def go(what: str, data: Path, out: Path, resume: bool) -> None:
     if what in ("pretrain", "masked", "hybrid"):
         objective = "causal" if what == "pretrain" else what
         config = pretrain_config(loop__steps=STEPS, objective=objective)
         run_pretrain([str(data / "texts.txt")], out, config, resume=resume)
+    elif what == "stages":
+        config = pretrain_config(loop__steps=STEPS, stages=stages_of(data))
+        run_pretrain([], out, config, resume=resume)
     elif what == "finetune":
         config = finetune_config(loop__epochs=EPOCHS)
         files = {"valid": str(data / "valid.csv"), "test": str(data / "test.csv")}

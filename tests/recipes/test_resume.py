@@ -27,7 +27,7 @@ def reviews(tmp_path_factory):
 def uninterrupted(reviews, tmp_path_factory):
     """The same runs, never stopped."""
     folder = tmp_path_factory.mktemp("whole")
-    for what in ("pretrain", "hybrid", "finetune", "compare"):
+    for what in ("pretrain", "hybrid", "stages", "finetune", "compare"):
         go(what, reviews, folder / what, resume=False)
     return folder
 
@@ -60,10 +60,10 @@ def start_and_kill(what, reviews, out, resume, lines, number=signal.SIGKILL) -> 
     return process.wait()
 
 
-@pytest.mark.parametrize("what", ["pretrain", "hybrid", "finetune"])
+@pytest.mark.parametrize("what", ["pretrain", "hybrid", "stages", "finetune"])
 def test_killed_again_and_again_it_ends_with_the_same_bits(what, reviews, uninterrupted, tmp_path):
     out = tmp_path / "run"
-    growth = {"pretrain": [7, 13, 16], "hybrid": [5, 21], "finetune": [1, 2, 1]}[what]
+    growth = {"pretrain": [7, 13, 16], "hybrid": [5, 21], "stages": [20, 50], "finetune": [1, 2, 1]}[what]
     codes = [start_and_kill(what, reviews, out, resume=bool(kill), lines=lines) for kill, lines in enumerate(growth)]
     assert codes == [-signal.SIGKILL] * len(growth)  # control: the process did die on the way
     go(what, reviews, out, resume=True)

@@ -8,7 +8,8 @@ from headstart.errors import Interrupted
 from headstart.progress import Quiet
 from headstart.recipes.classifier import build_classifier
 from headstart.recipes.labelled_data import load_data
-from headstart.recipes.pretrain import _Pretraining, run_pretrain
+from headstart.recipes.pretrain import run_pretrain
+from headstart.recipes.pretraining import Pretraining
 from headstart.recipes.training import Finetuning
 from headstart.runtime import Halt, Stop
 from headstart.store.rundir import RunFolder
@@ -37,14 +38,20 @@ def reviews(tmp_path_factory):
     return folder
 
 
-def pretraining(reviews, out, moment, resume=False):
-    config = pretrain_config(loop__steps=9, loop__save_every=4, loop__evaluate_every=2)
+def pretraining(reviews, out, moment, resume=False, **settings):
+    config = pretrain_config(**{"loop__steps": 9, "loop__save_every": 4, "loop__evaluate_every": 2} | settings)
     run = opened(out, "pretrain", config, resume)
     stop = StopAt(moment)
-    work = _Pretraining(run, config, Shards.open(reviews / "base" / "tokens"), CPU, Quiet())
+    shards = [Shards.open(reviews / "base" / "tokens")] * max(1, len(config.stages))
+    work = Pretraining(run, config, shards, CPU, Quiet())
     work.prepare()
     work.go(stop, resume=resume)
     return run, stop
+
+
+def staged(reviews, out, moment, resume=False):
+    stages = [{"texts": ["a"], "context": 9}, {"texts": ["a"], "share": 2}]
+    return pretraining(reviews, out, moment, resume, stages=stages, loop__evaluate_every=4)
 
 
 def finetuning(reviews, out, moment, resume=False):
@@ -69,7 +76,7 @@ def numbers(run):
     return [{name: value for name, value in line.items() if name != "seconds"} for line in run.metrics.read()]
 
 
-@pytest.mark.parametrize("recipe", [pretraining, finetuning])
+@pytest.mark.parametrize("recipe", [pretraining, staged, finetuning])
 def test_a_stop_at_any_moment_changes_no_number(recipe, reviews, tmp_path):
     whole, never = recipe(reviews, tmp_path / "whole", 0)
     assert never.heard > 12  # control: training, measuring and the end are all among the moments

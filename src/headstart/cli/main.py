@@ -47,7 +47,7 @@ COMMANDS = (
     ),
     (
         "pretrain",
-        "TEXTS... --out FOLDER [OPTIONS]",
+        "[TEXTS...] --out FOLDER [OPTIONS]",
         "Learn a language model from unlabelled text.",
         "headstart pretrain reviews.txt --out runs/base --loop.epochs 2",
     ),

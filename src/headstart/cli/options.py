@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 TOML = Path("headstart.toml")
 """Read from the working folder when no --config names another file."""
 
-PANELS = ("loop", "masking", "optim", "transfer", "model", "corpus", "labelled", "tokenizer", "runtime")
+PANELS = ("loop", "masking", "pairs", "optim", "transfer", "model", "corpus", "labelled", "tokenizer", "runtime")
 """The order in which `--help` shows sections: what one turns most often first."""
 
 Out = Annotated[Path, Parameter(metavar="FOLDER", help="The folder to write.")]
@@ -90,6 +90,8 @@ class Options(Generic[C]):
         self._preset = preset
         self._fields = dict(layering.fields_of(kind))
         self.names = dict(names) if names is not None else {name: _flag(name) for name in self._fields}
+        if "stages" in self.names:
+            self.names["stages"] = "--stage"  # typed once for each of them
         """What each option is called, by the dotted name of its field."""
         self.flags = self._build()
 
@@ -148,7 +150,9 @@ class Options(Generic[C]):
             parameter = _parameter(self._fields[name], flag, value)
             if section and flag == _flag(name):
                 parameter = Parameter.combine(parameter, Parameter(group=panels[section]))
-            kind = bool if self._fields[name].annotation is bool else str
+            kind: Any = bool if self._fields[name].annotation is bool else str
+            if name == "stages":
+                kind, parameter = list[str], Parameter.combine(parameter, _STAGE)
             made.append((name.replace(".", "__"), Annotated[kind | None, parameter], _field(name)))
         flags = make_dataclass(f"{self.kind.__name__}Flags", made, bases=(Flags,), frozen=True, kw_only=True)
         flags.__module__ = __name__  # cyclopts takes a class of the module `types` for a builtin, and shows no options
@@ -162,8 +166,10 @@ class Options(Generic[C]):
         values = presets.values(preset, self._preset)
         return {name: part for name, part in values.items() if name in self.kind.model_fields}
 
-    def _read(self, name: str, value: str | bool) -> Any:
-        """The text of one flag, as far as pydantic cannot read it: nothing at all, and pairs."""
+    def _read(self, name: str, value: str | bool | list[str]) -> Any:
+        """The text of one flag, as far as pydantic cannot read it: nothing at all, pairs, and stages."""
+        if isinstance(value, list):
+            return [_stage(text) for text in value]
         members = _members(self._fields[name].annotation)
         if value == "none" and NoneType in members and str not in members:
             return None
@@ -213,6 +219,32 @@ def as_typed(message: str, names: Mapping[str, str] | None = None) -> str:
     return message
 
 
+_STAGE = Parameter(
+    name=("--stage", "--stages"),
+    metavar="STAGE",
+    negative=(),
+    show_default=False,
+    help="In place of TEXTS, once for each part, in order: 'general.txt share=0.6 context=128', then 'own.txt share=0.4'.",
+)
+
+
+def _stage(typed: str) -> dict[str, Any]:
+    """One --stage as a table of [[stages]]; a text with a space in its name is quoted once more.
+
+    >>> _stage("novels.parquet 'my letters.txt' share=0.6 context=128")
+    {'texts': ['novels.parquet', 'my letters.txt'], 'share': '0.6', 'context': '128'}
+    """
+    lexer = shlex.shlex(typed, posix=True, punctuation_chars=False)
+    lexer.whitespace_split, lexer.escape, lexer.commenters = True, "", ""  # a backslash belongs to a Windows path
+    try:
+        words = list(lexer)
+    except ValueError:
+        raise ConfigError(f"--stage has a quotation mark that does not end, got {typed!r}") from None
+    settings = [word for word in words if word.startswith(("share=", "context="))]
+    texts = [word for word in words if word not in settings]
+    return {"texts": texts, **dict(word.split("=", 1) for word in settings)}
+
+
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -246,7 +278,7 @@ def _metavar(annotation: Any) -> str:
             parts.extend(str(choice) for choice in get_args(member))
         elif get_origin(member) is dict:
             parts.append(f"NAME={words[get_args(member)[1]]},...")
-        elif member is not NoneType:
+        elif member in words:
             parts.append(words[member])
     return "|".join(parts)
 

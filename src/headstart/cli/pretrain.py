@@ -26,7 +26,10 @@ OPTIONS = Options(PretrainConfig, preset="pretrain")
 @OPTIONS.on
 def pretrain(
     *texts: Annotated[
-        str, Parameter(name="TEXTS", help="Text files, folders, patterns or URLs, or one prepared folder.")
+        str,
+        Parameter(
+            name="TEXTS", help="Text files, folders, patterns or URLs, or one prepared folder; none beside stages."
+        ),
     ],
     out: Out,
     source: Annotated[
@@ -45,10 +48,10 @@ def pretrain(
         others = {"from": source, "preset": preset, "config": config, "tokenizer": tokenizer}
         OPTIONS.refuse_with_resume(flags, out, **others)
         check_resumes(out, "pretrain", "texts", texts)
-    elif not texts:
-        raise UsageError("pretrain needs TEXTS, or one prepared folder; see headstart pretrain --help")
     OPTIONS.refuse_with_source(flags, source)
     settings = None if resume else OPTIONS.settings(flags, preset=preset, path=config)
+    if settings and not texts and not settings.stages:
+        raise UsageError("pretrain needs TEXTS, or one prepared folder; see headstart pretrain --help")
     from headstart.recipes.pretrain import run_pretrain
 
     run_pretrain(

@@ -5,7 +5,7 @@ B rows of a batch, T tokens of a row.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ class Batch:
     places: Tensor | None = None
     """The flat places of the tokens that are scored; from `bounded`."""
 
-    def to(self, device: torch.device) -> "Batch":
+    def to(self, device: torch.device) -> Self:
         """The same batch on a device; for a GPU, told beforehand what would have to be asked of it."""
         if device.type == self.ids_BT.device.type:
             return self
@@ -62,7 +62,7 @@ class Batch:
         moved: dict[str, Any] = {name: value.to(device, non_blocking=True) for name, value in tensors.items()}
         return replace(batch, **moved)
 
-    def bounded(self) -> "Batch":
+    def bounded(self) -> Self:
         """The same batch with bounds, real and places worked out on the CPU: shapes that a GPU would have to be asked for."""
         rows, width = self.ids_BT.shape
         if self.lengths_B is not None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from headstart.config import PADDING, UNSCORED, MaskingConfig, PretrainConfig
 from headstart.data.batches import Batch, CausalRows, mixed
+from headstart.data.pairs import PairRows
 from headstart.errors import UsageError
 from headstart.text.tokenizer import SpecialIds
 
@@ -29,15 +30,26 @@ def mask_token(special: SpecialIds) -> int:
 
 
 def ask(
-    rows: CausalRows, first: int, count: int, config: PretrainConfig, special: SpecialIds, vocab_size: int
+    rows: CausalRows,
+    first: int,
+    count: int,
+    config: PretrainConfig,
+    special: SpecialIds,
+    vocab_size: int,
+    seed: int,
+    pairs: PairRows | None = None,
 ) -> Batch:
-    """Rows as the objective asks about them; `count` is the size of every batch of the run."""
+    """Rows as the objective asks about them; `count` is the size of every batch of the run.
+
+    Args:
+        pairs: read in place of `rows` wherever tokens are hidden; what is read left to right stays plain text.
+    """
     if config.objective == "causal":
         return rows.batch(first, count)
-    seed, hybrid = config.runtime.seed, config.objective == "hybrid"
-    batch = rows.batch(first, count, segments_always=True)
+    hybrid = config.objective == "hybrid"
     if hybrid and is_causal_turn(first // count, seed, config.masking.causal):
-        return batch
+        return rows.batch(first, count, segments_always=True)
+    batch = (pairs or rows).batch(first, count, segments_always=True)
     return hide(batch, first, config.masking, special, vocab_size, seed, next_token=hybrid)
 
 
@@ -60,7 +72,7 @@ def hide(
     ids, segments = batch.ids_BT.numpy(), batch.segments_BT.numpy()
     rows: NDArray[np.uint64] = np.arange(first, first + len(ids)).astype(np.uint64)[:, None]
     places: NDArray[np.uint64] = rows * np.uint64(_LONGEST_ROW) + np.arange(ids.shape[1]).astype(np.uint64)
-    real = (segments != PADDING) & (ids != special.sos)
+    real = (segments != PADDING) & (ids != special.sos) & (ids != special.eos)
     chosen = real & (_share(places, seed, _CHOICE) < config.rate)
     kind = _share(places, seed, _KIND)
     any_token = 4 + (mixed(places, seed, _TOKEN) % np.uint64(vocab_size - 4)).astype(np.int64)

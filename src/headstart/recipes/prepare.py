@@ -13,11 +13,11 @@ from headstart.data.provenance import describe, fingerprint
 from headstart.data.shards import Shards, is_shards, write_shards
 from headstart.data.sources import expand
 from headstart.errors import DataError, StoreError, UsageError
-from headstart.files import MANIFEST, read_json, whole_folder
+from headstart.files import MANIFEST, read_json, read_manifest, whole_folder
 from headstart.progress import Progress
 from headstart.text.tokenizer import ReportCard, Tokenizer, load_tokenizer, report_card, train_tokenizer
 
-__all__ = ["is_shards", "run_prepare", "run_prepare_labelled", "run_tokenizer"]
+__all__ = ["is_shards", "run_prepare", "run_prepare_labelled", "run_shared_tokenizer", "run_tokenizer"]
 
 _CARD_CHARACTERS = 2_000_000
 
@@ -37,6 +37,27 @@ def run_tokenizer(
     ) as draft:
         tokenizer.save(draft)
     return card
+
+
+def run_shared_tokenizer(
+    stages: Sequence[Sequence[str]], out: Path, config: TokenizerConfig, corpus: CorpusConfig, progress: Progress
+) -> Tokenizer:
+    """Train one tokenizer on the texts of several stages and save it at `out`, unless it is there already.
+
+    However much of the text is read, each stage has an equal part in it: a tokenizer learnt from the first stage alone
+    would not know the words of the last.
+    """
+    files = [_text_files(paths) for paths in stages]
+    sources = describe(sorted({file for part in files for file in part}))
+    settings = {"text_column": corpus.text_column, "documents": corpus.documents, "stages": files}
+    mark = fingerprint(sources, f"trained {config.model_dump_json()}", settings)
+    if (out / MANIFEST).is_file() and read_manifest(out, kind="tokenizer").get("fingerprint") == mark:
+        return load_tokenizer(out)
+    tokenizer = train_tokenizer(_in_turns([_texts(part, corpus) for part in files]), config, progress)
+    about = {"digest": tokenizer.digest, "vocab_size": tokenizer.vocab_size, "fingerprint": mark}
+    with whole_folder(out, kind="tokenizer", about=about) as draft:
+        tokenizer.save(draft)
+    return tokenizer
 
 
 def run_prepare(
@@ -158,6 +179,23 @@ def _unchanged(out: Path, mark: str, progress: Progress) -> Shards | None:
 
 def _texts(files: Sequence[str], corpus: CorpusConfig) -> Iterator[str]:
     return (document.text for document in read_documents(files, corpus))
+
+
+def _in_turns(streams: Sequence[Iterator[str]]) -> Iterator[str]:
+    """The texts of all streams, always from the one that gave the fewest characters so far.
+
+    >>> list(_in_turns([iter(["aa", "bb"]), iter(["c", "d", "e"])]))
+    ['aa', 'c', 'd', 'bb', 'e']
+    """
+    given = dict.fromkeys(range(len(streams)), 0)
+    while given:
+        index = min(given, key=lambda stream: given[stream])
+        text = next(streams[index], None)
+        if text is None:
+            del given[index]
+            continue
+        given[index] += len(text)
+        yield text
 
 
 def _beginning(texts: Iterator[str]) -> list[str]:

@@ -64,14 +64,15 @@ def transfer(
             " leave --tokenizer out to use its own"
         )
     moved = _move(source, bundle.path, model.backbone, "backbone")
-    own_head = model.head.state_dict()
     if head:
         return TransferReceipt(source, tokenizer.digest, (*moved, *_move(source, bundle.path, model.head, "head")), ())
-    new = [
-        TensorLine(f"head.{name}", tuple(own_head[name].shape), tensor_sha256(own_head[name]))
-        for name in sorted(own_head)
-    ]
-    return TransferReceipt(source, tokenizer.digest, moved, tuple(new))
+    return TransferReceipt(source, tokenizer.digest, moved, new_lines(model.head, "head"))
+
+
+def new_lines(module: nn.Module, name: str) -> tuple[TensorLine, ...]:
+    """The tensors of a module that was born new, for a receipt."""
+    own = module.state_dict()
+    return tuple(TensorLine(f"{name}.{key}", tuple(own[key].shape), tensor_sha256(own[key])) for key in sorted(own))
 
 
 def _move(source: str, folder: Path, module: nn.Module, name: str) -> tuple[TensorLine, ...]:

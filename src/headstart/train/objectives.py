@@ -27,12 +27,16 @@ Objective = Callable[[Batch], LossSum]
 def predict_tokens(model: Model[LanguageHead], batch: Batch) -> LossSum:
     """The tokens a batch asks for, next or hidden: they differ in the batch. Only scored positions reach the vocabulary."""
     hidden_BTD = model.backbone(batch.ids_BT, batch.segments_BT, batch.visibility, batch.bounds, batch.real)
+    return LossSum(token_loss(model, hidden_BTD, batch), batch.scored)
+
+
+def token_loss(model: Model[LanguageHead], hidden_BTD: Tensor, batch: Batch) -> Tensor:
+    """The summed loss of the tokens that a batch asks for."""
     targets = batch.targets.flatten()
     places = batch.places if batch.places is not None else (targets != UNSCORED).nonzero()[:, 0]
     weight, bias = model.head.weights(model.backbone)
     hidden_ND = hidden_BTD.flatten(0, 1)[places]
-    total = linear_cross_entropy(hidden_ND, weight, bias, targets[places], compiled=model.backbone.compiled)
-    return LossSum(total, batch.scored)
+    return linear_cross_entropy(hidden_ND, weight, bias, targets[places], compiled=model.backbone.compiled)
 
 
 def class_scores(model: Model[ClassifierHead], batch: Batch) -> Tensor:

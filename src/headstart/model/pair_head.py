@@ -1,0 +1,31 @@
+"""A second question beside the vocabulary, for pretraining only: do two pieces of text follow each other?
+
+B batch, T tokens, D width.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from headstart.model.heads import LanguageHead
+
+
+class PairedHead(LanguageHead):
+    """A language head that answers it too, from what the start token has gathered.
+
+    The language head inside stays the caller's own, layer for layer: a bundle is made from that one, and knows nothing
+    of pairs.
+    """
+
+    def __init__(self, head: LanguageHead, width: int, seed: int) -> None:
+        nn.Module.__init__(self)
+        self.linear = head.linear
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed + 2_000_003)  # another stream than those of backbone and head
+            self.pair = nn.Linear(width, 2)
+            nn.init.normal_(self.pair.weight, std=0.02)
+            nn.init.zeros_(self.pair.bias)
+
+    def follows(self, hidden_BTD: Tensor) -> Tensor:
+        """Scores for no and yes, one row a pair."""
+        scores: Tensor = self.pair(hidden_BTD[:, 0])
+        return scores

@@ -1,0 +1,301 @@
+"""One pretraining under way: its plan, its steps, its measures and its end, whatever it reads and wherever it began."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from headstart.config import PretrainConfig
+from headstart.data.batches import Batch
+from headstart.data.masking import mask_token
+from headstart.data.shards import Shards
+from headstart.errors import Interrupted
+from headstart.files import read_json, write_json
+from headstart.model.backbone import build_backbone
+from headstart.model.heads import LanguageHead, Model, build_language_head
+from headstart.model.pair_head import PairedHead
+from headstart.predict.generate import Sampling, continue_text
+from headstart.progress import Progress, Task
+from headstart.recipes.stages import Stage, lay_out, spread, stage_at
+from headstart.runtime import Halt, Runtime, Stop
+from headstart.store.bundle import Bundle, save_bundle
+from headstart.store.checkpoint import resume_from, save_checkpoint
+from headstart.store.receipt import new_lines, transfer
+from headstart.store.rundir import RunFolder
+from headstart.text.tokenizer import Tokenizer, load_tokenizer
+from headstart.train.average import Average, averaged
+from headstart.train.evaluate import LanguageScore, score_language
+from headstart.train.loop import StepReport, TrainState, fit
+from headstart.train.objectives import LossSum
+from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer
+from headstart.train.pairs import PairScore, predict_tokens_and_pairs, score_pairs
+
+_PROMPT_TOKENS = 6
+_SAMPLE_TOKENS = 40
+_WARM_STEPS, _TIMED_STEPS, _TRAINING_SHARE = 5, 40, 0.93
+
+
+@dataclass
+class Pretraining:
+    """One run under way."""
+
+    run: RunFolder
+    config: PretrainConfig
+    shards: Sequence[Shards]
+    """Of each stage; a run without stages has one."""
+    runtime: Runtime
+    progress: Progress
+    source: Bundle | None = None
+    stop: Stop = field(default_factory=Stop)
+
+    def prepare(self) -> None:
+        """Lay out the rows and build the model; whatever is wrong with the text shows here."""
+        config, seed = self.config, self.config.runtime.seed
+        vocab_size = self.shards[0].vocab_size
+        self.tokenizer: Tokenizer = load_tokenizer(self.shards[0].tokenizer_folder)
+        if config.objective != "causal":
+            mask_token(self.tokenizer.special)  # refuse now what could not be done later
+        self.stages = lay_out(config, self.shards, self.tokenizer.special)
+        self.model: Model[LanguageHead] = Model(
+            build_backbone(config.model, vocab_size, seed), build_language_head(config.model, vocab_size, seed)
+        ).to(self.runtime.device)
+        receipt = None
+        if self.source:
+            receipt = transfer(str(self.source.path), self.model, self.tokenizer, self.source, head=True)
+        self.language_head = self.model.head  # what the bundle gets; a pair head is for this run alone
+        if config.pairs.weight:
+            head = PairedHead(self.language_head, config.model.width, seed).to(self.runtime.device)
+            self.model.head = head
+            receipt = receipt and replace(receipt, new=new_lines(head.pair, "head.pair"))
+        if receipt:
+            write_json(self.run.path / "receipt.json", receipt.as_dict())
+            self.progress.say(receipt.summary())
+        average = Average(self.model, config.optim.average) if config.optim.average else None
+        self.state = TrainState(self.model, build_optimizer(self.model, config.optim), seed, average=average)
+        self.evaluated, self.saved = 0, 0
+
+    def go(self, stop: Stop, *, resume: bool) -> None:
+        """Train to the end, or to a stop."""
+        self.stop = stop
+        if self.config.runtime.compile:
+            self.model.backbone.compile_layers()
+        self.steps = self._plan()
+        self._tell()
+        if resume:
+            moments, state = resume_from(self.run, self.model, self.progress.say)
+            restore_optimizer(self.state.optimizer, self.model, moments, self.state.average)
+            self.state.step, self.evaluated = state["step"], state.get("evaluated", 0)
+            self.saved = self.state.step
+        try:
+            self._train()
+            with averaged(self.model, self.state.average):
+                self._finish()
+        except Halt:
+            self._save()
+            raise Interrupted(
+                f"{self.stop.reason} at step {self.state.step} of {self.steps}; saved. Go on with: "
+                f"headstart pretrain --resume --out {self.run.path}",
+                self.stop.reason or "",
+            ) from None
+
+    def _plan(self) -> int:
+        """How many steps: as set, or as many as the minutes allow. What was timed is written down: resuming keeps it."""
+        loop, path, several = self.config.loop, self.run.path / "plan.json", len(self.stages) > 1
+        plan = read_json(path) if path.is_file() else {}
+        if loop.minutes is not None:
+            plan = plan or self._time()
+        else:
+            epochs = [loop.epochs * stage.reads.rows / stage.rows_a_step for stage in self.stages]
+            plan["steps"] = loop.steps or max(len(self.stages), round(sum(epochs)))
+        steps = int(plan["steps"])
+        spread(self.stages, steps)
+        if several:
+            plan["stages"] = [stage.plan() for stage in self.stages]
+        if several or loop.minutes is not None:
+            write_json(path, plan)
+        return steps
+
+    def _time(self) -> dict[str, Any]:
+        """Steps for the minutes, by the time that steps of each stage's shape take."""
+        self.progress.say("timing a few steps")
+        before = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        steps = _WARM_STEPS + max(_TIMED_STEPS // len(self.stages), _WARM_STEPS)
+        a_step = 0.0
+        for stage in self.stages:
+            trial = TrainState(self.model, build_optimizer(self.model, self.config.optim), self.config.runtime.seed)
+            reports = fit(trial, stage.fetch, self._objective, self.config.optim, steps, self.runtime)
+            seconds = [report.seconds for report in reports][_WARM_STEPS:]
+            a_step += stage.share * sum(seconds) / len(seconds)
+        self.model.load_state_dict(before)
+        # measuring, saving and sampling take their part too
+        affordable = int(60 * (self.config.loop.minutes or 0) * _TRAINING_SHARE / a_step)
+        return {"steps": max(len(self.stages), affordable), "seconds_a_step": a_step}
+
+    def _tell(self) -> None:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        threads = f"{self.runtime.threads} thread{'s' if self.runtime.threads > 1 else ''}"
+        stages, rows = self.stages, [stage.rows for stage in self.stages]
+        self.progress.say(
+            f"{sum(len(part.documents) for part in rows):,} documents to learn from, "
+            f"{sum(len(stage.held_out) for stage in stages):,} held out; "
+            f"{sum(stage.reads.inputs for stage in stages):,} tokens an epoch; {parameters:,} parameters; "
+            f"{self.steps:,} steps on {self.runtime.device}, {threads}"
+        )
+        for stage in stages:
+            if len(stages) > 1:
+                self.progress.say(stage.words())
+            if stage.pairs:
+                self.progress.say(stage.words_about_pairs(stage.pairs))
+            elif stage.rows.truncated:
+                self.progress.say(
+                    f"{stage.rows.truncated:,} documents are longer than the context of {stage.rows.context} tokens "
+                    "and are cut there; corpus.layout packed would read all of them"
+                )
+        longest = max(part.context for part in rows)
+        if longest < self.config.model.context:
+            self.progress.say(
+                f"no stage has rows beyond {longest} tokens: the model will not have learnt to read longer texts, "
+                f"though its context is {self.config.model.context}"
+            )
+
+    def _train(self) -> None:
+        loop = self.config.loop
+        total = sum(stage.tokens_seen for stage in self.stages)
+        with self.progress.task("pretraining", total, "tokens") as bar:
+            bar.advance(self.state.step / self.steps * total)
+            self._look_up(bar)
+            config = self.config.optim
+            reports = fit(self.state, self._fetch, self._objective, config, self.steps, self.runtime)
+            for report in reports:
+                bar.advance(total / self.steps, f"loss {report.loss:.3f}")
+                self._log(report)
+                self._look_up(bar)
+                if report.step % loop.save_every == 0:
+                    self._save()
+                self.stop.check()
+
+    def _look_up(self, bar: Task) -> None:
+        """Measure and sample when it is time and was not done before an interruption."""
+        step = self.state.step
+        if step == 0 or step % self.config.loop.evaluate_every or self.evaluated >= step or step == self.steps:
+            return
+        with averaged(self.model, self.state.average):
+            scores = self._measure(self.config.loop.evaluate_tokens // len(self.stages))
+        self.evaluated = step
+        bar.advance(0, f"held-out {scores[-1].text.loss:.3f}")
+        for stage, score in zip(self.stages, scores, strict=True):
+            self.progress.say(f"step {step:,}: {self._of(stage)}{score.words()}")
+        self._sample()
+
+    def _fetch(self, step: int) -> list[Batch]:
+        stage = stage_at(self.stages, step)
+        return stage.fetch(step - stage.first)
+
+    def _objective(self, batch: Batch) -> LossSum:
+        return predict_tokens_and_pairs(self.model, batch)
+
+    def _log(self, report: StepReport) -> None:
+        figures = asdict(report)
+        figures.pop("seconds")  # time is not part of what must be the same on resuming
+        self.run.metrics.write("step", **figures, **self._mark(stage_at(self.stages, report.step - 1)))
+
+    def _mark(self, stage: Stage) -> dict[str, int]:
+        """The stage of a line of the metrics, where there are several."""
+        return {"stage": stage.number} if len(self.stages) > 1 else {}
+
+    def _of(self, stage: Stage) -> str:
+        return f"stage {stage.number}: " if len(self.stages) > 1 else ""
+
+    def _measure(self, tokens: int | None) -> list["_Score"]:
+        """Score the held-out documents of each stage, all or as many as reach `tokens`, and write the scores down."""
+        scores = []
+        for stage in self.stages:
+            rows, size = stage.measured(tokens)
+            gaps = partial(stage.ask, rows) if self.config.objective == "masked" else None
+            text = score_language(self.model, rows, size, self.runtime, self.stop.check, gaps)
+            pairs = stage.measured_pairs(tokens) if stage.pairs else None
+            scores.append(
+                _Score(text, score_pairs(self.model, pairs, self.runtime, self.stop.check) if pairs else None)
+            )
+        # together, once a stop can no longer come between them
+        for stage, score in zip(self.stages, scores, strict=True):
+            self.run.metrics.write(
+                "evaluation", step=self.state.step, **asdict(score.text), **score.about_pairs(), **self._mark(stage)
+            )
+        return scores
+
+    def _sample(self) -> None:
+        """Let the model go on from the prompt, or from how a held-out document begins."""
+        if self.config.objective == "masked":
+            return  # it fills gaps and cannot go on
+        last = self.stages[-1]
+        opening = [int(token) for token in last.shards.ids(int(last.held_out[0]))[:_PROMPT_TOKENS]]
+        prompt = self.config.loop.prompt or self.tokenizer.decode(opening)
+        text = continue_text(self.model, self.tokenizer, prompt, Sampling(tokens=_SAMPLE_TOKENS), self.runtime)
+        self.run.metrics.write("sample", step=self.state.step, prompt=prompt, text=text)
+        self.progress.say(f"  {prompt} | {text.strip()}")
+
+    def _save(self) -> None:
+        if self.state.step == self.saved:
+            return
+        moments = optimizer_tensors(self.state.optimizer, self.model, self.state.average)
+        state = {"evaluated": self.evaluated}
+        save_checkpoint(self.run, self.state.step, self.model, moments, state, self.config.loop.keep)
+        self.saved = self.state.step
+
+    def _finish(self) -> None:
+        self.progress.say("measuring on all held-out text")
+        scores = self._measure(None)
+        self._sample()
+        last, score = self.stages[-1], scores[-1]
+        result = {
+            "steps": self.state.step,
+            "tokens_seen": round(sum(stage.tokens_seen for stage in self.stages)),
+            "held_out": asdict(score.text),
+            "tokenizer": self.tokenizer.digest,
+            "corpus": last.shards.about.get("fingerprint"),
+        }
+        if len(self.stages) > 1:
+            result["stages"] = [
+                stage.result() | {"held_out": asdict(part.text), **part.about_pairs()}
+                for stage, part in zip(self.stages, scores, strict=True)
+            ]
+        if self.config.pairs.weight:
+            about = {
+                "weight": self.config.pairs.weight,
+                "head": "learnt beside the language head, left out of the bundle",
+            }
+            result["pairs"] = about | score.about_pairs().get("pairs", {})
+        save_bundle(
+            self.run.path / "bundle",
+            Model(self.model.backbone, self.language_head),
+            self.tokenizer,
+            objective=self.config.objective,
+            visibility="causal" if self.config.objective == "causal" else "both",
+            about=result,
+        )
+        write_json(self.run.path / "result.json", result)
+        self.run.tidy()
+        for stage, part in zip(self.stages, scores, strict=True):
+            end = f"; model in {self.run.path}" if stage is last else ""
+            self.progress.say(f"{self._of(stage)}{part.words(tokens=True)}{end}")
+
+
+@dataclass(frozen=True)
+class _Score:
+    """What was measured on the held-out documents of one stage."""
+
+    text: LanguageScore
+    pairs: PairScore | None
+
+    def about_pairs(self) -> dict[str, Any]:
+        """For JSON; empty where the second question was not asked."""
+        return {"pairs": asdict(self.pairs)} if self.pairs else {}
+
+    def words(self, *, tokens: bool = False) -> str:
+        """One line for a person."""
+        text, pairs = self.text, self.pairs
+        over = f" over {text.tokens:,} tokens" if tokens else ""
+        bits = "" if text.bits_per_byte is None else f", {text.bits_per_byte:.3f} bits per byte"
+        told = f", pairs {100 * pairs.accuracy:.1f} % right of {pairs.pairs:,}" if pairs else ""
+        return f"held-out loss {text.loss:.3f}, perplexity {text.perplexity:.1f}{bits}{over}{told}"

@@ -1,0 +1,201 @@
+"""The stages of a pretraining run: what each reads, in rows of what length, and for which of the steps.
+
+A run without stages is a run of one. The data position stays one integer: a stage begins at a step that follows from the
+settings, and counts its rows from there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.config import PretrainConfig, StageConfig
+from headstart.data.batches import Batch, CausalRows
+from headstart.data.masking import ask
+from headstart.data.pairs import PairRows, weighted
+from headstart.data.shards import Shards
+from headstart.errors import DataError, UsageError
+from headstart.progress import Progress
+from headstart.recipes.prepare import is_shards, run_prepare, run_shared_tokenizer
+from headstart.text.tokenizer import SpecialIds, Tokenizer, load_tokenizer
+
+_APART = 2**32
+"""Between the seeds of two stages: the same text read twice is read in another order, with other tokens hidden."""
+
+
+@dataclass
+class Stage:
+    """One stage, ready to be read. `first` and `steps` are known once the run is planned."""
+
+    number: int
+    share: float
+    config: PretrainConfig
+    shards: Shards
+    held_out: NDArray[np.int64]
+    rows: CausalRows
+    special: SpecialIds
+    batch_size: int
+    seed: int
+    pairs: PairRows | None = None
+    """Read in place of `rows` wherever tokens are hidden, if the second question is asked."""
+    first: int = 0
+    steps: int = 0
+
+    @property
+    def rows_a_step(self) -> int:
+        """Rows of one optimizer step."""
+        return self.batch_size * self.config.loop.accumulate
+
+    @property
+    def reads(self) -> CausalRows | PairRows:
+        """The rows that an epoch is counted in."""
+        return self.pairs or self.rows
+
+    @property
+    def tokens_seen(self) -> float:
+        """Tokens that the steps of this stage read, as rows go on average."""
+        return self.steps * self.rows_a_step * self.reads.inputs / max(1, self.reads.rows)
+
+    def fetch(self, step: int) -> list[Batch]:
+        """The batches of a step, counted from the first of this stage."""
+        first, size = step * self.rows_a_step, self.batch_size
+        parts = range(self.config.loop.accumulate)
+        batches = [self.ask(self.rows, first + part * size, size, self.pairs) for part in parts]
+        return weighted(batches, self.config.pairs.weight) if self.pairs else batches
+
+    def ask(self, rows: CausalRows, first: int, count: int, pairs: PairRows | None = None) -> Batch:
+        """Some rows as the objective asks about them."""
+        return ask(rows, first, count, self.config, self.special, self.shards.vocab_size, self.seed, pairs)
+
+    def measured(self, tokens: int | None) -> tuple[CausalRows, int]:
+        """Held-out rows, of all documents or of as many as reach `tokens`, and the bytes of their text."""
+        chosen = self._held_out(tokens)
+        rows = CausalRows(self.shards, chosen, self.special, context=self.rows.context, layout="packed", seed=None)
+        return rows, int(self.shards.text_bytes[chosen].sum())
+
+    def measured_pairs(self, tokens: int | None) -> PairRows | None:
+        """Held-out pairs; None where fewer than two of the documents can be split."""
+        chosen = self._held_out(tokens)
+        if (self.shards.lengths[chosen] >= 2).sum() < 2:
+            return None
+        return PairRows(self.shards, chosen, self.special, context=self.rows.context, seed=None)
+
+    def _held_out(self, tokens: int | None) -> NDArray[np.int64]:
+        """Whole documents."""
+        lengths = self.shards.lengths[self.held_out] + 1
+        count = len(lengths) if tokens is None else int(np.searchsorted(np.cumsum(lengths), tokens)) + 1
+        return self.held_out[:count]
+
+    def plan(self) -> dict[str, Any]:
+        """What of the run this stage is, for the record."""
+        return {
+            "stage": self.number,
+            "first_step": self.first + 1,
+            "steps": self.steps,
+            "context": self.rows.context,
+            "batch_size": self.batch_size,
+        }
+
+    def result(self) -> dict[str, Any]:
+        """The same with what it read, for the end."""
+        texts = self.config.stages[self.number - 1].texts
+        tokens = round(self.tokens_seen)
+        return {**self.plan(), "texts": texts, "tokens_seen": tokens, "corpus": self.shards.about.get("fingerprint")}
+
+    def words(self) -> str:
+        """One line for a person."""
+        return (
+            f"stage {self.number}: steps {self.first + 1:,} to {self.first + self.steps:,}, {self.batch_size} rows of "
+            f"{self.rows.context} tokens, {len(self.rows.documents):,} documents, {self.reads.inputs:,} tokens an epoch"
+        )
+
+    def words_about_pairs(self, pairs: PairRows) -> str:
+        """One line for a person: what was paired, and what could not be."""
+        short = f"; {pairs.short:,} documents of one token are left out" if pairs.short else ""
+        return f"{pairs.rows:,} pairs of pieces an epoch from {len(pairs.documents):,} documents{short}"
+
+
+def open_shards(
+    texts: Sequence[str], out: Path, config: PretrainConfig, tokenizer: Tokenizer | Path | None, progress: Progress
+) -> list[Shards]:
+    """The shards of each stage, opened as they are given or prepared in `out`; all with one tokenizer."""
+    wanted = [stage.texts for stage in config.stages] or [list(texts)]
+    given = load_tokenizer(tokenizer) if isinstance(tokenizer, Path) else tokenizer
+    asked = str(tokenizer) if isinstance(tokenizer, Path) else "the model it should continue"
+    opened: dict[tuple[str, ...], Shards] = {}
+    for paths in wanted:
+        if len(paths) > 1 or not is_shards(paths[0]):
+            continue
+        shards = opened[tuple(paths)] = Shards.open(Path(paths[0]))
+        if given is None:
+            given, asked = load_tokenizer(shards.tokenizer_folder), paths[0]
+        if given.digest != shards.tokenizer_digest:
+            raise UsageError(
+                f"{paths[0]} was prepared with another tokenizer than {asked}; prepare it again with that one"
+            )
+    if given is None and len(wanted) > 1:
+        given = run_shared_tokenizer(wanted, out / "tokenizer", config.tokenizer, config.corpus, progress)
+    for number, paths in enumerate(wanted, start=1):
+        if tuple(paths) not in opened:  # the same text in rows of another length is prepared once
+            folder = out / (f"tokens-{number}" if len(wanted) > 1 else "tokens")
+            opened[tuple(paths)] = run_prepare(
+                paths, folder, config.corpus, tokenizer=given, tokenizer_config=config.tokenizer, progress=progress
+            )
+    return [opened[tuple(paths)] for paths in wanted]
+
+
+def lay_out(config: PretrainConfig, shards: Sequence[Shards], special: SpecialIds) -> list[Stage]:
+    """The stages with their rows. No document that any stage holds out is learnt from in another."""
+    wanted = config.stages or [StageConfig(texts=["TEXTS"])]
+    seed, total = config.runtime.seed, sum(stage.share for stage in wanted)
+    sides = [part.split(config.corpus.held_out, seed) for part in shards]
+    kept = np.concatenate([part.digests[held] for part, (_, held) in zip(shards, sides, strict=True)])
+    stages = []
+    for index, (stage, part, (train, held)) in enumerate(zip(wanted, shards, sides, strict=True)):
+        context = stage.context or config.model.context
+        own = seed + index * _APART
+        documents = train[~np.isin(part.digests[train], kept)]
+        rows = CausalRows(part, documents, special, context=context, layout=config.corpus.layout, seed=own)
+        batch_size = config.loop.batch_size * config.model.context // context
+        stages.append(Stage(index + 1, stage.share / total, config, part, held, rows, special, batch_size, own))
+        _check(stages[-1], one_of=len(wanted))
+        if config.pairs.weight:
+            stages[-1].pairs = PairRows(part, documents, special, context=context, seed=own)
+    return stages
+
+
+def _check(stage: Stage, *, one_of: int) -> None:
+    if stage.rows.inputs < stage.rows.context:
+        where = f" of stage {stage.number}" if one_of > 1 else ""
+        raise DataError(
+            f"the training text{where} holds {stage.rows.inputs} tokens, less than one row of {stage.rows.context}; "
+            "give more text or a smaller model.context"
+        )
+
+
+def spread(stages: Sequence[Stage], steps: int) -> None:
+    """Give each stage its part of the steps."""
+    ends = borders(steps, [stage.share for stage in stages])
+    for stage, first, end in zip(stages, [0, *ends], ends, strict=False):
+        stage.first, stage.steps = first, end - first
+
+
+def borders(steps: int, shares: Sequence[float]) -> list[int]:
+    """After how many steps each stage ends: by its share, and no stage without a step (there must be one for each).
+
+    >>> borders(100, [0.6, 0.3, 0.1]), borders(4, [0.98, 0.01, 0.01])
+    ([60, 90, 100], [2, 3, 4])
+    """
+    ends: list[int] = []
+    for index, part in enumerate(np.cumsum(shares) / sum(shares)):
+        least, most = (ends[-1] if ends else 0) + 1, steps - (len(shares) - 1 - index)
+        ends.append(min(max(round(steps * float(part)), least), most))
+    return ends
+
+
+def stage_at(stages: Sequence[Stage], step: int) -> Stage:
+    """The stage that step `step`, counted from 0, belongs to; the last one beyond the end."""
+    return next((stage for stage in stages if step < stage.first + stage.steps), stages[-1])
