@@ -17,32 +17,41 @@ _CLASSIC_MODEL = {
     "context": 512,
 }
 
-# one dial: width, depth, heads, feed-forward width
+# one dial: width, depth, heads, feed-forward width; then the rows of pretraining: their length, and how many a step
 _SIZES = {
-    "modern-nano": (128, 4, 2, 352),
-    "modern-micro": (256, 6, 4, 704),
-    "modern": (512, 10, 8, 1408),
-    "modern-base": (768, 12, 12, 2048),
+    "modern-nano": ((128, 4, 2, 352), 512, 32),
+    "modern-micro": ((256, 6, 4, 704), 512, 64),
+    "modern": ((512, 10, 8, 1408), 1024, 64),
+    "modern-base": ((768, 12, 12, 2048), 1024, 64),
 }
 NAMES = ("classic", *_SIZES)
 
 
-def _modern(width: int, depth: int, heads: int, feedforward: int) -> dict[str, dict[str, Any]]:
-    model = {"block": "modern", "width": width, "depth": depth, "heads": heads, "feedforward": feedforward}
+def _modern(size: tuple[int, int, int, int], context: int, rows: int) -> dict[str, dict[str, Any]]:
+    width, depth, heads, feedforward = size
+    model = {
+        "block": "modern",
+        "width": width,
+        "depth": depth,
+        "heads": heads,
+        "feedforward": feedforward,
+        "dropout": 0.1,
+        "context": context,
+    }
     return {
         "pretrain": {
             "objective": "masked",
             "model": model,
             "optim": {
-                "optimizer": "adamw",
-                "lr": 1e-3,
+                "optimizer": "muon",
+                "lr": 2e-3,
                 "weight_decay": 0.1,
                 "beta2": 0.98,
-                "warmup": 0.05,
-                "schedule": "cosine",
+                "warmup": 0.02,
+                "schedule": "wsd",
                 "clip": 1.0,
             },
-            "loop": {"batch_size": 32},
+            "loop": {"batch_size": rows},
         },
         "finetune": {
             "model": model,
@@ -54,7 +63,8 @@ def _modern(width: int, depth: int, heads: int, feedforward: int) -> dict[str, d
                 "schedule": "linear",
                 "clip": 1.0,
             },
-            "loop": {"batch_size": 16, "epochs": 8},
+            "loop": {"batch_size": 16, "epochs": 8, "least_steps": 300, "choose": "last"},
+            "transfer": {"layer_decay": 0.9},
         },
     }
 

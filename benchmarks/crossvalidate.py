@@ -1,0 +1,129 @@
+"""Fine-tuning judged by cross-validation on train and validation rows together; no test file is read.
+
+    python benchmarks/crossvalidate.py RUN ... --train train.jsonl --valid valid.jsonl --out cv.json \
+        --try base: --try "slow:optim.lr=5e-5" --jobs 4
+
+Each RUN is a pretrained folder (or scratch), each --try a name and settings that differ from the preset's. Rows with the
+same text always share a fold. Prints one line a combination: mean of the last epochs, worst fold, and how far epochs swing.
+"""
+
+import argparse
+import json
+import multiprocessing
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+PRESET = "modern"
+
+
+def folds_of(texts, gold, folds: int, seed: int) -> np.ndarray:
+    """A fold for every row: stratified, doubles together."""
+    from headstart.data.batches import shuffled
+    from headstart.data.digests import text_digest
+
+    fold = np.zeros(len(gold), dtype=np.int64)
+    for label in np.unique(gold):
+        rows = np.flatnonzero(gold == label)
+        fold[rows[shuffled(len(rows), seed, 0)]] = np.arange(len(rows)) % folds
+    first: dict[int, int] = {}
+    for row, text in enumerate(texts):
+        fold[row] = fold[first.setdefault(text_digest(text), row)]
+    return fold
+
+
+def train_fold(task: dict) -> dict:
+    """One fine-tuning; runs in a process of its own."""
+    from headstart.config import FinetuneConfig
+    from headstart.layering import layered, nested
+    from headstart.model import presets
+    from headstart.progress import Quiet
+    from headstart.recipes.classifier import build_classifier, reading_of
+    from headstart.recipes.finetune import choose_tokenizer, load_source, settled
+    from headstart.recipes.labelled_data import load_data
+    from headstart.recipes.training import Finetuning
+    from headstart.runtime import Stop, start
+    from headstart.store.rundir import RunFolder
+
+    started = time.time()
+    source = load_source(task["run"])
+    settings = nested({**task["settings"], "runtime.seed": task["seed"]})
+    config = settled(layered(FinetuneConfig, presets.values(task["preset"], "finetune"), settings), source)
+    data = load_data(
+        task["train"], task["valid"], None, config.labelled, tokenizer=choose_tokenizer(source, None),
+        tokenizer_config=config.tokenizer, seed=0, progress=Quiet(),
+    )
+    both = replace(
+        data.train, texts=data.train.texts + data.valid.texts, ids=data.train.ids + data.valid.ids,
+        gold=np.concatenate((data.train.gold, data.valid.gold)),
+    )
+    fold = folds_of(both.texts, both.gold, task["folds"], seed=0)
+    data = replace(data, train=both.take(np.flatnonzero(fold != task["fold"])), valid=both.take(np.flatnonzero(fold == task["fold"])))
+    shape = config.model
+    model, _ = build_classifier(shape, data, source, task["run"], task["seed"], reading_of(config, source))
+    with tempfile.TemporaryDirectory() as scratch:
+        run = RunFolder.create(Path(scratch) / "run", kind="finetune", command="", config=config, inputs={})
+        training = Finetuning(run, config, data, model, start(config.runtime), Stop(), Quiet(), quiet=True)
+        outcome = training.go(resume=False)
+    accuracies = [epoch["valid_accuracy"] for epoch in outcome.epochs]
+    return {k: task[k] for k in ("run", "name", "fold", "seed")} | {
+        "rows": len(data.valid), "epochs": accuracies, "chosen": outcome.valid.accuracy, "loss": outcome.valid.loss, "seconds": round(time.time() - started, 1),
+    }
+
+
+def table(results: list[dict]) -> list[dict]:
+    """One line a combination of folder and setting."""
+    lines = []
+    for key in dict.fromkeys((r["run"], r["name"]) for r in results):
+        mine = [r for r in results if (r["run"], r["name"]) == key]
+        last = np.array([r["chosen"] for r in mine])
+        rows = np.array([r["rows"] for r in mine])
+        second_half = [r["epochs"][len(r["epochs"]) // 2 :] for r in mine]
+        lines.append(
+            {
+                "run": Path(key[0]).name, "setting": key[1], "accuracy": round(float((last * rows).sum() / rows.sum()), 4),
+                "worst_fold": round(float(last.min()), 4), "swing": round(float(np.mean([max(e) - min(e) for e in second_half])), 4),
+                "loss": round(float(np.mean([r["loss"] for r in mine])), 4), "runs": len(mine), "seconds_a_run": round(float(np.mean([r["seconds"] for r in mine])), 1),
+            }
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--train", required=True)
+    parser.add_argument("--valid", required=True)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--preset", default=PRESET)
+    parser.add_argument("--try", dest="tries", action="append", default=[])
+    parser.add_argument("--folds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1)
+    given = parser.parse_args()
+    tasks = []
+    for run in given.runs:
+        for words in given.tries or ["base:"]:
+            name, _, settings = words.partition(":")
+            changed = dict(pair.split("=", 1) for pair in settings.split(",") if pair)
+            for seed in range(given.seeds):
+                for fold in range(given.folds):
+                    tasks.append(
+                        {"run": run, "name": name, "settings": changed, "fold": fold, "seed": seed, "folds": given.folds, "train": given.train, "valid": given.valid, "preset": given.preset}
+                    )
+    if given.jobs == 1:
+        results = [train_fold(task) for task in tasks]
+    else:
+        with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
+            results = list(pool.imap_unordered(train_fold, tasks))
+    lines = table(results)
+    Path(given.out).write_text(json.dumps({"table": lines, "results": results}, indent=1))
+    for line in lines:
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
