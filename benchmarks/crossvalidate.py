@@ -118,7 +118,10 @@ def main() -> None:
         results = [train_fold(task) for task in tasks]
     else:
         with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
-            results = list(pool.imap_unordered(train_fold, tasks))
+            results = []
+            for result in pool.imap_unordered(train_fold, tasks):
+                results.append(result)
+                print(json.dumps(result), flush=True)
     lines = table(results)
     Path(given.out).write_text(json.dumps({"table": lines, "results": results}, indent=1))
     for line in lines:
