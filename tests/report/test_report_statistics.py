@@ -4,13 +4,8 @@ import numpy as np
 import pytest
 
 from headstart.report.collect import collect
-from headstart.report.statistics import (
-    Reach,
-    epochs_to_reach,
-    estimate,
-    paired_difference,
-    summarise,
-)
+from headstart.report.intervals import estimate
+from headstart.report.statistics import paired_difference, summarise
 from report.make_comparison import write_answers
 
 T1, T2, T3 = 12.706205, 4.302653, 3.182446  # 97.5 % quantiles of Student's t, from a printed table
@@ -92,47 +87,3 @@ def test_an_arm_that_does_not_train_stands_beside_every_seed(tmp_path, seeds):
     assert (found.mean, found.low, found.high) == pytest.approx((by_hand.mean, by_hand.low, by_hand.high))
     assert (other.mean, other.low, other.high) == pytest.approx((-found.mean, -found.high, -found.low))
     assert found.seeds == 3
-
-
-@pytest.mark.parametrize(
-    ("scratch", "pretrained", "expected"),
-    [
-        ((0.5, 0.6, 0.7, 0.65), (0.6, 0.7, 0.8, 0.8), Reach(0.7, 3, 2)),
-        ((0.5, 0.6, 0.7, 0.7), (0.7, 0.6, 0.6, 0.6), Reach(0.7, 3, 1)),
-        ((0.5, 0.6, 0.7, 0.65), (0.6, 0.6, 0.6, 0.69), Reach(0.7, 3, None)),
-        ((0.5, 0.7), (0.6, 0.6, 0.6, 0.7), Reach(0.7, 2, 4)),
-    ],
-)
-def test_the_epoch_that_reaches_the_best_of_scratch_is_the_first(tmp_path, scratch, pretrained, expected):
-    curves = {"scratch": scratch, "pretrained": pretrained}
-    folder = write_answers(tmp_path, {"scratch": {0: "1"}, "pretrained": {0: "1"}}, curves=curves)
-    assert epochs_to_reach(collect(folder), "all") == expected
-
-
-def test_the_epoch_is_one_of_the_means_over_seeds(tmp_path):
-    answers = {"scratch": {0: "1"}, "pretrained": {0: "1"}}
-    write_answers(tmp_path, answers, curves={"scratch": (0.4, 0.8), "pretrained": (0.7, 0.9)})
-    answers = {"scratch": {1: "1"}, "pretrained": {1: "1"}}
-    write_answers(tmp_path, answers, curves={"scratch": (0.4, 0.6), "pretrained": (0.5, 0.9)})
-    # scratch: .4, .7; pretrained: .6, .9, though its first seed had .7 after one epoch
-    assert epochs_to_reach(collect(tmp_path), "all") == Reach(pytest.approx(0.7), 2, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", [3, 5, 10])
-@pytest.mark.parametrize("luck", [0.0, 0.03, 0.1])
-def test_intervals_hold_the_truth_as_often_as_they_say(seeds, luck):
-    """Texts, seeds and seeds on texts vary on a latent scale; arms are equal on average, so the truth is 0."""
-    rng = np.random.default_rng(7)
-    trials, texts = 400, 600
-    held = 0
-    for _ in range(trials):
-        shared = rng.normal(1, 1, texts)
-        right = [
-            shared + rng.normal(0, 0.4, texts) + rng.normal(0, luck, (seeds, 1)) + rng.normal(0, 0.4, (seeds, texts))
-            > 0
-            for _ in range(2)
-        ]
-        found = estimate(right[0].astype(float) - right[1].astype(float))
-        held += found.low <= 0 <= found.high
-    assert 0.93 <= held / trials <= 0.995

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import Formatter, MaxNLocator
 
-from headstart.report.statistics import mean
+from headstart.report.intervals import mean
 
 COLOURS = {
     "majority": "#6e6e6e",

@@ -24,7 +24,8 @@ from headstart.report.canvas import (
     short_name,
 )
 from headstart.report.collect import Comparison
-from headstart.report.statistics import mean, summaries
+from headstart.report.intervals import mean
+from headstart.report.statistics import summaries
 from headstart.store.cells import Budget, Cell, Epoch
 
 NETWORKS = ("scratch", "pretrained")
