@@ -39,8 +39,8 @@ over seeds alone, and the binomial interval over texts alone."""
 class Setting:
     """A world to draw result tables from.
 
-    kind        networks: both arms train; linear: one answers alike whatever the seed; twins: both answer alike but for
-                a text in a thousand; rare: both train, a tenth of the texts has the rare label, macro-F1 is measured
+    kind        networks: both arms train; linear: one answers alike whatever the seed; twins: neither leaves anything
+                to chance, and they answer alike but for a text in a thousand; rare: both train, a tenth of the texts has the rare label, macro-F1 is measured
     difference  how much better the first arm is, in points: the truth that an interval should hold
     luck        standard deviation of an arm's accuracy over seeds, in points; half its variance is shared by the arms
     hardness    how alike seeds answer: the texts' chances to be answered rightly are Beta distributed with mean .75 and
@@ -65,7 +65,7 @@ def settings() -> Iterator[Setting]:
             yield Setting("networks", seeds, texts, shared=shared)
         for difference, luck in product((0.0, 3.0), (0.0, 1.0, 3.0)):
             yield Setting("linear", seeds, texts, difference, luck)
-        yield Setting("twins", seeds, texts, luck=0.0)
+        yield Setting("twins", seeds, texts, difference=0.1, luck=0.0)
         yield Setting("rare", seeds, texts)
     for seeds, difference in product((3, 5), (0.0, 1.0)):
         yield Setting("networks", seeds, 25_000, difference)
@@ -111,9 +111,9 @@ def answers(rng: np.random.Generator, setting: Setting, tables: int, means: tupl
 
 def differences(rng: np.random.Generator, setting: Setting, tables: int) -> np.ndarray:
     """Tables (tables, seeds, texts) of what the first arm has more than the second."""
-    if setting.kind == "twins":  # on a text in a thousand they differ, and either may be right
-        shape = (tables, setting.seeds, setting.texts)
-        return np.where(rng.random(shape) < 0.001, rng.choice((-1.0, 1.0), size=shape), 0.0)
+    if setting.kind == "twins":
+        better = (rng.random((tables, 1, setting.texts)) < setting.difference / 100).astype(np.float64)
+        return np.repeat(better, setting.seeds, axis=1)
     if setting.kind == "rare":
         return rare(rng, setting, tables)
     first, second = answers(rng, setting, tables, (0.75 + setting.difference / 100, 0.75))
@@ -187,11 +187,15 @@ def simulate(tables: int) -> dict:
         ours = rows[-1]["methods"]["headstart"]
         flag = "  <- below" if ours["coverage"] < NOMINAL - tolerance(tables) else ""
         told = "false alarms" if setting.difference == 0 else "power"
-        print(f"{setting}: coverage {ours['coverage']:.3f}, {told} {ours['claims']:.3f}, width {ours['width']:.1f}{flag}")
+        print(
+            f"{setting}: coverage {ours['coverage']:.3f}, {told} {ours['claims']:.3f}, width {ours['width']:.1f}{flag}"
+        )
     for name in METHODS:
         found = [row["methods"][name]["coverage"] for row in rows]
         below = sum(share < NOMINAL - tolerance(tables) for share in found)
-        print(f"{name}: coverage {min(found):.3f} to {max(found):.3f}, {below} of {len(rows)} settings below .95 - {tolerance(tables):.3f}")
+        print(
+            f"{name}: coverage {min(found):.3f} to {max(found):.3f}, {below} of {len(rows)} settings below .95 - {tolerance(tables):.3f}"
+        )
     print(f"{time.perf_counter() - started:.0f} seconds")
     return {"tables": tables, "tolerance": round(tolerance(tables), 4), "settings": rows}
 
@@ -240,7 +244,9 @@ def train_and_judge(folder: Path, kind: str, seed: int) -> dict:
     write_world(folder, kind, seed)
     pretraining = {"tokenizer.vocab_size": 400, "loop.steps": 300, "loop.batch_size": 32, "optim.lr": 5e-3}
     headstart.pretrain(
-        folder / "texts.txt", out=folder / "base", settings={**MODEL, **ONE_CORE, **pretraining, "corpus.held_out": 0.02}
+        folder / "texts.txt",
+        out=folder / "base",
+        settings={**MODEL, **ONE_CORE, **pretraining, "corpus.held_out": 0.02},
     )
     headstart.compare(
         folder / "train.csv",

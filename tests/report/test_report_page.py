@@ -173,7 +173,7 @@ def test_the_json_has_the_verdict_the_summaries_and_the_differences(tmp_path):
     )
     write_report(folder)
     results = json.loads((folder / "results.json").read_text())
-    assert sorted(results) == ["arms", "differences", "format", "missing", "verdict"]
+    assert sorted(results) == ["arms", "differences", "format", "missing", "verdict", "worth"]
     assert [(arm["arm"], arm["test_accuracy"]["mean"]) for arm in results["arms"]] == [
         ("majority", 0.5),
         ("tfidf", 0.75),

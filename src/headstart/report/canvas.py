@@ -17,8 +17,6 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import Formatter, MaxNLocator
 
-from headstart.report.intervals import mean
-
 COLOURS = {
     "majority": "#6e6e6e",
     "naive_bayes": "#b5528b",
@@ -94,15 +92,17 @@ def round_ticks(count: int = 7) -> MaxNLocator:
     return MaxNLocator(nbins=count, steps=[1, 2, 5, 10])
 
 
-def line(axes: Axes, arm: str, places: list[float], values: list[list[float]], marker: str = "") -> None:
+Band = tuple[float, float, float]
+"""The lower edge, the line, the upper edge."""
+
+
+def line(axes: Axes, arm: str, places: list[float], bands: list[Band], marker: str = "") -> None:
+    """A line with a band around it; a single place is a dot."""
     colour = colour_of(arm)
-    axes.fill_between(
-        places, [min(row) for row in values], [max(row) for row in values], color=colour, alpha=0.18, linewidth=0
-    )
+    lows, levels, highs = zip(*bands, strict=True)
+    axes.fill_between(places, lows, highs, color=colour, alpha=0.18, linewidth=0)
     dot = marker or ("o" if len(places) == 1 else "")
-    axes.plot(
-        places, [mean(row) for row in values], color=colour, linewidth=2.2, marker=dot, markersize=5, clip_on=False
-    )
+    axes.plot(places, levels, color=colour, linewidth=2.2, marker=dot, markersize=5, clip_on=False)
 
 
 def name_the_ends(axes: Axes, ends: list[tuple[float, str]]) -> None:

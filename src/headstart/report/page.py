@@ -20,12 +20,12 @@ from markupsafe import Markup
 
 from headstart.errors import StoreError
 from headstart.files import FORMAT, write_json, write_whole
+from headstart.report.arms import SCRATCH, best_linear, name_of, networks, pair
 from headstart.report.canvas import COLOURS, FAINT, INK, ON_COLOUR, OTHER, PAPER, png, short_name, svg
 from headstart.report.collect import Comparison, collect
 from headstart.report.figures import Drawing, confusion_width, confusions, drawings
-from headstart.report.protocols import readings
-from headstart.report.arms import SCRATCH, best_linear, name_of, networks, pair
 from headstart.report.intervals import Estimate
+from headstart.report.protocols import readings
 from headstart.report.statistics import Summary, paired_difference, summaries
 from headstart.report.verdict import verdict
 from headstart.report.words import capital, percent, place, places, points

@@ -88,7 +88,9 @@ def _against_majority(ranked: list[Summary]) -> list[str]:
         return []
     if len(losers) == len(tried) > 1:
         shares = ", ".join(f"{name_of(loser.arm)} {percent(loser.accuracy.mean)}" for loser in losers)
-        return [f"{'Neither' if len(tried) == 2 else 'No'} network beat the majority class ({percent(floor)}): {shares}."]
+        return [
+            f"{'Neither' if len(tried) == 2 else 'No'} network beat the majority class ({percent(floor)}): {shares}."
+        ]
     return [
         f"{capital(name_of(loser.arm))} ({percent(loser.accuracy.mean)}) "
         f"did not beat the majority class ({percent(floor)})."

@@ -174,11 +174,11 @@ def epochs_needed(comparison: Comparison, arm: str, other: str, budget: Budget) 
     if len(shared) > 1:
         half_E = half_E + quantile(len(shared) - 1) ** 2 * lead_SE.var(axis=0, ddof=1) / len(shared)
     mean_E, half_E = lead_SE.mean(axis=0), np.sqrt(half_E)
-    numbers = [
+    at, low, high = (
         next((epoch for epoch, lead in enumerate(leads_E, start=1) if lead <= 0), None)
         for leads_E in (mean_E, mean_E - half_E, mean_E + half_E)
-    ]
-    return Epochs(arm, other, float(start_S.mean()), Place(*numbers, first=1, last=length), one_run=once)
+    )
+    return Epochs(arm, other, float(start_S.mean()), Place(at, low, high, first=1, last=length), one_run=once)
 
 
 def _curve(cell: Cell) -> list[float]:
