@@ -1,7 +1,7 @@
 """How often a report's intervals hold the truth, and what they miss: on made-up result tables, and on real trainings.
 
-python benchmarks/coverage.py                 result tables with a known truth (two minutes on one core)
-python benchmarks/coverage.py --trainings     tiny real trainings with a known truth (six minutes on one core)
+python benchmarks/coverage.py                 result tables with a known truth (a minute or two on one core)
+python benchmarks/coverage.py --trainings     tiny real trainings with a known truth (ten minutes on one core)
 
 Both write into docs/results/coverage.json; python benchmarks/results.py makes the page from it.
 """
@@ -274,15 +274,16 @@ def train(count: int) -> dict:
             rows.append(train_and_judge(Path(folder), kind, seed))
         print(rows[-1], flush=True)
     print(f"{time.perf_counter() - started:.0f} seconds")
-    return {"each": count, "runs": rows}
+    counts = [counted(rows, kind, seeds) for kind, seeds in product(KINDS, (3, 5))]
+    return {"each": count, "counts": counts, "runs": rows}
 
 
-def counted(rows: list[dict], kind: str, seeds: int) -> dict[str, int]:
+def counted(rows: list[dict], kind: str, seeds: int) -> dict:
     """How many of the trainings of a kind a report would call a gain, a loss, or neither."""
     found = [row[str(seeds)] for row in rows if row["kind"] == kind]
     gains, losses = sum(low > 0 for _, low, _ in found), sum(high < 0 for _, _, high in found)
     held = sum(low <= 0 <= high for _, low, high in found)
-    return {"trainings": len(found), "gain": gains, "loss": losses, "neither": held}
+    return {"kind": kind, "seeds": seeds, "gain": gains, "loss": losses, "neither": held}
 
 
 def main() -> None:
@@ -294,7 +295,7 @@ def main() -> None:
     options = parser.parse_args()
     known = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {"format": 1}
     known |= {"trainings": train(options.count)} if options.trainings else {"simulation": simulate(options.tables)}
-    options.out.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps(known).replace("}, {", "},\n{") + "\n", encoding="utf-8")  # a line a row
     sys.stdout.write(f"wrote {options.out}\n")
 
 

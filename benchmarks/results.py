@@ -190,14 +190,17 @@ def coverage() -> str:
         "A difference is found when the interval leaves 0 out; these are networks whose seeds spread by 1 point. Few test texts find little, whatever the seeds: "
         "200 texts are not enough to see 3 points.",
         "",
-        "| interval | coverage in the worst world | worlds in which it falls short | mean width, points |",
-        "|---|---|---|---|",
+        "| interval | coverage in the worst world | of arms that answer nearly alike | worlds in which it falls short | mean width, points |",
+        "|---|---|---|---|---|",
     ]
     for name, words in METHODS.items():
         each = [row["methods"][name] for row in rows]
+        twins, others = (
+            min(row["methods"][name]["coverage"] for row in rows if (row["kind"] == "twins") == alike) for alike in (True, False)
+        )
         short = sum(found["coverage"] < 0.95 - simulation["tolerance"] for found in each)
         width = sum(found["width"] for found in each) / len(each)
-        lines.append(f"| {words} | {min(found['coverage'] for found in each):.3f} | {short} of {len(rows)} | {width:.1f} |")
+        lines.append(f"| {words} | {others:.3f} | {twins:.3f} | {short} of {len(rows)} | {width:.1f} |")
     return "\n".join([*lines, "", *trainings(record["trainings"])])
 
 
@@ -217,11 +220,9 @@ def trainings(record: dict) -> list[str]:
         "| world | seeds | a gain | a loss | nothing measurable |",
         "|---|---|---|---|---|",
     ]
-    for kind, words in WORLDS.items():
-        for seeds in ("3", "5"):
-            found = [run[seeds] for run in record["runs"] if run["kind"] == kind]
-            gain, loss = sum(low > 0 for _, low, _ in found), sum(high < 0 for _, _, high in found)
-            lines.append(f"| {words} | {seeds} | {gain} | {loss} | {len(found) - gain - loss} |")
+    for found in record["counts"]:
+        world = WORLDS[found["kind"]]
+        lines.append(f"| {world} | {found['seeds']} | {found['gain']} | {found['loss']} | {found['neither']} |")
     return [
         *lines,
         "",

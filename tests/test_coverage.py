@@ -80,9 +80,9 @@ def test_trainings_are_counted_by_what_a_report_would_claim(coverage):
         {"kind": "coin", "3": [-0.1, -0.15, -0.05], "5": [0.0, -0.05, 0.05]},
         {"kind": "must", "3": [0.1, 0.05, 0.15], "5": [0.1, 0.05, 0.15]},
     ]
-    assert coverage.counted(rows, "coin", 3) == {"trainings": 2, "gain": 1, "loss": 1, "neither": 0}
-    assert coverage.counted(rows, "coin", 5) == {"trainings": 2, "gain": 0, "loss": 0, "neither": 2}
-    assert coverage.counted(rows, "must", 5) == {"trainings": 1, "gain": 1, "loss": 0, "neither": 0}
+    assert coverage.counted(rows, "coin", 3) == {"kind": "coin", "seeds": 3, "gain": 1, "loss": 1, "neither": 0}
+    assert coverage.counted(rows, "coin", 5) == {"kind": "coin", "seeds": 5, "gain": 0, "loss": 0, "neither": 2}
+    assert coverage.counted(rows, "must", 5) == {"kind": "must", "seeds": 5, "gain": 1, "loss": 0, "neither": 0}
 
 
 def test_the_kept_record_is_of_the_settings_that_are_run(coverage):

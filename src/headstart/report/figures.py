@@ -149,7 +149,7 @@ def _apart(places: list[int], width: float) -> list[int]:
     >>> _apart([50, 100, 110, 1600], width=3.9)
     [50, 110, 1600]
     """
-    least = math.log(places[-1] / places[0]) * 0.36 / max(1.0, width - 2.2)  # a number takes about 0.36 inches
+    least = math.log(places[-1] / places[0]) * 0.33 / max(1.0, width - 2.2)  # a number takes about 0.33 inches
     kept = [places[-1]]
     for place in reversed(places[:-1]):
         if math.log(kept[0] / place) >= least:
