@@ -93,3 +93,5 @@ def test_the_kept_record_is_of_the_settings_that_are_run(coverage):
     )
     assert kept["tables"] >= 2000
     assert min(row["methods"]["headstart"]["coverage"] for row in kept["settings"]) >= 0.95 - kept["tolerance"]
+    assert len(kept["labels"]) == 12
+    assert min(row["coverage"] for row in kept["labels"]) >= 0.95 - coverage.tolerance(kept["labels_tables"])

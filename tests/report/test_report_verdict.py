@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from headstart.report.collect import collect
+from headstart.report.figures import confusions
 from headstart.report.page import render
 from headstart.report.verdict import verdict
 from report.make_comparison import make_comparison, write_answers
@@ -180,12 +181,12 @@ def test_fewer_labels_get_a_sentence_each_and_a_gain_is_told_in_labels(tmp_path)
     assert sentences[1:3] == [
         "Pretraining was worth +9.8 points over random weights (95 % interval +4.5 to +15.0, 2 paired seeds): "
         "the from-scratch network needs more than the 1,600 labels there are for the same accuracy.",
-        "TF-IDF + logistic regression needs about 830 labels (95 % interval 450 to 1,500) for what "
+        "TF-IDF + logistic regression needs about 830 labels (95 % interval 440 to 1,500) for what "
         "the pretrained network reaches with 1,600.",
     ]
     assert sentences[-2:] == [
         "With 50 labels, pretraining was worth +17.5 points over random weights (95 % interval +12.1 to +22.9, "
-        "2 paired seeds), or about 1,400 labels (95 % interval 460 to more than 1,550): the from-scratch network needs "
+        "2 paired seeds), or about 1,400 labels (95 % interval 450 to more than 1,550): the from-scratch network needs "
         "about 1,400 for the same accuracy, TF-IDF + logistic regression about 130.",
         "With 400 labels, no measurable gain from pretraining: 0.0 points (95 % interval −1.4 to +1.4, 2 paired seeds); "
         "TF-IDF + logistic regression was ahead with 75.0 %.",
@@ -223,9 +224,14 @@ def test_of_several_pretrained_folders_the_one_that_validation_likes_best_speaks
 
 
 def test_any_set_of_arms_makes_a_page(tmp_path):
-    page = render(several(tmp_path))
+    comparison = several(tmp_path)
+    page = render(comparison)
+    assert [drawing.name for drawing in confusions(comparison)][-2:] == [
+        "confusion-pretrained-one",
+        "confusion-pretrained-two",
+    ]
     assert "The pretrained network two against the from-scratch network" in page
-    assert "Pretrained:one − from scratch" in page
+    assert "Pretrained one − from scratch" in page
 
 
 def test_a_missing_arm_is_told_and_nothing_is_claimed_for_it(tmp_path):

@@ -62,7 +62,7 @@ def drawings(comparison: Comparison) -> list[Drawing]:
 def confusions(comparison: Comparison) -> list[Drawing]:
     """One small matrix for every arm that does not always say the same."""
     return [
-        Drawing(f"confusion-{arm}", _confusion_caption(comparison, arm), _confusion(comparison, arm))
+        Drawing(f"confusion-{arm.replace(':', '-')}", _confusion_caption(comparison, arm), _confusion(comparison, arm))
         for arm in comparison.arms
         if arm != "majority" and comparison.of(arm, comparison.main)
     ]

@@ -21,7 +21,7 @@ from markupsafe import Markup
 from headstart.errors import StoreError
 from headstart.files import FORMAT, write_json, write_whole
 from headstart.report.arms import SCRATCH, best_linear, name_of, networks, pair
-from headstart.report.canvas import COLOURS, FAINT, INK, ON_COLOUR, OTHER, PAPER, png, short_name, svg
+from headstart.report.canvas import COLOURS, FAINT, FURTHER, INK, ON_COLOUR, OTHER, PAPER, hue_of, png, short_name, svg
 from headstart.report.collect import Comparison, collect
 from headstart.report.figures import Drawing, confusion_width, confusions, drawings
 from headstart.report.intervals import Estimate
@@ -38,7 +38,7 @@ COLUMNS = (
 )
 WIDE, NARROW = 7.4, 3.9
 _VARIABLES = {INK: "ink", FAINT: "line", PAPER: "card", ON_COLOUR: "on-colour", OTHER: "other"}
-_VARIABLES |= {hue: arm for arm, hue in COLOURS.items()}
+_VARIABLES |= {colour: name for name, colour in (COLOURS | FURTHER).items()}
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,7 @@ def render(comparison: Comparison) -> str:
         "capital": capital,
         "arm": short_name,
         "name": name_of,
+        "hue": hue_of,
         "plain": _shown,
         "place": place,
         "places": places,

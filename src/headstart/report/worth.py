@@ -19,7 +19,7 @@ from headstart.report.intervals import Estimate, Floats, components, estimate, q
 from headstart.report.statistics import aligned, paired_difference, unbalanced
 from headstart.store.cells import Budget, Cell
 
-STEPS = 16
+STEPS = 4
 """Places looked at between two numbers of labels."""
 
 
