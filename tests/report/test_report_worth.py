@@ -49,6 +49,12 @@ def test_an_accuracy_that_the_curve_cannot_be_told_from_at_its_end_has_no_upper_
     assert read_off(table(601), CURVE, SIZES).low == pytest.approx(100)
 
 
+def test_one_lucky_number_of_labels_is_not_where_the_curve_arrives():
+    lucky = np.stack([table(600), table(800), table(700), table(900)])
+    # the two in the middle count as 750: 780 is a fifth of the way from there to 900
+    assert read_off(table(780), lucky, (100, 200, 400, 800)).at == pytest.approx(400 * 2**0.2)
+
+
 curves = st.lists(st.integers(0, 60), min_size=2, max_size=6)
 
 
@@ -181,3 +187,5 @@ def test_the_json_tells_what_pretraining_was_worth_from_all_labels_to_few(tmp_pa
     page = (folder / "report.html").read_text("utf-8")
     assert "What pretraining was worth" in page
     assert "<th>labels saved</th>" in page
+    assert page.count("no run has more") == 1  # all labels: nothing larger to read off
+    assert "more than 0" not in page
