@@ -6,10 +6,11 @@ import json
 import re
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from headstart.errors import StoreError
-from headstart.report.canvas import COLOURS, INK, ON_COLOUR, Percent, ink_on, svg
+from headstart.report.canvas import COLOURS, FURTHER, INK, ON_COLOUR, Percent, ink_on, svg
 from headstart.report.collect import collect
 from headstart.report.figures import drawings
 from headstart.report.page import render, write_report
@@ -173,7 +174,7 @@ def test_the_json_has_the_verdict_the_summaries_and_the_differences(tmp_path):
     )
     write_report(folder)
     results = json.loads((folder / "results.json").read_text())
-    assert sorted(results) == ["arms", "differences", "format", "missing", "verdict"]
+    assert sorted(results) == ["arms", "differences", "format", "missing", "verdict", "worth"]
     assert [(arm["arm"], arm["test_accuracy"]["mean"]) for arm in results["arms"]] == [
         ("majority", 0.5),
         ("tfidf", 0.75),
@@ -216,9 +217,27 @@ def test_ticks_closer_than_a_percent_have_a_decimal(values, shown):
     assert Percent().format_ticks(values) == shown
 
 
-@pytest.mark.parametrize("arm", sorted(COLOURS))
-def test_digits_are_dark_on_pale_tiles_and_light_on_strong_ones(arm):
-    assert [ink_on(COLOURS[arm], alpha) for alpha in (0.06, 0.5, 1.0)] == [INK, INK, ON_COLOUR]
+@pytest.mark.parametrize("colour", sorted((COLOURS | FURTHER).values()))
+def test_digits_are_dark_on_pale_tiles_and_light_on_strong_ones(colour):
+    assert [ink_on(colour, alpha) for alpha in (0.06, 1.0)] == [INK, ON_COLOUR]
+
+
+def test_every_colour_of_an_arm_has_a_light_and_a_dark_shade_on_the_page(page):
+    for name in (*COLOURS, *FURTHER, "other"):
+        assert page.count(f"--{name}: #") == 2, name
+
+
+def test_the_curve_over_labels_has_a_band_an_arm_but_none_for_the_floor(folder):
+    (drawing,) = [drawing for drawing in drawings(collect(folder)) if drawing.name == "budgets"]
+    assert drawing.caption == (
+        "Test accuracy by number of labels: mean over seeds, and the band its 95 % interval over seeds and test texts."
+    )
+    axes = drawing.draw(3.9).axes[0]
+    assert axes.get_xscale() == "log"
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["100", "1,600"]
+    corners = [band.get_paths()[0].vertices for band in axes.collections]
+    heights = [np.ptp(each[each[:, 0] == 100, 1]) for each in corners]
+    assert [height > 0.01 for height in heights] == [False, True, True, True]  # in the order of arms: majority first
 
 
 def test_names_of_lines_that_end_together_stand_apart(tmp_path):

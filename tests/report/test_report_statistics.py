@@ -1,26 +1,27 @@
 """Means and intervals, against numbers worked out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
+from headstart.recipes.baselines import score_of
 from headstart.report.collect import collect
-from headstart.report.statistics import (
-    Reach,
-    epochs_to_reach,
-    estimate,
-    paired_difference,
-    summarise,
-)
-from report.make_comparison import write_answers
+from headstart.report.intervals import estimate, half_width, macro_f1_values
+from headstart.report.statistics import paired_difference, summarise, unbalanced
+from report.make_comparison import make_comparison, write_answers
 
 T1, T2, T3 = 12.706205, 4.302653, 3.182446  # 97.5 % quantiles of Student's t, from a printed table
 
 
 def test_one_seed_gives_the_interval_of_the_texts_alone():
-    # 1, 0, 1, 1: mean 3/4, variance 1/4, of the mean 1/16, root 1/4
+    # 1, 0, 1, 1: mean 3/4, variance 1/4, of the mean 1/16; two more texts: 2/16; together 3/16
     found = estimate(np.array([[1.0, 0.0, 1.0, 1.0]]), bounds=(-9, 9))
     assert (found.mean, found.seeds, found.texts) == (0.75, 1, 4)
-    assert (found.low, found.high) == pytest.approx((0.75 - T3 / 4, 0.75 + T3 / 4), abs=1e-5)
+    assert (found.low, found.high) == pytest.approx((0.75 - T3 * 0.1875**0.5, 0.75 + T3 * 0.1875**0.5), abs=1e-5)
 
 
 def test_seeds_and_texts_each_bring_their_own_part():
@@ -28,7 +29,7 @@ def test_seeds_and_texts_each_bring_their_own_part():
     # seeds: variance 1/18 over 2 = 1/36; texts: variance 1/4 over 3 = 1/12
     # rest: -1/6 -1/6 1/3 / 1/6 1/6 -1/3, squares sum to 1/3, over 1 * 2 = 1/6, over 2 * 3 = 1/36
     found = estimate(np.array([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0]]), bounds=(-9, 9))
-    half = (T1**2 / 36 + T2**2 * (1 / 12 - 1 / 36)) ** 0.5
+    half = (T1**2 / 36 + T2**2 * (1 / 12 - 1 / 36 + 2 / 9)) ** 0.5
     assert (found.low, found.high) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-5)
 
 
@@ -72,7 +73,9 @@ def test_a_paired_difference_is_over_the_shared_seeds(tmp_path):
     found = paired_difference(collect(folder), "pretrained", "scratch", "all")
     # differences 0 1 0 / 0 0 1
     assert (found.mean, found.seeds) == (pytest.approx(1 / 3), 2)
-    assert found.mean - found.low == pytest.approx(T2 * (max(0, 1 / 36 - 1 / 12)) ** 0.5, abs=1e-5)
+    # seeds: means 1/3 and 1/3; texts: 0, 1/2, 1/2, variance 1/12, less the rest, 1/2, over 2: nothing but the floor
+    assert (found.low, found.high) == (-1.0, 1.0)  # which is more than there is room for
+    assert not found.measurable
 
 
 def test_arms_without_a_shared_seed_have_no_difference(tmp_path):
@@ -94,45 +97,88 @@ def test_an_arm_that_does_not_train_stands_beside_every_seed(tmp_path, seeds):
     assert found.seeds == 3
 
 
-@pytest.mark.parametrize(
-    ("scratch", "pretrained", "expected"),
-    [
-        ((0.5, 0.6, 0.7, 0.65), (0.6, 0.7, 0.8, 0.8), Reach(0.7, 3, 2)),
-        ((0.5, 0.6, 0.7, 0.7), (0.7, 0.6, 0.6, 0.6), Reach(0.7, 3, 1)),
-        ((0.5, 0.6, 0.7, 0.65), (0.6, 0.6, 0.6, 0.69), Reach(0.7, 3, None)),
-        ((0.5, 0.7), (0.6, 0.6, 0.6, 0.7), Reach(0.7, 2, 4)),
-    ],
+def test_a_run_on_drawn_rows_does_not_stand_beside_other_seeds(tmp_path):
+    write_answers(tmp_path, {"tfidf": {0: "1110"}, "scratch": {0: "1100", 1: "1000"}}, budget=8)
+    assert paired_difference(collect(tmp_path), "tfidf", "scratch", 8).seeds == 1
+    write_answers(tmp_path, {"tfidf": {0: "1110"}, "scratch": {0: "1100", 1: "1000"}})
+    assert paired_difference(collect(tmp_path), "tfidf", "scratch", "all").seeds == 2  # control
+
+
+def test_arms_that_answer_alike_are_not_certain_to_be_alike():
+    found = estimate(np.zeros((3, 200)))
+    assert (found.mean, found.measurable) == (0.0, False)
+    # two more texts of 200, one going either way: 1.97 standard errors of sqrt(2) / 200
+    assert (found.low, found.high) == pytest.approx((-0.01394, 0.01394), abs=1e-5)
+    assert estimate(np.zeros((3, 20_000))).high < found.high / 99  # control: more texts say more
+
+
+def test_one_run_of_an_arm_that_trains_is_not_measurable(tmp_path):
+    answers = {
+        "tfidf": {0: "0" * 90},
+        "naive_bayes": {0: "1" * 90},
+        "scratch": {0: "0" * 90},
+        "pretrained": {0: "1" * 90},
+    }
+    comparison = collect(write_answers(tmp_path, answers))
+    trained = paired_difference(comparison, "pretrained", "scratch", "all")
+    assert trained.low > 0
+    assert (trained.one_run, trained.measurable) == (True, False)
+    fixed = paired_difference(comparison, "naive_bayes", "tfidf", "all")  # control: nothing is left to chance in these
+    assert (fixed.one_run, fixed.measurable) == (False, True)
+
+
+tables = arrays(
+    np.float64, st.tuples(st.integers(1, 5), st.integers(2, 12)), elements=st.sampled_from([-1.0, 0.0, 1.0])
 )
-def test_the_epoch_that_reaches_the_best_of_scratch_is_the_first(tmp_path, scratch, pretrained, expected):
-    curves = {"scratch": scratch, "pretrained": pretrained}
-    folder = write_answers(tmp_path, {"scratch": {0: "1"}, "pretrained": {0: "1"}}, curves=curves)
-    assert epochs_to_reach(collect(folder), "all") == expected
 
 
-def test_the_epoch_is_one_of_the_means_over_seeds(tmp_path):
-    answers = {"scratch": {0: "1"}, "pretrained": {0: "1"}}
-    write_answers(tmp_path, answers, curves={"scratch": (0.4, 0.8), "pretrained": (0.7, 0.9)})
-    answers = {"scratch": {1: "1"}, "pretrained": {1: "1"}}
-    write_answers(tmp_path, answers, curves={"scratch": (0.4, 0.6), "pretrained": (0.5, 0.9)})
-    # scratch: .4, .7; pretrained: .6, .9, though its first seed had .7 after one epoch
-    assert epochs_to_reach(collect(tmp_path), "all") == Reach(pytest.approx(0.7), 2, 2)
+@given(tables)
+def test_the_other_way_round_the_difference_is_the_same_with_its_sign_turned(values_SN):
+    one, other = estimate(values_SN), estimate(-values_SN)
+    assert (other.mean, other.low, other.high) == pytest.approx((-one.mean, -one.high, -one.low), abs=1e-12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", [3, 5, 10])
-@pytest.mark.parametrize("luck", [0.0, 0.03, 0.1])
-def test_intervals_hold_the_truth_as_often_as_they_say(seeds, luck):
-    """Texts, seeds and seeds on texts vary on a latent scale; arms are equal on average, so the truth is 0."""
-    rng = np.random.default_rng(7)
-    trials, texts = 400, 600
-    held = 0
-    for _ in range(trials):
-        shared = rng.normal(1, 1, texts)
-        right = [
-            shared + rng.normal(0, 0.4, texts) + rng.normal(0, luck, (seeds, 1)) + rng.normal(0, 0.4, (seeds, texts))
-            > 0
-            for _ in range(2)
-        ]
-        found = estimate(right[0].astype(float) - right[1].astype(float))
-        held += found.low <= 0 <= found.high
-    assert 0.93 <= held / trials <= 0.995
+@given(tables, st.randoms(use_true_random=False))
+def test_the_order_of_seeds_and_of_texts_changes_nothing(values_SN, chance):
+    seeds, texts = (chance.sample(range(size), size) for size in values_SN.shape)
+    one, other = estimate(values_SN), estimate(values_SN[seeds][:, texts])
+    assert (other.mean, other.low, other.high) == pytest.approx((one.mean, one.low, one.high), abs=1e-12)
+
+
+@given(tables)
+def test_no_interval_has_width_zero(values_SN):
+    assert half_width(values_SN) > 0
+
+
+@given(arrays(np.float64, (3, 4, 9), elements=st.sampled_from([-1.0, 0.0, 1.0])))
+def test_many_tables_at_once_are_each_table_by_itself(values_BSN):
+    assert half_width(values_BSN) == pytest.approx([half_width(values_SN) for values_SN in values_BSN])
+
+
+@given(st.integers(2, 4), st.data())
+def test_what_texts_add_to_macro_f1_has_macro_f1_as_its_mean(labels, data):
+    answers = st.lists(st.integers(0, labels - 1), min_size=6, max_size=30)
+    gold = np.array(data.draw(answers))
+    predictions = np.array(data.draw(st.lists(st.integers(0, labels - 1), min_size=len(gold), max_size=len(gold))))
+    found = macro_f1_values(gold, predictions, labels).mean()
+    assert found == pytest.approx(score_of(gold, predictions, labels).macro_f1)
+
+
+def test_the_interval_of_macro_f1_is_about_what_drawing_texts_again_gives():
+    rng = np.random.default_rng(3)
+    gold = (rng.random(600) < 0.2).astype(np.int64)
+    predictions = np.where(rng.random(600) < 0.85, gold, 1 - gold)
+    found = estimate(macro_f1_values(gold, predictions, 2)[None])
+    drawn = [rng.integers(600, size=600) for _ in range(2000)]
+    low, high = np.quantile([score_of(gold[rows], predictions[rows], 2).macro_f1 for rows in drawn], (0.025, 0.975))
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.01)
+    accuracy = estimate((gold == predictions).astype(float)[None])
+    assert found.high - found.low > 1.2 * (accuracy.high - accuracy.low)  # control: it is not accuracy's
+
+
+def test_labels_are_unbalanced_from_three_to_two(tmp_path):
+    comparison = collect(make_comparison(tmp_path, arms={"tfidf": 0.8}, texts=50))
+    test = comparison.data.test
+    for counts, expected in (({"a": 29, "b": 21}, False), ({"a": 30, "b": 20}, True), ({"a": 50, "b": 0}, True)):
+        data = comparison.data.model_copy(update={"test": test.model_copy(update={"counts": counts})})
+        assert unbalanced(replace(comparison, data=data)) is expected

@@ -5,6 +5,7 @@ colour-blind readers too. The same figure gives the same SVG bytes.
 """
 
 import io
+import zlib
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -17,19 +18,21 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import Formatter, MaxNLocator
 
-from headstart.report.statistics import mean
-
 COLOURS = {
     "majority": "#6e6e6e",
     "naive_bayes": "#b5528b",
+    "nbsvm": "#7b4ea3",
     "tfidf": "#008060",
     "scratch": "#d55e00",
+    "frozen": "#3f6f8f",
     "pretrained": "#0072b2",
 }
+FURTHER = {"further-1": "#a8324e", "further-2": "#4f6d00", "further-3": "#5145a8", "further-4": "#00707a"}
+"""For arms that are told apart by a folder's name: which one it is follows from the name alone."""
 OTHER = "#8a6d00"
 INK, FAINT, PAPER = "#333333", "#d9d9d9", "#ffffff"
 ON_COLOUR = "#fefefe"  # white on a strong colour; not white itself, which becomes the page's paper
-SHORT = {"majority": "majority", "naive_bayes": "naive Bayes", "tfidf": "TF-IDF", "scratch": "from scratch"}
+SHORT = {"naive_bayes": "naive Bayes", "nbsvm": "NB-SVM", "tfidf": "TF-IDF", "scratch": "from scratch"}
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: it can be found, copied, read aloud, and takes the page's font
     "svg.hashsalt": "headstart",
@@ -94,15 +97,17 @@ def round_ticks(count: int = 7) -> MaxNLocator:
     return MaxNLocator(nbins=count, steps=[1, 2, 5, 10])
 
 
-def line(axes: Axes, arm: str, places: list[float], values: list[list[float]], marker: str = "") -> None:
+Band = tuple[float, float, float]
+"""The lower edge, the line, the upper edge."""
+
+
+def line(axes: Axes, arm: str, places: list[float], bands: list[Band], marker: str = "") -> None:
+    """A line with a band around it; a single place is a dot."""
     colour = colour_of(arm)
-    axes.fill_between(
-        places, [min(row) for row in values], [max(row) for row in values], color=colour, alpha=0.18, linewidth=0
-    )
+    lows, levels, highs = zip(*bands, strict=True)
+    axes.fill_between(places, lows, highs, color=colour, alpha=0.18, linewidth=0)
     dot = marker or ("o" if len(places) == 1 else "")
-    axes.plot(
-        places, [mean(row) for row in values], color=colour, linewidth=2.2, marker=dot, markersize=5, clip_on=False
-    )
+    axes.plot(places, levels, color=colour, linewidth=2.2, marker=dot, markersize=5, clip_on=False)
 
 
 def name_the_ends(axes: Axes, ends: list[tuple[float, str]]) -> None:
@@ -119,7 +124,7 @@ def name_the_ends(axes: Axes, ends: list[tuple[float, str]]) -> None:
             heights[index] = min(heights[index], heights[index + 1] - gap)
     for (level, arm), height in zip(sorted(ends), heights, strict=True):
         axes.annotate(
-            f"{short_name(arm)} {100 * level:.1f}",
+            f"{clipped(short_name(arm), 22)} {100 * level:.1f}",
             (1.0, height),
             xytext=(7, 0),
             xycoords=("axes fraction", "data"),
@@ -151,13 +156,28 @@ def _light(colour: Sequence[float]) -> float:
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
 
 
+def hue_of(arm: str) -> str:
+    """The name of an arm's colour.
+
+    >>> hue_of("scratch"), hue_of("distilled"), hue_of("pretrained:books") in FURTHER
+    ('scratch', 'other', True)
+    """
+    if arm in COLOURS:
+        return arm
+    return list(FURTHER)[zlib.crc32(arm.encode()) % len(FURTHER)] if ":" in arm else "other"
+
+
 def colour_of(arm: str) -> str:
-    return COLOURS.get(arm, OTHER)
+    return (COLOURS | FURTHER).get(hue_of(arm), OTHER)
 
 
 def short_name(arm: str) -> str:
-    """An arm in the fewest words, for lines and tables."""
-    return SHORT.get(arm, arm)
+    """An arm in the fewest words, for lines and tables.
+
+    >>> short_name("tfidf"), short_name("pretrained:books")
+    ('TF-IDF', 'pretrained books')
+    """
+    return SHORT.get(arm, arm.replace(":", " "))
 
 
 def clipped(text: str, limit: int) -> str:

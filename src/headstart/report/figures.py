@@ -3,6 +3,7 @@
 Lines carry their names, so there is no legend to look up.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,10 +25,10 @@ from headstart.report.canvas import (
     short_name,
 )
 from headstart.report.collect import Comparison
-from headstart.report.statistics import mean, summaries
+from headstart.report.intervals import mean
+from headstart.report.statistics import summaries, summarise
 from headstart.store.cells import Budget, Cell, Epoch
 
-NETWORKS = ("scratch", "pretrained")
 _LIMIT_OF_NUMBERS = 10
 _FEW = 3
 
@@ -44,15 +45,14 @@ class Drawing:
 
 def drawings(comparison: Comparison) -> list[Drawing]:
     """Every figure that the comparison has the numbers for, the most telling first."""
-    budget = comparison.main
     found = []
-    if any(comparison.of(arm, budget) for arm in NETWORKS):
+    if _trained(comparison):
         found.append(_curves(comparison, "curves", "validation", lambda epoch: epoch.valid_accuracy))
     over = "seeds and test texts" if len(comparison.seeds) > 1 else "test texts"
     caption = f"Test accuracy: a dot is a seed, the tick is their mean, the bar its 95 % interval over {over}."
     found.append(Drawing("test", caption, lambda width: draw_test(comparison, width)))
     if len(comparison.budgets) > 1:
-        caption = "Test accuracy by number of labels: mean over seeds, and the band from the worst seed to the best."
+        caption = f"Test accuracy by number of labels: mean over seeds, and the band its 95 % interval over {over}."
         found.append(Drawing("budgets", caption, lambda width: draw_budgets(comparison, width)))
     if _looked_at_test(comparison):
         found.append(_curves(comparison, "curves-test", "test", lambda epoch: epoch.test_accuracy or 0.0))
@@ -62,14 +62,14 @@ def drawings(comparison: Comparison) -> list[Drawing]:
 def confusions(comparison: Comparison) -> list[Drawing]:
     """One small matrix for every arm that does not always say the same."""
     return [
-        Drawing(f"confusion-{arm}", _confusion_caption(comparison, arm), _confusion(comparison, arm))
+        Drawing(f"confusion-{arm.replace(':', '-')}", _confusion_caption(comparison, arm), _confusion(comparison, arm))
         for arm in comparison.arms
         if arm != "majority" and comparison.of(arm, comparison.main)
     ]
 
 
 def _curves(comparison: Comparison, name: str, split: str, value: Callable[[Epoch], float]) -> Drawing:
-    seeds = max(len(comparison.of(arm, comparison.main)) for arm in NETWORKS)
+    seeds = _seeds(comparison)
     caption = f"Accuracy on {split} after every epoch"
     caption += f": mean of {seeds} seeds, and the band from the worst seed to the best." if seeds > 1 else ", one seed."
     if split == "test":
@@ -78,8 +78,17 @@ def _curves(comparison: Comparison, name: str, split: str, value: Callable[[Epoc
 
 
 def _looked_at_test(comparison: Comparison) -> bool:
-    epochs = [epoch for arm in NETWORKS for cell in comparison.of(arm, comparison.main) for epoch in cell.epochs]
+    epochs = [epoch for cell in _trained(comparison) for epoch in cell.epochs]
     return bool(epochs) and all(epoch.test_accuracy is not None for epoch in epochs)
+
+
+def _trained(comparison: Comparison) -> list[Cell]:
+    """The runs with all labels that went through epochs."""
+    return [cell for arm in comparison.arms for cell in comparison.of(arm, comparison.main) if cell.epochs]
+
+
+def _seeds(comparison: Comparison) -> int:
+    return len({cell.seed for cell in _trained(comparison)})
 
 
 def draw_curves(comparison: Comparison, width: float, split: str, value: Callable[[Epoch], float]) -> Figure:
@@ -93,7 +102,7 @@ def draw_curves(comparison: Comparison, width: float, split: str, value: Callabl
         shared = sorted(set.intersection(*map(set, curves))) if curves else []
         if shared:
             rows = [[curve[epoch] for curve in curves] for epoch in shared]
-            line(axes, arm, [float(epoch) for epoch in shared], rows)
+            line(axes, arm, [float(epoch) for epoch in shared], [(min(row), mean(row), max(row)) for row in rows])
             ends.append((mean(rows[-1]), arm))
             last = max(last, *shared)
     for arm in comparison.arms:
@@ -111,25 +120,41 @@ def draw_curves(comparison: Comparison, width: float, split: str, value: Callabl
 
 
 def draw_budgets(comparison: Comparison, width: float) -> Figure:
-    """Test accuracy by number of labels, on a log scale."""
-    figure, axes = empty(width, "accuracy on test", "mean over seeds, band from worst to best")
+    """Test accuracy by number of labels, on a log scale, with the interval that the tables give."""
+    figure, axes = empty(width, "accuracy on test", "mean over seeds, band its 95 % interval")
     ends: list[tuple[float, str]] = []
     rows_of = {budget: _rows(comparison, budget) for budget in comparison.budgets}
     for arm in comparison.arms:
-        cells = {budget: comparison.of(arm, budget) for budget in comparison.budgets}
-        there = [budget for budget in comparison.budgets if cells[budget]]
-        values = [[cell.test.accuracy for cell in cells[budget]] for budget in there]
-        line(axes, arm, [float(rows_of[budget]) for budget in there], values, marker="o")
-        ends.append((mean(values[-1]), arm))
-    axes.set_xscale("log")
+        found = [summarise(comparison, arm, budget) for budget in comparison.budgets]
+        there = [summary for summary in found if summary is not None]
+        bands = [(summary.accuracy.low, summary.accuracy.mean, summary.accuracy.high) for summary in there]
+        if arm == "majority":  # a floor to stand above, not one of those that learn
+            bands = [(level, level, level) for _, level, _ in bands]
+        line(axes, arm, [float(rows_of[summary.budget]) for summary in there], bands, "o")
+        ends.append((there[-1].accuracy.mean, arm))
     places = list(rows_of.values())
+    axes.set_xscale("log")
     axes.set_xlim(places[0] * 0.93, places[-1])
-    axes.set_xticks(places, [f"{place:,}" for place in places])
+    axes.set_xticks(_apart(places, width), [f"{place:,}" for place in _apart(places, width)])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(round_ticks())
     axes.set_xlabel("labelled texts to learn from", color=INK)
     name_the_ends(axes, ends)
     return figure
+
+
+def _apart(places: list[int], width: float) -> list[int]:
+    """The places whose numbers do not run into each other on a log scale, the last one among them.
+
+    >>> _apart([50, 100, 110, 1600], width=3.9)
+    [50, 110, 1600]
+    """
+    least = math.log(places[-1] / places[0]) * 0.33 / max(1.0, width - 2.2)  # a number takes about 0.33 inches
+    kept = [places[-1]]
+    for place in reversed(places[:-1]):
+        if math.log(kept[0] / place) >= least:
+            kept.insert(0, place)
+    return kept
 
 
 def draw_test(comparison: Comparison, width: float) -> Figure:
@@ -227,6 +252,6 @@ def _rows(comparison: Comparison, budget: Budget) -> int:
 
 
 def _seeds_and_labels(comparison: Comparison) -> str:
-    seeds = max(len(comparison.of(arm, comparison.main)) for arm in NETWORKS)
+    seeds = _seeds(comparison)
     runs = f"mean of {seeds} seeds, band from worst to best" if seeds > 1 else "one seed"
     return f"{_rows(comparison, comparison.main):,} labels, {runs}"

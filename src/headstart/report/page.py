@@ -20,12 +20,16 @@ from markupsafe import Markup
 
 from headstart.errors import StoreError
 from headstart.files import FORMAT, write_json, write_whole
-from headstart.report.canvas import COLOURS, FAINT, INK, ON_COLOUR, OTHER, PAPER, png, short_name, svg
+from headstart.report.arms import SCRATCH, best_linear, name_of, networks, pair
+from headstart.report.canvas import COLOURS, FAINT, FURTHER, INK, ON_COLOUR, OTHER, PAPER, hue_of, png, short_name, svg
 from headstart.report.collect import Comparison, collect
 from headstart.report.figures import Drawing, confusion_width, confusions, drawings
+from headstart.report.intervals import Estimate
 from headstart.report.protocols import readings
-from headstart.report.statistics import Estimate, Summary, paired_difference, summaries
-from headstart.report.verdict import capital, percent, points, verdict
+from headstart.report.statistics import Summary, paired_difference, summaries
+from headstart.report.verdict import verdict
+from headstart.report.words import capital, percent, place, places, points
+from headstart.report.worth import Worth, worth
 from headstart.store.cells import Budget, Cell
 
 COLUMNS = (
@@ -34,7 +38,7 @@ COLUMNS = (
 )
 WIDE, NARROW = 7.4, 3.9
 _VARIABLES = {INK: "ink", FAINT: "line", PAPER: "card", ON_COLOUR: "on-colour", OTHER: "other"}
-_VARIABLES |= {hue: arm for arm, hue in COLOURS.items()}
+_VARIABLES |= {colour: name for name, colour in (COLOURS | FURTHER).items()}
 
 
 @dataclass(frozen=True)
@@ -87,13 +91,16 @@ def results_json(comparison: Comparison) -> dict[str, Any]:
         "verdict": verdict(comparison),
         "arms": [_plain(summary) for budget in comparison.budgets for summary in summaries(comparison, budget)],
         "differences": [asdict(difference) for difference in differences(comparison)],
+        "worth": [found.as_dict() for found in worths(comparison)],
         "missing": list(comparison.missing),
     } | ({"protocols": read} if read else {})
 
 
 def differences(comparison: Comparison) -> list[Difference]:
-    """The pairs worth reading: what pretraining gave, and each network against the linear arm."""
-    pairs = [("pretrained", "scratch"), ("pretrained", "tfidf"), ("scratch", "tfidf")]
+    """The pairs worth reading: what pretraining gave, and each network against the best linear arm."""
+    first, linear = pair(comparison)[0], best_linear(comparison)
+    tried = sorted(networks(comparison), key=lambda arm: (arm != first, arm == SCRATCH))
+    pairs = [(arm, SCRATCH) for arm in tried if arm != SCRATCH] + [(arm, linear) for arm in tried if linear]
     found = []
     for budget in reversed(comparison.budgets):
         for arm, other in pairs:
@@ -101,6 +108,12 @@ def differences(comparison: Comparison) -> list[Difference]:
             if estimate is not None:
                 found.append(Difference(arm, other, budget, estimate))
     return found
+
+
+def worths(comparison: Comparison) -> list[Worth]:
+    """What pretraining was worth, from all labels to few."""
+    found = [worth(comparison, budget) for budget in reversed(comparison.budgets)]
+    return [each for each in found if each is not None]
 
 
 def render(comparison: Comparison) -> str:
@@ -111,7 +124,11 @@ def render(comparison: Comparison) -> str:
         "points": points,
         "capital": capital,
         "arm": short_name,
+        "name": name_of,
+        "hue": hue_of,
         "plain": _shown,
+        "place": place,
+        "places": places,
     }
     template = environment.from_string((files("headstart.report") / "template.html").read_text("utf-8"))
     width = confusion_width(len(comparison.labels))
@@ -127,6 +144,7 @@ def render(comparison: Comparison) -> str:
         confusion_rem=5.1 * width,  # an inch is 4.5 rem in the figure's own size, and the card's padding comes on top
         tables=[(budget, summaries(comparison, budget)) for budget in reversed(comparison.budgets)],
         differences=differences(comparison),
+        worths=worths(comparison),
         readings=readings(comparison, comparison.main),
         classes=_classes(comparison),
         splits=[
@@ -192,6 +210,7 @@ def _plain(summary: Summary) -> dict[str, Any]:
         "test_accuracy_sd": summary.sd,
         "test_accuracy_without_overlap": summary.without_overlap,
         "test_macro_f1": summary.macro_f1,
+        "test_macro_f1_interval": [summary.macro.low, summary.macro.high],
         "valid_accuracy": summary.valid_accuracy,
         "best_epochs": list(summary.best_epochs),
         "seconds": summary.seconds,

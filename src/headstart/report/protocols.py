@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headstart.report.collect import Comparison
-from headstart.report.statistics import mean
+from headstart.report.intervals import mean
 from headstart.store.cells import Budget, Cell
 
 

@@ -3,84 +3,36 @@
 "Won" and "worth" are said only when the interval leaves zero out; the words for everything else are here too.
 """
 
+from headstart.report.arms import SCRATCH, best_linear, is_network, name_of, networks, pair
 from headstart.report.collect import Comparison
-from headstart.report.statistics import Estimate, Summary, epochs_to_reach, paired_difference, summaries
+from headstart.report.intervals import Estimate
+from headstart.report.statistics import Summary, paired_difference, summaries
+from headstart.report.words import capital, interval, percent, place, places, points
+from headstart.report.worth import Worth, labels_needed, worth
 from headstart.store.cells import Budget
 
-NAMES = {
-    "majority": "the majority class",
-    "naive_bayes": "naive Bayes",
-    "tfidf": "TF-IDF + logistic regression",
-    "scratch": "the from-scratch network",
-    "pretrained": "the pretrained network",
-}
-NETWORKS = ("scratch", "pretrained")
-LINEAR = "tfidf"
+__all__ = ["percent", "verdict"]
+FEW_MISSING = 3
 
 
 def verdict(comparison: Comparison) -> list[str]:
     """What was found, one sentence an entry; the first says who won on test."""
     ranked = sorted(summaries(comparison, comparison.main), key=lambda summary: -summary.accuracy.mean)
     rival = _rival(ranked)
-    sentences = [_winner(comparison, ranked[0], rival), *_also_ran(ranked, rival)]
+    sentences = [_winner(comparison, ranked[0], rival), *_also_ran(comparison, ranked, rival)]
     sentences += _against_majority(ranked)
     sentences += _worth(comparison)
-    sentences += _epochs(comparison)
-    sentences += [_fewer_labels(comparison, budget) for budget in comparison.budgets[:-1]]
+    for budget in comparison.budgets[:-1]:
+        sentences += _fewer_labels(comparison, budget)
     sentences += _missing(comparison)
-    return [sentence for sentence in sentences if sentence]
-
-
-def name_of(arm: str) -> str:
-    """An arm in words.
-
-    >>> name_of("tfidf"), name_of("distilled")
-    ('TF-IDF + logistic regression', 'distilled')
-    """
-    return NAMES.get(arm, arm)
-
-
-def capital(words: str) -> str:
-    """The same words at the start of a sentence.
-
-    >>> capital("the majority class"), capital("TF-IDF")
-    ('The majority class', 'TF-IDF')
-    """
-    return words[:1].upper() + words[1:]
-
-
-def percent(share: float) -> str:
-    """A share in per cent.
-
-    >>> percent(0.841)
-    '84.1 %'
-    """
-    return f"{100 * share:.1f} %"
-
-
-def points(difference: float, *, sign: bool = True) -> str:
-    """A difference of shares in points, with a true minus; one that is not zero is never written as zero.
-
-    >>> points(0.0431), points(-0.012), points(0.0004), points(0.0), points(-0.02, sign=False)
-    ('+4.3', '−1.2', '+0.04', '0.0', '2.0')
-    """
-    if difference == 0:
-        return "0.0"
-    value = 100 * (difference if sign else abs(difference))
-    digits = next((digits for digits in (1, 2, 3) if round(value, digits)), 4)
-    return (f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}").replace("-", "−")
-
-
-def interval(estimate: Estimate) -> str:
-    """The interval of a difference, in points."""
-    return f"95 % interval {points(estimate.low)} to {points(estimate.high)}"
+    return sentences
 
 
 def _rival(ranked: list[Summary]) -> Summary | None:
     """Whom the first sentence holds against the best arm: the next one, or the best network where a linear arm leads."""
-    networks = [summary for summary in ranked[1:] if summary.arm in NETWORKS]
-    if ranked[0].arm not in NETWORKS and networks:
-        return networks[0]
+    others = [summary for summary in ranked[1:] if is_network(summary.arm)]
+    if not is_network(ranked[0].arm) and others:
+        return others[0]
     return ranked[1] if len(ranked) > 1 else None
 
 
@@ -96,26 +48,30 @@ def _winner(comparison: Comparison, first: Summary, second: Summary | None) -> s
     difference = paired_difference(comparison, first.arm, second.arm, comparison.main)
     if difference is None:
         return f"{name} is ahead, but shares no seed with the next: {lead} ({other_share})."
-    if difference.low > 0:
-        return f"{name} won: {lead} ({other_share})."
     if _is_level(gap):
         return f"{name} is level with {other}: {share} and {other_share} on test."
+    if difference.measurable and difference.low > 0:
+        return f"{name} won: {lead} ({other_share})."
+    if difference.low > 0:
+        return f"{name} is ahead, but one seed cannot show the luck of training: {lead} ({other_share})."
     return f"{name} is ahead, but not measurably: {lead} ({other_share}; {interval(difference)})."
 
 
-def _also_ran(ranked: list[Summary], rival: Summary | None) -> list[str]:
+def _also_ran(comparison: Comparison, ranked: list[Summary], rival: Summary | None) -> list[str]:
     """Name the best network and the linear arm where the first sentence, which names two arms, left them out."""
     first = ranked[0]
     named = [first.arm, *([rival.arm] if rival else [])]
+    network = next((summary for summary in ranked if is_network(summary.arm)), None)
+    others = [network] if network and not any(map(is_network, named)) else []
+    linear = best_linear(comparison)
+    told = any(not is_network(arm) and arm != "majority" for arm in named)
+    others += [summary for summary in ranked if summary.arm == linear and not told]
     sentences = []
-    network = next((summary for summary in ranked if summary.arm in NETWORKS), None)
-    others = [network] if network and not set(named) & set(NETWORKS) else []
-    others += [summary for summary in ranked if summary.arm == LINEAR and LINEAR not in named]
     for summary in others:
         gap = first.accuracy.mean - summary.accuracy.mean
-        place = "level with" if _is_level(gap) else f"{points(gap, sign=False)} points below"
+        distance = "level with" if _is_level(gap) else f"{points(gap, sign=False)} points below"
         name = capital(name_of(summary.arm))
-        sentences.append(f"{name} came to {percent(summary.accuracy.mean)}, {place} {name_of(first.arm)}.")
+        sentences.append(f"{name} came to {percent(summary.accuracy.mean)}, {distance} {name_of(first.arm)}.")
     return sentences
 
 
@@ -125,78 +81,134 @@ def _is_level(gap: float) -> bool:
 
 
 def _against_majority(ranked: list[Summary]) -> list[str]:
-    by_arm = {summary.arm: summary.accuracy.mean for summary in ranked}
-    floor = by_arm.get("majority")
-    networks = [arm for arm in NETWORKS if arm in by_arm]
-    losers = [arm for arm in networks if floor is not None and by_arm[arm] <= floor]
+    floor = next((summary.accuracy.mean for summary in ranked if summary.arm == "majority"), None)
+    tried = [summary for summary in ranked if is_network(summary.arm)]
+    losers = [summary for summary in tried if floor is not None and summary.accuracy.mean <= floor]
     if floor is None or not losers:
         return []
-    if len(losers) == len(NETWORKS):
+    if len(losers) == len(tried) > 1:
+        shares = ", ".join(f"{name_of(loser.arm)} {percent(loser.accuracy.mean)}" for loser in losers)
         return [
-            f"Neither network beat the majority class ({percent(floor)}): "
-            f"from scratch {percent(by_arm['scratch'])}, pretrained {percent(by_arm['pretrained'])}."
+            f"{'Neither' if len(tried) == 2 else 'No'} network beat the majority class ({percent(floor)}): {shares}."
         ]
-    (loser,) = losers
-    name = capital(name_of(loser))
-    return [f"{name} ({percent(by_arm[loser])}) did not beat the majority class ({percent(floor)})."]
+    return [
+        f"{capital(name_of(loser.arm))} ({percent(loser.accuracy.mean)}) "
+        f"did not beat the majority class ({percent(floor)})."
+        for loser in losers
+    ]
 
 
 def _worth(comparison: Comparison) -> list[str]:
-    there = [arm for arm in NETWORKS if comparison.of(arm, comparison.main)]
-    if len(there) < len(NETWORKS):
-        absent = [name_of(arm) for arm in NETWORKS if arm not in there]
-        return [f"What pretraining was worth is not known: {' and '.join(absent)} has no finished run."]
-    difference = paired_difference(comparison, "pretrained", "scratch", comparison.main)
-    if difference is None:
+    """What pretraining was worth with all labels: in points, in labels, in epochs; then every further network."""
+    arms = pair(comparison)
+    absent = [name_of(arm) for arm in reversed(arms) if not comparison.of(arm, comparison.main)]
+    if absent:
+        verb = "has" if len(absent) == 1 else "have"
+        return [f"What pretraining was worth is not known: {' and '.join(absent)} {verb} no finished run."]
+    found = worth(comparison, comparison.main)
+    if found is None:
         return ["What pretraining was worth is not known: the two networks share no seed."]
-    gain, over = points(difference.mean), _over(difference)
-    if difference.low > 0:
-        return [f"Pretraining was worth {gain} points over random weights ({over})."]
-    if difference.high < 0:
-        return [f"Pretraining hurt: {gain} points against random weights ({over})."]
-    return [f"No measurable gain from pretraining: {gain} points ({over})."]
+    sentences = [f"{_gain(found.points)}{_labels(found)}.", *_macro(found), *_linear_labels(comparison)]
+    sentences += _epochs(found)
+    for arm in networks(comparison):
+        further = None if arm in arms else paired_difference(comparison, arm, SCRATCH, comparison.main)
+        if further:
+            words = f"{points(further.mean)} points against random weights ({_over(further)})"
+            sentences.append(f"{capital(name_of(arm))}: {words}{'' if further.measurable else ', not measurable'}.")
+    return sentences
+
+
+def _gain(found: Estimate, budget: Budget | None = None) -> str:
+    """What the head start brought; `budget` is named where it is not all labels."""
+    gain, over = f"{points(found.mean)} points", _over(found)
+    if found.one_run:
+        run = "With one seed" if budget is None else f"With {budget} labels and one seed"
+        return f"{run}, pretraining made {gain} against random weights, which is no proof ({over})"
+    if found.low > 0:
+        claim = f"Pretraining was worth {gain} over random weights ({over})"
+    elif found.high < 0:
+        claim = f"Pretraining hurt: {gain} against random weights ({over})"
+    else:
+        claim = f"No measurable gain from pretraining: {gain} ({over})"
+    return claim if budget is None else f"With {budget} labels, {claim[:1].lower()}{claim[1:]}"
 
 
 def _over(difference: Estimate) -> str:
-    if difference.seeds == 1:
+    if difference.one_run:
         return f"{interval(difference)} over the test texts alone: one seed cannot show the luck of training"
     return f"{interval(difference)}, {difference.seeds} paired seeds"
 
 
-def _epochs(comparison: Comparison) -> list[str]:
-    reach = epochs_to_reach(comparison, comparison.main)
-    if reach is None:
+def _macro(found: Worth) -> list[str]:
+    """Macro-F1 where labels are unbalanced, and accuracy says little of the rare ones."""
+    if not found.unbalanced:
         return []
-    bar = "the from-scratch network's best validation accuracy"
-    if reach.pretrained_epoch is None:
-        return [f"The pretrained network never reached {bar} ({percent(reach.accuracy)}, epoch {reach.scratch_epoch})."]
-    count = f"{reach.pretrained_epoch} epoch{'s' if reach.pretrained_epoch > 1 else ''}"
-    if reach.pretrained_epoch < reach.scratch_epoch:
-        return [f"The pretrained network reached {bar} after {count} instead of {reach.scratch_epoch}."]
-    if reach.pretrained_epoch == reach.scratch_epoch:
-        return [f"The pretrained network reached {bar} no sooner: after {count}, like the other."]
-    return [f"The pretrained network reached {bar} later: after {count} instead of {reach.scratch_epoch}."]
+    macro = found.macro_f1
+    claim = "" if macro.measurable else ", not measurable"
+    return [
+        f"In macro-F1, where a rare label counts as much as a frequent one: {points(macro.mean)} points "
+        f"({interval(macro)}){claim}."
+    ]
 
 
-def _fewer_labels(comparison: Comparison, budget: Budget) -> str:
-    difference = paired_difference(comparison, "pretrained", "scratch", budget)
-    if difference is None:
-        return ""
-    gain, over = points(difference.mean), _over(difference)
-    if difference.low > 0:
-        words = f"pretraining was worth {gain} points ({over})"
-    elif difference.high < 0:
-        words = f"pretraining hurt: {gain} points ({over})"
-    else:
-        words = f"no measurable gain: {gain} points ({over})"
+def _epochs(found: Worth) -> list[str]:
+    epochs = found.epochs
+    if epochs is None or epochs.one_run:
+        return []
+    needed, here = epochs.needed, f"({percent(epochs.accuracy)} on validation)"
+    if needed.low is not None and needed.low <= 1:  # after one epoch the two cannot be told apart
+        where = f"{name_of(found.arm)} {here} is not measurably above {name_of(found.other)}"
+        return [f"No measurable head start in epochs: after the first, {where}."]
+    start, other = f"After one epoch {name_of(found.arm)} {here} is where", name_of(found.other)
+    if needed.at is None:
+        return [f"{start} {other} does not arrive in {needed.last:.0f} epochs{places(needed)}."]
+    return [f"{start} {other} is after {needed.at:.0f}{places(needed)}."]
+
+
+def _fewer_labels(comparison: Comparison, budget: Budget) -> list[str]:
+    found = worth(comparison, budget)
+    if found is None:
+        return []
+    sentence = _gain(found.points, budget) + _labels(found)
     best = max(summaries(comparison, budget), key=lambda summary: summary.accuracy.mean)
-    ahead = f"; {name_of(best.arm)} was ahead with {percent(best.accuracy.mean)}" if best.arm not in NETWORKS else ""
-    return f"With {budget} labels, {words}{ahead}."
+    if not is_network(best.arm):
+        sentence += f"; {name_of(best.arm)} was ahead with {percent(best.accuracy.mean)}"
+    return [f"{sentence}."]
+
+
+def _labels(found: Worth) -> str:
+    """What a measurable gain is worth in labels, as the end of a sentence."""
+    if found.labels is None or not found.points.measurable or found.points.low <= 0:
+        return ""
+    needed, have, other = found.labels.needed, found.labels.rows, name_of(found.other)
+    if needed.at is None and have >= needed.last:
+        return f": {other} needs more than the {have:,} labels there are for the same accuracy"
+    worth_of = f", or {place(needed.at, needed, have)} labels{places(needed, have)}"
+    linear = found.linear_labels
+    ahead = linear is not None and (linear.needed.at is None or linear.needed.at > have)
+    also = f", {name_of(linear.other)} {place(linear.needed.at, linear.needed)}" if linear and ahead else ""
+    return f"{worth_of}: {other} needs {place(needed.at, needed)} for the same accuracy{also}"
+
+
+def _linear_labels(comparison: Comparison) -> list[str]:
+    """With how few labels the linear arm does what the head start does with all, where it does."""
+    arm, linear = pair(comparison)[0], best_linear(comparison)
+    behind = paired_difference(comparison, arm, linear, comparison.main) if linear else None
+    if linear is None or behind is None or not behind.measurable or behind.high > 0:
+        return []
+    labels = labels_needed(comparison, arm, linear, comparison.main)
+    if labels is None:
+        return []
+    needed = labels.needed
+    return [
+        f"{capital(name_of(linear))} needs {place(needed.at, needed)} labels{places(needed)} for what "
+        f"{name_of(arm)} reaches with {labels.rows:,}."
+    ]
 
 
 def _missing(comparison: Comparison) -> list[str]:
     if not comparison.missing:
         return []
-    shown = [f"{name} (no run at all)" if " " not in name else name for name in comparison.missing[:3]]
+    shown = [f"{name} (no run at all)" if " " not in name else name for name in comparison.missing[:FEW_MISSING]]
     more = len(comparison.missing) - len(shown)
     return [f"Not finished: {'; '.join(shown)}{f'; and {more} more' if more else ''}."]

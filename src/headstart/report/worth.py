@@ -1,0 +1,203 @@
+"""What a head start was worth: in points, in epochs and in labels, each with an interval.
+
+Epochs and labels are both read off a curve of the other arm: where on it does it stand as high as the head start? The
+interval is made of the places that cannot be told apart from it: those at which the paired difference between the two
+has an interval that holds zero. So there is one interval in a report, the one whose coverage was measured.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from headstart.report.arms import best_linear, pair
+from headstart.report.collect import Comparison
+from headstart.report.intervals import Estimate, Floats, components, estimate, quantile
+from headstart.report.statistics import aligned, paired_difference, unbalanced
+from headstart.store.cells import Budget, Cell
+
+STEPS = 4
+"""Places looked at between two numbers of labels."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where on its curve another arm stands as high; None is beyond the end of what was run."""
+
+    at: float | None
+    low: float | None
+    high: float | None
+    first: float
+    last: float
+    """Where the curve begins and ends; `first` stands for everything before it, too."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """How many labels another arm needs for the accuracy that `arm` has with `rows` of them."""
+
+    arm: str
+    other: str
+    budget: Budget
+    rows: int
+    accuracy: float
+    needed: Place
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """How many epochs `other` needs for the validation accuracy that `arm` has after its first."""
+
+    arm: str
+    other: str
+    accuracy: float
+    needed: Place
+    one_run: bool
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What `arm` was worth over `other` with so many labels."""
+
+    arm: str
+    other: str
+    budget: Budget
+    points: Estimate
+    macro_f1: Estimate
+    unbalanced: bool
+    """Whether accuracy hides rare labels, so that macro-F1 should be told too."""
+    epochs: Epochs | None
+    labels: Labels | None
+    linear_labels: Labels | None
+    """The same against the best linear arm."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "measurable": self.points.measurable}
+
+
+def worth(comparison: Comparison, budget: Budget, arms: tuple[str, str] | None = None) -> Worth | None:
+    """What pretraining was worth with so many labels, or any arm over another; None if they share no seed."""
+    arm, other = arms or pair(comparison)
+    points = paired_difference(comparison, arm, other, budget)
+    macro_f1 = paired_difference(comparison, arm, other, budget, "macro_f1")
+    if points is None or macro_f1 is None:
+        return None
+    linear = best_linear(comparison)
+    return Worth(
+        arm=arm,
+        other=other,
+        budget=budget,
+        points=points,
+        macro_f1=macro_f1,
+        unbalanced=unbalanced(comparison),
+        epochs=epochs_needed(comparison, arm, other, budget),
+        labels=labels_needed(comparison, arm, other, budget),
+        linear_labels=labels_needed(comparison, arm, linear, budget) if linear else None,
+    )
+
+
+def labels_needed(comparison: Comparison, arm: str, other: str, budget: Budget) -> Labels | None:
+    """How many labels `other` needs for what `arm` has; None where `other` has no curve or they share no seed."""
+    sizes = {
+        max(cell.rows for cell in comparison.of(other, each)): each
+        for each in comparison.budgets
+        if comparison.of(other, each)
+    }
+    found = aligned(comparison, [(arm, budget), *((other, each) for each in sizes.values())])
+    if found is None or len(sizes) < 2:
+        return None
+    (ours_SN, *theirs), _ = found
+    return Labels(
+        arm=arm,
+        other=other,
+        budget=budget,
+        rows=max(cell.rows for cell in comparison.of(arm, budget)),
+        accuracy=float(ours_SN.mean()),
+        needed=read_off(ours_SN, np.stack(theirs), list(sizes)),
+    )
+
+
+def read_off(ours_SN: Floats, curve_KSN: Floats, sizes: Sequence[int]) -> Place:
+    """Where between its sizes, which rise, a curve of tables stands as high as another table.
+
+    It is straight between two sizes on a scale of their logarithms, and never falls: where more labels gave less, the
+    two are averaged.
+    """
+    curve_KSN, logs = never_falling(curve_KSN), np.log(sizes)
+    places = np.unique(np.concatenate([np.linspace(a, b, STEPS + 1) for a, b in pairwise(logs)]))
+    leads = [estimate(ours_SN - _between(curve_KSN, logs, place), bounds=(-2.0, 2.0)) for place in places]
+    return Place(
+        at=_gone(places, [lead.mean for lead in leads]),
+        low=_gone(places, [lead.low for lead in leads]),
+        high=_gone(places, [lead.high for lead in leads]),
+        first=sizes[0],
+        last=sizes[-1],
+    )
+
+
+def never_falling(curve_KSN: Floats) -> Floats:
+    """A curve of tables whose means never fall: neighbours that do are averaged, until none does.
+
+    >>> never_falling(np.array([0.6, 0.8, 0.7, 0.9]).reshape(4, 1, 1)).ravel().round(2).tolist()
+    [0.6, 0.75, 0.75, 0.9]
+    """
+    blocks: list[list[int]] = []
+    for place in range(len(curve_KSN)):
+        blocks.append([place])
+        while len(blocks) > 1 and curve_KSN[blocks[-2]].mean() > curve_KSN[blocks[-1]].mean():
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    return np.concatenate([np.repeat(curve_KSN[block].mean(axis=0)[None], len(block), axis=0) for block in blocks])
+
+
+def epochs_needed(comparison: Comparison, arm: str, other: str, budget: Budget) -> Epochs | None:
+    """How many epochs `other` needs for what `arm` has after one; None if they share no seed or have no epochs.
+
+    The answers on validation are not kept text by text. What its texts bring to the interval is therefore taken from
+    test, where the two arms differ on texts of the same kind.
+    """
+    ours, theirs = ({cell.seed: cell for cell in comparison.of(name, budget)} for name in (arm, other))
+    shared = sorted(ours.keys() & theirs.keys())
+    tables = aligned(comparison, [(arm, budget), (other, budget)])
+    if tables is None or not all(ours[seed].epochs and theirs[seed].epochs for seed in shared):
+        return None
+    (ours_SN, theirs_SN), once = tables
+    start_S = np.array([_curve(ours[seed])[0] for seed in shared])
+    length = min(len(theirs[seed].epochs) for seed in shared)
+    lead_SE = start_S[:, None] - np.array([_curve(theirs[seed])[:length] for seed in shared])
+    texts = max(2, comparison.data.valid.rows)
+    squared = quantile(texts - 1) ** 2 * (float(components(ours_SN - theirs_SN)[1]) / texts + 2 / texts**2)
+    half_E = np.full(length, squared)
+    if len(shared) > 1:
+        half_E = half_E + quantile(len(shared) - 1) ** 2 * lead_SE.var(axis=0, ddof=1) / len(shared)
+    mean_E, half_E = lead_SE.mean(axis=0), np.sqrt(half_E)
+    at, low, high = (
+        next((epoch for epoch, lead in enumerate(leads_E, start=1) if lead <= 0), None)
+        for leads_E in (mean_E, mean_E - half_E, mean_E + half_E)
+    )
+    return Epochs(arm, other, float(start_S.mean()), Place(at, low, high, first=1, last=length), one_run=once)
+
+
+def _curve(cell: Cell) -> list[float]:
+    return [epoch.valid_accuracy for epoch in sorted(cell.epochs, key=lambda epoch: epoch.epoch)]
+
+
+def _between(curve_KSN: Floats, logs: Floats, place: float) -> Floats:
+    """The curve's table at a place between two of its own."""
+    right = int(np.clip(np.searchsorted(logs, place), 1, len(logs) - 1))
+    share = (place - logs[right - 1]) / (logs[right] - logs[right - 1])
+    table: Floats = (1 - share) * curve_KSN[right - 1] + share * curve_KSN[right]
+    return table
+
+
+def _gone(places: Floats, leads: list[float]) -> float | None:
+    """How many labels at the first place where a lead is gone, straight between two places; None if it never is."""
+    gone = next((index for index, lead in enumerate(leads) if lead <= 0), None)
+    if gone is None or gone == 0:
+        return None if gone is None else math.exp(places[0])
+    before, after = leads[gone - 1], leads[gone]
+    share = before / (before - after)
+    return math.exp(places[gone - 1] + share * (places[gone] - places[gone - 1]))
