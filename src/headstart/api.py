@@ -19,7 +19,8 @@ from headstart.model.presets import values
 from headstart.predict.generate import Sampling, run_generate
 from headstart.predict.predictor import Predictor
 from headstart.progress import Progress, Quiet
-from headstart.recipes.compare import DEFAULT_ARMS, run_compare
+from headstart.recipes.arms import DEFAULT_ARMS
+from headstart.recipes.compare import run_compare
 from headstart.recipes.evaluate import run_evaluate
 from headstart.recipes.finetune import SCRATCH, run_finetune
 from headstart.recipes.prepare import run_prepare, run_tokenizer
@@ -126,11 +127,12 @@ def compare(
     *,
     out: str | Path,
     test: str | Path,
-    source: str | Path | None = None,
+    source: Paths | None = None,
     valid: str | Path | None = None,
     seeds: int = 5,
     labels: Budgets = None,
     arms: tuple[str, ...] = DEFAULT_ARMS,
+    choose: bool = False,
     preset: str = "classic",
     settings: Settings | None = None,
     resume: bool = False,
@@ -139,19 +141,23 @@ def compare(
     """Compare a pretrained backbone with random weights and the linear baselines; returns the report's path.
 
     Args:
+        source: the pretrained folder, or several to be compared with each other.
         labels: how many labelled rows to learn from, one number or several; None or "all" is all of them.
+        choose: try each network at its rate and at 3 times it, and let validation choose.
     """
-    _check_shape(source, settings)
+    sources = [] if source is None else _paths(source)
+    _check_shape(next(iter(sources), None), settings)
     return run_compare(
         str(train),
         Path(out),
         _settings(FinetuneConfig, preset, "finetune", settings),
-        source=_text(source),
+        source=sources,
         valid=_text(valid),
         test=str(test),
         seeds=seeds,
         labels=_budgets(labels),
         arms=arms,
+        choose=choose,
         resume=resume,
         progress=progress,
     )

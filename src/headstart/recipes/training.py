@@ -44,8 +44,9 @@ class Outcome:
     best_epoch: int
     valid: Evaluation
     test: Evaluation | None
-    predictions: tuple[int, ...]
-    """Predicted labels of the test rows, in file order."""
+    valid_scores: NDArray[np.float64]
+    test_scores: NDArray[np.float64] | None
+    """Scores of the rows over the labels, in file order."""
 
 
 def build_classifier(
@@ -213,7 +214,10 @@ class Finetuning:
                 shutil.rmtree(old, ignore_errors=True)
 
     def _evaluate(self, rows: LabelledRows) -> Evaluation:
-        return evaluate_scores(self._scores(rows), rows.labels, self.data.labels, 0 if rows.windows else rows.long)
+        return self._measured(rows, self._scores(rows))
+
+    def _measured(self, rows: LabelledRows, scores: NDArray[np.float64]) -> Evaluation:
+        return evaluate_scores(scores, rows.labels, self.data.labels, 0 if rows.windows else rows.long)
 
     def _scores(self, rows: LabelledRows) -> NDArray[np.float64]:
         return score_texts(self.model, rows, self.runtime, self.stop.check)
@@ -244,17 +248,14 @@ class Finetuning:
         read_manifest(self._best_path, kind="best")
         load_into(self.model.backbone, load_tensors(self._best_path / "backbone.safetensors"), str(self._best_path))
         load_into(self.model.head, load_tensors(self._best_path / "head.safetensors"), str(self._best_path))
-        valid, test = self._evaluate(self.valid), None
-        predictions: tuple[int, ...] = ()
+        valid_scores, test_scores, test = self._scores(self.valid), None, None
+        valid = self._measured(self.valid, valid_scores)
         if self.test is not None:
-            scores = self._scores(self.test)
-            test = evaluate_scores(
-                scores, self.test.labels, self.data.labels, 0 if self.test.windows else self.test.long
-            )
-            predictions = tuple(int(label) for label in scores.argmax(axis=1))
+            test_scores = self._scores(self.test)
+            test = self._measured(self.test, test_scores)
             self.run.metrics.write("test", epoch=self.best_epoch, accuracy=test.accuracy, macro_f1=test.macro_f1)
         epochs = tuple({k: v for k, v in line.items() if k != "kind"} for line in self.run.metrics.read("epoch"))
-        return Outcome(self.model, epochs, self.best_epoch, valid, test, predictions)
+        return Outcome(self.model, epochs, self.best_epoch, valid, test, valid_scores, test_scores)
 
 
 def class_weights(config: FinetuneConfig, labels: Sequence[str], train: Part) -> Tensor | None:
