@@ -16,12 +16,15 @@ from headstart.data.shards import Shards
 from headstart.errors import ConfigError
 from headstart.layering import fields_of, layered, nested
 from headstart.model.presets import values
+from headstart.predict.explain import Explanation
+from headstart.predict.explain import explain as explained
 from headstart.predict.generate import Sampling, run_generate
+from headstart.predict.mistakes import ErrorAnalysis
 from headstart.predict.predictor import Predictor
 from headstart.progress import Progress, Quiet
 from headstart.recipes.arms import DEFAULT_ARMS
 from headstart.recipes.compare import run_compare
-from headstart.recipes.evaluate import run_evaluate
+from headstart.recipes.evaluate import run_errors, run_evaluate
 from headstart.recipes.finetune import SCRATCH, run_finetune
 from headstart.recipes.prepare import run_prepare, run_tokenizer
 from headstart.recipes.pretrain import run_pretrain
@@ -173,6 +176,27 @@ def evaluate(
 ) -> Evaluation:
     """Measure a classifier on a labelled file; its columns are found by their usual names unless they are named."""
     return run_evaluate(Path(folder), str(file), LabelledConfig(text_column=text_column, label_column=label_column))
+
+
+def analyse(
+    folder: str | Path,
+    file: str | Path,
+    *,
+    columns: Sequence[str] = (),
+    mistakes: int = 10,
+    text_column: str | None = None,
+    label_column: str | None = None,
+) -> ErrorAnalysis:
+    """Look at a classifier's mistakes on a labelled file: confusions, the surest ones, and slices by length, label, columns."""
+    if isinstance(columns, str):
+        raise ConfigError(f"columns must be a list of names, as in [{columns!r}], got {columns!r}")
+    config = LabelledConfig(text_column=text_column, label_column=label_column)
+    return run_errors(Path(folder), str(file), config, columns=columns, mistakes=mistakes)
+
+
+def explain(folder: str | Path, text: str, *, label: str | None = None) -> Explanation:
+    """The words of a text and how much each spoke for the classifier's answer, or for another label."""
+    return explained(Predictor.load(Path(folder)), text, label)
 
 
 def generate(folder: str | Path, prompt: str, *, samples: int = 1, sampling: Sampling | None = None) -> list[str]:

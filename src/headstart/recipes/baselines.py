@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from headstart.errors import UsageError
 from headstart.store.cells import Budget, Cell, Score, rounded
+from headstart.train.calibrate import fit_temperature
+from headstart.train.shares import probabilities
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -66,7 +68,9 @@ def run_baseline(
             best = candidate, score, shares
     assert best is not None
     chosen, score, shares = best
-    answers = chosen.answer(test[0])
+    # calibrated on validation like the networks; the order of labels, and so every answer, stays
+    temperature, _ = fit_temperature(np.log(np.maximum(shares, 1e-12)), np.asarray(valid[1], dtype=np.int64))
+    answers, shares = (_warmed(part, temperature) for part in (chosen.answer(test[0]), shares))
     predictions = answers.argmax(axis=1)
     return Cell(
         arm=arm,
@@ -81,6 +85,7 @@ def run_baseline(
         predictions=tuple(int(prediction) for prediction in predictions),
         probabilities=rounded(answers.tolist()),
         valid_probabilities=rounded(shares.tolist()) if shares.size <= VALID_SHARES else None,
+        temperature=temperature,
         tried=tuple(tried) if len(tried) > 1 else (),
         seconds=time.perf_counter() - started,
     )
@@ -97,6 +102,13 @@ def score_of(gold: Sequence[int], predictions: Ints, labels: int) -> Score:
         macro_f1=float(f1.mean()) if len(f1) else 0.0,
         confusion=tuple(tuple(row) for row in confusion.tolist()),
     )
+
+
+def _warmed(shares: Floats, temperature: float) -> Floats:
+    if temperature == 1.0:
+        return shares
+    with np.errstate(divide="ignore"):  # no chance stays none
+        return probabilities(np.log(shares) / temperature)
 
 
 def majority(train: Examples, labels: int) -> Iterable[Candidate]:

@@ -17,7 +17,8 @@ from headstart.recipes.training import Finetuning, Outcome, build_classifier, re
 from headstart.runtime import Runtime, Stop
 from headstart.store.cells import Budget, Cell, Epoch, Score, kind_of, rounded
 from headstart.store.rundir import RunFolder
-from headstart.train.evaluate import Evaluation, evaluate_scores, probabilities, score_texts
+from headstart.train.evaluate import Evaluation, evaluate_scores, score_texts
+from headstart.train.shares import probabilities
 
 RATES = (1.0, 3.0)
 """With --choose, the rates that validation chooses from, as multiples of the one that is set."""
@@ -138,6 +139,7 @@ def _cell(
         predictions=tuple(int(label) for label in scores.argmax(axis=1)),
         probabilities=rounded(probabilities(scores).tolist()),
         valid_probabilities=rounded(probabilities(outcome.valid_scores).tolist()) if few else None,
+        temperature=outcome.calibration.temperature,
         tried=tuple(tried) if len(tried) > 1 else (),
         seconds=0.0,
     )

@@ -6,7 +6,7 @@ The head is drawn from the seed before the backbone is loaded, so two arms of a 
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,12 @@ from headstart.store.checkpoint import resume_from, save_checkpoint
 from headstart.store.receipt import TransferReceipt, transfer
 from headstart.store.rundir import RunFolder
 from headstart.store.tensors import load_into, load_tensors, save_tensors
+from headstart.train.calibrate import Calibration, calibrate, fold_temperature, reliability
 from headstart.train.evaluate import Evaluation, evaluate_scores, score_texts
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import LossSum, classify
 from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer, set_trainable
+from headstart.train.shares import probabilities
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Outcome:
     valid_scores: NDArray[np.float64]
     test_scores: NDArray[np.float64] | None
     """Scores of the rows over the labels, in file order."""
+    calibration: Calibration
+    """The temperature that stands in the head already."""
 
 
 def build_classifier(
@@ -249,13 +253,17 @@ class Finetuning:
         load_into(self.model.backbone, load_tensors(self._best_path / "backbone.safetensors"), str(self._best_path))
         load_into(self.model.head, load_tensors(self._best_path / "head.safetensors"), str(self._best_path))
         valid_scores, test_scores, test = self._scores(self.valid), None, None
+        calibration = calibrate(valid_scores, self.valid.labels)
+        fold_temperature(self.model.head, calibration.temperature)
+        valid_scores = valid_scores / calibration.temperature
         valid = self._measured(self.valid, valid_scores)
         if self.test is not None:
             test_scores = self._scores(self.test)
             test = self._measured(self.test, test_scores)
+            calibration = replace(calibration, test=reliability(probabilities(test_scores), self.test.labels))
             self.run.metrics.write("test", epoch=self.best_epoch, accuracy=test.accuracy, macro_f1=test.macro_f1)
         epochs = tuple({k: v for k, v in line.items() if k != "kind"} for line in self.run.metrics.read("epoch"))
-        return Outcome(self.model, epochs, self.best_epoch, valid, test, valid_scores, test_scores)
+        return Outcome(self.model, epochs, self.best_epoch, valid, test, valid_scores, test_scores, calibration)
 
 
 def class_weights(config: FinetuneConfig, labels: Sequence[str], train: Part) -> Tensor | None:

@@ -83,6 +83,8 @@ class Cell(_Record):
     """What stands behind `predictions`, rounded."""
     valid_probabilities: Shares | None = None
     """The same for the validation rows, where they are few enough for a small file."""
+    temperature: float = Field(1.0, gt=0)
+    """By what the scores were divided, fitted on validation; it is in the probabilities already."""
     tried: tuple[dict[str, Any], ...] = Field((), strict=False)
     """Every setting that validation chose from, with its accuracy there; empty where there was one."""
     extra: dict[str, Any] = {}
