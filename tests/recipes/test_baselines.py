@@ -147,6 +147,27 @@ def test_the_most_frequent_words_are_counted_in_bounded_memory(monkeypatch):
     assert baselines._most_frequent(str.split, texts) == sorted(common)
 
 
+@pytest.mark.parametrize("arm", BASELINES)
+def test_probabilities_are_calibrated_on_validation_and_answers_stay(arm, monkeypatch):
+    chance = random.Random(5)
+    # one text in four says the opposite of its label, so that being sure is a mistake
+    rows = [(chance.choice(GOOD if label != (chance.random() < 0.25) else BAD), label) for label in [1, 0] * 60]
+    texts, gold = [text for text, _ in rows], [label for _, label in rows]
+    valid, asked = (texts, gold), (*LABELS, "never in train")
+    warm = run(arm, valid=valid, labels=asked)
+    monkeypatch.setattr(baselines, "fit_temperature", lambda *_: (1.0, "not here"))
+    raw = run(arm, valid=valid, labels=asked)
+    assert (warm.predictions, warm.setting, warm.valid) == (raw.predictions, raw.setting, raw.valid)
+    if arm == "majority":  # the same scores for every row
+        assert (warm.temperature, warm.probabilities) == (1.0, raw.probabilities)
+        return
+    assert warm.temperature != 1
+    given = [np.array(cell.valid_probabilities)[np.arange(120), gold] for cell in (warm, raw)]
+    losses = [-np.log(np.maximum(shares, 1e-4)).mean() for shares in given]
+    assert losses[0] < losses[1]
+    assert {row[2] for row in warm.probabilities} == {0.0}  # no chance stays none
+
+
 def test_macro_f1_leaves_out_a_label_that_never_occurs():
     score = score_of([0, 0, 1], run("majority", train=(["x"], [0])).predictions, 3)
     # label 0: 2 of 2 found with 3 answers, F1 = 4/5; label 1: 0; label 2: neither right nor answered

@@ -6,10 +6,11 @@ import shutil
 import numpy as np
 import pytest
 
-from headstart.config import LabelledConfig
+from headstart.config import LabelledConfig, RuntimeConfig
 from headstart.data.labelled import read_labelled
 from headstart.errors import ConfigError, StoreError, UsageError
 from headstart.files import read_json
+from headstart.predict.predictor import Predictor
 from headstart.progress import Quiet
 from headstart.recipes.arms import expanded, names_of
 from headstart.recipes.compare import run_compare
@@ -182,6 +183,21 @@ def test_validation_chooses_the_rate_if_asked_and_test_has_no_say(reviews, tmp_p
         assert ours.test.accuracy == pytest.approx(1 - other.test.accuracy)  # control: it was turned round
     assert cells[0][1].tried[0]["lr"] == pytest.approx(10 * cells[0][0].tried[0]["lr"])
     assert not (tmp_path / "cmp" / "work").exists()
+
+
+def test_a_network_s_probabilities_are_those_of_the_classifier_that_finetune_would_leave(reviews, tmp_path):
+    """Its temperature too, which validation has enough rows for here."""
+    files = {"valid": str(tmp_path / "valid.csv"), "test": str(reviews / "test.csv")}
+    rows = [(reviews / f"{name}.csv").read_text().splitlines() for name in ("valid", "train")]
+    (tmp_path / "valid.csv").write_text("\n".join([*rows[0], *rows[1][1:]]) + "\n")
+    train, config, source = str(reviews / "train.csv"), finetune_config(loop__epochs=1), str(reviews / "small")
+    run_compare(train, tmp_path / "cmp", config, source=source, arms=("pretrained",), seeds=1, **files)
+    run = run_finetune(train, tmp_path / "run", config, source=source, **files)
+    cell = read_cell(tmp_path / "cmp" / "cells" / "pretrained-all-seed0.json")
+    assert cell.temperature == read_json(run.path / "result.json")["temperature"] != 1.0
+    texts = read_labelled(files["test"], LabelledConfig()).texts
+    answers = Predictor.load(run.path, RuntimeConfig(threads=1)).predict(texts)
+    assert cell.probabilities == pytest.approx([one.probabilities["positive"] for one in answers], abs=1e-4)
 
 
 def test_choosing_while_watching_test_is_refused(reviews, tmp_path):
