@@ -51,7 +51,7 @@ class NetworkRun:
             layered(
                 FinetuneConfig,
                 self.config.model_dump(),
-                {"runtime": {"seed": self.seed}, "optim": {"lr": rate * factor}, **own},
+                {"runtime": {"seed": self.seed}, "optim": {"lr": float(f"{rate * factor:.12g}")}, **own},
             )
             for factor in (RATES if self.choose else RATES[:1])
         ]
