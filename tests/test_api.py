@@ -3,7 +3,7 @@
 import pytest
 
 from headstart import api
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, UsageError
 from headstart.files import read_json
 from tiny import write_reviews
 
@@ -67,3 +67,28 @@ def test_seeds_labels_and_arms_of_a_comparison_are_those_asked_for(reviews, tmp_
     )
     names = sorted(path.stem for path in (tmp_path / "cmp" / "cells").iterdir())
     assert names == [f"{arm}-12-seed{seed}" for arm in ("majority", "tfidf") for seed in (0, 1)]
+
+
+def test_several_pretrained_folders_are_passed_on(reviews, tmp_path):
+    with pytest.raises(UsageError) as caught:
+        api.compare(
+            reviews / "train.csv",
+            out=tmp_path / "cmp",
+            test=reviews / "test.csv",
+            source=[reviews / "base", reviews / "base" / ".." / "base"],
+        )
+    assert str(caught.value) == f"--from names {reviews / 'base'} twice; once is enough"
+
+
+def test_choosing_is_passed_on(reviews, tmp_path):
+    api.compare(
+        reviews / "train.csv",
+        out=tmp_path / "cmp",
+        test=reviews / "test.csv",
+        source=reviews / "base",
+        arms=("frozen",),
+        seeds=1,
+        choose=True,
+        settings={"runtime.threads": 1, "loop.epochs": 1},
+    )
+    assert len(read_json(tmp_path / "cmp" / "cells" / "frozen-all-seed0.json")["tried"]) == 2

@@ -77,7 +77,7 @@ def test_the_readmes_python_is_valid_and_its_names_exist():
         for node in ast.walk(ast.parse(block))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "headstart"
     }
-    assert used == {"pretrain", "finetune", "load", "compare"}
+    assert used == {"pretrain", "finetune", "load", "explain", "analyse", "compare"}
     assert all(callable(getattr(headstart, name)) for name in used)
 
 

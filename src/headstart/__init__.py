@@ -13,14 +13,38 @@ from typing import TYPE_CHECKING
 from headstart.version import __version__
 
 if TYPE_CHECKING:
-    from headstart.api import compare, evaluate, finetune, generate, load, prepare, pretrain, train_tokenizer
+    from headstart.api import (
+        analyse,
+        compare,
+        evaluate,
+        explain,
+        finetune,
+        generate,
+        load,
+        prepare,
+        pretrain,
+        train_tokenizer,
+    )
 
-_VERBS = ("compare", "evaluate", "finetune", "generate", "load", "prepare", "pretrain", "train_tokenizer")
+_VERBS = (
+    "analyse",
+    "compare",
+    "evaluate",
+    "explain",
+    "finetune",
+    "generate",
+    "load",
+    "prepare",
+    "pretrain",
+    "train_tokenizer",
+)
 
 __all__ = [
     "__version__",
+    "analyse",
     "compare",
     "evaluate",
+    "explain",
     "finetune",
     "generate",
     "load",

@@ -16,11 +16,15 @@ from headstart.data.shards import Shards
 from headstart.errors import ConfigError
 from headstart.layering import fields_of, layered, nested
 from headstart.model.presets import values
+from headstart.predict.explain import Explanation
+from headstart.predict.explain import explain as explained
 from headstart.predict.generate import Sampling, run_generate
+from headstart.predict.mistakes import ErrorAnalysis
 from headstart.predict.predictor import Predictor
 from headstart.progress import Progress, Quiet
-from headstart.recipes.compare import DEFAULT_ARMS, run_compare
-from headstart.recipes.evaluate import run_evaluate
+from headstart.recipes.arms import DEFAULT_ARMS
+from headstart.recipes.compare import run_compare
+from headstart.recipes.evaluate import run_errors, run_evaluate
 from headstart.recipes.finetune import SCRATCH, run_finetune
 from headstart.recipes.prepare import run_prepare, run_tokenizer
 from headstart.recipes.pretrain import run_pretrain
@@ -131,11 +135,12 @@ def compare(
     *,
     out: str | Path,
     test: str | Path,
-    source: str | Path | None = None,
+    source: Paths | None = None,
     valid: str | Path | None = None,
     seeds: int = 5,
     labels: Budgets = None,
     arms: tuple[str, ...] = DEFAULT_ARMS,
+    choose: bool = False,
     preset: str = "classic",
     settings: Settings | None = None,
     resume: bool = False,
@@ -144,19 +149,23 @@ def compare(
     """Compare a pretrained backbone with random weights and the linear baselines; returns the report's path.
 
     Args:
+        source: the pretrained folder, or several to be compared with each other.
         labels: how many labelled rows to learn from, one number or several; None or "all" is all of them.
+        choose: try each network at its rate and at 3 times it, and let validation choose.
     """
-    _check_shape(source, settings)
+    sources = [] if source is None else _paths(source)
+    _check_shape(next(iter(sources), None), settings)
     return run_compare(
         str(train),
         Path(out),
         _settings(FinetuneConfig, preset, "finetune", settings),
-        source=_text(source),
+        source=sources,
         valid=_text(valid),
         test=str(test),
         seeds=seeds,
         labels=_budgets(labels),
         arms=arms,
+        choose=choose,
         resume=resume,
         progress=progress,
     )
@@ -172,6 +181,27 @@ def evaluate(
 ) -> Evaluation:
     """Measure a classifier on a labelled file; its columns are found by their usual names unless they are named."""
     return run_evaluate(Path(folder), str(file), LabelledConfig(text_column=text_column, label_column=label_column))
+
+
+def analyse(
+    folder: str | Path,
+    file: str | Path,
+    *,
+    columns: Sequence[str] = (),
+    mistakes: int = 10,
+    text_column: str | None = None,
+    label_column: str | None = None,
+) -> ErrorAnalysis:
+    """Look at a classifier's mistakes on a labelled file: confusions, the surest ones, and slices by length, label, columns."""
+    if isinstance(columns, str):
+        raise ConfigError(f"columns must be a list of names, as in [{columns!r}], got {columns!r}")
+    config = LabelledConfig(text_column=text_column, label_column=label_column)
+    return run_errors(Path(folder), str(file), config, columns=columns, mistakes=mistakes)
+
+
+def explain(folder: str | Path, text: str, *, label: str | None = None) -> Explanation:
+    """The words of a text and how much each spoke for the classifier's answer, or for another label."""
+    return explained(Predictor.load(Path(folder)), text, label)
 
 
 def generate(folder: str | Path, prompt: str, *, samples: int = 1, sampling: Sampling | None = None) -> list[str]:

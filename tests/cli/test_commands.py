@@ -107,6 +107,20 @@ def test_a_classifier_is_trained_from_scratch(typed, tmp_path):
             "compare train.csv --test test.csv --out x",
             "compare needs --from with a pretrained folder, or --arms without pretrained",
         ),
+        ("compare train.csv --test test.csv --from base,base --out x", "--from names base twice; once is enough"),
+        (
+            "compare train.csv --test test.csv --from base --from ./base --out x",
+            "--from names base twice; once is enough",
+        ),
+        ("compare train.csv --test test.csv --from base --from no --out x", "no such folder: no"),
+        (
+            "compare train.csv --test test.csv --arms frozen --out x",
+            "compare needs --from with a pretrained folder, or --arms without frozen",
+        ),
+        (
+            "compare train.csv --test test.csv --from base --choose --loop.watch-test --out x",
+            "--choose and --loop.watch-test exclude each other: what is tried may not see test",
+        ),
         ("evaluate runs/no test.csv", "no such folder: runs/no"),
         ("evaluate clf else/a.csv", "no such file: else/a.csv (there is no folder else)"),
         (

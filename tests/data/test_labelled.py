@@ -197,6 +197,36 @@ def test_a_subset_follows_from_the_seed():
     assert label_subset(labels, 10, 0) != list(range(10))  # files are often ordered
 
 
+@settings(max_examples=100)
+@given(rows=labelled_rows(), seed=st.integers(0, 5), chance=st.randoms(use_true_random=False), data=st.data())
+def test_a_subset_by_text_does_not_depend_on_the_order_of_the_rows(rows, seed, chance, data):
+    count = data.draw(st.integers(1, len(rows)))
+    order = list(range(len(rows)))
+    chance.shuffle(order)
+    moved = rows.take(order)
+    ours, theirs = (one.take(label_subset(one.labels, count, seed, one.digests)) for one in (rows, moved))
+    assert Counter(zip(ours.texts, ours.labels, strict=True)) == Counter(zip(theirs.texts, theirs.labels, strict=True))
+
+
+@settings(max_examples=100)
+@given(rows=labelled_rows(), seed=st.integers(0, 5), data=st.data())
+def test_a_subset_by_text_is_nested_stratified_and_seeded_too(rows, seed, data):
+    small, large = sorted(data.draw(st.tuples(*[st.integers(1, len(rows))] * 2)))
+    inner, outer = (label_subset(rows.labels, count, seed, rows.digests) for count in (small, large))
+    assert set(inner) <= set(outer)
+    assert outer == label_subset(rows.labels, large, seed, rows.digests)
+    # which rows of a class are taken is the keys' matter, how many is not
+    by_place = label_subset(rows.labels, large, seed)
+    assert Counter(rows.labels[row] for row in outer) == Counter(rows.labels[row] for row in by_place)
+
+
+def test_a_subset_by_text_follows_from_the_seed():
+    rows = rows_of([f"text {number}" for number in range(100)], ["a", "b"] * 50)
+    chosen = [label_subset(rows.labels, 10, seed, rows.digests) for seed in (0, 1)]
+    assert chosen[0] != chosen[1]
+    assert chosen[0] != label_subset(rows.labels, 10, 0)  # control: the texts do decide
+
+
 @pytest.mark.parametrize("count", [0, 5])
 def test_a_subset_that_cannot_be_is_told(count):
     with pytest.raises(DataError) as caught:

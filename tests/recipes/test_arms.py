@@ -47,7 +47,7 @@ def config(**settings):
 def write_subset(reviews, path, count, seed):
     """The rows that a comparison gives to every arm of a seed."""
     texts = read_labelled(str(reviews / "train.csv"), LabelledConfig())
-    chosen = texts.take(label_subset(texts.labels, count, seed))
+    chosen = texts.take(label_subset(texts.labels, count, seed, texts.digests))
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("text", "label"), *zip(chosen.texts, chosen.labels, strict=True)])
     return path

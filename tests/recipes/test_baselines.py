@@ -1,10 +1,14 @@
 """The arms that any network has to beat."""
 
 import json
+import random
 
+import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 
 from headstart.errors import UsageError
+from headstart.recipes import baselines
 from headstart.recipes.baselines import BASELINES, run_baseline, score_of, tfidf
 
 GOOD, BAD = ["a great book", "great fun", "truly great"], ["a dull book", "dull and long", "truly dull"]
@@ -22,7 +26,7 @@ def facts(cell):
     return cell.model_dump(exclude={"seconds"})
 
 
-@pytest.mark.parametrize("arm", ["naive_bayes", "tfidf"])
+@pytest.mark.parametrize("arm", ["naive_bayes", "nbsvm", "tfidf"])
 def test_an_arm_that_reads_words_learns_them(arm):
     cell = run(arm)
     assert cell.predictions == (1, 0, 1)
@@ -43,7 +47,7 @@ def test_validation_chooses_the_strength_and_a_tie_goes_to_the_smaller():
     # one "great" among rows of the other label outweighs them only where train is followed closely
     train = (["great", "plain", "plain", "plain", "plain", "plain"], [1, 0, 0, 0, 0, 0])
     valid = (["great", "plain"], [1, 0])
-    rights = [list(candidate.answer(valid[0])) == valid[1] for candidate in tfidf(train)]
+    rights = [list(candidate.answer(valid[0]).argmax(axis=1)) == valid[1] for candidate in tfidf(train, 2)]
     assert rights == [False, True, True]
     assert run("tfidf", train=train, valid=valid).setting == {"C": 10}
 
@@ -82,6 +86,88 @@ def test_a_train_set_of_one_label_gives_that_label(arm):
     assert run(arm, train=(["some words", "more words"], [1, 1])).predictions == (1, 1, 1)
 
 
+@pytest.mark.parametrize("arm", BASELINES)
+def test_probabilities_stand_behind_the_answers(arm):
+    cell = run(arm, train=(["great fun", "dull", "so dull", "odd"], [1, 0, 0, 2]), labels=(*LABELS, "other"))
+    shares = np.array(cell.probabilities)
+    assert shares.shape == (3, 3)
+    assert shares.sum(axis=1) == pytest.approx(1, abs=3e-4)
+    assert shares.argmax(axis=1).tolist() == list(cell.predictions)
+    assert np.array(cell.valid_probabilities).shape == (2, 3)
+
+
+def test_of_two_labels_the_second_ones_probability_is_kept():
+    cell = run("tfidf")
+    assert [share > 0.5 for share in cell.probabilities] == [bool(answer) for answer in cell.predictions]
+    assert run("majority", train=(["x"] * 4, [1, 0, 0, 0])).probabilities == (0.25, 0.25, 0.25)
+
+
+def test_many_validation_probabilities_are_left_out_of_a_cell(monkeypatch):
+    monkeypatch.setattr(baselines, "VALID_SHARES", 3)
+    assert run("tfidf").valid_probabilities is None
+    assert run("tfidf").probabilities is not None
+
+
+def test_what_was_tried_is_on_record_where_there_was_a_choice():
+    assert run("tfidf").tried == tuple({"C": strength, "valid_accuracy": 1.0} for strength in (1, 10, 100))
+    assert run("majority").tried == ()
+
+
+def test_nbsvm_weighs_a_word_by_how_much_more_it_says_of_one_label():
+    words = csr_matrix(np.array([[1.0, 0, 1], [1, 0, 0], [0, 1, 0]]))  # the first two rows are of the label
+    own = np.array([True, True, False])
+    mine, others = np.array([3, 1, 2]) / 6, np.array([1, 2, 1]) / 4  # each count with one added
+    assert baselines._log_count_ratio(words, own) == pytest.approx(np.log(mine / others))
+
+
+def test_nbsvm_says_more_than_a_plain_regression_where_labels_are_few():
+    """A word of one label in a long row: counted, it is one of many; by its ratio, it decides."""
+    filling = [f"w{number}" for number in range(60)]
+    chance = random.Random(3)
+    train = ([" ".join([*chance.sample(filling, 30), word]) for word in ["good", "bad"] * 5], [1, 0] * 5)
+    cell = run("nbsvm", train=train, valid=(["good", "bad"], [1, 0]), test=(["good", "bad"], [1, 0]))
+    assert cell.test.accuracy == 1.0
+
+
+def test_a_vocabulary_is_bounded_only_where_there_is_much_text(monkeypatch):
+    whole = facts(run("tfidf"))
+    monkeypatch.setattr(baselines, "VOCABULARY", 2)
+    assert facts(run("tfidf")) == whole  # little text: nothing changes
+    monkeypatch.setattr(baselines, "UNBOUNDED", 10)
+    bounded = run("tfidf")
+    assert facts(bounded) != whole  # control
+    assert bounded.predictions == (1, 0, 1)  # great and dull, the most frequent, are the two that are kept
+
+
+def test_the_most_frequent_words_are_counted_in_bounded_memory(monkeypatch):
+    monkeypatch.setattr(baselines, "VOCABULARY", 20)
+    chance = random.Random(0)
+    common = [f"common{number}" for number in range(20)]
+    texts = [" ".join([*chance.sample(common, 15), f"rare{number}"]) for number in range(500)]
+    assert baselines._most_frequent(str.split, texts) == sorted(common)
+
+
+@pytest.mark.parametrize("arm", BASELINES)
+def test_probabilities_are_calibrated_on_validation_and_answers_stay(arm, monkeypatch):
+    chance = random.Random(5)
+    # one text in four says the opposite of its label, so that being sure is a mistake
+    rows = [(chance.choice(GOOD if label != (chance.random() < 0.25) else BAD), label) for label in [1, 0] * 60]
+    texts, gold = [text for text, _ in rows], [label for _, label in rows]
+    valid, asked = (texts, gold), (*LABELS, "never in train")
+    warm = run(arm, valid=valid, labels=asked)
+    monkeypatch.setattr(baselines, "fit_temperature", lambda *_: (1.0, "not here"))
+    raw = run(arm, valid=valid, labels=asked)
+    assert (warm.predictions, warm.setting, warm.valid) == (raw.predictions, raw.setting, raw.valid)
+    if arm == "majority":  # the same scores for every row
+        assert (warm.temperature, warm.probabilities) == (1.0, raw.probabilities)
+        return
+    assert warm.temperature != 1
+    given = [np.array(cell.valid_probabilities)[np.arange(120), gold] for cell in (warm, raw)]
+    losses = [-np.log(np.maximum(shares, 1e-4)).mean() for shares in given]
+    assert losses[0] < losses[1]
+    assert {row[2] for row in warm.probabilities} == {0.0}  # no chance stays none
+
+
 def test_macro_f1_leaves_out_a_label_that_never_occurs():
     score = score_of([0, 0, 1], run("majority", train=(["x"], [0])).predictions, 3)
     # label 0: 2 of 2 found with 3 answers, F1 = 4/5; label 1: 0; label 2: neither right nor answered
@@ -91,7 +177,7 @@ def test_macro_f1_leaves_out_a_label_that_never_occurs():
 def test_an_unknown_arm_is_named():
     with pytest.raises(UsageError) as error:
         run("svm")
-    assert str(error.value) == "unknown baseline svm; known: majority, naive_bayes, tfidf"
+    assert str(error.value) == "unknown baseline svm; known: majority, naive_bayes, nbsvm, tfidf"
 
 
 @pytest.mark.data

@@ -272,7 +272,10 @@ def test_a_comparison_has_every_arm_over_paired_seeds(reviews, tmp_path):
     ("settings", "message"),
     [
         ({"source": None}, "compare needs --from with a pretrained folder, or --arms without pretrained"),
-        ({"arms": ("scratch", "bert")}, "--arms knows majority, tfidf, naive_bayes, scratch, pretrained, got 'bert'"),
+        (
+            {"arms": ("scratch", "bert")},
+            "--arms knows majority, tfidf, naive_bayes, nbsvm, scratch, pretrained, frozen, got 'bert'",
+        ),
         ({"seeds": 0}, "--seeds must be at least 1, got 0"),
         ({"labels": (1,)}, "--labels must be at least 2 or all, got 1"),
         ({"labels": (4000,)}, "--labels 4000 is more than the 48 labelled rows there are to learn from"),

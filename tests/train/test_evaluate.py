@@ -8,7 +8,8 @@ import torch
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss, precision_score, recall_score
 
 from headstart.data.batches import CausalRows
-from headstart.train.evaluate import evaluate_scores, probabilities, score_language
+from headstart.train.evaluate import evaluate_scores, score_language
+from headstart.train.shares import probabilities
 from tiny import CPU, SPECIAL, VOCABULARY, corpus, language_model
 
 

@@ -1,5 +1,6 @@
 """`headstart compare`: what pretraining was worth, over arms, label budgets and seeds."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,12 @@ OPTIONS = Options(FinetuneConfig, preset="finetune")
 ARMS = "majority,tfidf,scratch,pretrained"
 
 Source = Annotated[
-    str | None, Parameter(name="--from", metavar="FOLDER", help="The pretrained run whose worth is measured.")
+    tuple[str, ...] | None,
+    Parameter(
+        name="--from",
+        metavar="FOLDER",
+        help="The pretrained run whose worth is measured; several, given again or with commas, are compared with each other.",
+    ),
 ]
 Test = Annotated[str | None, Parameter(metavar="FILE", help="Labelled text that every arm is measured on.")]
 Seeds = Annotated[int | None, Parameter(metavar="INT", show_default="5", help="Runs of each arm.")]
@@ -35,7 +41,16 @@ Labels = Annotated[
     str | None, Parameter(metavar="INT,...,all", show_default="all", help="How many labelled rows to learn from.")
 ]
 Arms = Annotated[
-    str | None, Parameter(metavar="ARM,...", show_default=ARMS, help="What to compare; naive_bayes is one more.")
+    str | None,
+    Parameter(
+        metavar="ARM,...", show_default=ARMS, help="What to compare; naive_bayes, nbsvm and frozen are three more."
+    ),
+]
+Choose = Annotated[
+    bool | None,
+    Parameter(
+        negative=(), show_default=False, help="Try each network at its rate and at 3 times it; validation chooses."
+    ),
 ]
 
 
@@ -51,6 +66,7 @@ def compare(
     seeds: Seeds = None,
     labels: Labels = None,
     arms: Arms = None,
+    choose: Choose = None,
     tokenizer: Tokenizer = None,
     preset: Preset = None,
     config: ConfigFile = None,
@@ -68,13 +84,14 @@ def compare(
             "preset": preset,
             "config": config,
         }
-        OPTIONS.refuse_with_resume(flags, out, **files, seeds=seeds, labels=labels, arms=arms)
+        OPTIONS.refuse_with_resume(flags, out, **files, seeds=seeds, labels=labels, arms=arms, choose=choose)
         check_resumes(out, "compare", "train", [train] if train else [])
     elif train is None:
         raise UsageError("compare needs TRAIN, a labelled file; see headstart compare --help")
     elif test is None:
         raise UsageError("compare needs --test, a labelled file to measure on; see headstart compare --help")
-    OPTIONS.refuse_with_source(flags, source)
+    sources = folders(source or ())
+    OPTIONS.refuse_with_source(flags, sources[0] if sources else None)
     settings = None if resume else OPTIONS.settings(flags, preset=preset, path=config)
     from headstart.cli.report import show
     from headstart.recipes.compare import run_compare
@@ -84,18 +101,29 @@ def compare(
         train,
         out,
         settings,
-        source=source,
+        source=sources,
         valid=valid,
         test=test,
         tokenizer=tokenizer,
         seeds=5 if seeds is None else seeds,
         labels=budgets(labels or "all"),
         arms=tuple(arm.strip() for arm in (arms or ARMS).split(",")),
+        choose=bool(choose),
         resume=resume,
         command=command_line(),
         progress=console,
     )
     show(out, page, console)
+
+
+def folders(given: Sequence[str]) -> tuple[str, ...]:
+    """Read --from: given several times, or folders with commas between them, unless a folder is called that.
+
+    >>> folders(["runs/a,runs/b", "runs/c"])
+    ('runs/a', 'runs/b', 'runs/c')
+    """
+    parts = [[text] if Path(text).exists() else text.split(",") for text in given]
+    return tuple(name.strip() for part in parts for name in part if name.strip())
 
 
 def budgets(text: str) -> tuple[int | None, ...]:

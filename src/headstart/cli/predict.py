@@ -3,58 +3,36 @@
 Files are read, answered and written in chunks, so their size does not matter; an output file appears when it is whole.
 """
 
-import csv
-import json
 import os
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from headstart.cli.console import Console, printable
+from headstart.cli.answers import (
+    Answer,
+    Asked,
+    Question,
+    Tally,
+    has_colour,
+    write_csv,
+    write_jsonl,
+    write_lines,
+)
+from headstart.cli.console import Console
 from headstart.cli.options import RUNTIME, AsJson, ConfigFile, Flags, Model, Options, Quiet, Running
 from headstart.errors import DataError, StoreError, UsageError
 
 if TYPE_CHECKING:
-    from headstart.predict.predictor import Prediction, Predictor
+    from headstart.predict.predictor import Predictor
 
 OPTIONS = Options(Running, names=RUNTIME)
 CHUNK = 1000
 Format = Literal["line", "csv", "jsonl"]
-Answered = tuple["Question", "Prediction | None"]
-"""None where there is no text to answer."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """One text, and all that its row holds."""
-
-    values: Mapping[str, object]
-    text: str
-
-
-@dataclass
-class Tally:
-    """What was answered, and what there is to remark about it."""
-
-    rows: int = 0
-    empty: int = 0
-    cut: int = 0
-
-    def remarks(self, out: Path | None) -> Iterator[str]:
-        rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
-        if self.cut:
-            yield f"texts longer than the context of the model: {self.cut:,}; their ends were not read"
-        if self.empty:
-            left = "has no text; it is" if self.empty == 1 else "have no text; they are"
-            yield f"{self.empty:,} of {rows} {left} left without an answer"
-        if out is not None:
-            yield f"{rows} written to {out}"
 
 
 @OPTIONS.on
@@ -72,6 +50,16 @@ def predict(
     text_column: Annotated[
         str | None, Parameter(metavar="TEXT", help="The column or key of the text; else the usual names are tried.")
     ] = None,
+    abstain: Annotated[
+        float | None,
+        Parameter(
+            metavar="FLOAT",
+            help="The share of answers that should be right, such as 0.95; what is not sure enough for it gets none.",
+        ),
+    ] = None,
+    explain: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="Show how much each word spoke for the answer.")
+    ] = False,
     as_json: AsJson = False,
     config: ConfigFile = None,
     quiet: Quiet = False,
@@ -80,24 +68,38 @@ def predict(
     """Answer texts with labels and probabilities."""
     runtime = OPTIONS.settings(flags, path=config).runtime
     form = _format(source, out, as_json=as_json)
+    if explain and form == "csv":
+        raise UsageError("--explain gives more than a csv can hold; add --json, or choose --out with a .jsonl file")
     _check_files(source, out)
     questions = _questions(texts, source, text_column)
     from headstart.predict.predictor import Predictor
 
     console = Console(quiet=quiet)
     predictor = Predictor.load(model, runtime)
+    if abstain is not None:
+        console.say(_withheld(predictor, abstain))
     with _opened(out) as file:
         tally = Tally()
         shows_progress = out is not None or not sys.stdout.isatty()
-        answers = _answers(questions, predictor, tally, console if shows_progress else None)
+        asked = Asked(abstain, explain)
+        answers = _answers(questions, predictor, asked, tally, console if shows_progress else None)
         if form == "csv":
-            _write_csv(answers, file, predictor.labels)
+            write_csv(answers, file, predictor.labels, asked)
         elif form == "jsonl":
-            _write_jsonl(answers, file)
+            write_jsonl(answers, file, asked)
         else:
-            _write_lines(answers, file, predictor.labels, alone=len(texts) == 1)
+            write_lines(
+                answers, file, predictor.labels, asked, alone=len(texts) == 1, colour=out is None and has_colour()
+            )
     for remark in tally.remarks(out):
         console.say(remark)
+
+
+def _withheld(predictor: "Predictor", abstain: float) -> str:
+    from headstart.predict.abstain import in_words, threshold_for
+
+    rows: int = predictor.bundle.about.get("calibration", {}).get("rows", 0)
+    return in_words(threshold_for(predictor.bundle, abstain), rows)
 
 
 def _format(source: str | None, out: Path | None, *, as_json: bool) -> Format:
@@ -179,75 +181,26 @@ def _argument(text: str, number: int) -> Question:
 
 
 def _answers(
-    questions: Iterator[Question], predictor: "Predictor", tally: Tally, console: Console | None
-) -> Iterator[Answered]:
+    questions: Iterator[Question], predictor: "Predictor", asked: Asked, tally: Tally, console: Console | None
+) -> Iterator[Answer]:
     """Every question with its answer; a row without text keeps its place."""
+    from headstart.predict.explain import explain
+
     with console.task("predicting", None, "texts") if console else nullcontext() as bar:
         while chunk := list(islice(questions, CHUNK)):
             texts = [question.text for question in chunk if question.text.strip()]
-            predictions = predictor.predict(texts)
+            predictions = predictor.predict(texts, abstain=asked.abstain)
             tally.rows += len(chunk)
             tally.empty += len(chunk) - len(texts)
             tally.cut += sum(prediction.truncated for prediction in predictions)
-            answers = iter(predictions)
-            yield from ((question, next(answers) if question.text.strip() else None) for question in chunk)
+            tally.abstained += sum(prediction.abstained for prediction in predictions)
+            found = iter(predictions)
+            for question in chunk:
+                prediction = next(found) if question.text.strip() else None
+                wanted = asked.explain and prediction is not None
+                yield Answer(question, prediction, explain(predictor, question.text) if wanted else None)
             if bar is not None:
                 bar.advance(len(chunk))
-
-
-def _write_lines(answers: Iterable[Answered], file: IO[str], labels: Sequence[str], *, alone: bool) -> None:
-    """For people: the label, its probability and, unless there is one text alone, the beginning of the text."""
-    width = max(map(len, labels))
-    for question, prediction in answers:
-        words = printable(" ".join(question.text.split()))
-        shown = "" if alone else f"  {words if len(words) <= 60 else words[:57] + '...'}"
-        if prediction is None:
-            file.write("-\n")
-            continue
-        file.write(f"{prediction.label:<{0 if alone else width}}  {prediction.probability:.3f}{shown}\n")
-
-
-def _write_jsonl(answers: Iterable[Answered], file: IO[str]) -> None:
-    """An object a text: its row, the answer, and whether its end was not read."""
-    for question, prediction in answers:
-        figures: dict[str, object] = dict.fromkeys(("label", "probability", "probabilities", "truncated"))
-        if prediction is not None:
-            figures = {
-                "label": prediction.label,
-                "probability": round(prediction.probability, 6),
-                "probabilities": {label: round(share, 6) for label, share in prediction.probabilities.items()},
-                "truncated": prediction.truncated,
-            }
-        added = {_free(name, question.values): value for name, value in figures.items()}
-        file.write(json.dumps({**question.values, **added}, ensure_ascii=False, default=str) + "\n")
-
-
-def _write_csv(answers: Iterable[Answered], file: IO[str], labels: Sequence[str]) -> None:
-    """The rows as they were, with the label, its probability, that of every class, and whether the end was not read."""
-    names = ["label", "probability", *(f"probability_{label}" for label in labels), "truncated"]
-    columns: list[str] = []
-    writer = csv.writer(file, lineterminator="\n")
-    for question, prediction in answers:
-        if not columns:
-            columns = list(question.values)
-            writer.writerow([*columns, *(_free(name, columns) for name in names)])
-        cells = [question.values.get(column) for column in columns]
-        answer = [""] * len(names)
-        if prediction is not None:
-            shares = (prediction.probability, *(prediction.probabilities[label] for label in labels))
-            answer = [prediction.label, *(f"{share:.6f}" for share in shares), str(prediction.truncated).lower()]
-        writer.writerow([*cells, *answer])
-
-
-def _free(name: str, taken: Container[str]) -> str:
-    """A name for a new column that the file has not used: its own labels must not be overwritten.
-
-    >>> _free("label", ["text"]), _free("label", ["text", "label"])
-    ('label', 'predicted_label')
-    """
-    while name in taken:
-        name = f"predicted_{name}"
-    return name
 
 
 @contextmanager

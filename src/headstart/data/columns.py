@@ -31,6 +31,11 @@ def label_column(path: str, columns: Sequence[str], wanted: str | None, *, text:
     return _column(path, columns, wanted, usual, "label", "labelled.label_column")
 
 
+def column_named(path: str, columns: Sequence[str], name: str) -> str:
+    """A column that was asked for by name."""
+    return _column(path, columns, name, (), "", "")
+
+
 def _column(
     path: str, columns: Sequence[str], wanted: str | None, usual: Iterable[str], what: str, setting: str
 ) -> str:

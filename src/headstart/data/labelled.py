@@ -173,11 +173,15 @@ def split_validation(texts: LabelledTexts, share: float, seed: int) -> tuple[Lab
     return texts.take(train), texts.take(sorted(held))
 
 
-def label_subset(labels: Sequence[str], count: int, seed: int) -> list[int]:
+def label_subset(labels: Sequence[str], count: int, seed: int, keys: Sequence[int] | None = None) -> list[int]:
     """Choose `count` rows, stratified, so that a smaller choice with the same seed lies inside a larger one.
 
     Every class has a row as soon as `count` allows it, and is within one row of its share as soon as the shares give
     every class a row. Indices come in file order.
+
+    Args:
+        keys: by what a row is drawn, such as the digest of its text: the same texts are then chosen in whatever order
+            the rows stand. Without them a row is drawn by its place.
     """
     if not 1 <= count <= len(labels):
         raise DataError(f"cannot choose {count} labelled rows out of {len(labels)}")
@@ -188,7 +192,7 @@ def label_subset(labels: Sequence[str], count: int, seed: int) -> list[int]:
     late = set(firsts)
     order = [order[place] for place in firsts] + [kind for place, kind in enumerate(order) if place not in late]
     rows: dict[str, list[int]] = defaultdict(list)
-    for index in sorted(range(len(labels)), key=lambda index: _draw(seed, index)):
+    for index in sorted(range(len(labels)), key=lambda index: _draw(seed, index if keys is None else keys[index])):
         rows[labels[index]].append(index)
     queues = [iter(rows[name]) for name in names]
     return sorted(next(queues[kind]) for kind in order[:count])

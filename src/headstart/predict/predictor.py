@@ -9,9 +9,11 @@ import numpy as np
 from headstart.config import RuntimeConfig
 from headstart.data.batches import LabelledRows
 from headstart.errors import DataError, UsageError
+from headstart.predict.abstain import ABSTAIN, threshold_for
 from headstart.runtime import Runtime, start
 from headstart.store.bundle import Bundle, load_bundle
-from headstart.train.evaluate import probabilities, score_texts
+from headstart.train.evaluate import score_texts
+from headstart.train.shares import probabilities
 
 
 @dataclass(frozen=True)
@@ -19,10 +21,13 @@ class Prediction:
     """The answer to one text."""
 
     label: str
+    """The likeliest, or `abstain` where that is not sure enough."""
     probability: float
+    """Of the likeliest."""
     probabilities: dict[str, float]
     truncated: bool
     """True when the text was longer than the context and its end was not read."""
+    abstained: bool = False
 
 
 class Predictor:
@@ -38,8 +43,16 @@ class Predictor:
         """Load a run folder or bundle made by `headstart finetune`."""
         return cls(load_bundle(folder, task="classify"), start(runtime or RuntimeConfig()))
 
-    def predict(self, texts: Sequence[str], check: Callable[[], None] = lambda: None) -> list[Prediction]:
-        """Answer every text, in order; texts of like length are read together, which changes no answer."""
+    def predict(
+        self, texts: Sequence[str], check: Callable[[], None] = lambda: None, *, abstain: float | None = None
+    ) -> list[Prediction]:
+        """Answer every text, in order; texts of like length are read together, which changes no answer.
+
+        Args:
+            abstain: the share of answers that should be right; a text whose answer is not sure enough for that, by
+                the table that validation left in the bundle, gets the label `abstain`.
+        """
+        least = 0.0 if abstain is None else threshold_for(self.bundle, abstain).threshold
         texts = _checked(texts)
         if not texts:
             return []
@@ -48,10 +61,11 @@ class Predictor:
         cut = (rows.lengths > rows.context) & (not self.bundle.windows)
         return [
             Prediction(
-                label=self.labels[int(share.argmax())],
+                label=ABSTAIN if share.max() < least else self.labels[int(share.argmax())],
                 probability=float(share.max()),
                 probabilities=dict(zip(self.labels, map(float, share), strict=True)),
                 truncated=bool(long),
+                abstained=bool(share.max() < least),
             )
             for share, long in zip(shares, cut, strict=True)
         ]

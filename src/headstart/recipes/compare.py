@@ -4,9 +4,8 @@ One small file a finished cell, so that a killed comparison goes on where it sto
 """
 
 import shutil
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +13,29 @@ from headstart.config import FinetuneConfig
 from headstart.data.digests import text_digest
 from headstart.data.labelled import label_subset
 from headstart.errors import ConfigError, Interrupted, UsageError
-from headstart.files import read_json, write_json
+from headstart.files import MANIFEST, read_json, sha256_of, write_json
 from headstart.layering import layered
 from headstart.model.ledger import ledger
 from headstart.progress import Progress, Quiet
+from headstart.recipes.arms import (
+    DEFAULT_ARMS,
+    Source,
+    differences,
+    encoded_by,
+    expanded,
+    folders,
+    is_network,
+    load_sources,
+)
 from headstart.recipes.baselines import run_baseline
-from headstart.recipes.classifier import build_classifier, class_weights, reading_of
-from headstart.recipes.finetune import SCRATCH, choose_tokenizer, settled
+from headstart.recipes.classifier import class_weights
+from headstart.recipes.finetune import choose_tokenizer, settled
 from headstart.recipes.labelled_data import LabelledData, load_data
-from headstart.recipes.training import Finetuning
+from headstart.recipes.networks import NetworkRun, run_network
 from headstart.report.page import write_report
 from headstart.runtime import Halt, Runtime, Stop, environment, start, stopping
-from headstart.store.bundle import Bundle, load_bundle
-from headstart.store.cells import Budget, Cell, Data, Epoch, Score, Split, TestSplit, cell_path, write_cell, write_data
+from headstart.store.cells import Budget, Cell, Data, Split, TestSplit, cell_path, read_cell, write_cell, write_data
 from headstart.store.rundir import RunFolder
-from headstart.text.tokenizer import load_tokenizer
-from headstart.train.evaluate import Evaluation
-
-NETWORKS = ("scratch", "pretrained")
-ARMS = ("majority", "tfidf", "naive_bayes", *NETWORKS)
-DEFAULT_ARMS = ("majority", "tfidf", "scratch", "pretrained")
 
 
 def run_compare(
@@ -41,13 +43,14 @@ def run_compare(
     out: Path,
     config: FinetuneConfig | None,
     *,
-    source: str | None = None,
+    source: str | Sequence[str] | None = None,
     valid: str | None = None,
     test: str | None = None,
     tokenizer: Path | None = None,
     seeds: int = 5,
     labels: tuple[int | None, ...] = (None,),
     arms: tuple[str, ...] = DEFAULT_ARMS,
+    choose: bool = False,
     resume: bool = False,
     command: str = "",
     progress: Progress | None = None,
@@ -55,6 +58,10 @@ def run_compare(
     """Run every arm at every number of labels (None: all) over paired seeds; returns the report.
 
     With `resume`, go on with the comparison in `out`: what it compares is read from there.
+
+    Args:
+        source: the pretrained folder, or several to be compared with each other.
+        choose: let validation choose each network's rate, as it chooses the strength of the linear arms.
     """
     progress = progress or Quiet()
     if resume:
@@ -67,19 +74,19 @@ def run_compare(
     else:
         if config is None or train is None or test is None:
             raise UsageError("compare needs a labelled file to train on and --test with one to be judged on")
-        inputs = {
-            "train": train,
-            "valid": valid,
-            "test": test,
-            "source": source,
-            "tokenizer": str(tokenizer) if tokenizer else None,
+        paths = folders(source)
+        files = {"train": train, "valid": valid, "test": test, "tokenizer": str(tokenizer) if tokenizer else None}
+        inputs = files | {
+            "source": list(paths) if len(paths) > 1 else next(iter(paths), None),
             "seeds": seeds,
             "labels": list(labels),
-            "arms": list(arms),
+            "arms": list(expanded(arms, paths)),
+            "choose": choose,
         }
-        _check(inputs)
+        _check(inputs, config)
         # a wrong folder is found out before anything is written
-        config = settled(config, pretrained_source(source, tokenizer))
+        first = next(iter(load_sources(paths, tokenizer)), None)
+        config = settled(config, first.bundle if first else None)
         run = RunFolder.create(out, kind="compare", command=command, config=config, inputs=inputs)
     with run.locked():
         comparison = _Comparison(run, config, inputs, progress)
@@ -91,24 +98,9 @@ def run_compare(
     return page
 
 
-def pretrained_source(source: str | None, tokenizer: str | Path | None) -> Bundle | None:
-    """The language model to compare with; a classifier has seen labels, and would make the comparison void."""
-    if source is None or source == SCRATCH:
-        return None
-    bundle = load_bundle(Path(source), task="language")
-    if tokenizer is not None and load_tokenizer(Path(tokenizer)).digest != bundle.tokenizer.digest:
-        raise UsageError(
-            f"{source} was pretrained with another tokenizer than {tokenizer}; leave --tokenizer out to use its own"
-        )
-    return bundle
-
-
-def _check(inputs: dict[str, Any]) -> None:
-    for arm in inputs["arms"]:
-        if arm not in ARMS:
-            raise ConfigError(f"--arms knows {', '.join(ARMS)}, got {arm!r}")
-    if "pretrained" in inputs["arms"] and inputs["source"] in (None, SCRATCH):
-        raise UsageError("compare needs --from with a pretrained folder, or --arms without pretrained")
+def _check(inputs: dict[str, Any], config: FinetuneConfig) -> None:
+    if inputs["choose"] and config.loop.watch_test:
+        raise ConfigError("--choose and loop.watch_test exclude each other: what is tried may not see test")
     if inputs["seeds"] < 1:
         raise ConfigError(f"--seeds must be at least 1, got {inputs['seeds']}")
     for count in inputs["labels"]:
@@ -128,31 +120,50 @@ class _Comparison:
     def prepare(self) -> None:
         """Read and check everything before the first run."""
         self.runtime: Runtime = start(self.config.runtime)
-        self.source: Bundle | None = pretrained_source(self.inputs["source"], self.inputs["tokenizer"])
+        self.sources = load_sources(folders(self.inputs["source"]), self.inputs["tokenizer"])
+        first = self.sources[0].bundle if self.sources else None
         write_json(self.run.path / "environment.json", environment(self.runtime))
-        self.data: LabelledData = load_data(
+        data = load_data(
             self.inputs["train"],
             self.inputs["valid"],
             self.inputs["test"],
             self.config.labelled,
-            tokenizer=choose_tokenizer(self.source, self.inputs["tokenizer"]),
+            tokenizer=choose_tokenizer(first, self.inputs["tokenizer"]),
             tokenizer_config=self.config.tokenizer,
             seed=self.config.runtime.seed,
             progress=self.progress,
         )
+        notes = differences(self.sources)
+        for note in notes:
+            self.progress.say(note)
+        self.data: LabelledData = replace(data, notes=(*data.notes, *notes))
+        self.digests = [text_digest(text) for text in data.train.texts]
+        self.encoded = {
+            source.bundle.tokenizer.digest: encoded_by(data, source.bundle.tokenizer, source.path)
+            for source in self.sources
+        }
         class_weights(self.config, self.data.labels, self.data.train)
-        self.run.same_inputs(self.data.fingerprints())
+        self.run.same_inputs(self._fingerprints())
         self.cells = list(self._cells())
         self._write_data()
+
+    def _fingerprints(self) -> dict[str, Any]:
+        """What a comparison must not go on without: its rows, its pretrained models, and its way of choosing rows."""
+        models = {source.path: sha256_of(source.bundle.path / MANIFEST) for source in self.sources}
+        drawn = {"the drawing of label subsets": "by text"} if self.inputs["labels"] != [None] else {}
+        return self.data.fingerprints() | models | drawn
 
     def go(self) -> None:
         """Run what is not there yet."""
         # the linear arms take seconds: counting them in full would make the time left look shorter than it is
-        weights = [1.0 if arm in NETWORKS else 0.02 for arm, _, _ in self.cells]
+        weights = [1.0 if is_network(arm) else 0.02 for arm, _, _ in self.cells]
         bars = self.progress.task("comparing", sum(weights), "runs")
         with stopping(self.config.runtime.time_limit) as stop, bars as bar:
             for (arm, budget, seed), weight in zip(self.cells, weights, strict=True):
-                if not cell_path(self.run.path, arm, budget, seed).is_file():
+                path = cell_path(self.run.path, arm, budget, seed)
+                if path.is_file():
+                    read_cell(path)  # a damaged one is named now, not after the last run
+                else:
                     self._run(arm, budget, seed, stop)
                 bar.advance(weight, f"{arm}, {budget} labels, seed {seed}")
         shutil.rmtree(self.run.path / "work", ignore_errors=True)
@@ -170,21 +181,14 @@ class _Comparison:
             for seed in range(first, first + self.inputs["seeds"]):
                 for arm in self.inputs["arms"]:
                     # a linear arm on all rows has nothing left to chance: one run says it all
-                    if arm in NETWORKS or count is not None or seed == first:
+                    if is_network(arm) or count is not None or seed == first:
                         yield arm, budget, seed
 
     def _run(self, arm: str, budget: Budget, seed: int, stop: Stop) -> None:
-        train = self.data.train
-        if budget != "all":
-            train = train.take(label_subset([self.data.labels[label] for label in train.gold], budget, seed))
-        data = LabelledData(self.data.labels, self.data.tokenizer, train, self.data.valid, self.data.test, ())
         try:
             stop.check()
-            cell = (
-                self._network(arm, budget, seed, data, stop)
-                if arm in NETWORKS
-                else self._linear(arm, budget, seed, data)
-            )
+            make = self._network if is_network(arm) else self._linear
+            cell = make(arm, budget, seed, stop)
         except Halt:
             raise Interrupted(
                 f"{stop.reason} at {arm}, {budget} labels, seed {seed}; saved. Go on with: "
@@ -196,53 +200,46 @@ class _Comparison:
             f"{arm}, {budget} labels, seed {seed}: validation {cell.valid.accuracy:.4f}, test {cell.test.accuracy:.4f}"
         )
 
-    def _linear(self, arm: str, budget: Budget, seed: int, data: LabelledData) -> Cell:
+    def _subset(self, data: LabelledData, budget: Budget, seed: int) -> LabelledData:
+        """The rows that every arm of a seed learns from."""
+        if budget == "all":
+            return data
+        labels = [data.labels[label] for label in data.train.gold]
+        return replace(data, train=data.train.take(label_subset(labels, budget, seed, self.digests)))
+
+    def _linear(self, arm: str, budget: Budget, seed: int, _stop: Stop) -> Cell:
+        data = self._subset(self.data, budget, seed)
         assert data.test is not None
         train, valid, test = ((part.texts, part.gold.tolist()) for part in (data.train, data.valid, data.test))
         return run_baseline(arm, train, valid, test, data.labels, seed, budget=budget)
 
-    def _network(self, arm: str, budget: Budget, seed: int, data: LabelledData, stop: Stop) -> Cell:
-        started = time.perf_counter()
-        config = layered(FinetuneConfig, self.config.model_dump(), {"runtime": {"seed": seed}})
-        work = self.run.path / "work" / f"{arm}-{budget}-seed{seed}"
-        resume = (work / "run.json").is_file()
-        if resume:
-            run = RunFolder.open(work, kind="cell")
-        else:
-            shutil.rmtree(work, ignore_errors=True)
-            run = RunFolder.create(work, kind="cell", command="", config=config, inputs={})
-        shape = self.source.config if self.source else config.model
-        source = self.source if arm == "pretrained" else None
-        model, receipt = build_classifier(
-            shape, data, source, self.inputs["source"] or SCRATCH, seed, reading_of(config, self.source)
-        )
-        if receipt:
-            write_json(self.run.path / "receipt.json", receipt.as_dict())
-        training = Finetuning(run, config, data, model, self.runtime, stop, self.progress, quiet=True)
-        if (arm, budget, seed) == next(cell for cell in self.cells if cell[0] in NETWORKS):
-            training.say_truncation()  # once is enough
-        outcome = training.go(resume=resume)
-        assert outcome.test is not None
-        cell = Cell(
+    def _network(self, arm: str, budget: Budget, seed: int, stop: Stop) -> Cell:
+        source = self._source_of(arm)
+        data = self.encoded[source.bundle.tokenizer.digest] if source else self.data
+        first = not self.sources or source is self.sources[0]
+        job = NetworkRun(
             arm=arm,
-            labels=budget,
-            rows=len(data.train),
+            budget=budget,
             seed=seed,
-            setting={"lr": config.optim.lr, "epochs": config.loop.epochs, "batch_size": config.loop.batch_size},
-            epochs=tuple(Epoch(**figures) for figures in outcome.epochs),
-            best_epoch=outcome.best_epoch,
-            valid=_score(outcome.valid),
-            test=_score(outcome.test),
-            predictions=outcome.predictions,
-            seconds=time.perf_counter() - started,
+            data=self._subset(data, budget, seed),
+            config=self.config,
+            shape=source,
+            choose=self.inputs.get("choose", False),
+            work=self.run.path / "work" / cell_path(self.run.path, arm, budget, seed).stem,
+            receipt=self.run.path / ("receipt.json" if first or not source else f"receipt-{source.name}.json"),
         )
-        shutil.rmtree(work, ignore_errors=True)
-        return cell
+        say = (arm, budget, seed) == next(cell for cell in self.cells if is_network(cell[0]))  # once is enough
+        return run_network(job, self.runtime, stop, self.progress, say_truncation=say)
+
+    def _source_of(self, arm: str) -> Source | None:
+        """The folder an arm begins from, or has the shape of: scratch that of the first."""
+        name = arm.partition(":")[2]
+        return next((source for source in self.sources if not name or source.name == name), None)
 
     def _write_data(self) -> None:
         data = self.data
         assert data.test is not None
-        known = {text_digest(text) for text in data.train.texts}
+        known = set(self.digests)
         overlap = tuple(row for row, text in enumerate(data.test.texts) if text_digest(text) in known)
         test = data.test.describe(data.labels) | {
             "gold": tuple(int(label) for label in data.test.gold),
@@ -251,16 +248,12 @@ class _Comparison:
         record = Data(
             labels=data.labels,
             train=Split(**data.train.describe(data.labels)),
-            valid=Split(**data.valid.describe(data.labels)),
+            valid=Split(**data.valid.describe(data.labels), gold=tuple(int(label) for label in data.valid.gold)),
             test=TestSplit(**test),
             notes=data.notes,
         )
         write_data(self.run.path, record)
-        shape = self.source.config if self.source else self.config.model
+        shape = self.sources[0].bundle.config if self.sources else self.config.model
         parts = ledger(shape, data.tokenizer.vocab_size, len(data.labels))
         rows = [{"part": row.part, "formula": row.formula, "count": row.count} for row in parts.rows]
         write_json(self.run.path / "ledger.json", {"classifier": rows, "total": parts.total})
-
-
-def _score(evaluation: Evaluation) -> Score:
-    return Score(accuracy=evaluation.accuracy, macro_f1=evaluation.macro_f1, confusion=evaluation.confusion)

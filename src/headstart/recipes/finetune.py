@@ -15,6 +15,7 @@ from headstart.runtime import Halt, environment, start, stopping
 from headstart.store.bundle import Bundle, load_bundle, save_bundle
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
+from headstart.train.calibrate import Calibration
 
 SCRATCH = "scratch"
 
@@ -111,6 +112,8 @@ def _write(
         "data": {name: part.describe(data.labels) for name, part in parts.items() if part is not None},
         "notes": list(data.notes),
         "best_epoch": outcome.best_epoch,
+        "temperature": outcome.calibration.temperature,
+        "calibration": outcome.calibration.as_dict(),
         "valid": outcome.valid.as_dict(),
         "test": outcome.test.as_dict() if outcome.test else None,
     }
@@ -126,9 +129,21 @@ def _write(
     )
     write_json(run.path / "result.json", result)
     run.tidy()
+    progress.say(_calibrated(outcome.calibration))
     test = f"; test accuracy {outcome.test.accuracy:.4f} (read once)" if outcome.test else ""
     progress.say(
         f"best epoch {outcome.best_epoch} by validation, accuracy {outcome.valid.accuracy:.4f}{test}; model in {run.path}"
+    )
+
+
+def _calibrated(found: Calibration) -> str:
+    """What was done to the probabilities, in a line."""
+    if found.reason is not None:
+        return f"probabilities as they came (temperature 1): {found.reason}"
+    before, after = (f"{100 * one.ece:.1f}" for one in (found.before, found.after))
+    return (
+        f"probabilities calibrated on {found.rows:,} validation rows: temperature {found.temperature:.2f}, "
+        f"calibration error {before} -> {after} points"
     )
 
 

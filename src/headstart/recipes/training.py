@@ -6,7 +6,7 @@ The head is drawn from the seed before the backbone is loaded, so two arms of a 
 import shutil
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,12 @@ from headstart.store.checkpoint import resume_from, save_checkpoint
 from headstart.store.rundir import RunFolder
 from headstart.store.tensors import load_into, load_tensors, save_tensors
 from headstart.train.average import Average, averaged
+from headstart.train.calibrate import Calibration, calibrate, fold_temperature, reliability
 from headstart.train.evaluate import Evaluation, evaluate_scores, score_texts
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import LossSum, classify
 from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer, set_trainable
+from headstart.train.shares import probabilities
 
 _WARM_STEPS, _TIMED_STEPS, _TRAINING_SHARE = 3, 20, 0.95
 _SECONDS_BETWEEN_SAVES = 20.0
@@ -45,8 +47,11 @@ class Outcome:
     best_epoch: int
     valid: Evaluation
     test: Evaluation | None
-    predictions: tuple[int, ...]
-    """Predicted labels of the test rows, in file order."""
+    valid_scores: NDArray[np.float64]
+    test_scores: NDArray[np.float64] | None
+    """Scores of the rows over the labels, in file order."""
+    calibration: Calibration
+    """The temperature that stands in the head already."""
 
 
 class Finetuning:
@@ -237,7 +242,10 @@ class Finetuning:
             self._save()
 
     def _evaluate(self, rows: LabelledRows) -> Evaluation:
-        return evaluate_scores(self._scores(rows), rows.labels, self.data.labels, 0 if rows.windows else rows.long)
+        return self._measured(rows, self._scores(rows))
+
+    def _measured(self, rows: LabelledRows, scores: NDArray[np.float64]) -> Evaluation:
+        return evaluate_scores(scores, rows.labels, self.data.labels, 0 if rows.windows else rows.long)
 
     def _scores(self, rows: LabelledRows) -> NDArray[np.float64]:
         return score_texts(self.model, rows, self.runtime, self.stop.check)
@@ -273,17 +281,18 @@ class Finetuning:
             self.best = next(parts), next(parts)
         load_into(self.model.backbone, self.best[0], str(self._best_path))
         load_into(self.model.head, self.best[1], str(self._best_path))
-        valid, test = self._evaluate(self.valid), None
-        predictions: tuple[int, ...] = ()
+        valid_scores, test_scores, test = self._scores(self.valid), None, None
+        calibration = calibrate(valid_scores, self.valid.labels)
+        fold_temperature(self.model.head, calibration.temperature)
+        valid_scores = valid_scores / calibration.temperature
+        valid = self._measured(self.valid, valid_scores)
         if self.test is not None:
-            scores = self._scores(self.test)
-            test = evaluate_scores(
-                scores, self.test.labels, self.data.labels, 0 if self.test.windows else self.test.long
-            )
-            predictions = tuple(int(label) for label in scores.argmax(axis=1))
+            test_scores = self._scores(self.test)
+            test = self._measured(self.test, test_scores)
+            calibration = replace(calibration, test=reliability(probabilities(test_scores), self.test.labels))
             self.run.metrics.write("test", epoch=self.best_epoch, accuracy=test.accuracy, macro_f1=test.macro_f1)
         epochs = tuple({k: v for k, v in line.items() if k != "kind"} for line in self.run.metrics.read("epoch"))
-        return Outcome(self.model, epochs, self.best_epoch, valid, test, predictions)
+        return Outcome(self.model, epochs, self.best_epoch, valid, test, valid_scores, test_scores, calibration)
 
 
 def _copied(module: nn.Module) -> dict[str, Tensor]:

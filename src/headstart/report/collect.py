@@ -12,9 +12,9 @@ import numpy as np
 
 from headstart.errors import StoreError, UsageError
 from headstart.files import read_json
-from headstart.store.cells import CELLS, DATA, Budget, Cell, Data, read_cell, read_data
+from headstart.store.cells import CELLS, DATA, Budget, Cell, Data, kind_of, read_cell, read_data
 
-ARMS = ("majority", "naive_bayes", "tfidf", "scratch", "pretrained")
+ARMS = ("majority", "naive_bayes", "nbsvm", "tfidf", "scratch", "frozen", "pretrained")
 """The order in which arms are shown; others follow by name."""
 EXPECTED = ("majority", "tfidf", "scratch", "pretrained")
 """A comparison without one of these is told so."""
@@ -104,7 +104,7 @@ def _checked(path: Path, data: Data) -> Cell:
 
 
 def _ordered(arms: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(arms, key=lambda arm: (ARMS.index(arm) if arm in ARMS else len(ARMS), arm)))
+    return tuple(sorted(arms, key=lambda arm: (ARMS.index(kind_of(arm)) if kind_of(arm) in ARMS else len(ARMS), arm)))
 
 
 def _size(budget: Budget) -> float:
@@ -120,14 +120,14 @@ def _missing(cells: list[Cell], inputs: dict[str, Any], first: int) -> Iterable[
     planned: set[Budget] = {"all" if count is None else count for count in inputs.get("labels", [])}
     budgets = sorted(planned | {cell.labels for cell in cells}, key=_size)
     seeds = set(range(first, first + inputs.get("seeds", 0))) | {cell.seed for cell in cells if cell.epochs}
-    trained = {"scratch", "pretrained"} | {cell.arm for cell in cells if cell.epochs}
+    trained = {"scratch", "frozen", "pretrained"} | {cell.arm for cell in cells if cell.epochs}
     for arm in _ordered(arms):
         if not any(cell.arm == arm for cell in cells):
             yield arm
             continue
         for budget in budgets:
             found = {cell.seed for cell in cells if (cell.arm, cell.labels) == (arm, budget)}
-            needed = seeds if arm in trained or len(found) > 1 else (found or {first})
+            needed = seeds if arm in trained or kind_of(arm) in trained or len(found) > 1 else (found or {first})
             yield from (f"{arm} with {budget} labels, seed {seed}" for seed in sorted(needed - found))
 
 

@@ -116,6 +116,26 @@ def worths(comparison: Comparison) -> list[Worth]:
     return [each for each in found if each is not None]
 
 
+def settings(comparison: Comparison) -> list[str]:
+    """What each arm was set to with the most labels, over its seeds, and what validation had to choose from."""
+    found = []
+    for summary in summaries(comparison, comparison.main):
+        used = dict.fromkeys(_listed(cell.setting) for cell in summary.cells if cell.setting)
+        tried = dict.fromkeys(_listed(one) for cell in summary.cells for one in map(_set, cell.tried))
+        chosen = f", chosen on validation from {'; '.join(tried)}" if tried else ""
+        if used:
+            found.append(f"{short_name(summary.arm)}: {' or '.join(used)}{chosen}")
+    return found
+
+
+def _set(tried: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in tried.items() if not name.startswith("valid_")}
+
+
+def _listed(setting: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {_shown(value)}" for name, value in sorted(setting.items()))
+
+
 def render(comparison: Comparison) -> str:
     """The page, as text."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -143,6 +163,7 @@ def render(comparison: Comparison) -> str:
         confusions=[(drawing.caption, _inline(drawing, width)) for drawing in confusions(comparison)],
         confusion_rem=5.1 * width,  # an inch is 4.5 rem in the figure's own size, and the card's padding comes on top
         tables=[(budget, summaries(comparison, budget)) for budget in reversed(comparison.budgets)],
+        settings=settings(comparison),
         differences=differences(comparison),
         worths=worths(comparison),
         readings=readings(comparison, comparison.main),

@@ -7,6 +7,7 @@
 The recipe that runs the arms writes them, the report reads them, and neither knows the other.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -24,6 +25,12 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 Confusion = tuple[Annotated[tuple[Count, ...], Field(strict=False)], ...]
 """Counts by true label (row) and predicted label (column)."""
+Shares = Annotated[tuple[Share | Annotated[tuple[Share, ...], Field(strict=False)], ...], Field(strict=False)]
+"""Probabilities of some texts: of the second label where there are two, else of every label."""
+ARM = r"[a-z][a-z0-9_]*(:[A-Za-z0-9][A-Za-z0-9_.+-]*)?"
+"""An arm's name; behind the colon the folder, where several are compared."""
+_DIGITS = 4
+_STEP = 10**-_DIGITS
 
 
 class _Record(BaseModel):
@@ -59,7 +66,7 @@ class Score(_Record):
 class Cell(_Record):
     """One arm, one number of labels, one seed: what it was set to, how it went, what it answered."""
 
-    arm: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    arm: str = Field(pattern=f"^{ARM}$")
     labels: Budget
     rows: int = Field(ge=1)
     seed: int = Field(ge=0)
@@ -72,6 +79,14 @@ class Cell(_Record):
     predictions: tuple[Count, ...] = Field(strict=False)
     """Label indices of the test rows, in file order."""
     seconds: float = Field(ge=0)
+    probabilities: Shares | None = None
+    """What stands behind `predictions`, rounded."""
+    valid_probabilities: Shares | None = None
+    """The same for the validation rows, where they are few enough for a small file."""
+    temperature: float = Field(1.0, gt=0)
+    """By what the scores were divided, fitted on validation; it is in the probabilities already."""
+    tried: tuple[dict[str, Any], ...] = Field((), strict=False)
+    """Every setting that validation chose from, with its accuracy there; empty where there was one."""
     extra: dict[str, Any] = {}
 
     @model_validator(mode="after")
@@ -81,7 +96,24 @@ class Cell(_Record):
             raise ValueError(f"best_epoch {self.best_epoch} is none of its {len(self.epochs)} epochs")
         if self.test.confusion is None:
             raise ValueError("test has no confusion")
+        self._check_probabilities(len(self.test.confusion))
         return self
+
+    def _check_probabilities(self, labels: int) -> None:
+        for name in ("probabilities", "valid_probabilities"):
+            for row in getattr(self, name) or ():
+                shares = _full(row)
+                if len(shares) != labels or abs(sum(shares) - 1) > labels * _STEP:
+                    raise ValueError(f"{name} holds {row}, which does not share 1 among {labels} labels")
+        if self.probabilities is None:
+            return
+        if len(self.probabilities) != len(self.predictions):
+            found = f"{len(self.probabilities)} for {len(self.predictions)} predictions"
+            raise ValueError(f"probabilities are {found}")
+        for answer, row in zip(self.predictions, self.probabilities, strict=True):
+            shares = _full(row)
+            if answer >= labels or shares[answer] < max(shares) - 2 * _STEP:
+                raise ValueError(f"the prediction {answer} is not the likeliest of probabilities {row}")
 
 
 class Split(_Record):
@@ -91,6 +123,8 @@ class Split(_Record):
     rows: int = Field(ge=0)
     counts: dict[str, Count]
     sha256: str
+    gold: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
+    """The right answers in file order; kept for validation and test."""
 
 
 class TestSplit(Split):
@@ -127,9 +161,35 @@ class Data(_Record):
         return self
 
 
+def kind_of(arm: str) -> str:
+    """What an arm is, without the name of its folder.
+
+    >>> kind_of("pretrained:base"), kind_of("tfidf")
+    ('pretrained', 'tfidf')
+    """
+    return arm.partition(":")[0]
+
+
+def rounded(shares: Sequence[Sequence[float]]) -> Shares:
+    """Probabilities as a cell keeps them.
+
+    >>> rounded([[0.25, 0.75], [0.123456, 0.876544]])
+    (0.75, 0.8765)
+    >>> rounded([[0.2, 0.3, 0.5]])
+    ((0.2, 0.3, 0.5),)
+    """
+    if all(len(row) == 2 for row in shares):
+        return tuple(round(float(row[1]), _DIGITS) for row in shares)
+    return tuple(tuple(round(float(share), _DIGITS) for share in row) for row in shares)
+
+
+def _full(row: float | tuple[float, ...]) -> tuple[float, ...]:
+    return row if isinstance(row, tuple) else (1 - row, row)
+
+
 def cell_path(folder: Path, arm: str, labels: Budget, seed: int) -> Path:
     """Where a cell of the comparison in `folder` stands."""
-    return folder / CELLS / f"{arm}-{labels}-seed{seed}.json"
+    return folder / CELLS / f"{arm.replace(':', '@')}-{labels}-seed{seed}.json"  # no file has a colon on Windows
 
 
 def write_cell(folder: Path, cell: Cell) -> Path:
@@ -153,7 +213,7 @@ def read_cell(path: Path) -> Cell:
 def write_data(folder: Path, data: Data) -> None:
     """Write what the cells of a comparison have in common."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / DATA, {"format": FORMAT} | data.model_dump(mode="json"))
+    write_json(folder / DATA, {"format": FORMAT} | data.model_dump(mode="json", exclude_none=True))
 
 
 def read_data(folder: Path) -> Data:

@@ -14,6 +14,7 @@ from headstart.data.batches import Batch, CausalRows, LabelledRows
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
 from headstart.runtime import Runtime
 from headstart.train.objectives import class_scores, predict_tokens
+from headstart.train.shares import log_loss
 
 EVALUATION_TOKENS = 8192
 """Padded tokens a batch when nothing is learnt; batches are made by length, so little of it is padding."""
@@ -117,13 +118,6 @@ def score_texts(
     return scores
 
 
-def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Softmax over the labels."""
-    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
-    shares: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
-    return shares
-
-
 def evaluate_scores(
     scores: NDArray[np.float64], gold: NDArray[np.int64], labels: Sequence[str], truncated: int = 0
 ) -> Evaluation:
@@ -136,14 +130,12 @@ def evaluate_scores(
     recall = hits / np.maximum(confusion.sum(axis=1), 1)
     both = confusion.sum(axis=0) + confusion.sum(axis=1)
     f1 = 2 * hits / np.maximum(both, 1)
-    shifted = scores - scores.max(axis=1, keepdims=True)
-    losses = np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(gold)), gold]
     return Evaluation(
         labels=tuple(labels),
         rows=len(gold),
         accuracy=float((predicted == gold).mean()),
         macro_f1=float(f1[both > 0].mean()),
-        loss=float(losses.mean()),
+        loss=log_loss(scores, gold),
         per_class=tuple(
             ClassResult(label, float(precision[i]), float(recall[i]), float(f1[i]), int(confusion[i].sum()))
             for i, label in enumerate(labels)
