@@ -12,7 +12,6 @@ from headstart.data.labelled import (
     LabelledTexts,
     LabelSet,
     label_subset,
-    overlap,
     read_labelled,
     split_validation,
 )

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from headstart.config import FinetuneConfig
-from headstart.data.digests import text_digest
 from headstart.data.labelled import label_subset
 from headstart.errors import ConfigError, Interrupted, UsageError
 from headstart.files import read_json, write_json
@@ -241,11 +240,10 @@ class _Comparison:
     def _write_data(self) -> None:
         data = self.data
         assert data.test is not None
-        known = {text_digest(text) for text in data.train.texts}
-        overlap = tuple(row for row, text in enumerate(data.test.texts) if text_digest(text) in known)
         test = data.test.describe(data.labels) | {
             "gold": tuple(int(label) for label in data.test.gold),
-            "overlap": overlap,
+            "overlap": tuple(data.leaks.exact),
+            "near": tuple(data.leaks.near),
         }
         record = Data(
             labels=data.labels,

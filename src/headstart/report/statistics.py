@@ -52,7 +52,7 @@ class Summary:
     cells: tuple[Cell, ...]
     accuracy: Estimate
     without_overlap: float | None
-    """Mean test accuracy without the texts that also stand in train; None where there are none, or nothing else."""
+    """Mean test accuracy without the texts that (almost) stand in train too; None where there are none, or nothing else."""
 
     @cached_property
     def accuracies(self) -> tuple[float, ...]:
@@ -142,8 +142,9 @@ def summarise(comparison: Comparison, arm: str, budget: Budget) -> Summary | Non
     if not cells:
         return None
     right_SN = _right(comparison, cells)
-    kept = np.setdiff1d(np.arange(right_SN.shape[1]), comparison.data.test.overlap)
-    without = float(right_SN[:, kept].mean()) if comparison.data.test.overlap and len(kept) else None
+    leaked = comparison.data.test.leaked
+    kept = np.setdiff1d(np.arange(right_SN.shape[1]), leaked)
+    without = float(right_SN[:, kept].mean()) if leaked and len(kept) else None
     return Summary(arm, budget, cells, estimate(right_SN, bounds=(0.0, 1.0)), without)
 
 
