@@ -43,7 +43,9 @@ def inspect(
     test: Annotated[str | None, Parameter(metavar="FILE", help="Labelled text to be judged on.")] = None,
     texts: Annotated[
         list[str] | None,
-        Parameter(metavar="FILES", consume_multiple=True, negative=(), help="Pretraining text to look for the rows in."),
+        Parameter(
+            metavar="FILES", consume_multiple=True, negative=(), help="Pretraining text to look for the rows in."
+        ),
     ] = None,
     tokenizer: Annotated[
         Path | None, Parameter(metavar="FOLDER", help="A tokenizer, to measure texts in tokens.")

@@ -91,6 +91,8 @@ class Options(Generic[C]):
         self._fields = dict(layering.fields_of(kind))
         self.names = dict(names) if names is not None else {name: _flag(name) for name in self._fields}
         """What each option is called, by the dotted name of its field."""
+        if names is None and "corpus.leave_out" in self.names:
+            self.names["corpus.leave_out"] = "--leave-out"  # what it does has little to do with how files are read
         self.flags = self._build()
 
     def on(self, function: F) -> F:

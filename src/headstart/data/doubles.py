@@ -1,8 +1,8 @@
 """Texts that stand in two places: word for word, or almost.
 
-    exact   the same text, white space aside (digests.py)
-    near    at least eight runs of five words shared, and of all runs of both a fifth (minhash.py), or of the runs of the
-            text a third, whatever else the other holds (quotes.py)
+exact   the same text, white space aside (digests.py)
+near    at least eight runs of five words shared, and of all runs of both a fifth (minhash.py), or of the runs of the
+        text a third, whatever else the other holds (quotes.py)
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -63,7 +63,9 @@ class QuoteIndex:
         flat = np.array([word for one in looked for word in (*one, 0)], dtype=np.uint64)
         piece = np.repeat(np.arange(len(batch)), [len(one) + 1 for one in looked])[: max(0, len(flat) - RUN + 1)]
         known = np.ones(len(piece), dtype=bool)
-        for place in range(RUN):  # a run with a word that no text has is in none, and one across two documents is no run
+        for place in range(
+            RUN
+        ):  # a run with a word that no text has is in none, and one across two documents is no run
             known &= flat[place : place + len(piece)] != 0
         hashes = hashed_runs(flat)[known]
         passed = self._sieve[hashes >> _SIEVE_SHIFT]

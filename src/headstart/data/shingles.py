@@ -116,4 +116,3 @@ def stretches(text: str, length: int = 200_000, again: int = 20_000) -> Iterator
     """A long text in pieces that overlap, cut anywhere: memory for a piece, not for a book."""
     for start in range(0, max(1, len(text) - again), length - again):
         yield text[start : start + length]
-

@@ -20,6 +20,7 @@ from headstart.progress import Progress, Quiet
 from headstart.recipes.baselines import run_baseline
 from headstart.recipes.finetune import SCRATCH, choose_tokenizer, settled
 from headstart.recipes.labelled_data import LabelledData, load_data
+from headstart.recipes.leaks import pretraining_noted
 from headstart.recipes.training import Finetuning, build_classifier, class_weights, reading_of
 from headstart.report.page import write_report
 from headstart.runtime import Halt, Runtime, Stop, environment, start, stopping
@@ -138,6 +139,8 @@ class _Comparison:
             seed=self.config.runtime.seed,
             progress=self.progress,
         )
+        place = self.source.path if self.source else None
+        self.data = pretraining_noted(self.data, place, self.inputs["source"], self.progress)
         class_weights(self.config, self.data.labels, self.data.train)
         self.run.same_inputs(self.data.fingerprints())
         self.cells = list(self._cells())

@@ -77,7 +77,9 @@ def faults(one: Inspected) -> Iterator[Finding]:
     for message in one.file.stopped:
         yield Finding("cut short", one.file.name, 0, f"reading ended after {len(one.file.rows):,} rows: {message}")
     for path in one.file.marked:
-        yield Finding("byte order mark", one.file.name, 0, f"{path} begins with a byte order mark; it is not read as text")
+        yield Finding(
+            "byte order mark", one.file.name, 0, f"{path} begins with a byte order mark; it is not read as text"
+        )
 
 
 def labels(one: Inspected) -> Iterator[Finding]:
@@ -92,7 +94,9 @@ def labels(one: Inspected) -> Iterator[Finding]:
             shown = " and ".join(f"'{one_line(name)}'" for name in names)
             yield _finding("labels", one, rows, f"may be misspelt: {shown} are different labels")
     if len(found) == 1:
-        yield Finding("labels", one.file.name, len(one.file.rows), f"every row has the label '{one_line(next(iter(found)))}'")
+        yield Finding(
+            "labels", one.file.name, len(one.file.rows), f"every row has the label '{one_line(next(iter(found)))}'"
+        )
     total = sum(found.values())
     if total >= _FEW_ROWS and len(found) > _MANY * total:
         words = f"{len(found):,} different labels in {total:,} rows; is this the label column?"
@@ -165,12 +169,16 @@ def across(one: Inspected, other: Inspected) -> Iterator[Finding]:
         )
     if found.near:
         count = len(found.near)
-        words = f"{_rows(count)} almost {_verb(count, 'stand')} in {other.short}: words changed, or part of a longer text"
+        words = (
+            f"{_rows(count)} almost {_verb(count, 'stand')} in {other.short}: words changed, or part of a longer text"
+        )
         near = _pairs(one, other, found.near, "~")
         yield Finding("near-double", one.file.name, count, words, near, other=other.file.name)
     torn = {row: there for row, there in found.exact.items() if _torn(one.rows[row], other.rows[there])}
     if torn:
-        words = f"{_rows(len(torn))} {_verb(len(torn), 'have', 'has')} another label than the same text in {other.short}"
+        words = (
+            f"{_rows(len(torn))} {_verb(len(torn), 'have', 'has')} another label than the same text in {other.short}"
+        )
         torn_shown = _pairs(one, other, torn, "=")
         yield Finding("conflict", one.file.name, len(torn), words, torn_shown, other=other.file.name)
 

@@ -13,7 +13,7 @@ from headstart.data.corpus import read_documents
 from headstart.data.doubles import Known, watch
 from headstart.data.loose import read_loosely
 from headstart.data.membership import Membership
-from headstart.errors import UsageError
+from headstart.errors import StoreError, UsageError
 from headstart.files import read_json, read_manifest
 from headstart.progress import Progress, Quiet
 from headstart.recipes.findings import EXAMPLES, Finding, Inspected, all_of
@@ -115,8 +115,9 @@ def run_inspect(
         raise UsageError(f"--context must be at least 2, got {context}")
     bundle = _bundle(source) if source is not None else None
     if bundle is not None:
-        context = context or int(read_json(bundle / "bundle.json")["model"]["context"])
-    cutter = load_tokenizer(tokenizer or bundle / "tokenizer") if tokenizer or bundle else None
+        context = context or _context(bundle)
+        tokenizer = bundle / "tokenizer"
+    cutter = load_tokenizer(tokenizer) if tokenizer is not None else None
     names = [name for name in (train, valid, test) if name is not None]
     shorts = _short(names)
     files = []
@@ -145,6 +146,14 @@ def _bundle(source: str) -> Path:
     path = find_bundle(Path(source))
     read_manifest(path, kind="bundle")
     return path
+
+
+def _context(bundle: Path) -> int:
+    facts = read_json(bundle / "bundle.json")
+    try:
+        return int(facts["model"]["context"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{bundle / 'bundle.json'} is damaged: {error}") from None
 
 
 def _short(names: Sequence[str]) -> dict[str, str]:

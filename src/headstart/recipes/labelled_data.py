@@ -1,7 +1,7 @@
 """Labelled files, or prepared shards of them, as token rows with known labels: what fine-tuning and comparing read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class LabelledData:
     valid: Part
     test: Part | None
     notes: tuple[str, ...]
-    leaks: Overlap[int] = Overlap({}, {})
+    leaks: Overlap[int] = field(default_factory=lambda: Overlap({}, {}))
     """The rows of test that (almost) stand in train."""
 
     def fingerprints(self) -> dict[str, Any]:
@@ -121,9 +121,7 @@ def load_data(
     return LabelledData(labels.names, tokenizer, parts[0], parts[1], parts[2], tuple(notes), leaks)
 
 
-def _overlaps(
-    train: LabelledTexts, valid: LabelledTexts, test: LabelledTexts | None
-) -> tuple[list[str], Overlap[int]]:
+def _overlaps(train: LabelledTexts, valid: LabelledTexts, test: LabelledTexts | None) -> tuple[list[str], Overlap[int]]:
     """What a careful person would want to know about the files before believing a number; and what test has of train."""
     notes = []
     known = [(texts, Known(texts.texts)) for texts in (train, valid, test) if texts is not None]

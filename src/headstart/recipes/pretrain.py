@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from headstart.config import PretrainConfig
 from headstart.data.batches import Batch, CausalRows
+from headstart.data.leaveout import refuse_prepared
 from headstart.data.masking import ask, mask_token
 from headstart.data.shards import Shards
 from headstart.errors import DataError, Interrupted, UsageError
@@ -20,6 +21,7 @@ from headstart.model.backbone import build_backbone
 from headstart.model.heads import LanguageHead, Model, build_language_head
 from headstart.predict.generate import Sampling, continue_text
 from headstart.progress import Progress, Quiet, Task
+from headstart.recipes.leaks import carried
 from headstart.recipes.prepare import is_shards, run_prepare
 from headstart.runtime import Halt, Runtime, Stop, environment, start, stopping
 from headstart.store.bundle import Bundle, load_bundle, save_bundle
@@ -82,7 +84,8 @@ def run_pretrain(
         with run.discarded_on_error(new=not resume):
             own = start_from.tokenizer if start_from and tokenizer is None else tokenizer
             shards = _shards(texts, out, config, own, progress)
-            run.same_inputs({" ".join(texts): read_json(shards.folder / MANIFEST)["files"]})
+            facts = {" ".join(texts): read_json(shards.folder / MANIFEST)["files"]}
+            run.same_inputs(facts | {"what was left out": shards.about.get("left_out")})
             pretraining = _Pretraining(run, config, shards, runtime, progress, start_from)
             pretraining.prepare()
         with stopping(config.runtime.time_limit) as stop:
@@ -102,6 +105,7 @@ def _shards(
             raise UsageError(
                 f"{texts[0]} was prepared with another tokenizer than {asked}; prepare it again with that one"
             )
+        refuse_prepared(texts[0], shards, config.corpus)
         return shards
     return run_prepare(
         texts, out / "tokens", config.corpus, tokenizer=tokenizer, tokenizer_config=config.tokenizer, progress=progress
@@ -216,13 +220,11 @@ class _Pretraining:
 
     def _train(self) -> None:
         loop = self.config.loop
-        unit = "tokens"
         total = self.steps * self._rows_a_step * (self.rows.inputs / max(1, self.rows.rows))
-        with self.progress.task("pretraining", total, unit) as bar:
+        with self.progress.task("pretraining", total, "tokens") as bar:
             bar.advance(self.state.step / self.steps * total)
             self._look_up(bar)
-            config = self.config.optim
-            reports = fit(self.state, self._fetch, self._objective, config, self.steps, self.runtime)
+            reports = fit(self.state, self._fetch, self._objective, self.config.optim, self.steps, self.runtime)
             for report in reports:
                 bar.advance(total / self.steps, f"loss {report.loss:.3f}")
                 self._log(report)
@@ -261,9 +263,7 @@ class _Pretraining:
     def _measure(self, tokens: int | None) -> LanguageScore:
         """Score held-out documents, all or as many as reach `tokens`."""
         lengths = self.shards.lengths[self.held_out] + 1
-        count = (
-            len(lengths) if tokens is None else int(np.searchsorted(np.cumsum(lengths), tokens)) + 1
-        )  # whole documents
+        count = len(lengths) if tokens is None else int(np.searchsorted(np.cumsum(lengths), tokens)) + 1
         chosen = self.held_out[:count]
         rows = self._rows(chosen, "packed", None)
         size = int(self.shards.text_bytes[chosen].sum())
@@ -299,6 +299,7 @@ class _Pretraining:
             "held_out": asdict(score),
             "tokenizer": self.tokenizer.digest,
             "corpus": self.shards.about.get("fingerprint"),
+            "left_out": self.shards.about.get("left_out"),
         }
         save_bundle(
             self.run.path / "bundle",
@@ -307,6 +308,7 @@ class _Pretraining:
             objective=self.config.objective,
             visibility="causal" if self.config.objective == "causal" else "both",
             about=result,
+            extra=carried([self.shards], self.source.path if self.source else None),
         )
         write_json(self.run.path / "result.json", result)
         self.run.tidy()
