@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from headstart.version import __version__
 
 if TYPE_CHECKING:
-    from headstart.api import compare, evaluate, finetune, generate, load, prepare, pretrain, train_tokenizer
+    from headstart.api import compare, evaluate, finetune, generate, inspect, load, prepare, pretrain, train_tokenizer
 
-_VERBS = ("compare", "evaluate", "finetune", "generate", "load", "prepare", "pretrain", "train_tokenizer")
+_VERBS = ("compare", "evaluate", "finetune", "generate", "inspect", "load", "prepare", "pretrain", "train_tokenizer")
 
 __all__ = [
     "__version__",
@@ -23,6 +23,7 @@ __all__ = [
     "evaluate",
     "finetune",
     "generate",
+    "inspect",
     "load",
     "prepare",
     "pretrain",

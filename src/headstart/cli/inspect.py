@@ -129,17 +129,21 @@ def _lengths(file: "FileFacts") -> list[tuple[str, str]]:
 def _seen(one: "Pretraining") -> str:
     shown = _examples(one.examples, one.exact + (one.near or 0))
     if one.near is None:
-        count = f"{one.exact:,}" if one.exact else "none"
         return (
-            f"{count} of the {one.rows:,} rows {'were' if one.exact > 1 else 'was'} among the {one.documents:,} different "
+            f"{_number(one.exact)} of the {one.rows:,} rows {'were' if one.exact > 1 else 'was'} among the {one.documents:,} different "
             f"documents that {one.source} was pretrained on, word for word (changed copies cannot be seen){shown}"
         )
     if not one.exact and not one.near:
         return f"none of the {one.rows:,} rows stands in {one.source} ({one.documents:,} documents), nor almost"
+    what = "are documents" if one.exact > 1 else "is a document"
     return (
-        f"of the {one.rows:,} rows, {one.exact:,} stand as documents in {one.source}, word for word, and {one.near:,} more "
-        f"almost, or inside a longer one{shown}"
+        f"{_number(one.exact)} of the {one.rows:,} rows {what} of {one.source} word for word, "
+        f"{one.near:,} more almost are, or stand inside one{shown}"
     )
+
+
+def _number(count: int) -> str:
+    return f"{count:,}" if count else "none"
 
 
 def _examples(shown: tuple[str, ...], count: int) -> str:

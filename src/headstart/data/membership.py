@@ -10,7 +10,6 @@ does; they cannot get a text out of it that they do not have.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,9 +47,10 @@ class Membership:
         asked = np.fromiter((text_digest(text) for text in texts), dtype=np.uint64) >> _DROP
         return np.flatnonzero(np.isin(asked, self.keys)).tolist()
 
-    def about(self) -> dict[str, Any]:
-        """For the record."""
-        return {"documents": len(self), "bits": BITS, "false_positives_a_text": len(self) / 2**BITS}
+    @property
+    def false_positives(self) -> float:
+        """The probability that a text which was not a document is taken for one."""
+        return len(self) * 2.0**-BITS
 
     def to_bytes(self) -> bytes:
         """The content of the file."""

@@ -20,7 +20,7 @@ ENOUGH = 8
 """Runs to share at least, unless all are shared: texts that have nothing else in common may share a turn of phrase."""
 
 _BLOCK = 1 << 16
-_CROWD = 32
+_CROWD = 8
 """Candidates a text and band: of a thousand copies of one text, a few prove the point."""
 
 Signatures = NDArray[np.uint32]

@@ -70,6 +70,8 @@ class Pretraining:
     near: int | None
     """None where only the digests of the text are known: those find exact doubles only."""
     examples: tuple[str, ...] = ()
+    false_positives: float = 0.0
+    """The probability that a row is counted which was not there: not 0 where digests were cut short."""
 
 
 @dataclass(frozen=True)
@@ -216,4 +218,5 @@ def _in_texts(
 def _in_model(one: Inspected, source: str, membership: Membership) -> Pretraining:
     rows = membership.rows_in(one.known.texts)
     shown = tuple(one.place(row) for row in rows[:EXAMPLES])
-    return Pretraining(one.file.name, len(one.rows), source, len(membership), len(rows), None, shown)
+    counts = len(one.rows), source, len(membership), len(rows)
+    return Pretraining(one.file.name, *counts, None, shown, membership.false_positives)
