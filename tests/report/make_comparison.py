@@ -142,7 +142,13 @@ def _data(gold: Sequence[int], labels: Sequence[str], *, overlap: Sequence[int],
         train=Split(name="train.jsonl", rows=1600, counts=dict.fromkeys(labels, 1600 // len(labels)), sha256="a" * 64),
         valid=Split(name="valid.jsonl", rows=400, counts=dict.fromkeys(labels, 400 // len(labels)), sha256="b" * 64),
         test=TestSplit(
-            name="test.jsonl", rows=len(gold), counts=counts, sha256="c" * 64, gold=tuple(gold), overlap=tuple(overlap), near=tuple(near)
+            name="test.jsonl",
+            rows=len(gold),
+            counts=counts,
+            sha256="c" * 64,
+            gold=tuple(gold),
+            overlap=tuple(overlap),
+            near=tuple(near),
         ),
         notes=(
             "8 rows of test stand word for word in train.",

@@ -129,16 +129,17 @@ def _lengths(file: "FileFacts") -> list[tuple[str, str]]:
 def _seen(one: "Pretraining") -> str:
     shown = _examples(one.examples, one.exact + (one.near or 0))
     if one.near is None:
+        verb = "were" if one.exact > 1 else "was"
         return (
-            f"{_number(one.exact)} of the {one.rows:,} rows {'were' if one.exact > 1 else 'was'} among the {one.documents:,} different "
-            f"documents that {one.source} was pretrained on, word for word (changed copies cannot be seen){shown}"
+            f"{_number(one.exact)} of the {one.rows:,} rows {verb} among the {one.documents:,} different documents that "
+            f"{one.source} was pretrained on, word for word (changed copies cannot be seen){shown}"
         )
     if not one.exact and not one.near:
         return f"none of the {one.rows:,} rows stands in {one.source} ({one.documents:,} documents), nor almost"
     what = "are documents" if one.exact > 1 else "is a document"
     return (
         f"{_number(one.exact)} of the {one.rows:,} rows {what} of {one.source} word for word, "
-        f"{one.near:,} more almost are, or stand inside one{shown}"
+        f"{one.near:,}{' more' if one.exact else ''} almost are, or stand inside one{shown}"
     )
 
 

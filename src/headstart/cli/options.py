@@ -29,6 +29,9 @@ TOML = Path("headstart.toml")
 PANELS = ("loop", "masking", "optim", "transfer", "model", "corpus", "labelled", "tokenizer", "runtime")
 """The order in which `--help` shows sections: what one turns most often first."""
 
+SHORT = {"corpus.leave_out": "--leave-out"}
+"""Options with a short name beside that of their setting."""
+
 Out = Annotated[Path, Parameter(metavar="FOLDER", help="The folder to write.")]
 Train = Annotated[str | None, Parameter(name="TRAIN", help="Labelled text: a file or a prepared folder.")]
 Valid = Annotated[
@@ -91,8 +94,6 @@ class Options(Generic[C]):
         self._fields = dict(layering.fields_of(kind))
         self.names = dict(names) if names is not None else {name: _flag(name) for name in self._fields}
         """What each option is called, by the dotted name of its field."""
-        if names is None and "corpus.leave_out" in self.names:
-            self.names["corpus.leave_out"] = "--leave-out"  # what it does has little to do with how files are read
         self.flags = self._build()
 
     def on(self, function: F) -> F:
@@ -150,6 +151,8 @@ class Options(Generic[C]):
             parameter = _parameter(self._fields[name], flag, value)
             if section and flag == _flag(name):
                 parameter = Parameter.combine(parameter, Parameter(group=panels[section]))
+            if name in SHORT:
+                parameter = Parameter.combine(parameter, Parameter(name=(SHORT[name], flag)))
             kind = bool if self._fields[name].annotation is bool else str
             made.append((name.replace(".", "__"), Annotated[kind | None, parameter], _field(name)))
         flags = make_dataclass(f"{self.kind.__name__}Flags", made, bases=(Flags,), frozen=True, kw_only=True)

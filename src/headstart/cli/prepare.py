@@ -23,7 +23,7 @@ OPTIONS = Options(
     names={
         "corpus.text_column": "--corpus.text-column",
         "corpus.documents": "--corpus.documents",
-        "corpus.leave_out": "--leave-out",
+        "corpus.leave_out": "--corpus.leave-out",
         "labelled.text_column": "--labelled.text-column",
         "labelled.label_column": "--labelled.label-column",
         "tokenizer.vocab_size": "--tokenizer.vocab-size",

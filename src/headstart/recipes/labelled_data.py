@@ -108,7 +108,8 @@ def load_data(
     if test is not None:
         testing = _texts(given[test], tokenizer)
         check_split(labels, testing, train)
-    said, leaks = _overlaps(training, validation, testing)
+    with progress.task("looking for doubles", None, "files"):
+        said, leaks = _overlaps(training, validation, testing)
     notes += said
     for note in notes:
         progress.say(note)
