@@ -121,6 +121,28 @@ def test_a_text_in_a_very_long_document_is_found_wherever_it_stands():
     assert watch(Known(ROWS[:1]), [("novel", filler)]).near == {}  # control
 
 
+def test_a_changed_copy_across_the_border_of_two_pieces_is_found():
+    filler = "\n".join(UNRELATED[:700])
+    copies_found = 0
+    for row, text in enumerate(ROWS[:20]):
+        copy = edited(text, 0.12, "changed")
+        novel = f"{filler[: 200_000 - len(copy) // 2]} {copy} {filler[200_000:]}"
+        copies_found += watch(Known(ROWS[:20]), [("novel", novel)]).near == {row: "novel"}
+    assert copies_found >= 19
+
+
+def test_a_text_in_two_documents_is_in_neither():
+    parts = ROWS[0].split()[:16]
+    row, halves = " ".join(parts), [" ".join(parts[:10]), " ".join(parts[10:])]
+    assert watch(Known([row]), enumerate(halves)).near == {}
+    assert watch(Known([row]), enumerate([" ".join(halves)])).exact == {0: 0}  # control
+
+
+def test_few_pairs_of_other_texts_are_compared_in_full():
+    compared = _candidates(runs_of(ROWS), runs_of(UNRELATED))
+    assert len(compared) < 0.002 * len(ROWS) * len(UNRELATED)
+
+
 def test_texts_that_have_nothing_to_do_with_each_other_are_not_doubles():
     found = overlap(Known(ROWS), Known(UNRELATED))
     assert (found.exact, found.near) == ({}, {})

@@ -36,9 +36,7 @@ def signatures(runs: Runs) -> Signatures:
         filled = first + np.flatnonzero(runs.sizes[first:last])
         starts = runs.offsets[filled] - runs.offsets[first]
         for place in range(PLACES if len(filled) else 0):
-            values = (hashes ^ marks[place]) * factors[place]
-            values ^= values >> np.uint64(32)
-            values *= factors[-1 - place]
+            values = (hashes ^ marks[place]) * factors[place]  # the hashes are well mixed already
             found[filled, place] = np.minimum.reduceat(values, starts) >> np.uint64(32)
     return found
 
