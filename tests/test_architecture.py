@@ -91,6 +91,7 @@ TORCH_FREE = [
     "headstart.store.rundir",
     "headstart.store.cells",
     "headstart.recipes.prepare",
+    "headstart.recipes.inspect",
 ]
 
 

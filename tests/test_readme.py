@@ -49,6 +49,7 @@ def folder(tmp_path_factory):
 
 def test_the_readme_shows_every_step_of_the_story():
     assert [line.split()[1] for line in commands()] == [
+        "inspect",
         "pretrain",
         "finetune",
         "predict",

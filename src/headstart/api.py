@@ -26,6 +26,7 @@ from headstart.recipes.arms import DEFAULT_ARMS
 from headstart.recipes.compare import run_compare
 from headstart.recipes.evaluate import run_errors, run_evaluate
 from headstart.recipes.finetune import SCRATCH, run_finetune
+from headstart.recipes.inspect import Inspection, run_inspect
 from headstart.recipes.prepare import run_prepare, run_tokenizer
 from headstart.recipes.pretrain import run_pretrain
 from headstart.store.rundir import RunFolder
@@ -43,6 +44,46 @@ class _Reading(Section):
 
     corpus: CorpusConfig = CorpusConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
+
+
+class _Inspecting(Section):
+    """The settings of the verb that reports on labelled files."""
+
+    labelled: LabelledConfig = LabelledConfig()
+    corpus: CorpusConfig = CorpusConfig()
+
+
+def inspect(
+    train: str | Path,
+    *,
+    valid: str | Path | None = None,
+    test: str | Path | None = None,
+    texts: Paths = (),
+    tokenizer: str | Path | None = None,
+    source: str | Path | None = None,
+    context: int | None = None,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+) -> Inspection:
+    """Report on labelled files: balance, lengths, doubles, leaks, odd rows. Nothing is refused that can be counted.
+
+    Args:
+        texts: pretraining text to look for the rows in.
+        source: a model: its tokenizer and context count, and it may know what it was pretrained on.
+    """
+    config = layered(_Inspecting, _nested(_Inspecting, settings))
+    return run_inspect(
+        str(train),
+        config.labelled,
+        valid=_text(valid),
+        test=_text(test),
+        texts=_paths(texts),
+        corpus=config.corpus,
+        tokenizer=None if tokenizer is None else Path(tokenizer),
+        source=_text(source),
+        context=context,
+        progress=progress,
+    )
 
 
 def train_tokenizer(

@@ -71,6 +71,8 @@ class CorpusConfig(Section):
     """The column or key that holds the text; without it, the usual names are tried."""
     documents: Literal["line", "file"] = "line"
     """In .txt files, what one document is: a line, or the whole file."""
+    leave_out: str | None = None
+    """Files, separated by commas, whose texts (such as test rows) and near-doubles of them are not learnt from."""
     held_out: float = Field(0.01, gt=0, lt=1)
     """Share of the documents kept from training and used to measure the language model."""
     layout: Literal["packed", "documents"] = "packed"

@@ -12,7 +12,6 @@ from headstart.data.labelled import (
     LabelledTexts,
     LabelSet,
     label_subset,
-    overlap,
     read_labelled,
     split_validation,
 )
@@ -103,11 +102,6 @@ def test_nearly_as_many_labels_as_rows_are_taken_for_a_wrong_column():
 def test_few_rows_or_half_as_many_labels_are_let_through(rows, labels):
     names = [str(number % labels) for number in range(rows)]
     assert len(LabelSet.from_training(rows_of([f"text {number}" for number in range(rows)], names))) == labels
-
-
-def test_overlap_does_not_look_at_white_space():
-    train = rows_of(["a fine  book", "dull"], ["1", "0"])
-    assert overlap(train, rows_of(["new", " a fine\nbook", "Dull", "dull"], ["1"] * 4)) == [1, 3]
 
 
 labels_strategy = st.lists(st.sampled_from("abcde"), min_size=2, max_size=60)

@@ -6,7 +6,8 @@ import pytest
 
 from headstart.config import CorpusConfig, LabelledConfig
 from headstart.data.corpus import read_documents
-from headstart.data.labelled import LabelledTexts, overlap, read_labelled
+from headstart.data.doubles import Known, overlap
+from headstart.data.labelled import LabelledTexts, read_labelled
 
 pytestmark = pytest.mark.data
 BOOKS = {"train": 1600, "valid": 400, "test": 2000}
@@ -26,10 +27,14 @@ def test_book_reviews_are_the_same_as_json_and_as_pieces(real_data, name, rows):
 
 def test_the_doubles_among_book_reviews_are_found(real_data):
     train, valid, test = (books(real_data, name) for name in BOOKS)
-    assert len(overlap(train, test)) == 43
-    assert len({test.digests[row] for row in overlap(valid, test)}) == 9  # texts; they are 12 rows of test
-    assert len(overlap(valid, train)) == 13
-    assert [len(rows) - len(set(rows.digests)) for rows in (train, test)] == [20, 35]
+    known = {name: Known(books(real_data, name).texts) for name in BOOKS}
+    in_train, in_valid = (overlap(known["test"], known[name]) for name in ("train", "valid"))
+    assert (len(in_train.exact), in_train.near) == (43, {})
+    assert (len(in_valid.exact), in_valid.near) == (12, {})
+    assert len({test.digests[row] for row in in_valid.exact}) == 9
+    assert len(overlap(known["train"], known["valid"]).exact) == 13
+    assert [len(rows) - len(set(rows.digests)) for rows in (train, valid, test)] == [20, 1, 35]
+    assert all(test.labels[row] == train.labels[there] for row, there in in_train.exact.items())
 
 
 def test_parquet_reviews_are_read(real_data):

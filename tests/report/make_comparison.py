@@ -33,12 +33,13 @@ def write_answers(
     curves: Mapping[str, Sequence[float]] | None = None,
     test_curves: Mapping[str, Mapping[int, Sequence[float]]] | None = None,
     overlap: Sequence[int] = (),
+    near: Sequence[int] = (),
     labels: Sequence[str] = LABELS,
 ) -> Path:
     """Write a comparison from rights and wrongs: `{"scratch": {0: "1101"}}` is seed 0, right on three texts of four."""
     size = len(next(iter(next(iter(answers.values())).values())))
     gold = [text % 2 for text in range(size)]
-    write_data(folder, _data(gold, labels, overlap=overlap))
+    write_data(folder, _data(gold, labels, overlap=overlap, near=near))
     for arm, seeds in answers.items():
         for seed, marks in seeds.items():
             predictions = [right if mark == "1" else 1 - right for right, mark in zip(gold, marks, strict=True)]
@@ -135,14 +136,20 @@ def _cell(
     )
 
 
-def _data(gold: Sequence[int], labels: Sequence[str], *, overlap: Sequence[int]) -> Data:
+def _data(gold: Sequence[int], labels: Sequence[str], *, overlap: Sequence[int], near: Sequence[int] = ()) -> Data:
     counts = {label: list(gold).count(index) for index, label in enumerate(labels)}
     return Data(
         labels=tuple(labels),
         train=Split(name="train.jsonl", rows=1600, counts=dict.fromkeys(labels, 1600 // len(labels)), sha256="a" * 64),
         valid=Split(name="valid.jsonl", rows=400, counts=dict.fromkeys(labels, 400 // len(labels)), sha256="b" * 64),
         test=TestSplit(
-            name="test.jsonl", rows=len(gold), counts=counts, sha256="c" * 64, gold=tuple(gold), overlap=tuple(overlap)
+            name="test.jsonl",
+            rows=len(gold),
+            counts=counts,
+            sha256="c" * 64,
+            gold=tuple(gold),
+            overlap=tuple(overlap),
+            near=tuple(near),
         ),
         notes=(
             "8 rows of test stand word for word in train.",

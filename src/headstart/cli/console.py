@@ -98,6 +98,19 @@ class Console:
             stdout.width = max(stdout.width, stdout.measure(table, options=endless).maximum)
         stdout.print(table)
 
+    def facts(self, title: str, facts: Iterable[tuple[str, str]]) -> None:
+        """Print a title and lines of name and words under it; on a terminal the words are folded in their column."""
+        rows = [(f"  {printable(name)}", printable(words)) for name, words in facts]
+        stdout = rich.console.Console(highlight=False, markup=False, emoji=False)
+        if not stdout.is_terminal:
+            width = max((len(name) for name, _ in rows), default=0)
+            self.result("\n".join([printable(title), *(f"{name:<{width}}  {words}" for name, words in rows)]))
+            return
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for name, words in rows:
+            table.add_row(Text(name, "yellow" if "!" in name else "", no_wrap=True), Text(words))
+        stdout.print(Text(printable(title), "bold"), table, sep="\n")
+
     def tell(self, task: Task) -> None:
         """Where no bar can be drawn, print a line every so often."""
         now = time.monotonic()

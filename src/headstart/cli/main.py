@@ -34,6 +34,12 @@ COMMANDS = (
         "headstart demo --out runs/demo",
     ),
     (
+        "inspect",
+        "TRAIN [OPTIONS]",
+        "Look for what is wrong with labelled files: doubles, leaks, odd rows.",
+        "headstart inspect train.csv --test test.csv --texts reviews.txt",
+    ),
+    (
         "tokenizer",
         "TEXTS... --out FOLDER [OPTIONS]",
         "Train a tokenizer on text and show how well it fits.",

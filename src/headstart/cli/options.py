@@ -29,6 +29,9 @@ TOML = Path("headstart.toml")
 PANELS = ("loop", "masking", "pairs", "optim", "transfer", "model", "corpus", "labelled", "tokenizer", "runtime")
 """The order in which `--help` shows sections: what one turns most often first."""
 
+SHORT = {"corpus.leave_out": "--leave-out"}
+"""Options with a short name beside that of their setting."""
+
 Out = Annotated[Path, Parameter(metavar="FOLDER", help="The folder to write.")]
 Train = Annotated[str | None, Parameter(name="TRAIN", help="Labelled text: a file or a prepared folder.")]
 Valid = Annotated[
@@ -150,6 +153,8 @@ class Options(Generic[C]):
             parameter = _parameter(self._fields[name], flag, value)
             if section and flag == _flag(name):
                 parameter = Parameter.combine(parameter, Parameter(group=panels[section]))
+            if name in SHORT:
+                parameter = Parameter.combine(parameter, Parameter(name=(SHORT[name], flag)))
             kind: Any = bool if self._fields[name].annotation is bool else str
             if name == "stages":
                 kind, parameter = list[str], Parameter.combine(parameter, _STAGE)

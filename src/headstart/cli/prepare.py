@@ -23,6 +23,7 @@ OPTIONS = Options(
     names={
         "corpus.text_column": "--corpus.text-column",
         "corpus.documents": "--corpus.documents",
+        "corpus.leave_out": "--corpus.leave-out",
         "labelled.text_column": "--labelled.text-column",
         "labelled.label_column": "--labelled.label-column",
         "tokenizer.vocab_size": "--tokenizer.vocab-size",
@@ -47,6 +48,10 @@ def prepare(
     settings = OPTIONS.settings(flags, path=config)
     if labelled and tokenizer is None:
         raise UsageError("prepare --labelled needs --tokenizer: that of the model which will read the shards")
+    if labelled and settings.corpus.leave_out:
+        raise UsageError(
+            "prepare --labelled keeps every row; --leave-out is for the text that a model is pretrained on"
+        )
     if labelled and len(texts) > 1:
         raise UsageError(f"prepare --labelled takes one file, so that its labels have one order; got {len(texts)}")
     from headstart.recipes.prepare import run_prepare, run_prepare_labelled

@@ -142,12 +142,6 @@ def check_split(labels: LabelSet, other: LabelledTexts, train_name: str) -> None
             raise DataError(f"{where}: label '{one_line(label)}' does not occur in {train_name}; {hint}")
 
 
-def overlap(train: LabelledTexts, other: LabelledTexts) -> list[int]:
-    """The rows of `other` whose text stands in `train` too, white space aside."""
-    known = set(train.digests)
-    return [index for index, digest in enumerate(other.digests) if digest in known]
-
-
 def split_validation(texts: LabelledTexts, share: float, seed: int) -> tuple[LabelledTexts, LabelledTexts]:
     """Hold out about `share` of each class, never its last row, and never one of two doubles without the other.
 

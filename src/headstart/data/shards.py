@@ -8,10 +8,10 @@
     tokenizer/    what turned the texts into tokens
 
 All little-endian. manifest.json lists the files and says about them: documents, tokens, bytes, dtype, vocab_size,
-tokenizer, labels, sources, fingerprint.
+tokenizer, labels, sources, fingerprint, and left_out where texts were (see leaveout.py).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -153,11 +153,13 @@ def write_shards(
     progress: Progress,
     labels: Sequence[int] | None = None,
     label_names: Sequence[str] | None = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> Shards:
     """Encode documents and write them through, a batch in memory at a time; the folder appears whole at the end.
 
     Args:
         labels: for labelled data, the index of each document's label in `label_names`.
+        extra: further facts for the manifest, read when all documents have passed.
     """
     about: dict[str, Any] = {}  # filled below: whole_folder writes it down when the block ends
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
@@ -167,7 +169,7 @@ def write_shards(
         task = stack.enter_context(progress.task("encode", total, "documents"))
         count = tokens = size = 0
         files["offsets"].write(np.array([0], "<u8").tobytes())
-        for batch in _batches(documents):
+        for batch in in_batches(documents):
             encoded = tokenizer.encode_batch([document.text for document in batch])
             ends = tokens + np.cumsum([len(ids) for ids in encoded])
             sizes = [len(document.text.encode("utf-8")) for document in batch]
@@ -186,11 +188,11 @@ def write_shards(
         tokenizer.save(draft / "tokenizer")
         about.update(documents=count, tokens=tokens, bytes=size, dtype=dtype, fingerprint=fingerprint)
         about.update(vocab_size=tokenizer.vocab_size, tokenizer=tokenizer.digest, sources=listed(sources))
-        about.update(labels=None if label_names is None else list(label_names))
+        about.update(labels=None if label_names is None else list(label_names), **(extra or {}))
     return Shards.open(folder, deep=False)
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def in_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """Documents in bites bounded both ways: some corpora have a million short ones, some a few books."""
     batch: list[Document] = []
     characters = 0

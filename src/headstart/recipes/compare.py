@@ -31,6 +31,7 @@ from headstart.recipes.baselines import run_baseline
 from headstart.recipes.classifier import class_weights
 from headstart.recipes.finetune import choose_tokenizer, settled
 from headstart.recipes.labelled_data import LabelledData, load_data
+from headstart.recipes.leaks import pretraining_noted
 from headstart.recipes.networks import NetworkRun, run_network
 from headstart.report.page import write_report
 from headstart.runtime import Halt, Runtime, Stop, environment, start, stopping
@@ -137,6 +138,8 @@ class _Comparison:
         for note in notes:
             self.progress.say(note)
         self.data: LabelledData = replace(data, notes=(*data.notes, *notes))
+        for source in self.sources:
+            self.data = pretraining_noted(self.data, source.bundle.path, source.path, self.progress)
         self.digests = [text_digest(text) for text in data.train.texts]
         self.encoded = {
             source.bundle.tokenizer.digest: encoded_by(data, source.bundle.tokenizer, source.path)
@@ -239,11 +242,10 @@ class _Comparison:
     def _write_data(self) -> None:
         data = self.data
         assert data.test is not None
-        known = set(self.digests)
-        overlap = tuple(row for row, text in enumerate(data.test.texts) if text_digest(text) in known)
         test = data.test.describe(data.labels) | {
             "gold": tuple(int(label) for label in data.test.gold),
-            "overlap": overlap,
+            "overlap": tuple(data.leaks.exact),
+            "near": tuple(data.leaks.near),
         }
         record = Data(
             labels=data.labels,

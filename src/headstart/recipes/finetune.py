@@ -10,6 +10,7 @@ from headstart.layering import layered
 from headstart.progress import Progress, Quiet
 from headstart.recipes.classifier import build_classifier, class_weights, reading_of
 from headstart.recipes.labelled_data import LabelledData, load_data
+from headstart.recipes.leaks import pretraining_noted
 from headstart.recipes.training import Finetuning, Outcome
 from headstart.runtime import Halt, environment, start, stopping
 from headstart.store.bundle import Bundle, load_bundle, save_bundle
@@ -81,6 +82,7 @@ def _finetune(
             seed=config.runtime.seed,
             progress=progress,
         )
+        data = pretraining_noted(data, source.path if source else None, inputs["source"], progress)
         class_weights(config, data.labels, data.train)
         run.same_inputs(data.fingerprints())
         model, receipt = build_classifier(

@@ -1,7 +1,7 @@
 """Labelled files, or prepared shards of them, as token rows with known labels: what fine-tuning and comparing read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from headstart.config import LabelledConfig, TokenizerConfig
 from headstart.data.batches import LabelledRows
-from headstart.data.labelled import LabelledTexts, LabelSet, check_split, overlap, read_labelled, split_validation
+from headstart.data.doubles import Known, Overlap, overlap
+from headstart.data.labelled import LabelledTexts, LabelSet, check_split, read_labelled, split_validation
 from headstart.data.shards import Shards
 from headstart.errors import DataError, UsageError
 from headstart.progress import Progress
@@ -57,6 +58,8 @@ class LabelledData:
     valid: Part
     test: Part | None
     notes: tuple[str, ...]
+    leaks: Overlap[int] = field(default_factory=lambda: Overlap({}, {}))
+    """The rows of test that (almost) stand in train."""
 
     def fingerprints(self) -> dict[str, Any]:
         """A hash of each file's rows and of the tokenizer, by the names a person knows them by."""
@@ -105,7 +108,9 @@ def load_data(
     if test is not None:
         testing = _texts(given[test], tokenizer)
         check_split(labels, testing, train)
-    notes += _overlaps(training, validation, testing)
+    with progress.task("looking for doubles", None, "files"):
+        said, leaks = _overlaps(training, validation, testing)
+    notes += said
     for note in notes:
         progress.say(note)
     parts = [
@@ -114,21 +119,30 @@ def load_data(
     ]
     assert parts[0] is not None
     assert parts[1] is not None
-    return LabelledData(labels.names, tokenizer, parts[0], parts[1], parts[2], tuple(notes))
+    return LabelledData(labels.names, tokenizer, parts[0], parts[1], parts[2], tuple(notes), leaks)
 
 
-def _overlaps(train: LabelledTexts, valid: LabelledTexts, test: LabelledTexts | None) -> list[str]:
-    """What a careful person would want to know about the files before believing a number."""
+def _overlaps(train: LabelledTexts, valid: LabelledTexts, test: LabelledTexts | None) -> tuple[list[str], Overlap[int]]:
+    """What a careful person would want to know about the files before believing a number; and what test has of train."""
     notes = []
-    pairs = [(valid, train), *([(test, train), (test, valid)] if test is not None else [])]
-    for part, other in pairs:
-        doubles = len(overlap(other, part))
-        if doubles:
-            notes.append(f"{doubles:,} of {len(part):,} texts of {part.name} also stand in {other.name}")
+    known = [(texts, Known(texts.texts)) for texts in (train, valid, test) if texts is not None]
+    leaks: Overlap[int] = Overlap({}, {})
+    for (other, others), (part, rows) in ((known[a], known[b]) for a, b in ((0, 1), (0, 2), (1, 2)) if b < len(known)):
+        found = overlap(rows, others)
+        if part is test and other is train:
+            leaks = found
+        if found.exact:
+            notes.append(f"{len(found.exact):,} of {len(part):,} texts of {part.name} also stand in {other.name}")
+        if found.near:
+            more = " more" if found.exact else ""
+            notes.append(
+                f"{len(found.near):,}{more} of {len(part):,} texts of {part.name} almost stand in {other.name}: "
+                "words changed, or part of a longer text"
+            )
     for judged in (valid, test):
         if judged is not None and len(set(judged.labels)) == 1:
             notes.append(f"{judged.name} has one label only ({judged.labels[0]}): a score on it says little")
-    return notes
+    return notes, leaks
 
 
 Given = LabelledTexts | Shards

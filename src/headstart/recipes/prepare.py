@@ -8,6 +8,7 @@ from headstart.config import CorpusConfig, LabelledConfig, TokenizerConfig
 from headstart.data.corpus import Document, read_documents
 from headstart.data.formats import label_path
 from headstart.data.labelled import LabelledTexts, LabelSet, check_split, read_labelled
+from headstart.data.leaveout import LeaveOut, leave_out_sources, left_out_words
 from headstart.data.opening import suffix_of
 from headstart.data.provenance import describe, fingerprint
 from headstart.data.shards import Shards, is_shards, write_shards
@@ -79,16 +80,23 @@ def run_prepare(
     if isinstance(tokenizer, Path):
         tokenizer = load_tokenizer(tokenizer)
     sources = describe(files)
-    settings = {"text_column": corpus.text_column, "documents": corpus.documents}
+    settings: dict[str, Any] = {"text_column": corpus.text_column, "documents": corpus.documents}
+    if unwanted := leave_out_sources(corpus):
+        settings["leave_out"] = [[source.name, source.size, source.modified] for source in unwanted]
     made_with = tokenizer.digest if tokenizer else f"trained {tokenizer_config.model_dump_json()}"
     mark = fingerprint(sources, made_with, settings)
     if shards := _unchanged(out, mark, progress):
         return shards
     if tokenizer is None:
         tokenizer = train_tokenizer(_texts(files, corpus), tokenizer_config, progress)
-    return write_shards(
-        read_documents(files, corpus), tokenizer, out, sources=sources, fingerprint=mark, progress=progress
-    )
+    guard = LeaveOut(unwanted, corpus) if unwanted else None
+    documents, extra = read_documents(files, corpus), guard.record if guard else None
+    if guard:
+        documents = guard.keep(documents)
+    shards = write_shards(documents, tokenizer, out, sources=sources, fingerprint=mark, progress=progress, extra=extra)
+    if words := left_out_words(shards):
+        progress.say(words)
+    return shards
 
 
 def run_prepare_labelled(
@@ -178,7 +186,10 @@ def _unchanged(out: Path, mark: str, progress: Progress) -> Shards | None:
 
 
 def _texts(files: Sequence[str], corpus: CorpusConfig) -> Iterator[str]:
-    return (document.text for document in read_documents(files, corpus))
+    documents = read_documents(files, corpus)
+    if unwanted := leave_out_sources(corpus):
+        documents = LeaveOut(unwanted, corpus).keep(documents)
+    return (document.text for document in documents)
 
 
 def _in_turns(streams: Sequence[Iterator[str]]) -> Iterator[str]:

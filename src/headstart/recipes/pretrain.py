@@ -89,4 +89,6 @@ def _facts(texts: Sequence[str], config: PretrainConfig, shards: Sequence[Shards
     names = [f"stage {number} ({' '.join(stage.texts)})" for number, stage in enumerate(config.stages, start=1)]
     if len(names) < 2:
         names = [" ".join(texts)]
-    return {name: read_json(part.folder / MANIFEST)["files"] for name, part in zip(names, shards, strict=True)}
+    facts = {name: read_json(part.folder / MANIFEST)["files"] for name, part in zip(names, shards, strict=True)}
+    left_out = [part.about.get("left_out") for part in shards]
+    return facts | ({"what was left out": left_out[0] if len(left_out) == 1 else left_out} if any(left_out) else {})

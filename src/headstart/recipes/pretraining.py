@@ -16,6 +16,7 @@ from headstart.model.heads import LanguageHead, Model, build_language_head
 from headstart.model.pair_head import PairedHead
 from headstart.predict.generate import Sampling, continue_text
 from headstart.progress import Progress, Task
+from headstart.recipes.leaks import carried
 from headstart.recipes.stages import Stage, lay_out, spread, stage_at
 from headstart.runtime import Halt, Runtime, Stop
 from headstart.store.bundle import Bundle, save_bundle
@@ -254,6 +255,7 @@ class Pretraining:
             "held_out": asdict(score.text),
             "tokenizer": self.tokenizer.digest,
             "corpus": last.shards.about.get("fingerprint"),
+            "left_out": last.shards.about.get("left_out"),
         }
         if len(self.stages) > 1:
             result["stages"] = [
@@ -273,6 +275,7 @@ class Pretraining:
             objective=self.config.objective,
             visibility="causal" if self.config.objective == "causal" else "both",
             about=result,
+            extra=carried([stage.shards for stage in self.stages], self.source.path if self.source else None),
         )
         write_json(self.run.path / "result.json", result)
         self.run.tidy()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from headstart.config import PretrainConfig, StageConfig
 from headstart.data.batches import Batch, CausalRows
+from headstart.data.leaveout import refuse_prepared
 from headstart.data.masking import ask
 from headstart.data.pairs import PairRows, weighted
 from headstart.data.shards import Shards
@@ -103,7 +104,13 @@ class Stage:
         """The same with what it read, for the end."""
         texts = self.config.stages[self.number - 1].texts
         tokens = round(self.tokens_seen)
-        return {**self.plan(), "texts": texts, "tokens_seen": tokens, "corpus": self.shards.about.get("fingerprint")}
+        return {
+            **self.plan(),
+            "texts": texts,
+            "tokens_seen": tokens,
+            "corpus": self.shards.about.get("fingerprint"),
+            "left_out": self.shards.about.get("left_out"),
+        }
 
     def words(self) -> str:
         """One line for a person."""
@@ -130,6 +137,7 @@ def open_shards(
         if len(paths) > 1 or not is_shards(paths[0]):
             continue
         shards = opened[tuple(paths)] = Shards.open(Path(paths[0]))
+        refuse_prepared(paths[0], shards, config.corpus)
         if given is None:
             given, asked = load_tokenizer(shards.tokenizer_folder), paths[0]
         if given.digest != shards.tokenizer_digest:

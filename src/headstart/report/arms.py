@@ -5,6 +5,7 @@ An arm is a kind, or a kind and the name of the folder it starts from: `scratch`
 
 from headstart.report.collect import Comparison
 from headstart.report.intervals import mean
+from headstart.store.cells import kind_of
 
 NAMES = {
     "majority": "the majority class",
@@ -20,22 +21,13 @@ LINEAR = ("majority", "tfidf", "naive_bayes", "nbsvm")
 SCRATCH, PRETRAINED = "scratch", "pretrained"
 
 
-def kind(arm: str) -> str:
-    """What an arm is, without the name of its folder.
-
-    >>> kind("pretrained:books"), kind("tfidf")
-    ('pretrained', 'tfidf')
-    """
-    return arm.partition(":")[0]
-
-
 def is_network(arm: str) -> bool:
     """Whether an arm is anything but one of the linear ones.
 
     >>> [is_network(arm) for arm in ("nbsvm", "scratch", "pretrained:books")]
     [False, True, True]
     """
-    return kind(arm) not in LINEAR
+    return kind_of(arm) not in LINEAR
 
 
 def name_of(arm: str) -> str:
@@ -60,7 +52,7 @@ def pair(comparison: Comparison) -> tuple[str, str]:
     """
     if comparison.of(PRETRAINED, comparison.main):
         return PRETRAINED, SCRATCH
-    others = [arm for arm in comparison.arms if kind(arm) == PRETRAINED]
+    others = [arm for arm in comparison.arms if kind_of(arm) == PRETRAINED]
     return best_on_validation(comparison, others) or PRETRAINED, SCRATCH
 
 

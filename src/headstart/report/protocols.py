@@ -86,7 +86,7 @@ def _curve(cell: Cell) -> list[float]:
 
 def _without_doubles(cell: Cell, comparison: Comparison) -> float | None:
     test = comparison.data.test
-    doubles = set(test.overlap)
+    doubles = set(test.leaked)
     right = [
         answer == gold
         for row, (answer, gold) in enumerate(zip(cell.predictions, test.gold, strict=True))

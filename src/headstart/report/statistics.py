@@ -26,7 +26,7 @@ class Summary:
     macro: Estimate
     """Macro-F1: the mean over classes, so that a rare class counts as much as a frequent one."""
     without_overlap: float | None
-    """Mean test accuracy without the texts that also stand in train; None where there are none, or nothing else."""
+    """Mean test accuracy without the texts that (almost) stand in train too; None where there are none, or nothing else."""
 
     @cached_property
     def accuracies(self) -> tuple[float, ...]:
@@ -72,8 +72,9 @@ def summarise(comparison: Comparison, arm: str, budget: Budget) -> Summary | Non
     right_SN, macro_SN = (
         np.stack(list(rows(comparison, arm, budget, measure).values())) for measure in ("accuracy", "macro_f1")
     )
-    kept = np.setdiff1d(np.arange(right_SN.shape[1]), comparison.data.test.overlap)
-    without = float(right_SN[:, kept].mean()) if comparison.data.test.overlap and len(kept) else None
+    leaked = comparison.data.test.leaked
+    kept = np.setdiff1d(np.arange(right_SN.shape[1]), leaked)
+    without = float(right_SN[:, kept].mean()) if leaked and len(kept) else None
     once = len(cells) == 1 and not unvarying(comparison, arm, budget)
     accuracy, macro = (estimate(values_SN, bounds=(0.0, 1.0), one_run=once) for values_SN in (right_SN, macro_SN))
     return Summary(arm, budget, cells, accuracy, macro, without)

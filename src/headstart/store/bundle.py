@@ -1,8 +1,9 @@
 """A trained model as a folder: all that predicting, generating, evaluating and transferring take.
 
-bundle.json  tokenizer/  backbone.safetensors  head.safetensors  manifest.json
+bundle.json  tokenizer/  backbone.safetensors  head.safetensors  [membership.bin]  manifest.json
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -55,11 +56,13 @@ def save_bundle(
     visibility: Visibility = "causal",
     objective: str = "classify",
     about: dict[str, Any],
+    extra: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write a bundle whole.
 
     Args:
         about: figures and origins worth keeping with the model (result, receipt, data); plain values.
+        extra: further files, by name.
     """
     task: Task = "language" if isinstance(model.head, LanguageHead) else "classify"
     with whole_folder(folder, kind="bundle", about={"task": task, "labels": list(labels)}) as draft:
@@ -79,6 +82,8 @@ def save_bundle(
             "about": about,
         }
         write_json(draft / "bundle.json", facts)
+        for name, content in (extra or {}).items():
+            (draft / name).write_bytes(content)
 
 
 def find_bundle(folder: Path) -> Path:

@@ -135,13 +135,21 @@ class TestSplit(Split):
     gold: tuple[Count, ...] = Field(strict=False)
     overlap: tuple[Count, ...] = Field((), strict=False)
     """Rows whose text also stands in train, counted from 0; the report gives the accuracy with and without them."""
+    near: tuple[Count, ...] = Field((), strict=False)
+    """Rows whose text almost stands in train: words changed, or part of a longer text; treated like the others."""
+
+    @property
+    def leaked(self) -> tuple[int, ...]:
+        """The rows that training may have seen the answers of."""
+        return tuple(sorted({*self.overlap, *self.near}))
 
     @model_validator(mode="after")
     def _as_long_as_it_says(self) -> Self:
         if len(self.gold) != self.rows:
             raise ValueError(f"test.gold has {len(self.gold)} answers for {self.rows} rows")
-        if any(row >= self.rows for row in self.overlap):
-            raise ValueError(f"test.overlap names row {max(self.overlap)} of {self.rows}")
+        for name, rows in (("overlap", self.overlap), ("near", self.near)):
+            if any(row >= self.rows for row in rows):
+                raise ValueError(f"test.{name} names row {max(rows)} of {self.rows}")
         return self
 
 

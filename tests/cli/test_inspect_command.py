@@ -1,0 +1,140 @@
+"""`headstart inspect` as a person sees it: a line a finding, whole in a narrow window, and JSON for machines."""
+
+import json
+import re
+
+import pytest
+
+import headstart
+
+ROWS = [
+    ("the film is lovely 60", "positive"),
+    ("a  film is dull 61", "negative"),
+    ("a film is dull 61", "negative"),
+    ("", "negative"),
+    ("caf\u00c3\u00a9 noir", "positive"),
+]
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name, rows in (("a.csv", ROWS), ("b.csv", [ROWS[0], ("new", "positive")])):
+        table = "".join(f'"{text}",{label}\n' for text, label in rows)
+        (tmp_path / name).write_text(f"text,label\n{table}", encoding="utf-8")
+    return tmp_path / "a.csv", tmp_path / "b.csv"
+
+
+def test_findings_are_shown_a_line_each_and_are_no_failure(typed, files):
+    train, test = files
+    code, out, err = typed(f"inspect {train} --test {test} --texts corpus.txt train.csv")
+    assert code == 0
+    assert out.splitlines() == [
+        f"{train}: 5 rows",
+        "  labels        negative 3 (60.0 %), positive 2 (40.0 %)",
+        "  characters    median 17, nine in ten up to 21, longest 21",
+        "  words         median 5, nine in ten up to 5, longest 5",
+        "  ! text empty  1 row has no text; training stops at the first: row 4",
+        "  ! doubles     1 row repeats an earlier row word for word (1 text in 2 rows): row 3 = row 2",
+        "  ! encoding    1 row with mojibake: row 5 (Ã©)",
+        "  pretraining   1 of the 4 rows is a document of corpus.txt, train.csv word for word, 0 more almost "
+        "are, or stand inside one: row 1 = corpus.txt, line 1 there",
+        "",
+        f"{test}: 2 rows",
+        "  labels         positive 2 (100.0 %)",
+        "  characters     median 3, nine in ten up to 21, longest 21",
+        "  words          median 1, nine in ten up to 5, longest 5",
+        "  ! labels       every row has the label 'positive'",
+        "  ! overlap      1 row (1 different text) stands word for word in a.csv, in 1 row there: row 1 = row 1 there",
+        "  ! pretraining  1 of the 2 rows is a document of corpus.txt, train.csv word for word, 0 more almost "
+        "are, or stand inside one: row 1 = corpus.txt, line 1 there",
+    ]
+    assert f"reading {train}\n" in err
+
+
+def test_json_is_for_machines(typed, files):
+    train, test = files
+    code, out, _ = typed(f"inspect {train} --test {test} --json --quiet")
+    found = json.loads(out)
+    assert code == 0
+    assert found["format"] == 1
+    assert [file["rows"] for file in found["files"]] == [5, 2]
+    assert [finding["kind"] for finding in found["findings"]] == [
+        "text empty",
+        "doubles",
+        "encoding",
+        "labels",
+        "overlap",
+    ]
+
+
+def test_a_model_gives_tokens_context_and_what_it_has_seen(typed):
+    code, out, _ = typed("inspect train.csv --test test.csv --from base -q")
+    assert code == 0
+    assert "; 0 beyond the context of 32\n" in out
+    assert re.search(
+        r"pretraining +none of the 20 rows was among the 200 different documents that base was pretrained on", out
+    )
+
+
+def test_a_clean_file_says_so(typed):
+    _, out, _ = typed("inspect train.csv -q")
+    assert out.splitlines()[-1] == "  findings    none"
+
+
+@pytest.mark.parametrize("columns", ["60", "120"])
+def test_lines_are_folded_in_their_column(headstart, files, columns):
+    train, test = files
+    done = headstart("inspect", train, "--test", test, "-q", FORCE_COLOR="1", COLUMNS=columns)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
+    assert done.returncode == 0
+    body = [line for line in plain.splitlines() if not line.startswith(str(train.parent)[:8])]
+    assert max(map(len, body)) <= int(columns)
+    folded = [line for line in body if line.startswith(" " * 12)]
+    assert bool(folded) == (columns == "60")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("inspect", "inspect needs TRAIN; see headstart inspect --help"),
+        ("inspect else/a.csv", "no such file: else/a.csv (there is no folder else)"),
+        ("inspect corpus.txt", "corpus.txt: a .txt file has no labels; give unlabelled text with --texts"),
+        ("inspect train.csv --context 9", "--context counts tokens; give --tokenizer or --from with it"),
+        (
+            "inspect train.csv --text-column txt",
+            "train.csv has no column 'txt'; its columns are text, label; did you mean 'text'?",
+        ),
+        ("inspect train.csv --from runs/no", "no such folder: runs/no"),
+        (
+            "inspect base/tokens",
+            "base/tokens is prepared already: its text is tokens now; give the file it was made from",
+        ),
+        ("pretrain corpus.txt --out x --leave-out tast.csv", "no such file: tast.csv; did you mean test.csv?"),
+        (
+            "prepare train.csv --labelled --tokenizer tok --out x --leave-out test.csv",
+            "prepare --labelled keeps every row; --leave-out is for the text that a model is pretrained on",
+        ),
+    ],
+)
+def test_what_cannot_be_inspected_is_told_in_one_line(typed, line, message):
+    code, out, err = typed(line)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == f"headstart: {message}"
+
+
+def test_python_gives_the_same(trained, files):
+    train, test = files
+    found = headstart.inspect(train, test=test, texts=trained / "corpus.txt", tokenizer=trained / "tok", context=8)
+    assert [one.exact for one in found.pretraining] == [1, 1]
+    assert found.files[0].beyond is not None
+    settings = {"labelled.text_column": "label", "labelled.label_column": "text"}
+    assert headstart.inspect(test, settings=settings).files[0].labels == {"new": 1, "the film is lovely 60": 1}
+
+
+def test_texts_are_left_out_from_the_command_line(typed, tmp_path):
+    code, out, err = typed(
+        f"prepare corpus.txt train.csv --tokenizer tok --out {tmp_path / 'tokens'} --leave-out train.csv"
+    )
+    assert code == 0
+    assert out.startswith(f"{tmp_path / 'tokens'}: 200 documents, ")
+    assert "left out because of train.csv: 40 documents that stand there and 0 that almost do; 200 kept" in err
