@@ -66,7 +66,8 @@ def test_a_curve_that_never_falls_rises_keeps_its_mean_and_is_left_alone_once_it
     assert (np.diff(levels) >= -1e-12).all()
     assert levels.mean() == pytest.approx(curve.mean())
     assert found.shape == curve.shape
-    assert never_falling(found) == pytest.approx(found)
+    # the levels, not every text: means that are equal but for rounding may be pooled once more
+    assert never_falling(found).mean(axis=(1, 2)) == pytest.approx(levels)
     if rights == sorted(rights):
         assert (found == curve).all()
 
