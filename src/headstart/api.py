@@ -29,6 +29,7 @@ from headstart.recipes.finetune import SCRATCH, run_finetune
 from headstart.recipes.inspect import Inspection, run_inspect
 from headstart.recipes.prepare import run_prepare, run_tokenizer
 from headstart.recipes.pretrain import run_pretrain
+from headstart.recipes.sizing import AUTO, choose_preset
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import ReportCard
 from headstart.train.evaluate import Evaluation
@@ -130,8 +131,11 @@ def pretrain(
     Args:
         texts: none when the settings have stages, as in
             settings={"stages": [{"texts": ["novels.txt"], "share": 0.6, "context": 128}, {"texts": ["reviews.txt"]}]}
+        preset: auto takes the largest size that settings["loop.minutes"] allow on this machine.
     """
     _check_shape(source, settings)
+    if preset == AUTO and not resume:
+        preset = choose_preset(_settings(PretrainConfig, "classic", "pretrain", settings), progress or Quiet())
     return run_pretrain(
         _paths(texts),
         Path(out),

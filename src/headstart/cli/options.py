@@ -29,7 +29,7 @@ TOML = Path("headstart.toml")
 PANELS = ("loop", "masking", "pairs", "optim", "transfer", "model", "corpus", "labelled", "tokenizer", "runtime")
 """The order in which `--help` shows sections: what one turns most often first."""
 
-SHORT = {"corpus.leave_out": "--leave-out"}
+SHORT = {"corpus.leave_out": "--leave-out", "loop.minutes": "--minutes"}
 """Options with a short name beside that of their setting."""
 
 Out = Annotated[Path, Parameter(metavar="FOLDER", help="The folder to write.")]
@@ -41,7 +41,10 @@ Tokenizer = Annotated[
     Path | None, Parameter(metavar="FOLDER", help="A tokenizer to use; without it, one is trained on the text.")
 ]
 Preset = Annotated[
-    str | None, Parameter(metavar="NAME", help="Named settings to start from, such as classic or modern-micro.")
+    str | None,
+    Parameter(
+        metavar="NAME", help="Named settings to start from, such as classic or modern-micro; auto with --minutes."
+    ),
 ]
 ConfigFile = Annotated[
     Path | None,

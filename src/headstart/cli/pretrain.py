@@ -1,11 +1,13 @@
 """`headstart pretrain`: unlabelled text to a language model."""
 
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from headstart.cli.console import Console
 from headstart.cli.options import (
+    TOML,
     ConfigFile,
     Flags,
     Options,
@@ -21,6 +23,21 @@ from headstart.config import PretrainConfig
 from headstart.errors import UsageError
 
 OPTIONS = Options(PretrainConfig, preset="pretrain")
+
+
+def _is_to_be_planned(preset: str | None, config: Path | None, flags: Flags | None) -> bool:
+    """Whether the size is left to us: `--preset auto`, or minutes and nothing that says what network it should be."""
+    if preset is not None or config is not None or TOML.exists():
+        return preset == "auto"
+    given = OPTIONS.given(flags)
+    return "loop.minutes" in given and not any(name.startswith(("model.", "optim.", "objective")) for name in given)
+
+
+def _planned(flags: Flags | None, config: Path | None, progress: Console) -> str:
+    wanted = OPTIONS.settings(flags, path=config)
+    from headstart.recipes.sizing import choose_preset
+
+    return choose_preset(wanted, progress)
 
 
 @OPTIONS.on
@@ -49,6 +66,8 @@ def pretrain(
         OPTIONS.refuse_with_resume(flags, out, **others)
         check_resumes(out, "pretrain", "texts", texts)
     OPTIONS.refuse_with_source(flags, source)
+    if not resume and source is None and _is_to_be_planned(preset, config, flags):
+        preset = _planned(flags, config, Console(quiet=quiet))
     settings = None if resume else OPTIONS.settings(flags, preset=preset, path=config)
     if settings and not texts and not settings.stages:
         raise UsageError("pretrain needs TEXTS, or one prepared folder; see headstart pretrain --help")

@@ -18,13 +18,14 @@ _CLASSIC_MODEL = {
 }
 
 # one dial: width, depth, heads, feed-forward width; then the rows of pretraining: their length, and how many a step
-_SIZES = {
+SIZES = {
     "modern-nano": ((128, 4, 2, 352), 512, 32),
     "modern-micro": ((256, 6, 4, 704), 512, 64),
     "modern": ((512, 10, 8, 1408), 1024, 64),
     "modern-base": ((768, 12, 12, 2048), 1024, 64),
 }
-NAMES = ("classic", *_SIZES)
+"""From the smallest up."""
+NAMES = ("classic", *SIZES)
 
 
 def _modern(size: tuple[int, int, int, int], context: int, rows: int) -> dict[str, dict[str, Any]]:
@@ -40,7 +41,7 @@ def _modern(size: tuple[int, int, int, int], context: int, rows: int) -> dict[st
     }
     return {
         "pretrain": {
-            "objective": "masked",
+            "objective": "hybrid",
             "model": model,
             "optim": {
                 "optimizer": "muon",
@@ -62,8 +63,9 @@ def _modern(size: tuple[int, int, int, int], context: int, rows: int) -> dict[st
                 "warmup": 0.1,
                 "schedule": "linear",
                 "clip": 1.0,
+                "average": 0.99,
             },
-            "loop": {"batch_size": 16, "epochs": 8, "least_steps": 300, "choose": "last"},
+            "loop": {"batch_size": 16, "epochs": 6, "least_steps": 300, "choose": "last"},
             "transfer": {"layer_decay": 0.9},
         },
     }
@@ -82,7 +84,7 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "loop": {"batch_size": 8, "epochs": 15},
         },
     },
-    **{name: _modern(*size) for name, size in _SIZES.items()},
+    **{name: _modern(*size) for name, size in SIZES.items()},
 }
 
 

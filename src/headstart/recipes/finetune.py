@@ -1,5 +1,6 @@
 """Fine-tuning: a pretrained folder, or random weights, and labelled text in; a classifier and its figures out."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def _finetune(
     progress: Progress,
     source: Bundle | None,
 ) -> None:
-    runtime = start(config.runtime)
+    began, runtime = time.monotonic(), start(config.runtime)
     write_json(run.path / "environment.json", environment(runtime))
     with run.discarded_on_error(new=not resume):
         data = load_data(
@@ -92,7 +93,7 @@ def _finetune(
         write_json(run.path / "receipt.json", receipt.as_dict())
         progress.say(receipt.summary())
     with stopping(config.runtime.time_limit) as stop:
-        training = Finetuning(run, config, data, model, runtime, stop, progress)
+        training = Finetuning(run, config, data, model, runtime, stop, progress, began=began)
         try:
             outcome = training.go(resume=resume)
         except Halt:
@@ -133,9 +134,9 @@ def _write(
     run.tidy()
     progress.say(_calibrated(outcome.calibration))
     test = f"; test accuracy {outcome.test.accuracy:.4f} (read once)" if outcome.test else ""
-    progress.say(
-        f"best epoch {outcome.best_epoch} by validation, accuracy {outcome.valid.accuracy:.4f}{test}; model in {run.path}"
-    )
+    best = "best epoch {} by validation, accuracy" if config.loop.choose == "best" else "epoch {}, validation accuracy"
+    kept = best.format(outcome.best_epoch)
+    progress.say(f"{kept} {outcome.valid.accuracy:.4f}{test}; model in {run.path}")
 
 
 def _calibrated(found: Calibration) -> str:

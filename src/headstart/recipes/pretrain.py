@@ -1,5 +1,6 @@
 """Pretraining: text in, a language model and its measure on held-out text out."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def run_pretrain(
         texts: none when the settings have stages, which name their own.
         source: a language model to start from in place of random weights: general text first, one's own text next.
     """
-    progress = progress or Quiet()
+    progress, began = progress or Quiet(), time.monotonic()
     if resume:
         run = RunFolder.open(out, kind="pretrain")
         if run.finished:
@@ -64,7 +65,7 @@ def run_pretrain(
             own = start_from.tokenizer if start_from and tokenizer is None else tokenizer
             shards = open_shards(texts, out, config, own, progress)
             run.same_inputs(_facts(texts, config, shards))
-            pretraining = Pretraining(run, config, shards, runtime, progress, start_from)
+            pretraining = Pretraining(run, config, shards, runtime, progress, start_from, began=began)
             pretraining.prepare()
         with stopping(config.runtime.time_limit) as stop:
             pretraining.go(stop, resume=resume)

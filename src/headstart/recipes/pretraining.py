@@ -1,6 +1,8 @@
 """One pretraining under way: its plan, its steps, its measures and its end, whatever it reads and wherever it began."""
 
+import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -29,11 +31,11 @@ from headstart.train.evaluate import LanguageScore, score_language
 from headstart.train.loop import StepReport, TrainState, fit
 from headstart.train.objectives import LossSum
 from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer
+from headstart.train.pace import TRAINING_SHARE, seconds_a_step
 from headstart.train.pairs import PairScore, predict_tokens_and_pairs, score_pairs
 
 _PROMPT_TOKENS = 6
 _SAMPLE_TOKENS = 40
-_WARM_STEPS, _TIMED_STEPS, _TRAINING_SHARE = 5, 40, 0.93
 
 
 @dataclass
@@ -48,6 +50,8 @@ class Pretraining:
     progress: Progress
     source: Bundle | None = None
     stop: Stop = field(default_factory=Stop)
+    began: float = field(default_factory=time.monotonic)
+    """When the clock of `loop.minutes` started."""
 
     def prepare(self) -> None:
         """Lay out the rows and build the model; whatever is wrong with the text shows here."""
@@ -120,16 +124,13 @@ class Pretraining:
         """Steps for the minutes, by the time that steps of each stage's shape take."""
         self.progress.say("timing a few steps")
         before = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-        steps = _WARM_STEPS + max(_TIMED_STEPS // len(self.stages), _WARM_STEPS)
-        a_step = 0.0
+        a_step, budget = 0.0, 60 * (self.config.loop.minutes or 0)
         for stage in self.stages:
             trial = TrainState(self.model, build_optimizer(self.model, self.config.optim), self.config.runtime.seed)
-            reports = fit(trial, stage.fetch, self._objective, self.config.optim, steps, self.runtime)
-            seconds = [report.seconds for report in reports][_WARM_STEPS:]
-            a_step += stage.share * sum(seconds) / len(seconds)
+            with closing(fit(trial, stage.fetch, self._objective, self.config.optim, 2**31, self.runtime)) as reports:
+                a_step += stage.share * seconds_a_step(reports, budget / len(self.stages))
         self.model.load_state_dict(before)
-        # measuring, saving and sampling take their part too
-        affordable = int(60 * (self.config.loop.minutes or 0) * _TRAINING_SHARE / a_step)
+        affordable = int(max(0.0, TRAINING_SHARE * budget - (time.monotonic() - self.began)) / a_step)
         return {"steps": max(len(self.stages), affordable), "seconds_a_step": a_step}
 
     def _tell(self) -> None:

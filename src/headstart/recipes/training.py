@@ -31,9 +31,9 @@ from headstart.train.evaluate import Evaluation, evaluate_scores, score_texts
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import LossSum, classify
 from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer, set_trainable
+from headstart.train.pace import TRAINING_SHARE, seconds_a_step
 from headstart.train.shares import probabilities
 
-_WARM_STEPS, _TIMED_STEPS, _TRAINING_SHARE = 3, 20, 0.95
 _SECONDS_BETWEEN_SAVES = 20.0
 """At the end of an epoch; `loop.save_every` counts steps besides."""
 
@@ -68,7 +68,10 @@ class Finetuning:
         progress: Progress,
         *,
         quiet: bool = False,
+        began: float | None = None,
     ) -> None:
+        """`began` is when the clock of `loop.minutes` started, if not now."""
+        self.began = time.monotonic() if began is None else began
         self.run, self.config, self.data, self.runtime, self.stop, self.progress = (
             run,
             config,
@@ -148,16 +151,13 @@ class Finetuning:
             started = time.monotonic()
             self._evaluate(self.valid)
             measuring = time.monotonic() - started
-            trial = min(wanted, _WARM_STEPS + _TIMED_STEPS)
-            with closing(
-                fit(self._fresh_state(), self._fetch, self._objective, self.config.optim, trial, self.runtime)
-            ) as reports:
-                seconds = [report.seconds for report in reports][_WARM_STEPS:] or [1.0]
+            budget, state = 60 * self.config.loop.minutes, self._fresh_state()
+            with closing(fit(state, self._fetch, self._objective, self.config.optim, wanted, self.runtime)) as reports:
+                a_step = seconds_a_step(reports, budget)
             self.model.load_state_dict(before)
-            epoch = measuring + self.epoch_steps * sum(seconds) / len(seconds)
-            left = max(0.0, 60 * self.config.loop.minutes * _TRAINING_SHARE - measuring)
-            steps = max(1, min(wanted, int(left / epoch * self.epoch_steps)))
-            write_json(path, {"steps": steps, "seconds_a_step": sum(seconds) / len(seconds)})
+            left = max(0.0, TRAINING_SHARE * budget - (time.monotonic() - self.began) - measuring)
+            steps = max(1, min(wanted, int(left / (measuring + self.epoch_steps * a_step) * self.epoch_steps)))
+            write_json(path, {"steps": steps, "seconds_a_step": a_step})
         steps = int(read_json(path)["steps"])
         self._say(f"{steps:,} steps, {steps / self.epoch_steps:.1f} epochs, in {self.config.loop.minutes:g} minutes")
         return steps

@@ -1,0 +1,24 @@
+"""How many steps fit into a time: a few are taken, timed and forgotten."""
+
+import time
+from collections.abc import Iterable
+from itertools import pairwise
+
+from headstart.train.loop import StepReport
+
+TRAINING_SHARE = 0.93
+"""Of the minutes; measuring, saving and sampling take their part too."""
+_WARM, _LEAST, _MOST, _SHARE = 2, 2, 40, 0.05
+
+
+def seconds_a_step(reports: Iterable[StepReport], budget: float) -> float:
+    """The mean time of the first steps but those that warm up: some dozens, or what fits in a twentieth of `budget` seconds."""
+    started = time.monotonic()
+    ends = []
+    for count, _ in enumerate(reports, start=1):
+        ends.append(time.monotonic())
+        if count >= _WARM + _MOST or (count >= _WARM + _LEAST and ends[-1] - started > _SHARE * budget):
+            break
+    taken = [after - before for before, after in pairwise(ends)]
+    taken = taken[_WARM - 1 :] or taken or [ends[-1] - started]
+    return sum(taken) / len(taken)

@@ -1,0 +1,145 @@
+"""What makes fine-tuning steady, and how time is kept: averaged weights, the last epoch, few rows read often, minutes."""
+
+import pytest
+import torch
+
+from headstart.errors import ConfigError, Interrupted, UsageError
+from headstart.files import read_json, write_json
+from headstart.recipes.finetune import run_finetune
+from headstart.recipes.pretrain import run_pretrain
+from headstart.recipes.sizing import TOKENS_A_PARAMETER, Trial, choose_preset
+from headstart.store.rundir import RunFolder
+from headstart.store.tensors import load_tensors
+from tiny import Listener, finetune_config, pretrain_config, write_reviews
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory):
+    return write_reviews(tmp_path_factory.mktemp("reviews"))
+
+
+def finetune(reviews, out, **settings):
+    files = {name: str(reviews / f"{name}.csv") for name in ("valid", "test")}
+    return run_finetune(str(reviews / "train.csv"), out, finetune_config(**settings), source="scratch", **files)
+
+
+def weights(run):
+    return load_tensors(run.path / "bundle" / "backbone.safetensors")
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def epochs(run):
+    return RunFolder(run.path).metrics.read("epoch")
+
+
+def test_the_last_epoch_is_kept_where_that_is_asked(reviews, tmp_path):
+    listener = Listener()
+    settings = {"loop__epochs": 4, "optim__schedule": "linear"}
+    last = run_finetune(
+        str(reviews / "train.csv"),
+        tmp_path / "last",
+        finetune_config(**settings, loop__choose="last"),
+        source="scratch",
+        valid=str(reviews / "valid.csv"),
+        progress=listener,
+    )
+    result = read_json(last.path / "result.json")
+    assert result["best_epoch"] == 4
+    assert result["valid"]["accuracy"] == epochs(last)[-1]["valid_accuracy"]
+    assert any(line.startswith("epoch 4, validation accuracy 0.") for line in listener.lines)
+    assert not any("best" in line for line in listener.lines)
+
+
+def test_waiting_for_a_better_epoch_makes_no_sense_when_the_last_is_kept():
+    with pytest.raises(
+        ConfigError, match=r"^loop.patience waits for a better epoch, which loop.choose last does not look for$"
+    ):
+        finetune_config(loop__choose="last", loop__patience=2)
+
+
+def test_averaged_weights_are_measured_and_kept_in_place_of_the_last_ones(reviews, tmp_path):
+    plain = finetune(reviews, tmp_path / "plain", loop__choose="last")
+    mean = finetune(reviews, tmp_path / "mean", loop__choose="last", optim__average=0.9)
+    assert [line["train_loss"] for line in epochs(mean)] == [line["train_loss"] for line in epochs(plain)]
+    assert [line["valid_loss"] for line in epochs(mean)] != [line["valid_loss"] for line in epochs(plain)]
+    assert not same(weights(mean), weights(plain))
+
+
+@pytest.mark.parametrize("command", ["finetune", "pretrain"])
+def test_an_average_survives_a_stop(reviews, tmp_path, command):
+    def go(out, **settings):
+        if command == "finetune":
+            return finetune(reviews, out, optim__average=0.9, **settings)
+        return run_pretrain([str(reviews / "texts.txt")], out, pretrain_config(optim__average=0.9, **settings))
+
+    whole = go(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        go(tmp_path / "cut", runtime__time_limit=1e-5)
+    config = read_json(tmp_path / "cut" / "config.json")
+    config["runtime"]["time_limit"] = None
+    write_json(tmp_path / "cut" / "config.json", config)
+    if command == "finetune":
+        cut = run_finetune(None, tmp_path / "cut", None, resume=True)
+    else:
+        cut = run_pretrain([], tmp_path / "cut", None, resume=True)
+    assert same(weights(whole), weights(cut))
+
+
+def test_few_rows_are_read_several_times_an_epoch(reviews, tmp_path):
+    usual = finetune(reviews, tmp_path / "usual", loop__epochs=2)
+    often = finetune(reviews, tmp_path / "often", loop__epochs=2, loop__least_steps=30)
+    enough = finetune(reviews, tmp_path / "enough", loop__epochs=2, loop__least_steps=12)
+    steps = -(-48 // 8)
+    assert len(epochs(often)) == len(epochs(usual)) == 2
+    # 48 rows in batches of 8 are 6 steps, 2 epochs are 12: three passes an epoch reach 36
+    assert -(-30 // (2 * steps)) == 3
+    assert epochs(often)[-1]["train_loss"] < epochs(usual)[-1]["train_loss"]
+    assert same(weights(enough), weights(usual))
+
+
+def test_minutes_cut_epochs_short_and_the_plan_is_written_down(reviews, tmp_path):
+    run = finetune(reviews, tmp_path / "run", loop__epochs=2000, loop__minutes=0.03)
+    steps = read_json(run.path / "plan.json")["steps"]
+    assert 1 <= steps < 2000 * 6
+    # 48 rows in batches of 8 are 6 steps; the rest of them counts as an epoch of its own
+    assert len(epochs(run)) == -(-steps // 6)
+
+
+def test_a_plan_once_made_is_kept(reviews, tmp_path):
+    settings = {"loop__epochs": 2000, "loop__minutes": 60.0, "runtime__time_limit": 0.02}
+    with pytest.raises(Interrupted):
+        finetune(reviews, tmp_path / "run", **settings)
+    config = read_json(tmp_path / "run" / "config.json")
+    config["runtime"]["time_limit"] = None
+    write_json(tmp_path / "run" / "config.json", config)
+    done = len(RunFolder(tmp_path / "run").metrics.read("epoch"))
+    write_json(tmp_path / "run" / "plan.json", {"steps": 6 * done + 8, "seconds_a_step": 1.0})
+    run = run_finetune(None, tmp_path / "run", None, resume=True)
+    assert len(epochs(run)) == done + 2
+
+
+def test_minutes_that_suffice_change_nothing(reviews, tmp_path):
+    plain = finetune(reviews, tmp_path / "plain")
+    timed = finetune(reviews, tmp_path / "timed", loop__minutes=60.0)
+    assert same(weights(plain), weights(timed))
+
+
+def test_the_smallest_size_is_taken_where_time_is_short():
+    listener = Listener()
+    config = pretrain_config(loop__steps=None, loop__minutes=0.001, tokenizer__vocab_size=300)
+    assert choose_preset(config, listener) == "modern-nano"
+    assert listener.lines[0] == "timing sizes for 0.001 minutes on cpu"
+    assert listener.lines[1].startswith("preset modern-nano: 0.8 M parameters, about 0.0 M tokens in that time")
+
+
+def test_a_size_needs_enough_text_for_its_parameters():
+    assert Trial("modern", 100, TOKENS_A_PARAMETER * 100).enough
+    assert not Trial("modern", 100, TOKENS_A_PARAMETER * 100 - 1).enough
+
+
+def test_a_plan_needs_a_time():
+    with pytest.raises(UsageError, match=r"^--preset auto plans for a time; say how long with --minutes$"):
+        choose_preset(pretrain_config(), Listener())

@@ -1,0 +1,58 @@
+"""The running mean of the weights: what it is, where it is used, and that it comes back from a checkpoint."""
+
+import pytest
+import torch
+from torch import nn
+
+from headstart.config import OptimConfig
+from headstart.train.average import Average, averaged
+from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer
+from tiny import classifier
+
+
+def walk(model, average, values):
+    for step, value in enumerate(values, start=1):
+        with torch.no_grad():
+            model.weight.fill_(value)
+        average.update(step)
+
+
+def test_it_is_the_mean_of_all_steps_while_they_are_few():
+    model = nn.Linear(1, 1, bias=False)
+    average = Average(model, 0.99)
+    walk(model, average, [2.0, 4.0, 9.0])
+    assert average.means["weight"].item() == pytest.approx(5.0)
+
+
+def test_later_it_forgets_at_its_rate():
+    model = nn.Linear(1, 1, bias=False)
+    average = Average(model, 0.5)
+    walk(model, average, [8.0, 8.0, 0.0, 0.0])
+    assert average.means["weight"].item() == pytest.approx(2.0)
+
+
+def test_the_model_has_its_mean_inside_the_block_and_its_own_weights_after_it_even_after_an_error():
+    model = nn.Linear(1, 1, bias=False)
+    average = Average(model, 0.9)
+    walk(model, average, [1.0, 3.0])
+
+    def look():
+        with averaged(model, average):
+            assert model.weight.item() == pytest.approx(2.0)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        look()
+    assert model.weight.item() == 3.0
+    with averaged(model, None):
+        assert model.weight.item() == 3.0
+
+
+def test_a_checkpoint_holds_it_and_gives_it_back():
+    model, other = classifier(seed=0), classifier(seed=1)
+    config = OptimConfig()
+    before, after = Average(model, 0.9), Average(other, 0.9)
+    saved = optimizer_tensors(build_optimizer(model, config), model, before)
+    assert not torch.equal(after.means["head.linear.weight"], before.means["head.linear.weight"])
+    restore_optimizer(build_optimizer(other, config), other, saved, after)
+    assert all(torch.equal(after.means[name], mean) for name, mean in before.means.items())
