@@ -38,7 +38,9 @@ def corpus(count: int, mean: float) -> SimpleNamespace:
     sizes = lengths(count, mean)
     flat = np.random.default_rng(1).integers(4, VOCABULARY, sizes.sum()).astype(np.uint16)
     ends = np.cumsum(sizes)
-    return SimpleNamespace(lengths=sizes, ids=lambda i: flat[ends[i] - sizes[i] : ends[i]])
+    return SimpleNamespace(
+        lengths=sizes, ids=lambda i: flat[ends[i] - sizes[i] : ends[i]], flat=flat, offsets=ends - sizes
+    )
 
 
 def timed(reports, warm: int, device) -> list[float]:
@@ -91,7 +93,7 @@ def main() -> None:  # noqa: PLR0915
         rows = CausalRows(corpus(20000, 180), np.arange(20000), SPECIAL, context=given.context, layout="packed", seed=0)
 
         def fetch(step):
-            return [ask(rows, step * given.batch, given.batch, config, SPECIAL, VOCABULARY)]
+            return [ask(rows, step * given.batch, given.batch, config, SPECIAL, VOCABULARY, 0)]
 
         def objective(batch):
             return predict_tokens(model, batch)

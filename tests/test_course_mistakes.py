@@ -35,7 +35,7 @@ from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import class_scores, classify, predict_tokens
 from headstart.train.optim import build_optimizer
 from report.make_comparison import write_answers
-from tiny import CPU, SPECIAL, VOCABULARY, classifier, finetune_config, pretrain_config, write_reviews
+from tiny import CPU, SPECIAL, VOCABULARY, classifier, finetune_config, in_memory, pretrain_config, write_reviews
 
 DOUBLES = 4
 
@@ -218,13 +218,6 @@ TEXT = [np.arange(4 + 30 * number, 34 + 30 * number) for number in range(8)]
 SHAPE = ModelConfig(width=WIDTH, depth=1, heads=2, feedforward=16, context=32)
 
 
-class Corpus:
-    lengths = np.array([len(text) for text in TEXT])
-
-    def ids(self, index):
-        return TEXT[index]
-
-
 def losses(model, batch, objective, steps):
     config = OptimConfig(lr=3e-3)
     state = TrainState(model, build_optimizer(model, config), 0)
@@ -233,7 +226,7 @@ def losses(model, batch, objective, steps):
 
 def test_6_the_language_models_loss_starts_where_it_must_and_falls_below_what_a_second_softmax_allows():
     model = Model(build_backbone(SHAPE, WORDS, 0), build_language_head(SHAPE, WORDS, 0))
-    rows = CausalRows(Corpus(), np.arange(len(TEXT)), SPECIAL, context=32, layout="documents", seed=None)
+    rows = CausalRows(in_memory(TEXT), np.arange(len(TEXT)), SPECIAL, context=32, layout="documents", seed=None)
     found = losses(model, rows.batch(0, len(TEXT)), predict_tokens, 30)
     # scores of a fresh head have variance d · 0.1² / 3, which adds half of itself to ln V; a second softmax would flatten
     # them and start at ln V itself. At the published V = 50,001 and d = 200 these are 11.15 and 10.82

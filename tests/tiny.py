@@ -50,7 +50,15 @@ def corpus(lengths: list[int], seed: int = 0) -> SimpleNamespace:
     """Documents of random tokens in memory, offering what shards offer."""
     chance = np.random.default_rng(seed)
     documents = [chance.integers(4, VOCABULARY, length) for length in lengths]
-    return SimpleNamespace(lengths=np.array(lengths, dtype=np.int64), ids=lambda index: documents[index])
+    return in_memory(documents)
+
+
+def in_memory(documents: list[np.ndarray]) -> SimpleNamespace:
+    """Token arrays, offering what shards offer."""
+    lengths = np.array([len(document) for document in documents], dtype=np.int64)
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    flat = np.concatenate(documents)
+    return SimpleNamespace(lengths=lengths, ids=lambda index: documents[index], flat=flat, offsets=offsets)
 
 
 def review(chance: random.Random, positive: bool) -> str:

@@ -16,7 +16,7 @@ from headstart.model.pair_head import PairedHead
 from headstart.train.loop import TrainState, fit
 from headstart.train.optim import build_optimizer, level
 from headstart.train.pairs import predict_tokens_and_pairs, score_pairs
-from tiny import CPU, SHAPE, SPECIAL, VOCABULARY, corpus, language_model
+from tiny import CPU, SHAPE, SPECIAL, VOCABULARY, corpus, in_memory, language_model
 
 WEIGHT = 0.7
 
@@ -34,7 +34,7 @@ def topics(documents: int, *, separable: bool, seed: int) -> SimpleNamespace:
         chance.integers(4 + 2 * (index % 6), 6 + 2 * (index % 6), 10) if separable else chance.integers(4, 16, 10)
         for index in range(documents)
     ]
-    return SimpleNamespace(lengths=np.full(documents, 10), ids=lambda index: texts[index])
+    return in_memory(list(texts))
 
 
 def hidden(rows, first, count):

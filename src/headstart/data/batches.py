@@ -19,7 +19,15 @@ Ints = NDArray[np.int64]
 
 
 class TokenDocuments(Protocol):
-    """What a corpus of token ids offers: `Shards`, or a list in memory."""
+    """What a corpus of token ids offers: `Shards`, or arrays in memory."""
+
+    @property
+    def flat(self) -> NDArray[Any]:
+        """The tokens of all documents end to end."""
+
+    @property
+    def offsets(self) -> NDArray[Any]:
+        """Where each document begins in `flat`."""
 
     @property
     def lengths(self) -> Ints:
@@ -135,6 +143,7 @@ class CausalRows:
         self.corpus, self.documents, self.special, self.context = corpus, documents, special, context
         self.layout, self.seed = layout, seed
         self._lengths = corpus.lengths[documents] + 1
+        self._begins = corpus.offsets[documents].astype(np.int64)
         self.inputs = int(self._lengths.sum())
         packed = layout == "packed"
         self.rows = -(-self.inputs // context) if packed else len(documents)
@@ -170,18 +179,20 @@ class CausalRows:
         start, stop = row * self.context, min((row + count) * self.context, self.inputs)
         first = int(np.searchsorted(self._ends, start, side="right"))
         last = int(np.searchsorted(self._ends, stop, side="left"))
-        places = range(first, last + 1)
-        wholes = self._ends[first : last + 1] - self._lengths[self._order[first : last + 1]]
-        begins, ends = np.maximum(wholes, start), np.minimum(self._ends[first : last + 1], stop)
-        pieces = [
-            self._document(int(self._order[place]), begin - whole, end - whole)
-            for place, whole, begin, end in zip(places, wholes.tolist(), begins.tolist(), ends.tolist(), strict=True)
-        ]
+        order, ends = self._order[first : last + 1], self._ends[first : last + 1]
+        sizes = self._lengths[order]
+        taken = np.minimum(ends, stop) - np.maximum(ends - sizes, start)
+        owner = np.repeat(np.arange(len(order)), taken)
+        # where each token stands in its document, <sos> being 0; no loop, so that a GPU's own thread is not kept waiting
+        place = np.arange(start, stop) - (ends - sizes)[owner]
+        at = self._begins[order][owner] + place
+        flat = self.corpus.flat
+        ids = np.where(place == 0, self.special.sos, flat[np.maximum(at - 1, 0)])
+        targets = np.where(place == sizes[owner] - 1, self.special.eos, flat[np.minimum(at, len(flat) - 1)])
         shape = (count, self.context)
-        ids = _filled(np.concatenate([piece[:-1] for piece in pieces]), shape, self.special.pad)
-        targets = _filled(np.concatenate([piece[1:] for piece in pieces]), shape, UNSCORED)
-        owners = _filled(np.repeat(np.arange(len(pieces)), ends - begins), shape, PADDING)
-        return ids, np.where(owners == PADDING, PADDING, owners - owners[:, :1]), targets
+        owners = _filled(owner, shape, PADDING)
+        segments = np.where(owners == PADDING, PADDING, owners - owners[:, :1])
+        return _filled(ids, shape, self.special.pad), segments, _filled(targets, shape, UNSCORED)
 
     def _documents(self, row: int, count: int) -> tuple[Ints, Ints, Ints]:
         """The same when each document has its own row."""
