@@ -186,6 +186,7 @@ def compare(
     labels: Budgets = None,
     arms: tuple[str, ...] = DEFAULT_ARMS,
     choose: bool = False,
+    jobs: int = 1,
     preset: str = "classic",
     settings: Settings | None = None,
     resume: bool = False,
@@ -197,6 +198,8 @@ def compare(
         source: the pretrained folder, or several to be compared with each other.
         labels: how many labelled rows to learn from, one number or several; None or "all" is all of them.
         choose: try each network at its rate and at 3 times it, and let validation choose.
+        jobs: runs at the same time, each in a process of its own; a script must then guard its main part, as
+            `if __name__ == "__main__":` does.
     """
     sources = [] if source is None else _paths(source)
     _check_shape(next(iter(sources), None), settings)
@@ -211,6 +214,7 @@ def compare(
         labels=_budgets(labels),
         arms=arms,
         choose=choose,
+        jobs=jobs,
         resume=resume,
         progress=progress,
     )

@@ -54,6 +54,15 @@ Choose = Annotated[
 ]
 
 
+Jobs = Annotated[
+    int,
+    Parameter(
+        metavar="INT",
+        help="Runs at the same time, each in a process of its own; worth it on a GPU or on many cores.",
+    ),
+]
+
+
 @OPTIONS.on
 def compare(
     train: Train = None,
@@ -67,6 +76,7 @@ def compare(
     labels: Labels = None,
     arms: Arms = None,
     choose: Choose = None,
+    jobs: Jobs = 1,
     tokenizer: Tokenizer = None,
     preset: Preset = None,
     config: ConfigFile = None,
@@ -91,6 +101,8 @@ def compare(
     elif test is None:
         raise UsageError("compare needs --test, a labelled file to measure on; see headstart compare --help")
     sources = folders(source or ())
+    if jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, got {jobs}")
     OPTIONS.refuse_with_source(flags, sources[0] if sources else None)
     settings = None if resume else OPTIONS.settings(flags, preset=preset, path=config)
     from headstart.cli.report import show
@@ -109,6 +121,7 @@ def compare(
         labels=budgets(labels or "all"),
         arms=tuple(arm.strip() for arm in (arms or ARMS).split(",")),
         choose=bool(choose),
+        jobs=jobs,
         resume=resume,
         command=command_line(),
         progress=console,

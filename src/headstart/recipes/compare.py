@@ -4,7 +4,7 @@ One small file a finished cell, so that a killed comparison goes on where it sto
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,12 @@ from headstart.recipes.arms import (
 from headstart.recipes.baselines import run_baseline
 from headstart.recipes.classifier import class_weights
 from headstart.recipes.finetune import choose_tokenizer, settled
+from headstart.recipes.grid import run_parallel
 from headstart.recipes.labelled_data import LabelledData, load_data
 from headstart.recipes.leaks import pretraining_noted
 from headstart.recipes.networks import NetworkRun, run_network
 from headstart.report.page import write_report
-from headstart.runtime import Halt, Runtime, Stop, environment, start, stopping
+from headstart.runtime import Halt, Runtime, Stop, environment, free_cores, start, stopping
 from headstart.store.cells import Budget, Cell, Data, Split, TestSplit, cell_path, read_cell, write_cell, write_data
 from headstart.store.rundir import RunFolder
 
@@ -52,6 +53,7 @@ def run_compare(
     labels: tuple[int | None, ...] = (None,),
     arms: tuple[str, ...] = DEFAULT_ARMS,
     choose: bool = False,
+    jobs: int = 1,
     resume: bool = False,
     command: str = "",
     progress: Progress | None = None,
@@ -63,6 +65,7 @@ def run_compare(
     Args:
         source: the pretrained folder, or several to be compared with each other.
         choose: let validation choose each network's rate, as it chooses the strength of the linear arms.
+        jobs: processes that run cells at the same time; the results are the same.
     """
     progress = progress or Quiet()
     if resume:
@@ -87,13 +90,17 @@ def run_compare(
         _check(inputs, config)
         # a wrong folder is found out before anything is written
         first = next(iter(load_sources(paths, tokenizer)), None)
+        if jobs > 1 and config.runtime.threads is None:
+            config = layered(
+                FinetuneConfig, config.model_dump(), {"runtime": {"threads": max(1, free_cores() // jobs)}}
+            )
         config = settled(config, first.bundle if first else None)
         run = RunFolder.create(out, kind="compare", command=command, config=config, inputs=inputs)
     with run.locked():
         comparison = _Comparison(run, config, inputs, progress)
         with run.discarded_on_error(new=not resume):
             comparison.prepare()
-        comparison.go()
+        comparison.go(jobs)
         page = write_report(out)
         write_json(out / "result.json", {"report": page.name})  # written last: the comparison is finished
     return page
@@ -109,6 +116,27 @@ def _check(inputs: dict[str, Any], config: FinetuneConfig) -> None:
             raise ConfigError(f"--labels must be at least 2 or all, got {count}")
 
 
+Place = tuple[str, Budget, int]
+"""A cell: its arm, its number of labels and its seed."""
+
+
+def _weight(place: Place) -> float:
+    """Of a run beside others: linear arms take seconds, and in full would make the time left look shorter than it is."""
+    return 1.0 if is_network(place[0]) else 0.02
+
+
+def _words(place: Place) -> str:
+    arm, budget, seed = place
+    return f"{arm}, {budget} labels, seed {seed}"
+
+
+def _worker(path: Path, config: FinetuneConfig, inputs: dict[str, Any]) -> Callable[[Place, Stop], Cell]:
+    """What a process of its own does with the cells it is given."""
+    comparison = _Comparison(RunFolder(path), config, inputs, Quiet())
+    comparison.read()
+    return comparison.make
+
+
 @dataclass
 class _Comparison:
     """One comparison under way."""
@@ -119,11 +147,17 @@ class _Comparison:
     progress: Progress
 
     def prepare(self) -> None:
-        """Read and check everything before the first run."""
+        """Read and check everything before the first run, and write down what was found."""
+        self.read()
+        write_json(self.run.path / "environment.json", environment(self.runtime))
+        self.run.same_inputs(self._fingerprints())
+        self._write_data()
+
+    def read(self) -> None:
+        """Read and check everything."""
         self.runtime: Runtime = start(self.config.runtime)
         self.sources = load_sources(folders(self.inputs["source"]), self.inputs["tokenizer"])
         first = self.sources[0].bundle if self.sources else None
-        write_json(self.run.path / "environment.json", environment(self.runtime))
         data = load_data(
             self.inputs["train"],
             self.inputs["valid"],
@@ -146,9 +180,7 @@ class _Comparison:
             for source in self.sources
         }
         class_weights(self.config, self.data.labels, self.data.train)
-        self.run.same_inputs(self._fingerprints())
         self.cells = list(self._cells())
-        self._write_data()
 
     def _fingerprints(self) -> dict[str, Any]:
         """What a comparison must not go on without: its rows, its pretrained models, and its way of choosing rows."""
@@ -156,22 +188,53 @@ class _Comparison:
         drawn = {"the drawing of label subsets": "by text"} if self.inputs["labels"] != [None] else {}
         return self.data.fingerprints() | models | drawn
 
-    def go(self) -> None:
+    def go(self, jobs: int = 1) -> None:
         """Run what is not there yet."""
-        # the linear arms take seconds: counting them in full would make the time left look shorter than it is
-        weights = [1.0 if is_network(arm) else 0.02 for arm, _, _ in self.cells]
-        bars = self.progress.task("comparing", sum(weights), "runs")
+        paths = {place: cell_path(self.run.path, *place) for place in self.cells}
+        left = [place for place, path in paths.items() if not path.is_file()]
+        for path in paths.values():
+            if path.is_file():
+                read_cell(path)  # a damaged one is named now, not after the last run
+        bars = self.progress.task("comparing", sum(map(_weight, self.cells)), "runs")
         with stopping(self.config.runtime.time_limit) as stop, bars as bar:
-            for (arm, budget, seed), weight in zip(self.cells, weights, strict=True):
-                path = cell_path(self.run.path, arm, budget, seed)
-                if path.is_file():
-                    read_cell(path)  # a damaged one is named now, not after the last run
-                else:
-                    self._run(arm, budget, seed, stop)
-                bar.advance(weight, f"{arm}, {budget} labels, seed {seed}")
+            bar.advance(sum(_weight(place) for place in self.cells if place not in left))
+            try:
+                for cell in self._done(left, min(jobs, len(left)), stop):
+                    place = cell.arm, cell.labels, cell.seed
+                    bar.advance(_weight(place), _words(place))
+                    found = f"validation {cell.valid.accuracy:.4f}, test {cell.test.accuracy:.4f}"
+                    self.progress.say(f"{_words(place)}: {found}")
+            except Halt:
+                here = next((_words(place) for place in left if not paths[place].is_file()), "the end")
+                raise Interrupted(
+                    f"{stop.reason} at {here}; saved. Go on with: {self._again}", stop.reason or ""
+                ) from None
         shutil.rmtree(self.run.path / "work", ignore_errors=True)
 
-    def _cells(self) -> Iterator[tuple[str, Budget, int]]:
+    @property
+    def _again(self) -> str:
+        return f"headstart compare --resume --out {self.run.path}"
+
+    def _done(self, left: list[Place], jobs: int, stop: Stop) -> Iterator[Cell]:
+        """The cells that are left, as they are finished; each is on disk when it comes."""
+        if jobs > 1:
+            cells = run_parallel(_worker, (self.run.path, self.config, self.inputs), left, jobs, stop, self._again)
+            yield from (cell for cell in cells if cell is not None)
+            stop.check()
+            return
+        for place in left:
+            stop.check()
+            yield self.make(place, stop)
+
+    def make(self, place: Place, stop: Stop) -> Cell:
+        """Run one cell and write it down."""
+        arm, budget, seed = place
+        run = self._network if is_network(arm) else self._linear
+        cell = run(arm, budget, seed, stop)
+        write_cell(self.run.path, cell)
+        return cell
+
+    def _cells(self) -> Iterator[Place]:
         """Arms side by side, seed after seed, so that an unfinished comparison is balanced as far as it goes."""
         first = self.config.runtime.seed
         for count in self.inputs["labels"]:
@@ -186,22 +249,6 @@ class _Comparison:
                     # a linear arm on all rows has nothing left to chance: one run says it all
                     if is_network(arm) or count is not None or seed == first:
                         yield arm, budget, seed
-
-    def _run(self, arm: str, budget: Budget, seed: int, stop: Stop) -> None:
-        try:
-            stop.check()
-            make = self._network if is_network(arm) else self._linear
-            cell = make(arm, budget, seed, stop)
-        except Halt:
-            raise Interrupted(
-                f"{stop.reason} at {arm}, {budget} labels, seed {seed}; saved. Go on with: "
-                f"headstart compare --resume --out {self.run.path}",
-                stop.reason or "",
-            ) from None
-        write_cell(self.run.path, cell)
-        self.progress.say(
-            f"{arm}, {budget} labels, seed {seed}: validation {cell.valid.accuracy:.4f}, test {cell.test.accuracy:.4f}"
-        )
 
     def _subset(self, data: LabelledData, budget: Budget, seed: int) -> LabelledData:
         """The rows that every arm of a seed learns from."""
