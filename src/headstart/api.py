@@ -25,7 +25,7 @@ from headstart.progress import Progress, Quiet
 from headstart.recipes.arms import DEFAULT_ARMS
 from headstart.recipes.compare import run_compare
 from headstart.recipes.evaluate import run_errors, run_evaluate
-from headstart.recipes.finetune import SCRATCH, run_finetune
+from headstart.recipes.finetune import SCRATCH, run_finetune, usual_preset
 from headstart.recipes.inspect import Inspection, run_inspect
 from headstart.recipes.prepare import run_prepare, run_tokenizer
 from headstart.recipes.pretrain import run_pretrain
@@ -155,7 +155,7 @@ def finetune(
     valid: str | Path | None = None,
     test: str | Path | None = None,
     tokenizer: str | Path | None = None,
-    preset: str = "classic",
+    preset: str | None = None,
     settings: Settings | None = None,
     resume: bool = False,
     progress: Progress | None = None,
@@ -165,7 +165,7 @@ def finetune(
     return run_finetune(
         str(train),
         Path(out),
-        _settings(FinetuneConfig, preset, "finetune", settings),
+        _settings(FinetuneConfig, preset or usual_preset(_first(source)), "finetune", settings),
         source=str(source),
         valid=_text(valid),
         test=_text(test),
@@ -187,7 +187,7 @@ def compare(
     arms: tuple[str, ...] = DEFAULT_ARMS,
     choose: bool = False,
     jobs: int = 1,
-    preset: str = "classic",
+    preset: str | None = None,
     settings: Settings | None = None,
     resume: bool = False,
     progress: Progress | None = None,
@@ -206,7 +206,7 @@ def compare(
     return run_compare(
         str(train),
         Path(out),
-        _settings(FinetuneConfig, preset, "finetune", settings),
+        _settings(FinetuneConfig, preset or usual_preset(_first(source)), "finetune", settings),
         source=sources,
         valid=_text(valid),
         test=str(test),
@@ -264,6 +264,10 @@ def _check_shape(source: str | Path | None, settings: Settings | None) -> None:
         for name in _dotted(FinetuneConfig, settings):
             if name.startswith(("model.", "tokenizer.")):
                 raise ConfigError(f"{name} is set, but {source} brings its own; leave it out, or use source='scratch'")
+
+
+def _first(source: Paths | None) -> str | None:
+    return next(iter(_paths(source or ())), None)
 
 
 def _settings(kind: type[C], preset: str, command: str, settings: Settings | None) -> C:

@@ -85,28 +85,17 @@ def compare(
     flags: Flags | None = None,
 ) -> None:
     """Run every cell of the comparison, and print what was found."""
-    if resume:
-        files = {
-            "from": source,
-            "test": test,
-            "valid": valid,
-            "tokenizer": tokenizer,
-            "preset": preset,
-            "config": config,
-        }
-        OPTIONS.refuse_with_resume(flags, out, **files, seeds=seeds, labels=labels, arms=arms, choose=choose)
-        check_resumes(out, "compare", "train", [train] if train else [])
-    elif train is None:
-        raise UsageError("compare needs TRAIN, a labelled file; see headstart compare --help")
-    elif test is None:
-        raise UsageError("compare needs --test, a labelled file to measure on; see headstart compare --help")
+    others = {"from": source, "test": test, "valid": valid, "tokenizer": tokenizer, "preset": preset, "config": config}
+    chosen = {"seeds": seeds, "labels": labels, "arms": arms, "choose": choose}
+    _check(train, test, jobs, None if not resume else out, flags, others | chosen)
     sources = folders(source or ())
-    if jobs < 1:
-        raise UsageError(f"--jobs must be at least 1, got {jobs}")
-    OPTIONS.refuse_with_source(flags, sources[0] if sources else None)
-    settings = None if resume else OPTIONS.settings(flags, preset=preset, path=config)
+    OPTIONS.refuse_with_source(flags, next(iter(sources), None))
     from headstart.cli.report import show
     from headstart.recipes.compare import run_compare
+    from headstart.recipes.finetune import usual_preset
+
+    kind = preset or usual_preset(next(iter(sources), None))
+    settings = None if resume else OPTIONS.settings(flags, preset=kind, path=config)
 
     console = Console(quiet=quiet)
     page: Path = run_compare(
@@ -127,6 +116,21 @@ def compare(
         progress=console,
     )
     show(out, page, console)
+
+
+def _check(
+    train: str | None, test: str | None, jobs: int, resumed: Path | None, flags: Flags | None, others: dict[str, object]
+) -> None:
+    """Refuse what is wrong before anything heavy is loaded."""
+    if resumed:
+        OPTIONS.refuse_with_resume(flags, resumed, **others)
+        check_resumes(resumed, "compare", "train", [train] if train else [])
+    elif train is None:
+        raise UsageError("compare needs TRAIN, a labelled file; see headstart compare --help")
+    elif test is None:
+        raise UsageError("compare needs --test, a labelled file to measure on; see headstart compare --help")
+    if jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, got {jobs}")
 
 
 def folders(given: Sequence[str]) -> tuple[str, ...]:

@@ -62,8 +62,9 @@ def finetune(
     elif source is None:
         raise UsageError("finetune needs --from: a pretrained folder, as in --from runs/base, or --from scratch")
     OPTIONS.refuse_with_source(flags, source)
-    settings = None if resume else OPTIONS.settings(flags, preset=preset, path=config)
-    from headstart.recipes.finetune import run_finetune
+    from headstart.recipes.finetune import run_finetune, usual_preset
+
+    settings = None if resume else OPTIONS.settings(flags, preset=preset or usual_preset(source), path=config)
 
     run_finetune(
         train,

@@ -87,15 +87,7 @@ def run_compare(
             "arms": list(expanded(arms, paths)),
             "choose": choose,
         }
-        _check(inputs, config)
-        # a wrong folder is found out before anything is written
-        first = next(iter(load_sources(paths, tokenizer)), None)
-        if jobs > 1 and config.runtime.threads is None:
-            config = layered(
-                FinetuneConfig, config.model_dump(), {"runtime": {"threads": max(1, free_cores() // jobs)}}
-            )
-        config = settled(config, first.bundle if first else None)
-        run = RunFolder.create(out, kind="compare", command=command, config=config, inputs=inputs)
+        run, config = _started(out, config, inputs, jobs, command)
     with run.locked():
         comparison = _Comparison(run, config, inputs, progress)
         with run.discarded_on_error(new=not resume):
@@ -104,6 +96,19 @@ def run_compare(
         page = write_report(out)
         write_json(out / "result.json", {"report": page.name})  # written last: the comparison is finished
     return page
+
+
+def _started(
+    out: Path, config: FinetuneConfig, inputs: dict[str, Any], jobs: int, command: str
+) -> tuple[RunFolder, FinetuneConfig]:
+    """The folder of a new comparison, and the settings that all its runs will have."""
+    _check(inputs, config)
+    # a wrong folder is found out before anything is written
+    first = next(iter(load_sources(folders(inputs["source"]), inputs["tokenizer"])), None)
+    if jobs > 1 and config.runtime.threads is None:
+        config = layered(FinetuneConfig, config.model_dump(), {"runtime": {"threads": max(1, free_cores() // jobs)}})
+    config = settled(config, first.bundle if first else None)
+    return RunFolder.create(out, kind="compare", command=command, config=config, inputs=inputs), config
 
 
 def _check(inputs: dict[str, Any], config: FinetuneConfig) -> None:

@@ -14,7 +14,7 @@ from headstart.recipes.labelled_data import LabelledData, load_data
 from headstart.recipes.leaks import pretraining_noted
 from headstart.recipes.training import Finetuning, Outcome
 from headstart.runtime import Halt, environment, start, stopping
-from headstart.store.bundle import Bundle, load_bundle, save_bundle
+from headstart.store.bundle import Bundle, block_of, load_bundle, save_bundle
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
 from headstart.train.calibrate import Calibration
@@ -148,6 +148,13 @@ def _calibrated(found: Calibration) -> str:
         f"probabilities calibrated on {found.rows:,} validation rows: temperature {found.temperature:.2f}, "
         f"calibration error {before} -> {after} points"
     )
+
+
+def usual_preset(source: str | None) -> str:
+    """The preset that fits what is fine-tuned, when none is named: that of the pretrained network's kind."""
+    if source is None or source == SCRATCH:
+        return "classic"
+    return "classic" if block_of(Path(source)) == "classic" else "modern"
 
 
 def load_source(source: str) -> Bundle | None:

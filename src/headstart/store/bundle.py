@@ -104,6 +104,13 @@ def find_bundle(folder: Path) -> Path:
     raise UsageError(f"{folder} holds no model of Headstart's; found: {found or 'nothing'}")
 
 
+def block_of(folder: Path) -> str:
+    """The kind of network in a bundle, without loading it; what else is in it is checked when it is loaded."""
+    facts = read_json(find_bundle(folder) / "bundle.json")
+    model = facts.get("model") if isinstance(facts, dict) else None
+    return str(model.get("block")) if isinstance(model, dict) else "classic"
+
+
 def load_bundle(folder: Path, *, task: Task | None = None) -> Bundle:
     """Read a bundle, every file checked; `task` names what the caller needs it for."""
     path = find_bundle(folder)
