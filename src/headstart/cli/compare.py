@@ -85,9 +85,16 @@ def compare(
     flags: Flags | None = None,
 ) -> None:
     """Run every cell of the comparison, and print what was found."""
-    others = {"from": source, "test": test, "valid": valid, "tokenizer": tokenizer, "preset": preset, "config": config}
+    others: dict[str, object] = {
+        "from": source,
+        "test": test,
+        "valid": valid,
+        "tokenizer": tokenizer,
+        "preset": preset,
+        "config": config,
+    }
     chosen = {"seeds": seeds, "labels": labels, "arms": arms, "choose": choose}
-    _check(train, test, jobs, None if not resume else out, flags, others | chosen)
+    _check(train, test, jobs, None if not resume else out, flags, {**others, **chosen})
     sources = folders(source or ())
     OPTIONS.refuse_with_source(flags, next(iter(sources), None))
     from headstart.cli.report import show
