@@ -182,6 +182,7 @@ def compare(
     labels: Budgets = None,
     arms: tuple[str, ...] = DEFAULT_ARMS,
     choose: bool = False,
+    texts: bool = True,
     preset: str = "classic",
     settings: Settings | None = None,
     resume: bool = False,
@@ -193,6 +194,7 @@ def compare(
         source: the pretrained folder, or several to be compared with each other.
         labels: how many labelled rows to learn from, one number or several; None or "all" is all of them.
         choose: try each network at its rate and at 3 times it, and let validation choose.
+        texts: quote the beginnings of a few mistakes in the report; without it no text is kept.
     """
     sources = [] if source is None else _paths(source)
     _check_shape(next(iter(sources), None), settings)
@@ -207,6 +209,7 @@ def compare(
         labels=_budgets(labels),
         arms=arms,
         choose=choose,
+        texts=texts,
         resume=resume,
         progress=progress,
     )

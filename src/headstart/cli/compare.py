@@ -52,6 +52,12 @@ Choose = Annotated[
         negative=(), show_default=False, help="Try each network at its rate and at 3 times it; validation chooses."
     ),
 ]
+NoTexts = Annotated[
+    bool | None,
+    Parameter(
+        name="--no-texts", negative=(), show_default=False, help="Quote no text, and keep none in the comparison's folder."
+    ),
+]
 
 
 @OPTIONS.on
@@ -67,6 +73,7 @@ def compare(
     labels: Labels = None,
     arms: Arms = None,
     choose: Choose = None,
+    no_texts: NoTexts = None,
     tokenizer: Tokenizer = None,
     preset: Preset = None,
     config: ConfigFile = None,
@@ -84,7 +91,8 @@ def compare(
             "preset": preset,
             "config": config,
         }
-        OPTIONS.refuse_with_resume(flags, out, **files, seeds=seeds, labels=labels, arms=arms, choose=choose)
+        asked = {"seeds": seeds, "labels": labels, "arms": arms, "choose": choose, "no-texts": no_texts}
+        OPTIONS.refuse_with_resume(flags, out, **files, **asked)
         check_resumes(out, "compare", "train", [train] if train else [])
     elif train is None:
         raise UsageError("compare needs TRAIN, a labelled file; see headstart compare --help")
@@ -109,6 +117,7 @@ def compare(
         labels=budgets(labels or "all"),
         arms=tuple(arm.strip() for arm in (arms or ARMS).split(",")),
         choose=bool(choose),
+        texts=not no_texts,
         resume=resume,
         command=command_line(),
         progress=console,

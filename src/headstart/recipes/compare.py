@@ -33,9 +33,12 @@ from headstart.recipes.finetune import choose_tokenizer, settled
 from headstart.recipes.labelled_data import LabelledData, load_data
 from headstart.recipes.leaks import pretraining_noted
 from headstart.recipes.networks import NetworkRun, run_network
+from headstart.report.collect import collect
+from headstart.report.mistakes import errors
 from headstart.report.page import write_report
 from headstart.runtime import Halt, Runtime, Stop, environment, start, stopping
 from headstart.store.cells import Budget, Cell, Data, Split, TestSplit, cell_path, read_cell, write_cell, write_data
+from headstart.store.quotes import write_quotes
 from headstart.store.rundir import RunFolder
 
 
@@ -52,6 +55,7 @@ def run_compare(
     labels: tuple[int | None, ...] = (None,),
     arms: tuple[str, ...] = DEFAULT_ARMS,
     choose: bool = False,
+    texts: bool = True,
     resume: bool = False,
     command: str = "",
     progress: Progress | None = None,
@@ -63,6 +67,7 @@ def run_compare(
     Args:
         source: the pretrained folder, or several to be compared with each other.
         choose: let validation choose each network's rate, as it chooses the strength of the linear arms.
+        texts: keep the beginnings of a few test texts, to be quoted in the report.
     """
     progress = progress or Quiet()
     if resume:
@@ -83,6 +88,7 @@ def run_compare(
             "labels": list(labels),
             "arms": list(expanded(arms, paths)),
             "choose": choose,
+            "texts": texts,
         }
         _check(inputs, config)
         # a wrong folder is found out before anything is written
@@ -94,6 +100,7 @@ def run_compare(
         with run.discarded_on_error(new=not resume):
             comparison.prepare()
         comparison.go()
+        comparison.quote()
         page = write_report(out)
         write_json(out / "result.json", {"report": page.name})  # written last: the comparison is finished
     return page
@@ -171,6 +178,14 @@ class _Comparison:
                 bar.advance(weight, f"{arm}, {budget} labels, seed {seed}")
         shutil.rmtree(self.run.path / "work", ignore_errors=True)
 
+    def quote(self) -> None:
+        """Keep the beginnings of the texts that the report lists as mistakes, unless no text was to be kept."""
+        assert self.data.test is not None
+        found = errors(collect(self.run.path)) if self.inputs.get("texts", True) else None
+        if found:
+            texts = self.data.test.texts
+            write_quotes(self.run.path, {mistake.row: texts[mistake.row] for mistake in found.mistakes})
+
     def _cells(self) -> Iterator[tuple[str, Budget, int]]:
         """Arms side by side, seed after seed, so that an unfinished comparison is balanced as far as it goes."""
         first = self.config.runtime.seed
@@ -246,6 +261,7 @@ class _Comparison:
             "gold": tuple(int(label) for label in data.test.gold),
             "overlap": tuple(data.leaks.exact),
             "near": tuple(data.leaks.near),
+            "lengths": tuple(len(ids) for ids in data.test.ids),
         }
         record = Data(
             labels=data.labels,

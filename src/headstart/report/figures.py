@@ -44,18 +44,18 @@ class Drawing:
 
 
 def drawings(comparison: Comparison) -> list[Drawing]:
-    """Every figure that the comparison has the numbers for, the most telling first."""
+    """Every figure that the comparison has the numbers for, in the order of the page."""
     found = []
-    if _trained(comparison):
-        found.append(_curves(comparison, "curves", "validation", lambda epoch: epoch.valid_accuracy))
     over = "seeds and test texts" if len(comparison.seeds) > 1 else "test texts"
-    caption = f"Test accuracy: a dot is a seed, the tick is their mean, the bar its 95 % interval over {over}."
-    found.append(Drawing("test", caption, lambda width: draw_test(comparison, width)))
     if len(comparison.budgets) > 1:
         caption = f"Test accuracy by number of labels: mean over seeds, and the band its 95 % interval over {over}."
         found.append(Drawing("budgets", caption, lambda width: draw_budgets(comparison, width)))
+    if _trained(comparison):
+        found.append(_curves(comparison, "curves", "validation", lambda epoch: epoch.valid_accuracy))
     if _looked_at_test(comparison):
         found.append(_curves(comparison, "curves-test", "test", lambda epoch: epoch.test_accuracy or 0.0))
+    caption = f"Test accuracy: a dot is a seed, the tick is their mean, the bar its 95 % interval over {over}."
+    found.append(Drawing("test", caption, lambda width: draw_test(comparison, width)))
     return found
 
 
