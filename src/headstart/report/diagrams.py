@@ -50,6 +50,7 @@ def draw_reliability(found: Calibrated, width: float) -> Figure:
         color=colour,
         linewidths=0,
         zorder=3,
+        clip_on=False,
     )
     axes.set_xlim(low - 0.02, 1.02)
     axes.set_ylim(-0.02, 1.02)

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from headstart.report.arms import name_of
 from headstart.report.collect import Comparison
-from headstart.report.intervals import Estimate
+from headstart.report.intervals import Estimate, mean
 from headstart.report.words import count, interval, percent, place, places, points
-from headstart.report.worth import Worth, worth
+from headstart.report.worth import Place, Worth, worth
 
-NOT_KNOWN = "–"
+NONE = "–"
 
 
 @dataclass(frozen=True)
@@ -17,27 +17,27 @@ class Figure:
 
     name: str
     value: str
+    unit: str
     interval: str
     note: str
 
 
 def glance(comparison: Comparison) -> list[Figure]:
-    """Points, labels and epochs; nothing where the two networks cannot be compared."""
+    """Points, labels and epochs; nothing where the two networks cannot be compared with the most labels."""
     found = [worth(comparison, budget) for budget in reversed(comparison.budgets)]
-    known = [each for each in found if each is not None]
-    if not known or known[0].budget != comparison.main:
+    if found[0] is None:
         return []
-    return [_points(comparison, known[0]), _labels(known), _epochs(known[0])]
+    return [_points(comparison, found[0]), _labels([each for each in found if each]), _epochs(found[0])]
 
 
 def _points(comparison: Comparison, found: Worth) -> Figure:
-    levels = []
-    for arm in (found.arm, found.other):
-        cells = comparison.of(arm, comparison.main)
-        levels.append(percent(sum(cell.test.accuracy for cell in cells) / len(cells)))
+    ours, theirs = (
+        percent(mean([cell.test.accuracy for cell in comparison.of(arm, found.budget)]))
+        for arm in (found.arm, found.other)
+    )
     labels = "all labels" if found.budget == "all" else f"{found.budget:,} labels"
-    note = f"of test accuracy with {labels}: {levels[0]} instead of {levels[1]}"
-    return Figure("points", points(found.points.mean), _sure(found.points), note)
+    note = f"on test with {labels}: {ours} instead of {theirs}"
+    return Figure("accuracy", points(found.points.mean), "points", _sure(found.points), note)
 
 
 def _sure(found: Estimate) -> str:
@@ -47,41 +47,40 @@ def _sure(found: Estimate) -> str:
 
 
 def _labels(known: list[Worth]) -> Figure:
-    """With the largest number of labels at which the worth in labels can be read off; a lower bound where none can."""
-    curves = [each for each in known if each.labels is not None]
+    """With the most labels at which they can be read off the other's curve; a bound where they never can."""
+    name = "labels saved"
+    curves = [(each, each.labels) for each in known if each.labels is not None]
     if not curves:
-        return Figure("labels", NOT_KNOWN, "not measured", "compare with --labels 50,200,all to learn it")
-    gains = [each for each in curves if each.points.measurable and each.points.low > 0]
-    for each in gains:
-        assert each.labels is not None
-        needed, have = each.labels.needed, each.labels.rows
+        return Figure(name, NONE, "", "not measured", "compare with --labels 50,200,all to learn it")
+    gains = [(each, labels) for each, labels in curves if each.points.measurable and each.points.low > 0]
+    if not gains:
+        return Figure(name, NONE, "", "not measurable", "there is no measurable gain to count in labels")
+    for each, labels in gains:
+        needed, have = labels.needed, labels.rows
         if needed.at is not None and needed.at > have:
-            note = f"not written: with {have:,} labels as good as {name_of(each.other)} with {place(needed.at, needed)}"
-            inside = places(needed, have).removeprefix(" (").removesuffix(")")
-            return Figure("labels", count(needed.at - have), inside, note)
-    beyond = [each for each in gains if each.labels is not None and each.labels.rows < each.labels.needed.last]
-    if beyond and beyond[0].labels is not None:
-        rows, last = beyond[0].labels.rows, beyond[0].labels.needed.last
-        note = f"not written: with {rows:,} labels better than {name_of(beyond[0].other)} with {last:,.0f}"
-        return Figure("labels", f"> {last - rows:,.0f}", "beyond what was run", note)
-    why = "no measurable gain to convert" if not gains else "no run has more labels to compare with"
-    return Figure("labels", NOT_KNOWN, "not measurable", why)
+            note = f"with {have:,} labels as good as {name_of(each.other)} with {place(needed.at, needed)}"
+            return Figure(name, count(needed.at - have), "labels", _inside(needed, have), note)
+    for each, labels in gains:
+        if labels.rows < labels.needed.last:
+            note = f"with {labels.rows:,} labels better than {name_of(each.other)} with {labels.needed.last:,.0f}"
+            return Figure(name, f"> {labels.needed.last - labels.rows:,.0f}", "labels", "beyond what was run", note)
+    return Figure(name, NONE, "", "not known", "no run has more labels to compare with")
 
 
 def _epochs(found: Worth) -> Figure:
-    epochs = found.epochs
+    name, epochs, other = "epochs saved", found.epochs, name_of(found.other)
     if epochs is None:
-        return Figure("epochs", NOT_KNOWN, "not measured", "the two networks share no epochs")
-    needed, other = epochs.needed, name_of(found.other)
+        return Figure(name, NONE, "", "not measured", "the two networks share no epochs")
     if epochs.one_run:
-        return Figure("epochs", NOT_KNOWN, "one seed: no proof", f"{other} needs several seeds to be timed against")
-    start = f"after its first epoch ({percent(epochs.accuracy)} on validation)"
+        return Figure(name, NONE, "", "one seed: no proof", "several seeds are needed to count epochs")
+    needed, start = epochs.needed, f"after one epoch ({percent(epochs.accuracy)} on validation) where {other}"
     if needed.at is None:
-        inside = places(needed).removeprefix(" (").removesuffix(")") or "beyond what was run"
-        note = f"saved and more: {start} it stands where {other} does not arrive in {needed.last:.0f}"
-        return Figure("epochs", f"> {needed.last - 1:.0f}", inside, note)
-    inside = places(needed, 1).removeprefix(" (").removesuffix(")")
-    if needed.low is not None and needed.low <= 1:
-        inside += ", not measurable"
-    note = f"saved: {start} it stands where {other} is after {needed.at:.0f}"
-    return Figure("epochs", f"{needed.at - 1:.0f}", inside, note)
+        inside = _inside(needed, 1) or "beyond what was run"
+        return Figure(name, f"> {needed.last - 1:.0f}", "epochs", inside, f"{start} does not arrive in {needed.last:.0f}")
+    inside = _inside(needed, 1) + (", not measurable" if needed.low is not None and needed.low <= 1 else "")
+    return Figure(name, f"{needed.at - 1:.0f}", "epochs", inside, f"{start} is after {needed.at:.0f}")
+
+
+def _inside(needed: Place, less: float) -> str:
+    """The interval of a place, without its brackets."""
+    return places(needed, less).removeprefix(" (").removesuffix(")")
