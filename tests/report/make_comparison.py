@@ -12,7 +12,19 @@ import numpy as np
 from headstart.files import write_json
 from headstart.report.collect import collect
 from headstart.report.mistakes import errors
-from headstart.store.cells import Budget, Cell, Data, Epoch, Score, Shares, Split, TestSplit, rounded, write_cell, write_data
+from headstart.store.cells import (
+    Budget,
+    Cell,
+    Data,
+    Epoch,
+    Score,
+    Shares,
+    Split,
+    TestSplit,
+    rounded,
+    write_cell,
+    write_data,
+)
 from headstart.store.quotes import write_quotes
 
 LABELS = ("negative", "positive")

@@ -55,7 +55,10 @@ Choose = Annotated[
 NoTexts = Annotated[
     bool | None,
     Parameter(
-        name="--no-texts", negative=(), show_default=False, help="Quote no text, and keep none in the comparison's folder."
+        name="--no-texts",
+        negative=(),
+        show_default=False,
+        help="Quote no text, and keep none in the comparison's folder.",
     ),
 ]
 

@@ -18,7 +18,8 @@ def report(
     ] = None,
     as_json: AsJson = False,
     no_texts: Annotated[
-        bool, Parameter(name="--no-texts", negative=(), show_default=False, help="Quote no text of anybody's on the page.")
+        bool,
+        Parameter(name="--no-texts", negative=(), show_default=False, help="Quote no text of anybody's on the page."),
     ] = False,
     quiet: Quiet = False,
 ) -> None:

@@ -76,7 +76,9 @@ def _epochs(found: Worth) -> Figure:
     needed, start = epochs.needed, f"after one epoch ({percent(epochs.accuracy)} on validation) where {other}"
     if needed.at is None:
         inside = _inside(needed, 1) or "beyond what was run"
-        return Figure(name, f"> {needed.last - 1:.0f}", "epochs", inside, f"{start} does not arrive in {needed.last:.0f}")
+        return Figure(
+            name, f"> {needed.last - 1:.0f}", "epochs", inside, f"{start} does not arrive in {needed.last:.0f}"
+        )
     inside = _inside(needed, 1) + (", not measurable" if needed.low is not None and needed.low <= 1 else "")
     return Figure(name, f"{needed.at - 1:.0f}", "epochs", inside, f"{start} is after {needed.at:.0f}")
 
