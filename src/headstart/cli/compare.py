@@ -86,16 +86,9 @@ def compare(
 ) -> None:
     """Run every cell of the comparison, and print what was found."""
     if resume:
-        files = {
-            "from": source,
-            "test": test,
-            "valid": valid,
-            "tokenizer": tokenizer,
-            "preset": preset,
-            "config": config,
-        }
+        given = {"from": source, "test": test, "valid": valid, "tokenizer": tokenizer, "preset": preset}
         asked = {"seeds": seeds, "labels": labels, "arms": arms, "choose": choose, "no-texts": no_texts}
-        OPTIONS.refuse_with_resume(flags, out, **files, **asked)
+        OPTIONS.refuse_with_resume(flags, out, **given, config=config, **asked)
         check_resumes(out, "compare", "train", [train] if train else [])
     elif train is None:
         raise UsageError("compare needs TRAIN, a labelled file; see headstart compare --help")

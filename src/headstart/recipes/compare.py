@@ -4,6 +4,7 @@ One small file a finished cell, so that a killed comparison goes on where it sto
 """
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,15 +82,14 @@ def run_compare(
         if config is None or train is None or test is None:
             raise UsageError("compare needs a labelled file to train on and --test with one to be judged on")
         paths = folders(source)
-        files = {"train": train, "valid": valid, "test": test, "tokenizer": str(tokenizer) if tokenizer else None}
-        inputs = files | {
-            "source": list(paths) if len(paths) > 1 else next(iter(paths), None),
-            "seeds": seeds,
-            "labels": list(labels),
-            "arms": list(expanded(arms, paths)),
-            "choose": choose,
-            "texts": texts,
+        files: dict[str, Any] = {
+            "train": train,
+            "valid": valid,
+            "test": test,
+            "tokenizer": str(tokenizer) if tokenizer else None,
         }
+        inputs = files | {"source": list(paths) if len(paths) > 1 else next(iter(paths), None), "texts": texts}
+        inputs |= {"seeds": seeds, "labels": list(labels), "arms": list(expanded(arms, paths)), "choose": choose}
         _check(inputs, config)
         # a wrong folder is found out before anything is written
         first = next(iter(load_sources(paths, tokenizer)), None)
@@ -100,7 +100,6 @@ def run_compare(
         with run.discarded_on_error(new=not resume):
             comparison.prepare()
         comparison.go()
-        comparison.quote()
         page = write_report(out)
         write_json(out / "result.json", {"report": page.name})  # written last: the comparison is finished
     return page
@@ -168,17 +167,21 @@ class _Comparison:
         # the linear arms take seconds: counting them in full would make the time left look shorter than it is
         weights = [1.0 if is_network(arm) else 0.02 for arm, _, _ in self.cells]
         bars = self.progress.task("comparing", sum(weights), "runs")
-        with stopping(self.config.runtime.time_limit) as stop, bars as bar:
+        board = self.progress.board(
+            "test accuracy so far", Counter((arm, f"{budget}") for arm, budget, _ in self.cells)
+        )
+        with stopping(self.config.runtime.time_limit) as stop, bars as bar, board as table:
             for (arm, budget, seed), weight in zip(self.cells, weights, strict=True):
                 path = cell_path(self.run.path, arm, budget, seed)
-                if path.is_file():
-                    read_cell(path)  # a damaged one is named now, not after the last run
-                else:
-                    self._run(arm, budget, seed, stop)
+                table.start((arm, f"{budget}"))
+                # a damaged one is named now, not after the last run
+                cell = read_cell(path) if path.is_file() else self._run(arm, budget, seed, stop)
+                table.add((arm, f"{budget}"), cell.test.accuracy)
                 bar.advance(weight, f"{arm}, {budget} labels, seed {seed}")
         shutil.rmtree(self.run.path / "work", ignore_errors=True)
+        self._quote()
 
-    def quote(self) -> None:
+    def _quote(self) -> None:
         """Keep the beginnings of the texts that the report lists as mistakes, unless no text was to be kept."""
         assert self.data.test is not None
         found = errors(collect(self.run.path)) if self.inputs.get("texts", True) else None
@@ -202,7 +205,7 @@ class _Comparison:
                     if is_network(arm) or count is not None or seed == first:
                         yield arm, budget, seed
 
-    def _run(self, arm: str, budget: Budget, seed: int, stop: Stop) -> None:
+    def _run(self, arm: str, budget: Budget, seed: int, stop: Stop) -> Cell:
         try:
             stop.check()
             make = self._network if is_network(arm) else self._linear
@@ -217,6 +220,7 @@ class _Comparison:
         self.progress.say(
             f"{arm}, {budget} labels, seed {seed}: validation {cell.valid.accuracy:.4f}, test {cell.test.accuracy:.4f}"
         )
+        return cell
 
     def _subset(self, data: LabelledData, budget: Budget, seed: int) -> LabelledData:
         """The rows that every arm of a seed learns from."""
