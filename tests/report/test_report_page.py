@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headstart.errors import StoreError
-from headstart.report.canvas import COLOURS, FURTHER, INK, ON_COLOUR, Percent, ink_on, svg
+from headstart.report.canvas import COLOURS, FURTHER, Percent, svg
 from headstart.report.collect import collect
 from headstart.report.figures import drawings
 from headstart.report.page import render, write_report
@@ -215,11 +215,6 @@ def test_the_ticks_of_an_axis_are_evenly_spaced_as_they_are_written(folder, name
 )
 def test_ticks_closer_than_a_percent_have_a_decimal(values, shown):
     assert Percent().format_ticks(values) == shown
-
-
-@pytest.mark.parametrize("colour", sorted((COLOURS | FURTHER).values()))
-def test_digits_are_dark_on_pale_tiles_and_light_on_strong_ones(colour):
-    assert [ink_on(colour, alpha) for alpha in (0.06, 1.0)] == [INK, ON_COLOUR]
 
 
 def test_every_colour_of_an_arm_has_a_light_and_a_dark_shade_on_the_page(page):

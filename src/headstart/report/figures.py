@@ -18,7 +18,6 @@ from headstart.report.canvas import (
     clipped,
     colour_of,
     empty,
-    ink_on,
     line,
     name_the_ends,
     round_ticks,
@@ -202,7 +201,7 @@ def draw_confusion(comparison: Comparison, arm: str, width: float) -> Figure:
     colour, points = colour_of(arm), 10 if size <= _FEW else 8
     for row, shares in enumerate(_shares(comparison.of(arm, comparison.main), size)):
         for column, share in enumerate(shares):
-            alpha = 0.06 + 0.94 * share
+            alpha = 0.06 + 0.42 * share  # pale enough for the page's ink, by day and by night
             box = Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, facecolor=colour, alpha=alpha, linewidth=0)
             axes.add_patch(box)
             if size <= _LIMIT_OF_NUMBERS:
@@ -212,7 +211,7 @@ def draw_confusion(comparison: Comparison, arm: str, width: float) -> Figure:
                     f"{100 * share:.0f}",
                     ha="center",
                     va="center",
-                    color=ink_on(colour, alpha),
+                    color=INK,
                     weight="bold",
                     fontsize=points,
                 )

@@ -18,7 +18,7 @@ from headstart.errors import StoreError
 from headstart.files import write_json, write_whole
 from headstart.report.arms import name_of
 from headstart.report.calibration import calibrated
-from headstart.report.canvas import COLOURS, FAINT, FURTHER, INK, ON_COLOUR, OTHER, PAPER, hue_of, png, short_name, svg
+from headstart.report.canvas import COLOURS, FAINT, FURTHER, INK, OTHER, PAPER, hue_of, png, short_name, svg
 from headstart.report.collect import Comparison, collect
 from headstart.report.diagrams import WIDTH, reliability_diagrams
 from headstart.report.figures import Drawing, confusion_width, confusions, drawings
@@ -33,7 +33,7 @@ from headstart.report.words import capital, percent, place, places, points
 from headstart.store.cells import Cell
 
 WIDE, NARROW = 7.4, 3.9
-_VARIABLES = {INK: "ink", FAINT: "line", PAPER: "card", ON_COLOUR: "on-colour", OTHER: "other"}
+_VARIABLES = {INK: "ink", FAINT: "line", PAPER: "card", OTHER: "other"}
 _VARIABLES |= {colour: name for name, colour in (COLOURS | FURTHER).items()}
 _REM = 5.1  # an inch is 4.5 rem in a figure's own size, and the card's padding comes on top
 
