@@ -174,7 +174,7 @@ def test_the_json_has_the_verdict_the_summaries_and_the_differences(tmp_path):
     )
     write_report(folder)
     results = json.loads((folder / "results.json").read_text())
-    assert sorted(results) == ["arms", "differences", "format", "missing", "verdict", "worth"]
+    assert sorted(results) == ["arms", "differences", "errors", "format", "missing", "verdict", "worth"]
     assert [(arm["arm"], arm["test_accuracy"]["mean"]) for arm in results["arms"]] == [
         ("majority", 0.5),
         ("tfidf", 0.75),
@@ -190,9 +190,8 @@ def test_the_json_has_the_verdict_the_summaries_and_the_differences(tmp_path):
 
 
 def test_lines_carry_their_names_and_numbers(folder):
-    drawing = drawings(collect(folder))[0]
+    (drawing,) = [drawing for drawing in drawings(collect(folder)) if drawing.name == "curves"]
     text = svg(drawing.draw(7.4))
-    assert drawing.name == "curves"
     for name in ("TF-IDF 8", "majority 5", "pretrained 7", "from scratch 7", "epoch", "accuracy on validation (1,600"):
         assert f">{name}" in text, name
 

@@ -54,4 +54,5 @@ class Board:
         count = f" {len(values)}/{wanted}" if counts and wanted > 1 else ""
         if place == self._at:
             return Text(f"{mark} {figure}{count}", "bold cyan")
-        return Text(figure + count, "" if len(values) == wanted else "dim")
+        # as wide as with the mark: a table that moves cannot be read
+        return Text(f"  {figure}{count}", "" if len(values) == wanted else "dim")
