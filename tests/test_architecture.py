@@ -91,6 +91,8 @@ TORCH_FREE = [
     "headstart.report.page",
     "headstart.store.rundir",
     "headstart.store.cells",
+    "headstart.store.card",
+    "headstart.measures",
     "headstart.recipes.prepare",
     "headstart.recipes.inspect",
 ]

@@ -32,7 +32,7 @@
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const element = walker.currentNode.parentElement;
-    if (!walker.currentNode.textContent.trim() || !element.checkVisibility({ visibilityProperty: true }) || element.closest("thead, defs, style")) continue;
+    if (!walker.currentNode.textContent.trim() || !element.checkVisibility({ visibilityProperty: true }) || element.closest(innerWidth < 640 ? "thead, defs, style" : "defs, style")) continue;
     const range = document.createRange();
     range.selectNodeContents(walker.currentNode);
     const box = [...range.getClientRects()].find((each) => each.width > 1 && each.height > 1);

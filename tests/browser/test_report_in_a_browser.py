@@ -91,6 +91,14 @@ def test_every_figure_has_a_name_and_one_size_of_it_is_shown(opened):
     assert page.get_by_role("img", name="Accuracy on validation after every epoch").count() == 1
 
 
+def test_a_table_is_read_aloud_as_one_also_where_it_looks_like_cards(opened):
+    page = opened.page
+    table = page.get_by_role("table").first
+    assert table.get_by_role("row").count() >= 2
+    assert table.get_by_role("rowheader", name="All labels").count() == 1
+    assert table.get_by_role("row", name="All labels").get_by_role("cell").count() >= 4
+
+
 def test_all_text_can_be_read(opened):
     """Contrast of at least 4.5 with whatever lies under it, in tables and in figures."""
     page = opened.page

@@ -167,9 +167,7 @@ class _Comparison:
         # the linear arms take seconds: counting them in full would make the time left look shorter than it is
         weights = [1.0 if is_network(arm) else 0.02 for arm, _, _ in self.cells]
         bars = self.progress.task("comparing", sum(weights), "runs")
-        board = self.progress.board(
-            "test accuracy", Counter((arm, f"{budget}") for arm, budget, _ in self.cells)
-        )
+        board = self.progress.board("test accuracy", Counter((arm, f"{budget}") for arm, budget, _ in self.cells))
         with stopping(self.config.runtime.time_limit) as stop, bars as bar, board as table:
             for (arm, budget, seed), weight in zip(self.cells, weights, strict=True):
                 path = cell_path(self.run.path, arm, budget, seed)

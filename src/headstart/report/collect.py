@@ -36,7 +36,8 @@ class Comparison:
     environment: dict[str, Any]
     command: str | None
     ledger: dict[str, Any] | None = None
-    receipt: dict[str, Any] | None = None
+    receipts: tuple[dict[str, Any], ...] = ()
+    """What was transferred from each pretrained folder, the first folder's first."""
     samples: tuple[dict[str, Any], ...] = ()
     quotes: dict[int, str] = field(default_factory=dict)
     """The beginnings of a few test texts, by row; empty where none may be quoted."""
@@ -84,7 +85,7 @@ def collect(folder: Path) -> Comparison:
         environment=_optional(folder / "environment.json"),
         command=run.get("command") or None,
         ledger=_optional(folder / "ledger.json") or None,
-        receipt=_optional(folder / "receipt.json") or None,
+        receipts=tuple(filter(None, map(_optional, (folder / "receipt.json", *sorted(folder.glob("receipt-*.json")))))),
         samples=_samples(folder / "samples.json"),
         quotes=read_quotes(folder),
     )

@@ -30,11 +30,20 @@ from headstart.report.results import differences, results_csv, results_json, set
 from headstart.report.statistics import summaries
 from headstart.report.verdict import verdict
 from headstart.report.words import capital, percent, place, places, points
+from headstart.store.card import bare
 from headstart.store.cells import Cell
 
 WIDE, NARROW = 7.4, 3.9
 _VARIABLES = {INK: "ink", FAINT: "line", PAPER: "card", OTHER: "other"}
 _VARIABLES |= {colour: name for name, colour in (COLOURS | FURTHER).items()}
+# a row that a telephone shows as a card is still read aloud as a row; names and texts are escaped, so tags are ours
+_ROLES = {
+    "<table": "table",
+    "<tr": "row",
+    "<td": "cell",
+    '<th scope="row"': "rowheader",
+    "<th(?! scope)": "columnheader",
+}
 _REM = 5.1  # an inch is 4.5 rem in a figure's own size, and the card's padding comes on top
 
 
@@ -80,12 +89,16 @@ def render(comparison: Comparison) -> str:
         "plain": shown,
         "place": place,
         "places": places,
+        "file": bare,
     }
     # a number and its sign stay on one line
     first, *rest = (sentence.replace(" %", "\N{NO-BREAK SPACE}%") for sentence in verdict(comparison))
-    return environment.get_template("template.html").render(
+    page = environment.get_template("template.html").render(
         comparison=comparison, headline=first, sentences=rest, **_figures(comparison), **_numbers(comparison)
     )
+    for tag, role in _ROLES.items():
+        page = re.sub(rf"({tag})(?=[ >])", rf'\1 role="{role}"', page)
+    return page
 
 
 def _part(name: str) -> str:
