@@ -47,6 +47,15 @@ def test_a_gain_that_cannot_be_measured_is_not_counted_in_labels(tmp_path):
     assert (labels.value, labels.note) == ("–", "there is no measurable gain to count in labels")
 
 
+def test_a_head_start_that_cannot_be_measured_in_epochs_is_not_counted(tmp_path):
+    """After one epoch the two stand where they stand after one epoch: no number, and no interval of nothing."""
+    answers = {"scratch": {0: "1100", 1: "1010"}, "pretrained": {0: "1111", 1: "0111"}}
+    curves = {"scratch": (0.6, 0.7), "pretrained": (0.5, 0.7)}
+    epochs = glance(collect(write_answers(tmp_path, answers, curves=curves)))[2]
+    assert (epochs.value, epochs.unit, epochs.interval) == ("–", "", "not measurable")
+    assert epochs.note == "after one epoch it is not measurably above the from-scratch network"
+
+
 def test_without_both_networks_there_is_nothing_to_glance_at(tmp_path):
     assert glance(collect(write_answers(tmp_path, {"tfidf": {0: "1101"}, "scratch": {0: "1100"}}))) == []
 

@@ -73,14 +73,15 @@ def _epochs(found: Worth) -> Figure:
         return Figure(name, NONE, "", "not measured", "the two networks share no epochs")
     if epochs.one_run:
         return Figure(name, NONE, "", "one seed: no proof", "several seeds are needed to count epochs")
+    if epochs.needed.low is not None and epochs.needed.low <= 1:
+        return Figure(name, NONE, "", "not measurable", f"after one epoch it is not measurably above {other}")
     needed, start = epochs.needed, f"after one epoch ({percent(epochs.accuracy)} on validation) where {other}"
     if needed.at is None:
         inside = _inside(needed, 1) or "beyond what was run"
         return Figure(
             name, f"> {needed.last - 1:.0f}", "epochs", inside, f"{start} does not arrive in {needed.last:.0f}"
         )
-    inside = _inside(needed, 1) + (", not measurable" if needed.low is not None and needed.low <= 1 else "")
-    return Figure(name, f"{needed.at - 1:.0f}", "epochs", inside, f"{start} is after {needed.at:.0f}")
+    return Figure(name, f"{needed.at - 1:.0f}", "epochs", _inside(needed, 1), f"{start} is after {needed.at:.0f}")
 
 
 def _inside(needed: Place, less: float) -> str:
