@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "headstart"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-FLOOR = {"errors", "version", "config", "layering", "files", "progress"}
+FLOOR = {"errors", "version", "config", "layering", "files", "progress", "measures"}
 MAY_IMPORT = {
     "__init__": {"version", "api"},
     "__main__": {"cli"},
@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "layering": {"errors", "config"},
     "files": {"errors"},
     "progress": set(),
+    "measures": set(),
     "runtime": FLOOR,
     "text": FLOOR,
     "data": FLOOR | {"text"},
@@ -90,6 +91,8 @@ TORCH_FREE = [
     "headstart.report.page",
     "headstart.store.rundir",
     "headstart.store.cells",
+    "headstart.store.card",
+    "headstart.measures",
     "headstart.recipes.prepare",
     "headstart.recipes.inspect",
 ]

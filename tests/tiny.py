@@ -32,7 +32,7 @@ class Listener:
         from headstart.progress import Quiet
 
         self.lines = []
-        self.task = Quiet().task
+        self.task, self.board = Quiet().task, Quiet().board
 
     def say(self, line):
         self.lines.append(line)

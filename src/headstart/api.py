@@ -165,7 +165,7 @@ def finetune(
     return run_finetune(
         str(train),
         Path(out),
-        _settings(FinetuneConfig, preset or usual_preset(_first(source)), "finetune", settings),
+        _settings(FinetuneConfig, preset or usual_preset(next(iter(_paths(source or ())), None)), "finetune", settings),
         source=str(source),
         valid=_text(valid),
         test=_text(test),
@@ -187,6 +187,7 @@ def compare(
     arms: tuple[str, ...] = DEFAULT_ARMS,
     choose: bool = False,
     jobs: int = 1,
+    texts: bool = True,
     preset: str | None = None,
     settings: Settings | None = None,
     resume: bool = False,
@@ -198,15 +199,15 @@ def compare(
         source: the pretrained folder, or several to be compared with each other.
         labels: how many labelled rows to learn from, one number or several; None or "all" is all of them.
         choose: try each network at its rate and at 3 times it, and let validation choose.
-        jobs: runs at the same time, each in a process of its own; a script must then guard its main part, as
-            `if __name__ == "__main__":` does.
+        jobs: runs at the same time, in processes of their own; a script must then guard its main part.
+        texts: quote the beginnings of a few mistakes in the report; without it no text is kept.
     """
     sources = [] if source is None else _paths(source)
     _check_shape(next(iter(sources), None), settings)
     return run_compare(
         str(train),
         Path(out),
-        _settings(FinetuneConfig, preset or usual_preset(_first(source)), "finetune", settings),
+        _settings(FinetuneConfig, preset or usual_preset(next(iter(_paths(source or ())), None)), "finetune", settings),
         source=sources,
         valid=_text(valid),
         test=str(test),
@@ -215,6 +216,7 @@ def compare(
         arms=arms,
         choose=choose,
         jobs=jobs,
+        texts=texts,
         resume=resume,
         progress=progress,
     )
@@ -264,10 +266,6 @@ def _check_shape(source: str | Path | None, settings: Settings | None) -> None:
         for name in _dotted(FinetuneConfig, settings):
             if name.startswith(("model.", "tokenizer.")):
                 raise ConfigError(f"{name} is set, but {source} brings its own; leave it out, or use source='scratch'")
-
-
-def _first(source: Paths | None) -> str | None:
-    return next(iter(_paths(source or ())), None)
 
 
 def _settings(kind: type[C], preset: str, command: str, settings: Settings | None) -> C:

@@ -4,7 +4,7 @@ Recipes are handed a `Progress`. The command line gives one that draws bars (`he
 gives `Quiet` unless asked otherwise.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -14,6 +14,20 @@ class Task(Protocol):
 
     def advance(self, amount: float = 1, note: str = "") -> None:
         """Say that `amount` more units are done; `note` is a short figure to show, such as a loss."""
+
+
+Place = tuple[str, str]
+"""A row and a column of a table of runs."""
+
+
+class Board(Protocol):
+    """A table of runs that fills up."""
+
+    def start(self, place: Place) -> None:
+        """Say that work in a cell begins."""
+
+    def add(self, place: Place, value: float) -> None:
+        """Say that a cell has one more result, a share; the mean so far is shown."""
 
 
 class Progress(Protocol):
@@ -27,9 +41,22 @@ class Progress(Protocol):
         """Show a stretch of work with its rate and the time left; `total` None when it is not known."""
         raise NotImplementedError
 
+    @contextmanager
+    def board(self, title: str, planned: Mapping[Place, int]) -> Iterator[Board]:
+        """Show a table of runs above the task under way, where there is a window for it; `planned` counts each cell's."""
+        raise NotImplementedError
+
 
 class _QuietTask:
     def advance(self, amount: float = 1, note: str = "") -> None:
+        """Nothing to show."""
+
+
+class _QuietBoard:
+    def start(self, place: Place) -> None:
+        """Nothing to show."""
+
+    def add(self, place: Place, value: float) -> None:
         """Nothing to show."""
 
 
@@ -43,3 +70,8 @@ class Quiet:
     def task(self, name: str, total: float | None, unit: str) -> Iterator[Task]:  # noqa: ARG002
         """Show nothing."""
         yield _QuietTask()
+
+    @contextmanager
+    def board(self, title: str, planned: Mapping[Place, int]) -> Iterator[Board]:  # noqa: ARG002
+        """Show nothing."""
+        yield _QuietBoard()

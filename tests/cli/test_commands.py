@@ -249,6 +249,7 @@ def test_a_comparison_ends_in_words_a_table_and_a_page(typed, tmp_path):
     assert out.endswith(f"report: {folder / 'report.html'}\n")
     assert (folder / "report.html").is_file()
     assert typed(f"report {folder}") == (0, out, "")
+    assert (folder / "quotes.json").is_file()
     assert typed(f"compare --resume --out {folder}")[:2] == (0, out)
 
 
@@ -266,6 +267,21 @@ def test_a_report_may_go_elsewhere_and_needs_no_torch(typed, environment, tmp_pa
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "page" / "report.html").is_file()
+
+
+def test_a_report_prints_its_numbers_for_programs(typed, tmp_path):
+    folder = tmp_path / "cmp"
+    line = f"compare train.csv --test test.csv --seeds 1 --arms majority,tfidf --from base --out {folder} --quiet"
+    assert typed(f"{line} --no-texts")[0] == 0
+    code, out, err = typed(f"report {folder} --json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == json.loads((folder / "results.json").read_text())
+    assert json.loads(out)["arms"][1]["arm"] == "tfidf"
+
+
+def test_no_texts_cannot_be_asked_for_halfway(typed, tmp_path):
+    _, _, err = typed(f"compare --resume --no-texts --out {tmp_path}")
+    assert err == f"headstart: --resume goes on with the settings of {tmp_path}; leave out --no-texts\n"
 
 
 @pytest.mark.slow

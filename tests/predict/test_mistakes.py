@@ -10,8 +10,9 @@ from headstart import api
 from headstart.config import RuntimeConfig
 from headstart.errors import ConfigError, DataError, UsageError
 from headstart.files import read_json
+from headstart.measures import by_number
 from headstart.predict.abstain import threshold_for
-from headstart.predict.mistakes import by_column, by_number, sliced, surest
+from headstart.predict.mistakes import by_column, sliced, surest
 from headstart.predict.predictor import Predictor
 from headstart.recipes.evaluate import run_evaluate
 from headstart.recipes.finetune import run_finetune

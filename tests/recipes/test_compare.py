@@ -1,7 +1,10 @@
 """Every arm of a comparison on the same rows and seeds; a grid goes on anywhere, and repeats nothing."""
 
+import csv
 import json
 import shutil
+from collections import Counter
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -18,6 +21,8 @@ from headstart.recipes.finetune import run_finetune
 from headstart.recipes.prepare import run_prepare_labelled
 from headstart.recipes.pretrain import run_pretrain
 from headstart.report.collect import collect
+from headstart.report.mistakes import errors
+from headstart.store.bundle import load_bundle
 from headstart.store.cells import Cell, read_cell
 from tiny import Listener, finetune_config, pretrain_config, write_reviews
 
@@ -95,6 +100,66 @@ def test_every_cell_has_the_probabilities_of_test_and_validation(two):
         assert len(cell.valid_probabilities) == len(data["valid"]["gold"])
         right = np.mean((np.array(cell.valid_probabilities) > 0.5) == data["valid"]["gold"])
         assert right == pytest.approx(cell.valid.accuracy)
+
+
+def test_the_beginnings_of_the_listed_mistakes_are_kept_and_no_other_text(reviews, two):
+    with (reviews / "test.csv").open(newline="") as file:
+        texts = [row["text"] for row in csv.DictReader(file)]
+    comparison = collect(two[0])
+    mistakes = errors(comparison).mistakes
+    assert mistakes
+    assert comparison.quotes == {mistake.row: texts[mistake.row] for mistake in mistakes}
+    assert comparison.data.test.lengths == tuple(
+        len(ids) for ids in load_bundle(reviews / "small").tokenizer.encode_batch(texts)
+    )
+    page = (two[0] / "report.html").read_text("utf-8")
+    assert all(text in page for text in comparison.quotes.values())
+
+
+def test_without_texts_none_is_kept_anywhere(reviews, tmp_path):
+    arms = ("majority", "scratch")
+    for out, asked in (("with", {}), ("without", {"texts": False})):
+        compare(reviews, tmp_path / out, arms=arms, seeds=1, **asked)
+    kept = collect(tmp_path / "with").quotes  # control: the same runs have mistakes to quote
+    assert kept
+    assert errors(collect(tmp_path / "without")).mistakes == errors(collect(tmp_path / "with")).mistakes
+    for path in (tmp_path / "without").rglob("*.*"):
+        content = path.read_bytes() if path.is_file() else b""
+        assert not [text for text in kept.values() if text.encode() in content], path
+
+
+def test_a_table_of_runs_fills_up_and_goes_on_where_it_stopped(reviews, tmp_path):
+    asked = {"arms": ("majority", "tfidf", "scratch"), "seeds": 2, "labels": (12, None)}
+    planned = {(arm, budget): 2 for budget in ("12", "all") for arm in asked["arms"]}
+    planned |= {("majority", "all"): 1, ("tfidf", "all"): 1}
+    watcher = Watcher()
+    compare(reviews, tmp_path / "cmp", progress=watcher, **asked)
+    assert watcher.planned == planned
+    assert watcher.started == watcher.added
+    assert Counter(watcher.added) == planned
+    (tmp_path / "cmp" / "result.json").unlink()
+    again = Watcher()
+    run_compare(None, tmp_path / "cmp", None, resume=True, progress=again)
+    assert (again.added, again.values) == (watcher.added, watcher.values)  # finished runs count, too
+
+
+class Watcher(Quiet):
+    """A progress that remembers what its table of runs was told."""
+
+    def __init__(self):
+        self.started, self.added, self.values = [], [], []
+
+    @contextmanager
+    def board(self, title, planned):
+        self.planned = dict(planned)
+        yield self
+
+    def start(self, place):
+        self.started.append(place)
+
+    def add(self, place, value):
+        self.added.append(place)
+        self.values.append(value)
 
 
 def test_arms_of_a_seed_learn_from_the_same_rows(reviews, two):

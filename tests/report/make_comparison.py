@@ -10,9 +10,25 @@ from pathlib import Path
 import numpy as np
 
 from headstart.files import write_json
-from headstart.store.cells import Budget, Cell, Data, Epoch, Score, Split, TestSplit, write_cell, write_data
+from headstart.report.collect import collect
+from headstart.report.mistakes import errors
+from headstart.store.cells import (
+    Budget,
+    Cell,
+    Data,
+    Epoch,
+    Score,
+    Shares,
+    Split,
+    TestSplit,
+    rounded,
+    write_cell,
+    write_data,
+)
+from headstart.store.quotes import write_quotes
 
 LABELS = ("negative", "positive")
+QUOTE = "This is how a quoted text begins, number"
 NETWORKS = ("scratch", "pretrained")
 
 
@@ -61,11 +77,13 @@ def make_comparison(
     look_at_test: bool = False,
     extras: bool = False,
     networks: Sequence[str] = NETWORKS,
+    probabilities: bool = False,
 ) -> Path:
     """Write a comparison as a real run would: hard texts are hard for all arms, seeds differ, curves rise."""
     rng = np.random.default_rng(0)
     gold = rng.integers(len(labels), size=texts)
-    write_data(folder, _data(gold.tolist(), labels, overlap=range(0, texts, 50)))
+    lengths = tuple(map(int, rng.integers(5, 400, texts))) if probabilities else None
+    write_data(folder, _data(gold.tolist(), labels, overlap=range(0, texts, 50), lengths=lengths))
     hardness = rng.normal(0, 1, texts)
     for budget in budgets:
         loss = 0.0 if budget == "all" else 0.045 * np.log2(1600 / budget)
@@ -81,11 +99,26 @@ def make_comparison(
                 curve = _curve(rng, arm, wanted) if arm in networks else ()
                 on_test = [max(0.0, value - 0.01) for value in curve] if look_at_test else None
                 cell = _cell(arm, budget, seed, gold, predictions, curve, len(labels), on_test=on_test)
+                if probabilities:
+                    own = _probabilities(predictions, gold, len(labels), hardness)
+                    cell = cell.model_copy(update={"probabilities": own, "temperature": 1.2 + seed / 10})
                 write_cell(folder, cell)
+    if probabilities:
+        found = errors(collect(folder))
+        wrong = found.mistakes if found else ()
+        write_quotes(folder, {mistake.row: f"{QUOTE} {mistake.row} " + "and so on " * 30 for mistake in wrong})
     _about(folder)
     if extras:
         _extras(folder)
     return folder
+
+
+def _probabilities(predictions: np.ndarray, gold: np.ndarray, labels: int, hardness: np.ndarray) -> Shares:
+    """Shares that are surer of easy texts, and a little too sure of mistakes."""
+    sure = 1 / labels + (1 - 1 / labels) / (1 + np.exp(-1.2 * (hardness + 0.8 * (predictions == gold))))
+    shares = np.repeat(((1 - sure) / (labels - 1))[:, None], labels, axis=1)
+    shares[np.arange(len(gold)), predictions] = sure
+    return rounded(shares.tolist())
 
 
 def _curve(rng: np.random.Generator, arm: str, accuracy: float) -> list[float]:
@@ -136,7 +169,14 @@ def _cell(
     )
 
 
-def _data(gold: Sequence[int], labels: Sequence[str], *, overlap: Sequence[int], near: Sequence[int] = ()) -> Data:
+def _data(
+    gold: Sequence[int],
+    labels: Sequence[str],
+    *,
+    overlap: Sequence[int],
+    near: Sequence[int] = (),
+    lengths: tuple[int, ...] | None = None,
+) -> Data:
     counts = {label: list(gold).count(index) for index, label in enumerate(labels)}
     return Data(
         labels=tuple(labels),
@@ -150,6 +190,7 @@ def _data(gold: Sequence[int], labels: Sequence[str], *, overlap: Sequence[int],
             gold=tuple(gold),
             overlap=tuple(overlap),
             near=tuple(near),
+            lengths=lengths,
         ),
         notes=(
             "8 rows of test stand word for word in train.",
@@ -191,4 +232,5 @@ if __name__ == "__main__":
         texts=2000,
         look_at_test=True,
         extras=True,
+        probabilities=True,
     )

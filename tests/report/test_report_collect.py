@@ -194,6 +194,7 @@ def test_a_torn_cell_is_named_and_refused(folder):
         (lambda data: data["test"].update(gold=[0, 1, 0, 5]), "test.gold has answer 5 of 2 labels"),
         (lambda data: data["test"].update(overlap=[4]), "test: test.overlap names row 4 of 4"),
         (lambda data: data["test"].update(near=[1, 5]), "test: test.near names row 5 of 4"),
+        (lambda data: data["test"].update(lengths=[7]), "test: test.lengths has 1 lengths for 4 rows"),
     ],
 )
 def test_data_at_odds_with_itself_is_named_and_refused(folder, change, words):

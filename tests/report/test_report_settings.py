@@ -1,7 +1,8 @@
 """The page says what each arm was set to, and what validation had to choose from."""
 
 from headstart.report.collect import collect
-from headstart.report.page import render, settings
+from headstart.report.page import render
+from headstart.report.results import settings
 from headstart.store.cells import cell_path, read_cell, write_cell
 from report.make_comparison import write_answers
 

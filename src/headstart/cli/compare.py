@@ -52,6 +52,15 @@ Choose = Annotated[
         negative=(), show_default=False, help="Try each network at its rate and at 3 times it; validation chooses."
     ),
 ]
+NoTexts = Annotated[
+    bool | None,
+    Parameter(
+        name="--no-texts",
+        negative=(),
+        show_default=False,
+        help="Quote no text, and keep none in the comparison's folder.",
+    ),
+]
 
 
 Jobs = Annotated[
@@ -77,6 +86,7 @@ def compare(
     arms: Arms = None,
     choose: Choose = None,
     jobs: Jobs = 1,
+    no_texts: NoTexts = None,
     tokenizer: Tokenizer = None,
     preset: Preset = None,
     config: ConfigFile = None,
@@ -93,7 +103,7 @@ def compare(
         "preset": preset,
         "config": config,
     }
-    chosen = {"seeds": seeds, "labels": labels, "arms": arms, "choose": choose}
+    chosen = {"seeds": seeds, "labels": labels, "arms": arms, "choose": choose, "no-texts": no_texts}
     _check(train, test, jobs, None if not resume else out, flags, {**others, **chosen})
     sources = folders(source or ())
     OPTIONS.refuse_with_source(flags, next(iter(sources), None))
@@ -118,6 +128,7 @@ def compare(
         arms=tuple(arm.strip() for arm in (arms or ARMS).split(",")),
         choose=bool(choose),
         jobs=jobs,
+        texts=not no_texts,
         resume=resume,
         command=command_line(),
         progress=console,

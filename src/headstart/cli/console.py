@@ -7,7 +7,7 @@ Anywhere else, a plain line now and then, so that a log stays readable.
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import rich.console
@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headstart import progress
+from headstart.cli.board import Board
 from headstart.cli.options import as_typed
 
 EVERY = 10.0
@@ -72,6 +73,18 @@ class Console:
                 self._end(bars, bars.of(stretch.task))
             else:
                 bars.remove_task(stretch.task)
+
+    @contextmanager
+    def board(self, title: str, planned: Mapping[progress.Place, int]) -> Iterator[progress.Board]:
+        """Show a table of runs above the bars of the task under way; elsewhere remarks tell of every run."""
+        board = Board(title, planned)
+        if self._bars is not None:
+            self._bars.board = board
+        try:
+            yield board
+        finally:
+            if self._bars is not None:
+                self._bars.board = None
 
     def result(self, line: str = "") -> None:
         """Print a line of the answer."""
@@ -154,6 +167,7 @@ class _Bars(Progress):
 
     def __init__(self, console: rich.console.Console, *, is_live: bool) -> None:
         self._window = console  # rich asks for the first picture while it is still being built
+        self.board: Board | None = None
         # results may go to stdout while a bar stands on stderr: only stderr is led around the bar
         # the rate is taken over rich's last thousand samples, even where a comparison gives one in ten minutes
         super().__init__(
@@ -168,14 +182,14 @@ class _Bars(Progress):
         return self._tasks[task]
 
     def get_renderable(self) -> rich.console.RenderableType:
-        """One line a task, names in one column."""
+        """One line a task, names in one column; a table of runs above them."""
         width = min(self._window.width, _WIDEST)
         longest = max((len(task.description) for task in self.tasks), default=0)
         bar = "=-" if self._window.options.ascii_only else "━─"
         lines = [describe(task, width, bar=bar, name_width=longest) for task in self.tasks]
         picture = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
         picture.highlight_regex(r"━+", "green")
-        return picture
+        return rich.console.Group(self.board.table(self._window), "", picture) if self.board else picture
 
 
 def describe(task: Task, width: int, *, bar: str, name_width: int = 0) -> str:

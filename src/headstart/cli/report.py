@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from headstart.cli.console import Console
-from headstart.cli.options import Quiet
+from headstart.cli.options import AsJson, Quiet
 
 
 def report(
@@ -16,12 +16,21 @@ def report(
     out: Annotated[
         Path | None, Parameter(metavar="FOLDER", help="Where to write, if not into the same folder.")
     ] = None,
+    as_json: AsJson = False,
+    no_texts: Annotated[
+        bool,
+        Parameter(name="--no-texts", negative=(), show_default=False, help="Quote no text of anybody's on the page."),
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Write the report again, and print what it says."""
     from headstart.report.page import write_report
 
-    show(folder, write_report(folder, out), Console(quiet=quiet))
+    page, console = write_report(folder, out, texts=not no_texts), Console(quiet=quiet)
+    if as_json:
+        console.result((page.parent / "results.json").read_text("utf-8").rstrip("\n"))
+    else:
+        show(folder, page, console)
 
 
 def show(folder: Path, page: Path, console: Console) -> None:

@@ -3,10 +3,11 @@
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from headstart.data.opening import is_url, missing, remote_errors
 from headstart.files import FORMAT, sha256_of
@@ -58,6 +59,14 @@ def listed(sources: Sequence[Source]) -> list[dict[str, Any]]:
         }
         for source in sources
     ]
+
+
+def origins(abouts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The files behind shards, each once and without its folder: for what is handed on with a model."""
+    found = [source for about in abouts for source in about.get("sources", ())]
+    kept = {(source["name"], source["sha256"]): source for source in found}
+    # what stands behind an address's question mark may be a key
+    return [source | {"name": Path(urlsplit(source["name"]).path).name} for source in kept.values()]
 
 
 def fingerprint(sources: Sequence[Source], tokenizer: str, settings: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.train.calibrate import Reliability, wilson
+from headstart.measures import Reliability, by_number, wilson
 from headstart.train.evaluate import Evaluation
 
 MOST_VALUES = 12
@@ -80,23 +80,6 @@ def sliced(groups: Sequence[str], right: NDArray[np.bool_], order: Sequence[str]
             low, high = wilson(hits, len(own))
             found.append(Slice(name, len(own), hits, hits / len(own), low, high))
     return tuple(found)
-
-
-def by_number(values: Sequence[float] | NDArray[np.int64], unit: str = "") -> tuple[list[str], list[str]]:
-    """Rows cut into quarters of like size by a number: the name of each row's quarter, and the names in order.
-
-    >>> by_number([1, 2, 3, 4, 50, 60, 70, 80], "tokens")[1]
-    ['1 to 2 tokens', '3 to 4 tokens', '50 to 60 tokens', '70 to 80 tokens']
-    """
-    numbers = np.asarray(values, dtype=float)
-    edges = np.unique(np.quantile(numbers, (0.25, 0.5, 0.75), method="lower"))
-    places = np.searchsorted(edges, numbers)
-    names = {}
-    for place in np.unique(places):
-        own = numbers[places == place]
-        low, high = f"{own.min():g}", f"{own.max():g}"
-        names[int(place)] = " ".join(part for part in (low if low == high else f"{low} to {high}", unit) if part)
-    return [names[int(place)] for place in places], list(names.values())
 
 
 def by_column(values: Sequence[object]) -> tuple[list[str], list[str]]:

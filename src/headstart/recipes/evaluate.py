@@ -12,13 +12,13 @@ from headstart.data.columns import cell, column_named
 from headstart.data.labelled import LabelledTexts, LabelSet, check_split, read_labelled
 from headstart.data.sources import expand, read_rows
 from headstart.errors import ConfigError
+from headstart.measures import by_number
 from headstart.predict.explain import explain
 from headstart.predict.mistakes import (
     ErrorAnalysis,
     Mistake,
     Slice,
     by_column,
-    by_number,
     most_confused,
     sliced,
     surest,

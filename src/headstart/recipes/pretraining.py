@@ -10,6 +10,7 @@ from typing import Any
 from headstart.config import PretrainConfig
 from headstart.data.batches import Batch
 from headstart.data.masking import mask_token
+from headstart.data.provenance import origins
 from headstart.data.shards import Shards
 from headstart.errors import Interrupted
 from headstart.files import read_json, write_json
@@ -257,6 +258,7 @@ class Pretraining:
             "tokenizer": self.tokenizer.digest,
             "corpus": last.shards.about.get("fingerprint"),
             "left_out": last.shards.about.get("left_out"),
+            "sources": origins(stage.shards.about for stage in self.stages),
         }
         if len(self.stages) > 1:
             result["stages"] = [

@@ -13,7 +13,6 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import Formatter, MaxNLocator
@@ -31,7 +30,6 @@ FURTHER = {"further-1": "#a8324e", "further-2": "#4f6d00", "further-3": "#5145a8
 """For arms that are told apart by a folder's name: which one it is follows from the name alone."""
 OTHER = "#8a6d00"
 INK, FAINT, PAPER = "#333333", "#d9d9d9", "#ffffff"
-ON_COLOUR = "#fefefe"  # white on a strong colour; not white itself, which becomes the page's paper
 SHORT = {"naive_bayes": "naive Bayes", "nbsvm": "NB-SVM", "tfidf": "TF-IDF", "scratch": "from scratch"}
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: it can be found, copied, read aloud, and takes the page's font
@@ -134,26 +132,6 @@ def name_the_ends(axes: Axes, ends: list[tuple[float, str]]) -> None:
             weight="bold",
         )
     axes.set_ylim(low, high)
-
-
-def ink_on(colour: str, alpha: float) -> str:
-    """The ink that is easier to read on paper covered with so much of a colour.
-
-    >>> ink_on("#d55e00", 0.5), ink_on("#0072b2", 1.0)
-    ('#333333', '#fefefe')
-    """
-    blend = [alpha * part + (1 - alpha) * paper for part, paper in zip(to_rgb(colour), to_rgb(PAPER), strict=True)]
-    return max((INK, ON_COLOUR), key=lambda ink: _contrast(_light(blend), _light(to_rgb(ink))))
-
-
-def _contrast(one: float, other: float) -> float:
-    return (max(one, other) + 0.05) / (min(one, other) + 0.05)
-
-
-def _light(colour: Sequence[float]) -> float:
-    """Relative luminance, as the web's guidelines for contrast define it."""
-    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
 
 
 def hue_of(arm: str) -> str:

@@ -4,7 +4,7 @@ Every cell is checked against the data it claims to answer, because a report ove
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from headstart.errors import StoreError, UsageError
 from headstart.files import read_json
 from headstart.store.cells import CELLS, DATA, Budget, Cell, Data, kind_of, read_cell, read_data
+from headstart.store.quotes import read_quotes
 
 ARMS = ("majority", "naive_bayes", "nbsvm", "tfidf", "scratch", "frozen", "pretrained")
 """The order in which arms are shown; others follow by name."""
@@ -35,8 +36,11 @@ class Comparison:
     environment: dict[str, Any]
     command: str | None
     ledger: dict[str, Any] | None = None
-    receipt: dict[str, Any] | None = None
+    receipts: tuple[dict[str, Any], ...] = ()
+    """What was transferred from each pretrained folder, the first folder's first."""
     samples: tuple[dict[str, Any], ...] = ()
+    quotes: dict[int, str] = field(default_factory=dict)
+    """The beginnings of a few test texts, by row; empty where none may be quoted."""
 
     @property
     def main(self) -> Budget:
@@ -46,6 +50,10 @@ class Comparison:
     def of(self, arm: str, budget: Budget) -> tuple[Cell, ...]:
         """The runs of an arm with so many labels, in the order of their seeds."""
         return tuple(cell for cell in self.cells if (cell.arm, cell.labels) == (arm, budget))
+
+    def without_texts(self) -> "Comparison":
+        """The same without a word of anybody's text: no quotation, and nothing that a language model wrote."""
+        return replace(self, quotes={}, samples=())
 
 
 def collect(folder: Path) -> Comparison:
@@ -77,8 +85,9 @@ def collect(folder: Path) -> Comparison:
         environment=_optional(folder / "environment.json"),
         command=run.get("command") or None,
         ledger=_optional(folder / "ledger.json") or None,
-        receipt=_optional(folder / "receipt.json") or None,
+        receipts=tuple(filter(None, map(_optional, (folder / "receipt.json", *sorted(folder.glob("receipt-*.json")))))),
         samples=_samples(folder / "samples.json"),
+        quotes=read_quotes(folder),
     )
 
 

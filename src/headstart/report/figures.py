@@ -18,7 +18,6 @@ from headstart.report.canvas import (
     clipped,
     colour_of,
     empty,
-    ink_on,
     line,
     name_the_ends,
     round_ticks,
@@ -44,18 +43,18 @@ class Drawing:
 
 
 def drawings(comparison: Comparison) -> list[Drawing]:
-    """Every figure that the comparison has the numbers for, the most telling first."""
+    """Every figure that the comparison has the numbers for, in the order of the page."""
     found = []
-    if _trained(comparison):
-        found.append(_curves(comparison, "curves", "validation", lambda epoch: epoch.valid_accuracy))
     over = "seeds and test texts" if len(comparison.seeds) > 1 else "test texts"
-    caption = f"Test accuracy: a dot is a seed, the tick is their mean, the bar its 95 % interval over {over}."
-    found.append(Drawing("test", caption, lambda width: draw_test(comparison, width)))
     if len(comparison.budgets) > 1:
         caption = f"Test accuracy by number of labels: mean over seeds, and the band its 95 % interval over {over}."
         found.append(Drawing("budgets", caption, lambda width: draw_budgets(comparison, width)))
+    if _trained(comparison):
+        found.append(_curves(comparison, "curves", "validation", lambda epoch: epoch.valid_accuracy))
     if _looked_at_test(comparison):
         found.append(_curves(comparison, "curves-test", "test", lambda epoch: epoch.test_accuracy or 0.0))
+    caption = f"Test accuracy: a dot is a seed, the tick is their mean, the bar its 95 % interval over {over}."
+    found.append(Drawing("test", caption, lambda width: draw_test(comparison, width)))
     return found
 
 
@@ -202,7 +201,7 @@ def draw_confusion(comparison: Comparison, arm: str, width: float) -> Figure:
     colour, points = colour_of(arm), 10 if size <= _FEW else 8
     for row, shares in enumerate(_shares(comparison.of(arm, comparison.main), size)):
         for column, share in enumerate(shares):
-            alpha = 0.06 + 0.94 * share
+            alpha = 0.06 + 0.42 * share  # pale enough for the page's ink, by day and by night
             box = Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, facecolor=colour, alpha=alpha, linewidth=0)
             axes.add_patch(box)
             if size <= _LIMIT_OF_NUMBERS:
@@ -212,7 +211,7 @@ def draw_confusion(comparison: Comparison, arm: str, width: float) -> Figure:
                     f"{100 * share:.0f}",
                     ha="center",
                     va="center",
-                    color=ink_on(colour, alpha),
+                    color=INK,
                     weight="bold",
                     fontsize=points,
                 )

@@ -68,10 +68,10 @@ def places(on: Place, less: float = 0) -> str:
 
     >>> places(Place(830, 510, None, first=50, last=1600), less=200)
     ' (95 % interval 310 to more than 1,400)'
-    >>> places(Place(None, None, None, first=50, last=1600))
-    ''
+    >>> places(Place(None, None, None, first=50, last=1600)), places(Place(50, 50, 50, first=50, last=1600))
+    ('', '')
     """
-    if on.low is None:
+    if on.low is None or (on.high is not None and on.high <= on.first):
         return ""
     low, high = (place(number, on, less).removeprefix("about ") for number in (on.low, on.high))
     return f" (95 % interval {low} to {high})"

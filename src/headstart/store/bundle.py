@@ -1,6 +1,6 @@
 """A trained model as a folder: all that predicting, generating, evaluating and transferring take.
 
-bundle.json  tokenizer/  backbone.safetensors  head.safetensors  [membership.bin]  manifest.json
+README.md  bundle.json  tokenizer/  backbone.safetensors  head.safetensors  [membership.bin]  manifest.json
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from headstart.errors import StoreError, UsageError
 from headstart.files import MANIFEST, read_json, read_manifest, whole_folder, write_json
 from headstart.model.backbone import Backbone
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
+from headstart.store.card import CARD, model_card
 from headstart.store.rundir import RunFolder
 from headstart.store.tensors import load_into, load_tensors, save_tensors
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
@@ -82,6 +83,8 @@ def save_bundle(
             "about": about,
         }
         write_json(draft / "bundle.json", facts)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        (draft / CARD).write_text(model_card(facts, parameters), encoding="utf-8", newline="\n")
         for name, content in (extra or {}).items():
             (draft / name).write_bytes(content)
 

@@ -102,7 +102,7 @@ class Cell(_Record):
     def _check_probabilities(self, labels: int) -> None:
         for name in ("probabilities", "valid_probabilities"):
             for row in getattr(self, name) or ():
-                shares = _full(row)
+                shares = full(row)
                 if len(shares) != labels or abs(sum(shares) - 1) > labels * _STEP:
                     raise ValueError(f"{name} holds {row}, which does not share 1 among {labels} labels")
         if self.probabilities is None:
@@ -111,7 +111,7 @@ class Cell(_Record):
             found = f"{len(self.probabilities)} for {len(self.predictions)} predictions"
             raise ValueError(f"probabilities are {found}")
         for answer, row in zip(self.predictions, self.probabilities, strict=True):
-            shares = _full(row)
+            shares = full(row)
             if answer >= labels or shares[answer] < max(shares) - 2 * _STEP:
                 raise ValueError(f"the prediction {answer} is not the likeliest of probabilities {row}")
 
@@ -137,6 +137,8 @@ class TestSplit(Split):
     """Rows whose text also stands in train, counted from 0; the report gives the accuracy with and without them."""
     near: tuple[Count, ...] = Field((), strict=False)
     """Rows whose text almost stands in train: words changed, or part of a longer text; treated like the others."""
+    lengths: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
+    """Tokens of each text, in file order."""
 
     @property
     def leaked(self) -> tuple[int, ...]:
@@ -147,6 +149,8 @@ class TestSplit(Split):
     def _as_long_as_it_says(self) -> Self:
         if len(self.gold) != self.rows:
             raise ValueError(f"test.gold has {len(self.gold)} answers for {self.rows} rows")
+        if self.lengths is not None and len(self.lengths) != self.rows:
+            raise ValueError(f"test.lengths has {len(self.lengths)} lengths for {self.rows} rows")
         for name, rows in (("overlap", self.overlap), ("near", self.near)):
             if any(row >= self.rows for row in rows):
                 raise ValueError(f"test.{name} names row {max(rows)} of {self.rows}")
@@ -191,7 +195,12 @@ def rounded(shares: Sequence[Sequence[float]]) -> Shares:
     return tuple(tuple(round(float(share), _DIGITS) for share in row) for row in shares)
 
 
-def _full(row: float | tuple[float, ...]) -> tuple[float, ...]:
+def full(row: float | tuple[float, ...]) -> tuple[float, ...]:
+    """The probability of every label, of a row of `Shares`.
+
+    >>> full(0.75), full((0.2, 0.3, 0.5))
+    ((0.25, 0.75), (0.2, 0.3, 0.5))
+    """
     return row if isinstance(row, tuple) else (1 - row, row)
 
 

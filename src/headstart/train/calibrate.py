@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.measures import Reliability, reliability, wilson
 from headstart.train.shares import log_loss, probabilities
 
 if TYPE_CHECKING:
@@ -21,40 +22,23 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+__all__ = [
+    "Calibration",
+    "Reliability",
+    "calibrate",
+    "fit_temperature",
+    "fold_temperature",
+    "reliability",
+    "thresholds",
+    "wilson",
+]
 
 FEWEST = 50
 """Validation rows below which nothing is fitted: a temperature from a handful of rows is noise."""
 FEWEST_ANSWERED = 20
 """Answers below which a threshold's precision is not believed."""
-BINS = 15
 FOLDS = 5
 _RANGE = (0.05, 20.0)
-_RESAMPLES = 1000
-_Z = 1.959964  # 95 %, two-sided
-
-
-@dataclass(frozen=True)
-class Bin:
-    """Answers that are about equally sure."""
-
-    low: float
-    high: float
-    rows: int
-    sure: float
-    right: float
-
-
-@dataclass(frozen=True)
-class Reliability:
-    """How well probabilities keep their word on some rows."""
-
-    rows: int
-    ece: float
-    low: float
-    high: float
-    """The 95 % interval of `ece`, by resampling rows. On few rows the error of even a perfect classifier is not 0."""
-    log_loss: float
-    bins: tuple[Bin, ...]
 
 
 @dataclass(frozen=True)
@@ -132,23 +116,6 @@ def fold_temperature(head: "ClassifierHead", temperature: float) -> None:
             parameter.div_(temperature)
 
 
-def reliability(shares: Floats, gold: Ints) -> Reliability:
-    """Calibration error with its interval, log-loss, and the bins behind them."""
-    sure, right = shares.max(axis=1), shares.argmax(axis=1) == gold
-    places = np.minimum((sure * BINS).astype(np.int64), BINS - 1)
-    error = float(_ece(places[None], (sure - right)[None])[0])
-    low, high = np.quantile(_resampled(places, sure - right), (0.025, 0.975))
-    bins = [
-        Bin(place / BINS, (place + 1) / BINS, int(own.sum()), float(sure[own].mean()), float(right[own].mean()))
-        for place in range(BINS)
-        if (own := places == place).any()
-    ]
-    floor = 1e-12  # an arm may give a label no chance at all
-    loss = float(-np.log(np.maximum(shares[np.arange(len(gold)), gold], floor)).mean())
-    # resampled rows repeat each other, which adds to the error: the interval must not leave out what was measured
-    return Reliability(len(gold), error, min(error, float(low)), max(error, float(high)), loss, tuple(bins))
-
-
 def thresholds(shares: Floats, gold: Ints) -> tuple[Threshold, ...]:
     """For every whole per cent of precision that can be reached: the lowest threshold that reaches it."""
     if len(gold) < FEWEST:
@@ -180,37 +147,6 @@ def thresholds(shares: Floats, gold: Ints) -> tuple[Threshold, ...]:
             )
         )
     return tuple(found)
-
-
-def wilson(hits: int, rows: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share.
-
-    >>> [round(end, 3) for end in wilson(9, 10)]
-    [0.596, 0.982]
-    """
-    if not rows:
-        return 0.0, 1.0
-    share, square = hits / rows, _Z**2
-    centre = (share + square / (2 * rows)) / (1 + square / rows)
-    half = _Z / (1 + square / rows) * math.sqrt(share * (1 - share) / rows + square / (4 * rows**2))
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def _ece(places_RN: Ints, gaps_RN: Floats) -> Floats:
-    """The calibration error of each of R samples, from the bin of each row and how much too sure its answer is."""
-    samples, rows = places_RN.shape
-    cells = places_RN + BINS * np.arange(samples)[:, None]
-    sums = np.bincount(cells.ravel(), gaps_RN.ravel(), samples * BINS).reshape(samples, BINS)
-    errors: Floats = np.abs(sums).sum(axis=1) / rows
-    return errors
-
-
-def _resampled(places: Ints, gaps: Floats) -> Floats:
-    chance, rows = np.random.default_rng(0), len(places)
-    samples = max(100, min(_RESAMPLES, 20_000_000 // rows))
-    bite = max(1, 1_000_000 // rows)  # samples in memory at a time
-    draws = (chance.integers(0, rows, (min(bite, samples - done), rows)) for done in range(0, samples, bite))
-    return np.concatenate([_ece(places[drawn], gaps[drawn]) for drawn in draws])
 
 
 def _cross_fitted(scores: Floats, gold: Ints) -> Floats:

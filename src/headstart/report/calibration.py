@@ -1,0 +1,114 @@
+"""How well the probabilities of an arm keep their word on test: the calibration error, its interval, and the bins behind it.
+
+S seeds, N texts, B bins. The error is that of a run, averaged over seeds: one model is used, not the mean of several.
+The interval is by resampling seeds and texts. Even a classifier without fault shows some error on few texts: `chance`
+says how much, on these texts and at this certainty.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.measures import BINS, Bin
+from headstart.report.collect import Comparison
+from headstart.report.intervals import Floats
+from headstart.store.cells import Budget, Cell, full
+
+_RESAMPLES = 1000
+_BITE = 2_000_000
+_DIGITS = 6  # sums are added in an order that differs between machines
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The probabilities of one arm on test."""
+
+    arm: str
+    budget: Budget
+    seeds: int
+    texts: int
+    ece: float
+    low: float
+    high: float
+    """The 95 % interval of `ece`."""
+    chance: float
+    """What a classifier whose probabilities are right would show here, on average."""
+    temperatures: tuple[float, ...]
+    bins: tuple[Bin, ...]
+    """Over all seeds together."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def calibrated(comparison: Comparison, budget: Budget) -> list[Calibrated]:
+    """Every arm whose runs all kept their probabilities; the majority class aside, which is always equally sure."""
+    found = [(arm, comparison.of(arm, budget)) for arm in comparison.arms if arm != "majority"]
+    return [_measured(comparison, cells) for _, cells in found if cells and all(cell.probabilities for cell in cells)]
+
+
+def shares_of(cell: Cell) -> Floats:
+    """The probabilities (texts, labels) of a run."""
+    return np.array([full(row) for row in cell.probabilities or ()], dtype=np.float64)
+
+
+def _measured(comparison: Comparison, cells: tuple[Cell, ...]) -> Calibrated:
+    gold_N = np.asarray(comparison.data.test.gold, dtype=np.int64)
+    answers_SN = np.array([cell.predictions for cell in cells], dtype=np.int64)
+    # the answer's own share: where two are equal after rounding, the largest may be another's
+    sure_SN = np.stack([shares_of(cell)[np.arange(len(gold_N)), cell.predictions] for cell in cells])
+    right_SN = answers_SN == gold_N
+    # a share of 0.8 must not fall into the bin below it because 15 * 0.8 is not quite 12
+    places_SN = np.minimum(np.floor(sure_SN * BINS + 1e-9).astype(np.int64), BINS - 1)
+    gaps_SN = sure_SN - right_SN
+    tables_SNB = gaps_SN[:, :, None] * (places_SN[:, :, None] == np.arange(BINS))
+    error = float(np.abs(tables_SNB.sum(axis=1)).sum(axis=-1).mean() / len(gold_N))
+    low, high = np.quantile(_resampled(tables_SNB), (0.025, 0.975))
+    spread_SB = ((sure_SN * (1 - sure_SN))[:, :, None] * (places_SN[:, :, None] == np.arange(BINS))).sum(axis=1)
+    # the mean distance of a normal variable from its mean is sqrt(2 / pi) deviations
+    chance = float(np.sqrt(2 * spread_SB / np.pi).sum(axis=-1).mean() / len(gold_N))
+    return Calibrated(
+        arm=cells[0].arm,
+        budget=cells[0].labels,
+        seeds=len(cells),
+        texts=len(gold_N),
+        ece=round(error, _DIGITS),
+        # resampled texts repeat each other, which adds to the error: the interval must not leave out what was measured
+        low=round(min(error, float(low)), _DIGITS),
+        high=round(max(error, float(high)), _DIGITS),
+        chance=round(chance, _DIGITS),
+        temperatures=tuple(cell.temperature for cell in cells),
+        bins=tuple(_bins(places_SN, sure_SN, right_SN)),
+    )
+
+
+def _bins(places_SN: NDArray[np.int64], sure_SN: Floats, right_SN: NDArray[np.bool_]) -> list[Bin]:
+    return [
+        Bin(
+            low=place / BINS,
+            high=(place + 1) / BINS,
+            rows=int(own.sum()),
+            sure=round(float(sure_SN[own].mean()), _DIGITS),
+            right=round(float(right_SN[own].mean()), _DIGITS),
+        )
+        for place in range(BINS)
+        if (own := places_SN == place).any()
+    ]
+
+
+def _resampled(tables_SNB: Floats) -> Floats:
+    """The mean error of as many seeds and texts, drawn anew each time; the same texts for all seeds of a draw."""
+    seeds, texts, _ = tables_SNB.shape
+    chance = np.random.default_rng(0)
+    samples = max(200, min(_RESAMPLES, 40_000_000 // texts))
+    bite, found = max(1, _BITE // texts), []
+    for done in range(0, samples, bite):
+        size = min(bite, samples - done)
+        counts_RN = chance.multinomial(texts, np.full(texts, 1 / texts), size=size).astype(np.float64)
+        errors_SR = np.abs(counts_RN @ tables_SNB).sum(axis=-1) / texts
+        drawn_RS = chance.integers(0, seeds, (size, seeds))
+        found.append(np.take_along_axis(errors_SR.T, drawn_RS, axis=1).mean(axis=1))
+    return np.concatenate(found)

@@ -1,0 +1,45 @@
+"""A real browser and a real report to open in it; both tests and screenshots skip, saying so, where there is none."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from headstart.recipes.compare import run_compare
+from headstart.recipes.pretrain import run_pretrain
+from tiny import finetune_config, pretrain_config, write_reviews
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+ARMS = ("majority", "tfidf", "scratch", "pretrained")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """The machine's own chromium: nothing is downloaded."""
+    reason = 'playwright is not installed: pip install -c constraints.txt ".[dev]"'
+    playwright = pytest.importorskip("playwright.sync_api", reason=reason)
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        pytest.skip("there is no chromium on this machine: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        try:
+            browser = driver.chromium.launch(executable_path=found)
+        except playwright.Error as error:
+            pytest.skip(f"{found} does not start: {str(error).splitlines()[0]}")
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def comparison(tmp_path_factory) -> Path:
+    """Two numbers of labels, two seeds, probabilities, mistakes with their texts, a leaked text."""
+    folder = write_reviews(tmp_path_factory.mktemp("reviews"), valid=60, test=60)
+    leak = (folder / "train.csv").read_text().splitlines()[1]
+    with (folder / "test.csv").open("a") as file:
+        file.write(leak + "\n")
+    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=3))
+    files = {name: str(folder / f"{name}.csv") for name in ("valid", "test")}
+    asked = {"seeds": 2, "labels": (12, None), "arms": ARMS, "command": "headstart compare train.csv"}
+    config = finetune_config(loop__epochs=2)
+    run_compare(str(folder / "train.csv"), folder / "cmp", config, source=str(folder / "base"), **files, **asked)
+    return folder / "cmp"
