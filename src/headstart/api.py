@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from headstart.config import CorpusConfig, FinetuneConfig, LabelledConfig, PretrainConfig, Section, TokenizerConfig
 from headstart.data.shards import Shards
 from headstart.errors import ConfigError
+from headstart.interop.export import run_export
 from headstart.layering import fields_of, layered, nested
 from headstart.model.presets import values
 from headstart.predict.explain import Explanation
@@ -248,6 +249,11 @@ def explain(folder: str | Path, text: str, *, label: str | None = None) -> Expla
 def generate(folder: str | Path, prompt: str, *, samples: int = 1, sampling: Sampling | None = None) -> list[str]:
     """Continue a prompt with a pretrained language model."""
     return run_generate(Path(folder), prompt, sampling=sampling or Sampling(), samples=samples)
+
+
+def export(folder: str | Path, *, out: str | Path, to: str) -> list[str]:
+    """Write a model for transformers (to="hf") or onnxruntime (to="onnx"); returns what was written, in words."""
+    return run_export(Path(folder), Path(out), to)
 
 
 def _check_shape(source: str | Path | None, settings: Settings | None) -> None:

@@ -100,6 +100,12 @@ COMMANDS = (
         "headstart import course.safetensors --tokenizer sentencepiece.french.model --out runs/course",
     ),
     (
+        "export",
+        "MODEL --to hf|onnx --out FOLDER",
+        "Write a model for transformers or onnxruntime: the same answers, none of our code.",
+        "headstart export runs/clf --to hf --out clf-hf",
+    ),
+    (
         "report",
         "FOLDER [OPTIONS]",
         "Write the report of a comparison again, from its folder.",

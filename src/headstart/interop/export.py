@@ -1,0 +1,22 @@
+"""The ways out, by name."""
+
+from pathlib import Path
+
+from headstart.errors import UsageError
+from headstart.store.bundle import load_bundle
+
+WAYS = ("hf", "onnx")
+
+
+def run_export(folder: Path, out: Path, to: str) -> list[str]:
+    """Write a model in another format; returns what was written, in words."""
+    if to not in WAYS:
+        raise UsageError(f"--to must be one of {', '.join(WAYS)}, got {to!r}")
+    if to == "onnx":
+        from headstart.interop.onnx_export import export_onnx
+
+        return export_onnx(load_bundle(folder, task="classify"), out)
+    from headstart.interop.hf_export import export_hf
+
+    architecture = export_hf(load_bundle(folder), out)
+    return [f"{folder} as a stock {architecture} in {out}; README.md there says how to load it"]
