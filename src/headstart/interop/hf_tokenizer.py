@@ -21,7 +21,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int, *, typed_m
         typed_mask: "<mask>" in a text is the mask, for filling gaps; else it is six characters like any other, as here.
     """
     engine = standalone(tokenizer)
-    names = [tokenizer.piece(id) for id in range(4)]
+    names = [str(engine.id_to_token(id)) for id in range(4)]
     (folder / TOKENIZER_FILE).write_text(engine.to_str(pretty=True), encoding="utf-8")
     special = tokenizer.special
     named = {"bos_token": special.sos, "pad_token": special.pad, "eos_token": special.eos}
@@ -51,11 +51,11 @@ def standalone(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
         else:
             pieces = [tokenizer.piece(id) for id in range(tokenizer.vocab_size)]
             engine = converted((folder / MODEL_FILE).read_bytes(), pieces)
-            engine.add_special_tokens([AddedToken(piece, normalized=False) for piece in pieces[:4]])
+            engine.add_special_tokens([AddedToken(engine.id_to_token(id), normalized=False) for id in range(4)])
             _check(engine, tokenizer, pieces)
-    start = tokenizer.piece(tokenizer.special.sos)
+    start = str(engine.id_to_token(tokenizer.special.sos))
     engine.post_processor = processors.TemplateProcessing(
-        single=f"{start} $A", pair=f"{start} $A $B", special_tokens=[(start, tokenizer.special.sos)]
+        single=[start, "$A"], pair=[start, "$A", "$B"], special_tokens=[(start, tokenizer.special.sos)]
     )
     return engine
 

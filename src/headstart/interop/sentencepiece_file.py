@@ -57,10 +57,10 @@ def converted(content: bytes, pieces: Sequence[str]) -> tokenizers.Tokenizer:
 
 
 def _unigram(model: _Model, pieces: Sequence[str]) -> models.Unigram:
-    lowest = min(model.scores.values())
-    # so low that "<sos>" in a text is never one piece, however badly its letters score
-    special = 6 * (lowest - 10)
-    return models.Unigram([(piece, model.scores.get(piece, special)) for piece in pieces], 3, False)
+    # the special pieces stand among those that a text is searched for; with a space inside, which no text has by then,
+    # they are not found in it
+    special = [(f"{piece[:-1]} >", 0.0) for piece in pieces[:4]]
+    return models.Unigram([*special, *((piece, model.scores[piece]) for piece in pieces[4:])], 3, False)
 
 
 def _bytepair(model: _Model, pieces: Sequence[str]) -> models.BPE:
