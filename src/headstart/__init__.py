@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         pretrain,
         train_tokenizer,
     )
+    from headstart.estimator import TextClassifier
 
 _VERBS = (
     "analyse",
@@ -44,6 +45,7 @@ _VERBS = (
 )
 
 __all__ = [
+    "TextClassifier",
     "__version__",
     "analyse",
     "compare",
@@ -63,8 +65,10 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name in _VERBS:
         return getattr(import_module("headstart.api"), name)
+    if name == "TextClassifier":
+        return import_module("headstart.estimator").TextClassifier
     raise AttributeError(f"module 'headstart' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_VERBS})
+    return sorted({*globals(), *_VERBS, "TextClassifier"})

@@ -256,6 +256,12 @@ def export(folder: str | Path, *, out: str | Path, to: str) -> list[str]:
     return run_export(Path(folder), Path(out), to)
 
 
+def finetune_settings(preset: str, settings: Settings | None, source: str | Path | None = None) -> FinetuneConfig:
+    """The settings that `finetune` would use, checked."""
+    _check_shape(source, settings)
+    return _settings(FinetuneConfig, preset, "finetune", settings)
+
+
 def _check_shape(source: str | Path | None, settings: Settings | None) -> None:
     """A pretrained folder brings its own shape and tokenizer: settings that would be ignored are refused."""
     if source is not None and str(source) != SCRATCH:
