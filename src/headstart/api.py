@@ -251,9 +251,9 @@ def generate(folder: str | Path, prompt: str, *, samples: int = 1, sampling: Sam
     return run_generate(Path(folder), prompt, sampling=sampling or Sampling(), samples=samples)
 
 
-def export(folder: str | Path, *, out: str | Path, to: str) -> list[str]:
+def export(folder: str | Path, *, out: str | Path, to: str, check: str | Path | None = None) -> list[str]:
     """Write a model for transformers (to="hf") or onnxruntime (to="onnx"); returns what was written, in words."""
-    return run_export(Path(folder), Path(out), to)
+    return run_export(Path(folder), Path(out), to, _text(check))
 
 
 def finetune_settings(preset: str, settings: Settings | None, source: str | Path | None = None) -> FinetuneConfig:

@@ -15,12 +15,16 @@ To = Annotated[
         help="hf: a stock architecture of transformers. onnx: for onnxruntime (classifiers).",
     ),
 ]
+Check = Annotated[
+    str | None,
+    Parameter(metavar="FILE", help="onnx: texts to compare the answers on; else some are made up from the vocabulary."),
+]
 
 
-def export(model: Model, /, *, to: To, out: Out, quiet: Quiet = False) -> None:
+def export(model: Model, /, *, to: To, out: Out, check: Check = None, quiet: Quiet = False) -> None:
     """Write the folder: weights, shape, labels and tokenizer, and no code."""
     from headstart.interop.export import run_export
 
     console = Console(quiet=quiet)
-    for line in run_export(model, out, to):
+    for line in run_export(model, out, to, check):
         console.result(line)

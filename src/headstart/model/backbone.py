@@ -53,6 +53,10 @@ class Backbone(nn.Module):
         else:
             segments_BT = torch.zeros_like(ids_BT) if segments_BT is None else segments_BT
             positions, seen = places(segments_BT), visible(segments_BT, visibility)
+        return self.through(ids_BT, positions, seen)
+
+    def through(self, ids_BT: Tensor, positions: Tensor, seen: Tensor | None) -> Tensor:
+        """Hidden states of tokens at given places (T, or B, T) that see what `visible` says, or None: those before them."""
         view = View(seen, self._rotary(positions))
         hidden_BTD = self._embed(ids_BT, positions)
         for layer in self.layers:
