@@ -10,8 +10,8 @@ from tokenizers import AddedToken, processors
 from headstart.errors import UsageError
 from headstart.files import write_json
 from headstart.interop.sentencepiece_file import SPACE, converted
-from headstart.text.tokenizer import BytePairTokenizer, Tokenizer
-from headstart.text.vocabulary import MODEL_FILE, TOKENIZER_FILE
+from headstart.text.tokenizer import BytePairTokenizer, ForeignTokenizer, Tokenizer
+from headstart.text.vocabulary import FOREIGN_FILE, MODEL_FILE, TOKENIZER_FILE
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int, *, typed_mask: bool = False) -> None:
@@ -21,12 +21,12 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int, *, typed_m
         typed_mask: "<mask>" in a text is the mask, for filling gaps; else it is six characters like any other, as here.
     """
     engine = standalone(tokenizer)
-    names = [str(engine.id_to_token(id)) for id in range(4)]
     (folder / TOKENIZER_FILE).write_text(engine.to_str(pretty=True), encoding="utf-8")
     special = tokenizer.special
     named = {"bos_token": special.sos, "pad_token": special.pad, "eos_token": special.eos}
     named |= {"mask_token": special.mask} if special.mask is not None else {}
     named |= {"unk_token": special.unknown} if special.unknown is not None else {}
+    tokens = {name: str(engine.id_to_token(id)) for name, id in named.items()}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,
@@ -35,10 +35,10 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int, *, typed_m
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
         "split_special_tokens": not typed_mask,
-        **{name: names[id] for name, id in named.items()},
+        **tokens,
     }
     write_json(folder / "tokenizer_config.json", config)
-    write_json(folder / "special_tokens_map.json", {name: names[id] for name, id in named.items()})
+    write_json(folder / "special_tokens_map.json", tokens)
 
 
 def standalone(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
@@ -46,7 +46,10 @@ def standalone(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tokenizer.save(folder)
-        if isinstance(tokenizer, BytePairTokenizer):
+        if isinstance(tokenizer, ForeignTokenizer):
+            settings = json.loads((folder / FOREIGN_FILE).read_text(encoding="utf-8"))["tokenizer"]
+            engine = tokenizers.Tokenizer.from_str(json.dumps(settings))
+        elif isinstance(tokenizer, BytePairTokenizer):
             engine = tokenizers.Tokenizer.from_str((folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
         else:
             pieces = [tokenizer.piece(id) for id in range(tokenizer.vocab_size)]

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from headstart.model.backbone import Backbone
-from headstart.model.blocks import NORM_EPSILON
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
 from headstart.model.positions import sinusoids
 
@@ -42,13 +41,13 @@ def shape_of(backbone: Backbone) -> dict[str, Any]:
         "head_dim": config.width // config.heads,
         "hidden_act": "silu",
         "max_position_embeddings": config.context,
-        "rms_norm_eps": NORM_EPSILON,
-        "rope_theta": 10000.0,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "rms_norm_eps": config.norm_epsilon,
+        "rope_theta": config.rotary_base,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rotary_base},
         "attention_bias": False,
         "attention_dropout": 0.0,
         "mlp_bias": False,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": config.tied,
     }
 
 
@@ -66,6 +65,8 @@ def modern(model: Model[Any]) -> Tensors:
         for name, tensor in model.head.state_dict().items():
             part, _, kind = name.partition(".")
             tensors[f"{names[part]}.{kind}"] = tensor
+    elif model.head.linear is not None:
+        tensors["lm_head.weight"] = model.head.linear.weight
     return tensors
 
 
