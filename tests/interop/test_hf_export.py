@@ -1,12 +1,16 @@
 """What plain transformers computes from an exported folder is what we compute; what it cannot compute is refused."""
 
 import json
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
 import sentencepiece
 import torch
-from small_models import CONTEXT, LABELS, ODD, TEXTS, classifier, language
+from hypothesis import given
+from hypothesis import strategies as st
+from small_models import CONTEXT, LABELS, ODD, TEXTS, classifier, language, tokenizer
 
 from headstart.cli.main import run
 from headstart.config import PADDING
@@ -43,14 +47,14 @@ def transformers():
 def test_a_stock_class_scores_the_labels_as_we_do(transformers, tmp_path, kind):
     bundle = classifier(tmp_path / "ours", *kind)
     assert export_hf(bundle, tmp_path / "theirs") == KINDS[kind]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    reader = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "theirs").eval()
     assert type(model).__name__ == KINDS[kind]
     texts = [*TEXTS, *ODD, " ".join(TEXTS)]  # of several lengths, so that there is padding, and one beyond the context
-    batch = tokenizer(texts, return_tensors="pt", padding=True, truncation=True)
+    batch = reader(texts, return_tensors="pt", padding=True, truncation=True)
     with torch.inference_mode():
         theirs = model(**batch).logits.double()
-        alone = model(**tokenizer(texts[2], return_tensors="pt")).logits.double()
+        alone = model(**reader(texts[2], return_tensors="pt")).logits.double()
     predictor = Predictor(bundle, CPU)
     ours = torch.from_numpy(score_texts(bundle.model, predictor.rows(texts), CPU, lambda: None))
     assert float((ours - theirs).abs().max()) < 1e-5
@@ -106,11 +110,11 @@ def test_an_exported_language_model_goes_on_as_ours_does(transformers, tmp_path,
     bundle = language(tmp_path / "ours", block, "causal")
     export_hf(bundle, tmp_path / "theirs")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
-    start = tokenizer("the film", return_tensors="pt")
+    reader = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    start = reader("the film", return_tensors="pt")
     ids = model.generate(**start, max_new_tokens=8, do_sample=False)[0][start["input_ids"].shape[1] :]
     ours = continue_text(bundle.model, bundle.tokenizer, "the film", Sampling(tokens=8), CPU)
-    assert tokenizer.decode(ids, skip_special_tokens=True) == ours
+    assert reader.decode(ids, skip_special_tokens=True) == ours
 
 
 def test_gaps_are_filled_where_the_mask_is_typed(transformers, tmp_path):
@@ -137,9 +141,40 @@ def test_a_sentencepiece_vocabulary_reads_as_before(tmp_path, kind):
 def test_an_exported_sentencepiece_model_is_read_by_auto_tokenizer(transformers, tmp_path):
     bundle = classifier(tmp_path / "ours", "classic", "causal", _sentencepiece(tmp_path, "bpe"))
     export_hf(bundle, tmp_path / "theirs")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    reader = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
     texts = [*TEXTS, *ODD]
-    assert tokenizer(texts)["input_ids"] == [[0, *ids] for ids in bundle.tokenizer.encode_batch(texts)]
+    assert reader(texts)["input_ids"] == [[0, *ids] for ids in bundle.tokenizer.encode_batch(texts)]
+
+
+@given(text=st.text(max_size=40))
+def test_any_text_has_the_same_tokens_outside(text):
+    words = _bytepair()
+    assert words[1].encode(text).ids == [0, *words[0].encode(text)]
+
+
+@given(text=st.text(st.characters(exclude_categories=["Mn", "Mc", "Me", "Cs"]), max_size=40))
+def test_any_text_without_stacked_marks_has_the_same_pieces_outside(text):
+    words = _pieces()
+    assert words[1].encode(text).ids == [0, *words[0].encode(text)]
+
+
+@cache
+def _bytepair():
+    words = tokenizer()
+    return words, _plain(words)
+
+
+@cache
+def _pieces():
+    with tempfile.TemporaryDirectory() as folder:
+        words = _sentencepiece(Path(folder), "bpe")
+    return words, _plain(words)
+
+
+def _plain(words):
+    engine = standalone(words)
+    engine.encode_special_tokens = True
+    return engine
 
 
 @pytest.mark.data

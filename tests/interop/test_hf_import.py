@@ -16,6 +16,7 @@ from headstart.files import read_json
 from headstart.interop.hf_export import export_hf
 from headstart.interop.sources import load_from
 from headstart.model.heads import vocabulary_scores
+from headstart.model.ledger import ledger
 from headstart.predict.predictor import Predictor
 from headstart.text.tokenizer import ForeignTokenizer, load_tokenizer
 from headstart.train.evaluate import score_texts
@@ -92,6 +93,8 @@ def test_a_language_model_scores_the_vocabulary_as_it_did(transformers, tmp_path
         ours = vocabulary_scores(bundle.model, bundle.model.backbone(ids, None, bundle.visibility))
         assert float((ours - model(input_ids=ids).logits).abs().max()) < 1e-4
     assert bundle.config.tied == ("tied" in kind)
+    counted = ledger(bundle.config, bundle.model.backbone.vocab_size, None).total
+    assert counted == sum(parameter.numel() for parameter in bundle.model.parameters())
 
 
 def test_a_foreign_tokenizer_keeps_its_ids_and_survives_a_bundle(transformers, tmp_path):
@@ -107,6 +110,18 @@ def test_a_foreign_tokenizer_keeps_its_ids_and_survives_a_bundle(transformers, t
     assert 4 not in ours.encode("[BOS] in a text is plain")
     assert ours.decode(ours.encode("the film")) == "the film"
     assert ours.piece(4) == "[BOS]"
+
+
+def test_an_imported_model_goes_out_again_with_its_own_tokens(transformers, tmp_path):
+    model, theirs = saved(transformers, tmp_path / "in", "llama, grouped, Llama 3's angles", "ForCausalLM")
+    export_hf(load_from(f"hf:{tmp_path / 'in'}"), tmp_path / "out")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    plain = theirs(TEXTS, add_special_tokens=False)["input_ids"]
+    assert tokenizer(TEXTS)["input_ids"] == [[4, *ids] for ids in plain]  # ours begin with the start token
+    ids = tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        assert float((again(input_ids=ids).logits - model(input_ids=ids).logits).abs().max()) < 1e-4
 
 
 @pytest.mark.parametrize(("block", "visibility"), [("modern", "causal"), ("modern", "both")])
@@ -255,9 +270,9 @@ def test_a_folder_that_is_not_there_gets_one_line(typed):
 
 
 def test_the_hub_is_asked_for_a_name_and_its_no_is_one_line(monkeypatch):
-    import huggingface_hub
+    from huggingface_hub import constants
 
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UsageError) as caught:
         load_from("hf:nobody/nothing-of-the-kind")
     assert str(caught.value).startswith("hf:nobody/nothing-of-the-kind: no such folder, and the Hub did not give it: ")

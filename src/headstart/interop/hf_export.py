@@ -12,6 +12,7 @@ from headstart.interop.hf_tokenizer import write_tokenizer
 from headstart.interop.hf_weights import Tensors, modern, opt, opt_shape, shape_of
 from headstart.model.heads import LanguageHead
 from headstart.store.bundle import Bundle
+from headstart.text.tokenizer import SentencePieceTokenizer
 from headstart.version import __version__
 
 _AUTO = {
@@ -135,6 +136,11 @@ def _readme(bundle: Bundle, architecture: str, purpose: str) -> str:
             "is read off the place before the mask (`logits[:, i - 1]`), and `pipeline('fill-mask')`, which reads the "
             "mask's own place, does not apply. With `model_type` `llama` and architecture `LlamaForCausalLM` in "
             "config.json the same weights read left to right and continue text."
+        )
+    if isinstance(bundle.tokenizer, SentencePieceTokenizer):
+        lines.append(
+            "Its tokenizer was converted from SentencePiece and reads every piece of the vocabulary as the original does; "
+            "only letters that carry several combining marks in an unusual order may be split otherwise."
         )
     if architecture.startswith("OPT"):
         lines.append(
