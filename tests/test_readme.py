@@ -56,6 +56,7 @@ def test_the_readme_shows_every_step_of_the_story():
         "evaluate",
         "generate",
         "compare",
+        "export",
     ]
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         compare,
         evaluate,
         explain,
+        export,
         finetune,
         generate,
         inspect,
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
         pretrain,
         train_tokenizer,
     )
+    from headstart.estimator import TextClassifier
 
 _VERBS = (
     "analyse",
     "compare",
     "evaluate",
     "explain",
+    "export",
     "finetune",
     "generate",
     "inspect",
@@ -42,11 +45,13 @@ _VERBS = (
 )
 
 __all__ = [
+    "TextClassifier",
     "__version__",
     "analyse",
     "compare",
     "evaluate",
     "explain",
+    "export",
     "finetune",
     "generate",
     "inspect",
@@ -60,8 +65,10 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name in _VERBS:
         return getattr(import_module("headstart.api"), name)
+    if name == "TextClassifier":
+        return import_module("headstart.estimator").TextClassifier
     raise AttributeError(f"module 'headstart' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_VERBS})
+    return sorted({*globals(), *_VERBS, "TextClassifier"})

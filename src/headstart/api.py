@@ -7,15 +7,14 @@ Settings have the names they have everywhere, in a mapping, with dots or nested 
     headstart.load("runs/clf").predict(["un livre magnifique"])
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 from headstart.config import CorpusConfig, FinetuneConfig, LabelledConfig, PretrainConfig, Section, TokenizerConfig
 from headstart.data.shards import Shards
 from headstart.errors import ConfigError
-from headstart.layering import fields_of, layered, nested
-from headstart.model.presets import values
+from headstart.interop.export import run_export
+from headstart.layering import layered
 from headstart.predict.explain import Explanation
 from headstart.predict.explain import explain as explained
 from headstart.predict.generate import Sampling, run_generate
@@ -29,15 +28,14 @@ from headstart.recipes.finetune import SCRATCH, run_finetune, usual_preset
 from headstart.recipes.inspect import Inspection, run_inspect
 from headstart.recipes.prepare import run_prepare, run_tokenizer
 from headstart.recipes.pretrain import run_pretrain
+from headstart.recipes.settings import Settings, as_nested, dotted_names, settings_of
 from headstart.recipes.sizing import AUTO, choose_preset
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import ReportCard
 from headstart.train.evaluate import Evaluation
 
 Paths = str | Path | Sequence[str | Path]
-Settings = Mapping[str, Any]
 Budgets = int | str | None | Sequence[int | str | None]
-C = TypeVar("C", bound=Section)
 
 
 class _Reading(Section):
@@ -72,7 +70,7 @@ def inspect(
         texts: pretraining text to look for the rows in.
         source: a model: its tokenizer and context count, and it may know what it was pretrained on.
     """
-    config = layered(_Inspecting, _nested(_Inspecting, settings))
+    config = layered(_Inspecting, as_nested(_Inspecting, settings))
     return run_inspect(
         str(train),
         config.labelled,
@@ -91,7 +89,7 @@ def train_tokenizer(
     texts: Paths, *, out: str | Path, settings: Settings | None = None, progress: Progress | None = None
 ) -> ReportCard:
     """Train a byte-level BPE on text files and save it; returns its report card."""
-    config = layered(_Reading, _nested(_Reading, settings))
+    config = layered(_Reading, as_nested(_Reading, settings))
     return run_tokenizer(_paths(texts), Path(out), config.tokenizer, config.corpus, progress or Quiet())
 
 
@@ -104,7 +102,7 @@ def prepare(
     progress: Progress | None = None,
 ) -> Shards:
     """Encode text files into token shards, once; nothing is done again when nothing changed."""
-    config = layered(_Reading, _nested(_Reading, settings))
+    config = layered(_Reading, as_nested(_Reading, settings))
     return run_prepare(
         _paths(texts),
         Path(out),
@@ -135,11 +133,11 @@ def pretrain(
     """
     _check_shape(source, settings)
     if preset == AUTO and not resume:
-        preset = choose_preset(_settings(PretrainConfig, "classic", "pretrain", settings), progress or Quiet())
+        preset = choose_preset(settings_of(PretrainConfig, "classic", "pretrain", settings), progress or Quiet())
     return run_pretrain(
         _paths(texts),
         Path(out),
-        _settings(PretrainConfig, preset, "pretrain", settings),
+        settings_of(PretrainConfig, preset, "pretrain", settings),
         source=_text(source),
         tokenizer=None if tokenizer is None else Path(tokenizer),
         resume=resume,
@@ -165,7 +163,9 @@ def finetune(
     return run_finetune(
         str(train),
         Path(out),
-        _settings(FinetuneConfig, preset or usual_preset(next(iter(_paths(source or ())), None)), "finetune", settings),
+        settings_of(
+            FinetuneConfig, preset or usual_preset(next(iter(_paths(source or ())), None)), "finetune", settings
+        ),
         source=str(source),
         valid=_text(valid),
         test=_text(test),
@@ -207,7 +207,9 @@ def compare(
     return run_compare(
         str(train),
         Path(out),
-        _settings(FinetuneConfig, preset or usual_preset(next(iter(_paths(source or ())), None)), "finetune", settings),
+        settings_of(
+            FinetuneConfig, preset or usual_preset(next(iter(_paths(source or ())), None)), "finetune", settings
+        ),
         source=sources,
         valid=_text(valid),
         test=str(test),
@@ -260,46 +262,23 @@ def generate(folder: str | Path, prompt: str, *, samples: int = 1, sampling: Sam
     return run_generate(Path(folder), prompt, sampling=sampling or Sampling(), samples=samples)
 
 
+def export(folder: str | Path, *, out: str | Path, to: str, check: str | Path | None = None) -> list[str]:
+    """Write a model for transformers (to="hf") or onnxruntime (to="onnx"); returns what was written, in words."""
+    return run_export(Path(folder), Path(out), to, _text(check))
+
+
+def finetune_settings(preset: str, settings: Settings | None, source: str | Path | None = None) -> FinetuneConfig:
+    """The settings that `finetune` would use, checked."""
+    _check_shape(source, settings)
+    return settings_of(FinetuneConfig, preset, "finetune", settings)
+
+
 def _check_shape(source: str | Path | None, settings: Settings | None) -> None:
     """A pretrained folder brings its own shape and tokenizer: settings that would be ignored are refused."""
     if source is not None and str(source) != SCRATCH:
-        for name in _dotted(FinetuneConfig, settings):
+        for name in dotted_names(FinetuneConfig, settings):
             if name.startswith(("model.", "tokenizer.")):
                 raise ConfigError(f"{name} is set, but {source} brings its own; leave it out, or use source='scratch'")
-
-
-def _settings(kind: type[C], preset: str, command: str, settings: Settings | None) -> C:
-    return layered(kind, values(preset, command), _nested(kind, settings))
-
-
-def _nested(kind: type[Section], settings: Settings | None) -> dict[str, Any]:
-    """The settings as `layered` takes them."""
-    dotted, known = _dotted(kind, settings), [name for name, _ in fields_of(kind)]
-    for name, value in dotted.items():
-        if any(field.startswith(f"{name}.") for field in known):
-            raise ConfigError(f"{name} is a group of settings; give a mapping of them, got {value!r:.40}")
-        if name not in known:
-            layered(kind, nested({name: value}))  # says what is wrong with the name
-    return nested(dotted)
-
-
-def _dotted(kind: type[Section], settings: Settings | None, prefix: str = "") -> dict[str, Any]:
-    """The settings by dotted name, hyphens read as underscores, however they are nested."""
-    if settings is None:
-        return {}
-    if not isinstance(settings, Mapping):
-        raise ConfigError(f"settings must be a mapping such as {{'model.width': 64}}, got {settings!r:.40}")
-    fields = dict(fields_of(kind))
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        if not isinstance(name, str):
-            raise ConfigError(f"the name of a setting is text such as 'model.width', got {name!r:.40}")
-        option = prefix + name.replace("-", "_")
-        if isinstance(value, Mapping) and option not in fields:
-            found |= _dotted(kind, value, f"{option}.")
-        else:
-            found[option] = value
-    return found
 
 
 def _budgets(labels: Budgets) -> tuple[int | None, ...]:

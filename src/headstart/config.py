@@ -50,6 +50,12 @@ class ModelConfig(Section):
     """Share of activations dropped in training."""
     context: int = Field(512, ge=2)
     """Longest sequence in tokens, the start token included: rows of pretraining, and the cut of longer texts."""
+    rotary_base: float = Field(10000.0, gt=0)
+    """modern only: the base of the rotary angles; models from elsewhere bring their own."""
+    norm_epsilon: float = Field(1e-5, gt=0)
+    """modern only: what keeps the norms from dividing by nothing; models from elsewhere bring their own."""
+    tied: bool = True
+    """modern only: whether the language head is the embedding again."""
 
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> Self:

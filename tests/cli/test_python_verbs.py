@@ -6,10 +6,11 @@ import headstart
 from headstart import api
 from headstart.config import FinetuneConfig, PretrainConfig
 from headstart.errors import ConfigError
+from headstart.recipes.settings import settings_of
 
 
 def settings(given) -> PretrainConfig:
-    return api._settings(PretrainConfig, "classic", "pretrain", given)
+    return settings_of(PretrainConfig, "classic", "pretrain", given)
 
 
 def message_of(call) -> str:
@@ -70,7 +71,7 @@ def test_a_shape_beside_a_pretrained_folder_is_seen_however_it_is_written(tmp_pa
 
 
 def test_names_of_classes_are_no_sections():
-    config = api._settings(FinetuneConfig, "classic", "finetune", {"transfer": {"class_weights": {"a-b": 2.0}}})
+    config = settings_of(FinetuneConfig, "classic", "finetune", {"transfer": {"class_weights": {"a-b": 2.0}}})
     assert config.transfer.class_weights == {"a-b": 2.0}
 
 

@@ -32,7 +32,8 @@ Source = Annotated[
     Parameter(
         name="--from",
         metavar="FOLDER",
-        help="The pretrained run whose worth is measured; several, given again or with commas, are compared with each other.",
+        help="The pretrained run whose worth is measured (or hf: and a model of transformers); several, given again or with "
+        "commas, are compared with each other.",
     ),
 ]
 Test = Annotated[str | None, Parameter(metavar="FILE", help="Labelled text that every arm is measured on.")]
@@ -95,16 +96,9 @@ def compare(
     flags: Flags | None = None,
 ) -> None:
     """Run every cell of the comparison, and print what was found."""
-    others: dict[str, object] = {
-        "from": source,
-        "test": test,
-        "valid": valid,
-        "tokenizer": tokenizer,
-        "preset": preset,
-        "config": config,
-    }
-    chosen = {"seeds": seeds, "labels": labels, "arms": arms, "choose": choose, "no-texts": no_texts}
-    _check(train, test, jobs, None if not resume else out, flags, {**others, **chosen})
+    others: dict[str, object] = {"from": source, "test": test, "valid": valid, "tokenizer": tokenizer, "preset": preset}
+    others |= {"seeds": seeds, "labels": labels, "arms": arms, "choose": choose, "no-texts": no_texts, "config": config}
+    _check(train, test, jobs, None if not resume else out, flags, others)
     sources = folders(source or ())
     OPTIONS.refuse_with_source(flags, next(iter(sources), None))
     from headstart.cli.report import show
@@ -113,7 +107,6 @@ def compare(
 
     kind = preset or usual_preset(next(iter(sources), None))
     settings = None if resume else OPTIONS.settings(flags, preset=kind, path=config)
-
     console = Console(quiet=quiet)
     page: Path = run_compare(
         train,

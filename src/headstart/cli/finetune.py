@@ -31,7 +31,12 @@ def finetune(
     /,
     *,
     source: Annotated[
-        str | None, Parameter(name="--from", metavar="FOLDER|scratch", help="The pretrained run, or the word scratch.")
+        str | None,
+        Parameter(
+            name="--from",
+            metavar="FOLDER|scratch",
+            help="The pretrained run, hf: and a model of transformers, or the word scratch.",
+        ),
     ] = None,
     out: Out,
     valid: Valid = None,

@@ -95,9 +95,15 @@ COMMANDS = (
     ),
     (
         "import",
-        "FILE --tokenizer PATH --out FOLDER [OPTIONS]",
-        "Turn weights saved under the published course's names into a language model.",
+        "FILE|hf:FOLDER --out FOLDER [OPTIONS]",
+        "Turn weights of the published course, or a Llama or EuroBERT of transformers, into a model here.",
         "headstart import course.safetensors --tokenizer sentencepiece.french.model --out runs/course",
+    ),
+    (
+        "export",
+        "MODEL --to hf|onnx --out FOLDER",
+        "Write a model for transformers or onnxruntime: the same answers, none of our code.",
+        "headstart export runs/clf --to hf --out clf-hf",
     ),
     (
         "report",

@@ -51,7 +51,9 @@ def pretrain(
     out: Out,
     source: Annotated[
         str | None,
-        Parameter(name="--from", metavar="FOLDER", help="A pretrained run to go on from, in place of random weights."),
+        Parameter(
+            name="--from", metavar="FOLDER", help="A pretrained run to go on from, or hf: and a model of transformers."
+        ),
     ] = None,
     tokenizer: Tokenizer = None,
     preset: Preset = None,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headstart.config import ModelConfig, Visibility
 from headstart.model.attention import KeyValues, View, visible
-from headstart.model.blocks import BLOCKS, NORM_EPSILON, ClassicBlock
+from headstart.model.blocks import BLOCKS, ClassicBlock
 from headstart.model.positions import angles, places, sinusoids
 
 
@@ -26,7 +26,7 @@ class Backbone(nn.Module):
         self.modern = config.block == "modern"
         self.embedding = nn.Embedding(vocab_size, config.width)
         self.layers = nn.ModuleList(BLOCKS[config.block](config) for _ in range(config.depth))
-        self.norm = nn.RMSNorm(config.width, eps=NORM_EPSILON) if self.modern else nn.Identity()
+        self.norm = nn.RMSNorm(config.width, eps=config.norm_epsilon) if self.modern else nn.Identity()
         self.compiled = False
 
     def forward(
@@ -53,6 +53,10 @@ class Backbone(nn.Module):
         else:
             segments_BT = torch.zeros_like(ids_BT) if segments_BT is None else segments_BT
             positions, seen = places(segments_BT), visible(segments_BT, visibility)
+        return self.through(ids_BT, positions, seen)
+
+    def through(self, ids_BT: Tensor, positions: Tensor, seen: Tensor | None) -> Tensor:
+        """Hidden states of tokens at given places (T, or B, T) that see what `visible` says, or None: those before them."""
         view = View(seen, self._rotary(positions))
         hidden_BTD = self._embed(ids_BT, positions)
         for layer in self.layers:
@@ -74,7 +78,7 @@ class Backbone(nn.Module):
         # a place counts from the last bound at or before it
         starts_N = bounds[torch.searchsorted(bounds, index_N, right=True, out_int32=True) - 1]
         positions_N = index_N - starts_N
-        rotary = angles(positions_N, self.config.width // self.config.heads) if self.modern else None
+        rotary = self._angles(positions_N) if self.modern else None
         # the context, not the longest here: a bound that stays the same is compiled once
         view = View(None, rotary, bounds, max(self.config.context, ids_BT.shape[1]), visibility == "causal")
         hidden = self._embed(ids_N[None], positions_N)
@@ -111,10 +115,13 @@ class Backbone(nn.Module):
             hidden_BTD = hidden_BTD * math.sqrt(self.config.width) + sinusoids(positions, self.config.width)
         return F.dropout(hidden_BTD, self.config.dropout, self.training)
 
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return angles(positions, self.config.width // self.config.heads, self.config.rotary_base)
+
     def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
         if not self.modern:
             return None
-        cos, sin = angles(positions, self.config.width // self.config.heads)
+        cos, sin = self._angles(positions)
         # positions of a row (B, T) need a place for the heads; positions that all rows share (T) do not
         return (cos[:, None], sin[:, None]) if positions.ndim == 2 else (cos, sin)
 

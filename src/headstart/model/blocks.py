@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from headstart.config import ModelConfig
 from headstart.model.attention import KeyValues, SelfAttention, View
 
-NORM_EPSILON = 1e-5
-
 
 class ClassicBlock(nn.Module):
     """Post-norm: attention, add, norm; two matrices with a ReLU between, add, norm. Biases everywhere."""
@@ -46,10 +44,10 @@ class ModernBlock(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.norm1 = nn.RMSNorm(config.width, eps=NORM_EPSILON)
+        self.norm1 = nn.RMSNorm(config.width, eps=config.norm_epsilon)
         # nothing is dropped inside attention: Llama's shells do not, and the fast kernels cannot
         self.attention = SelfAttention(config.width, config.heads, 0.0, bias=False)
-        self.norm2 = nn.RMSNorm(config.width, eps=NORM_EPSILON)
+        self.norm2 = nn.RMSNorm(config.width, eps=config.norm_epsilon)
         self.gate = nn.Linear(config.width, config.feedforward, bias=False)
         self.up = nn.Linear(config.width, config.feedforward, bias=False)
         self.down = nn.Linear(config.feedforward, config.width, bias=False)

@@ -16,11 +16,12 @@ from headstart.model.pooling import last_real, mean_real
 
 
 class LanguageHead(nn.Module):
-    """Scores for every entry of the vocabulary: a linear layer with bias (classic), or the embedding again (modern)."""
+    """Scores for every entry of the vocabulary: a linear layer (classic: with bias), or the embedding again (tied)."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(config.width, vocab_size) if config.block == "classic" else None
+        classic = config.block == "classic"
+        self.linear = nn.Linear(config.width, vocab_size, bias=classic) if classic or not config.tied else None
 
     def weights(self, backbone: Backbone) -> tuple[Tensor, Tensor | None]:
         """The matrix and the bias, if there is one. A tied table lives in the backbone, and is saved once, there."""

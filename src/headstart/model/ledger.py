@@ -94,7 +94,8 @@ def _modern(config: ModelConfig, vocab_size: int, classes: int | None, reading: 
     ]
     small = [Entry("norms", "L·2d + d", L * 2 * d + d)]
     if classes is None:
-        weights.append(Entry("language head", "0: the embedding again", 0))
+        again = Entry("language head", "0: the embedding again", 0)
+        weights.append(again if config.tied else Entry("language head", "V·d", V * d))
     elif reading == "causal":
         weights.append(Entry("classifier head", "C·d", classes * d))
     else:

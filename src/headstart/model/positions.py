@@ -31,9 +31,9 @@ def places(segments_BT: Tensor) -> Tensor:
     return index_T - (index_T * starts_BT).cummax(dim=1).values
 
 
-def angles(positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of rotary positions (base 10000) for heads of `width`, each half repeated, one row a position."""
-    rates = 10000.0 ** (-torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
+def angles(positions: Tensor, width: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of rotary positions for heads of `width`, each half repeated, one row a position."""
+    rates = base ** (-torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
     turns = positions.to(torch.float32)[..., None] * rates
     both = torch.cat((turns, turns), dim=-1)
     return both.cos(), both.sin()

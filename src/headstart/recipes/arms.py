@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from headstart.errors import ConfigError, UsageError
+from headstart.interop.sources import load_from
 from headstart.recipes.finetune import SCRATCH
 from headstart.recipes.labelled_data import LabelledData, Part
 from headstart.recipes.prepare import is_shards
-from headstart.store.bundle import Bundle, load_bundle
+from headstart.store.bundle import Bundle
 from headstart.store.cells import kind_of
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -102,7 +103,7 @@ def load_sources(paths: Sequence[str], tokenizer: str | Path | None) -> tuple[So
     """The language models to compare; a classifier has seen labels, and would make the comparison void."""
     found = []
     for path, name in zip(paths, names_of(paths), strict=True):
-        bundle = load_bundle(Path(path), task="language")
+        bundle = load_from(path, task="language")
         if tokenizer is not None and load_tokenizer(Path(tokenizer)).digest != bundle.tokenizer.digest:
             raise UsageError(
                 f"{path} was pretrained with another tokenizer than {tokenizer}; leave --tokenizer out to use its own"

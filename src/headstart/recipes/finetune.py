@@ -7,6 +7,7 @@ from typing import Any
 from headstart.config import FinetuneConfig
 from headstart.errors import Interrupted, UsageError
 from headstart.files import read_json, write_json
+from headstart.interop.sources import SCHEME, load_from
 from headstart.layering import layered
 from headstart.progress import Progress, Quiet
 from headstart.recipes.classifier import build_classifier, class_weights, reading_of
@@ -14,7 +15,7 @@ from headstart.recipes.labelled_data import LabelledData, load_data
 from headstart.recipes.leaks import pretraining_noted
 from headstart.recipes.training import Finetuning, Outcome
 from headstart.runtime import Halt, environment, start, stopping
-from headstart.store.bundle import Bundle, block_of, load_bundle, save_bundle
+from headstart.store.bundle import Bundle, block_of, save_bundle
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
 from headstart.train.calibrate import Calibration
@@ -154,12 +155,12 @@ def usual_preset(source: str | None) -> str:
     """The preset that fits what is fine-tuned, when none is named: that of the pretrained network's kind."""
     if source is None or source == SCRATCH:
         return "classic"
-    return "classic" if block_of(Path(source)) == "classic" else "modern"
+    return "modern" if source.startswith(SCHEME) or block_of(Path(source)) == "modern" else "classic"
 
 
 def load_source(source: str) -> Bundle | None:
     """The folder to start from, or None for random weights."""
-    return None if source == SCRATCH else load_bundle(Path(source))
+    return None if source == SCRATCH else load_from(source)
 
 
 def choose_tokenizer(source: Bundle | None, path: str | None) -> Tokenizer | None:

@@ -9,12 +9,12 @@ from headstart.config import PretrainConfig
 from headstart.data.shards import Shards
 from headstart.errors import UsageError
 from headstart.files import MANIFEST, read_json, write_json
+from headstart.interop.sources import load_from
 from headstart.layering import layered
 from headstart.progress import Progress, Quiet
 from headstart.recipes.pretraining import Pretraining
 from headstart.recipes.stages import open_shards
 from headstart.runtime import environment, start, stopping
-from headstart.store.bundle import load_bundle
 from headstart.store.rundir import RunFolder
 
 
@@ -45,13 +45,13 @@ def run_pretrain(
         inputs = run.facts["inputs"]
         texts, source = inputs["texts"], inputs["source"]
         tokenizer = Path(inputs["tokenizer"]) if inputs["tokenizer"] else None
-        start_from = load_bundle(Path(source), task="language") if source else None
+        start_from = load_from(source, task="language") if source else None
     else:
         texts = _texts(texts, config)
         assert config is not None
         # the thread count is part of the run: other threads add in another order
         threads = start(config.runtime).threads
-        start_from = load_bundle(Path(source), task="language") if source else None
+        start_from = load_from(source, task="language") if source else None
         used: dict[str, Any] = {"runtime": {"threads": threads}}
         if start_from:
             used["model"] = start_from.config.model_dump()

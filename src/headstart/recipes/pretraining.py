@@ -67,7 +67,7 @@ class Pretraining:
         ).to(self.runtime.device)
         receipt = None
         if self.source:
-            receipt = transfer(str(self.source.path), self.model, self.tokenizer, self.source, head=True)
+            receipt = transfer(self.source.name, self.model, self.tokenizer, self.source, head=True)
         self.language_head = self.model.head  # what the bundle gets; a pair head is for this run alone
         if config.pairs.weight:
             head = PairedHead(self.language_head, config.model.width, seed).to(self.runtime.device)

@@ -41,6 +41,11 @@ class Bundle:
     about: dict[str, Any]
 
     @property
+    def name(self) -> str:
+        """Where it comes from, as a person knows it: its folder, or what it was imported from."""
+        return str(self.about.get("imported_from", self.path))
+
+    @property
     def config(self) -> ModelConfig:
         """The shape of the backbone."""
         config: ModelConfig = self.model.backbone.config

@@ -2,6 +2,7 @@
 
 tokenizer.json                      byte-level BPE, trained by Headstart
 sentencepiece.model [+ dict.txt]    an existing SentencePiece model
+foreign.json                        the tokenizer of a model that was imported
 """
 
 from pathlib import Path
@@ -9,11 +10,13 @@ from pathlib import Path
 from headstart.errors import StoreError, UsageError
 from headstart.text.bytepair import BytePairTokenizer, train_tokenizer
 from headstart.text.card import ReportCard, report_card
+from headstart.text.foreign import ForeignTokenizer
 from headstart.text.sentencepiece import SentencePieceTokenizer
-from headstart.text.vocabulary import DICTIONARY_FILE, TOKENIZER_FILE, SpecialIds, Tokenizer
+from headstart.text.vocabulary import DICTIONARY_FILE, FOREIGN_FILE, TOKENIZER_FILE, SpecialIds, Tokenizer
 
 __all__ = [
     "BytePairTokenizer",
+    "ForeignTokenizer",
     "ReportCard",
     "SentencePieceTokenizer",
     "SpecialIds",
@@ -34,6 +37,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
             folder that holds one of those; or a folder of ours (shards, run, bundle) that holds such a folder.
     """
     found = _find(path)
+    if found.name == FOREIGN_FILE:
+        return ForeignTokenizer.load(found)
     if found.suffix != ".model":
         return BytePairTokenizer.load(found)
     dictionary = found.with_name(DICTIONARY_FILE)
@@ -50,7 +55,11 @@ def _find(path: Path) -> Path:
         return path
     for place in _PLACES:
         folder = path / place
-        files = [file for file in (folder / TOKENIZER_FILE, *sorted(folder.glob("*.model"))) if file.is_file()]
+        files = [
+            file
+            for file in (folder / TOKENIZER_FILE, folder / FOREIGN_FILE, *sorted(folder.glob("*.model")))
+            if file.is_file()
+        ]
         if len(files) > 1:
             raise StoreError(f"{folder} holds several tokenizers: {', '.join(file.name for file in files)}; name one")
         if files:

@@ -19,6 +19,7 @@ SPECIALS = 4
 TOKENIZER_FILE = "tokenizer.json"
 MODEL_FILE = "sentencepiece.model"
 DICTIONARY_FILE = "dict.txt"
+FOREIGN_FILE = "foreign.json"
 SIZE_LIMIT = 256 * 1024 * 1024
 """A tokenizer file beyond this many bytes is refused unread: a million pieces take less than half of it."""
 
@@ -93,7 +94,7 @@ def digest_of(files: Mapping[str, bytes]) -> str:
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write a tokenizer's files, unless one of another tokenizer is there that would be loaded with them."""
-    for name in (TOKENIZER_FILE, MODEL_FILE, DICTIONARY_FILE):
+    for name in (TOKENIZER_FILE, MODEL_FILE, DICTIONARY_FILE, FOREIGN_FILE):
         if name not in files and (folder / name).exists():
             raise StoreError(f"cannot save a tokenizer in {folder}: {name} of another one is there")
     for name, content in files.items():

@@ -1,0 +1,287 @@
+"""The classifier as a scikit-learn estimator: texts and labels in memory, the recipes as they are.
+
+    TextClassifier(backbone="runs/base", epochs=4).fit(texts, labels).predict(["a text you wonder about"])
+
+It holds its model as the files of a bundle, so that `save` and `load`, the command line and joblib's copies between
+processes all speak of the same bytes; nothing is pickled here.
+"""
+
+import json
+import math
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d
+
+from headstart.api import finetune_settings, pretrain
+from headstart.config import FinetuneConfig, RuntimeConfig
+from headstart.data.labelled import LabelledTexts, split_validation
+from headstart.errors import ConfigError, DataError, UsageError
+from headstart.predict.predictor import Predictor
+from headstart.progress import Quiet
+from headstart.recipes.classifier import build_classifier, class_weights, reading_of
+from headstart.recipes.finetune import SCRATCH, load_source, settled
+from headstart.recipes.labelled_data import LabelledData, Part
+from headstart.recipes.settings import Settings
+from headstart.recipes.training import Finetuning
+from headstart.runtime import Stop, start
+from headstart.store.bundle import Bundle, find_bundle, load_bundle, save_bundle
+from headstart.store.rundir import RunFolder
+from headstart.text.tokenizer import Tokenizer, train_tokenizer
+
+_NETWORK = ("model.", "tokenizer.")
+
+
+class InputError(DataError, ValueError):
+    """Texts or labels that cannot be learnt from; scikit-learn's own tools expect a ValueError here."""
+
+
+class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A Transformer that classifies texts, from a pretrained folder or from random weights.
+
+    Args:
+        backbone: a pretrained folder, `hf:` and a folder of transformers, or "scratch" for random weights.
+        unlabelled: texts to pretrain on before anything else, from `backbone` on; at every `fit`, so a search over many
+            settings is quicker with a folder that `headstart.pretrain` made once.
+        preset: named settings to start from.
+        epochs: passes over the labelled texts; None takes the preset's, as do `lr` and `batch_size` without a value.
+        valid_share: the share of the texts that chooses the best epoch and calibrates the probabilities.
+        settings: any other setting of fine-tuning by its dotted name, and those of the network (`model.`, `tokenizer.`).
+        pretraining: settings of the pretraining on `unlabelled`.
+        seed: every random choice follows from it.
+        device: auto, cpu, cuda, cuda:N or mps.
+    """
+
+    def __init__(
+        self,
+        backbone: str | Path = SCRATCH,
+        *,
+        unlabelled: Iterable[str] | None = None,
+        preset: str = "classic",
+        epochs: int | None = None,
+        lr: float | None = None,
+        batch_size: int | None = None,
+        valid_share: float = 0.2,
+        settings: Settings | None = None,
+        pretraining: Settings | None = None,
+        seed: int = 0,
+        device: str = "auto",
+    ) -> None:
+        self.backbone = backbone
+        self.unlabelled = unlabelled
+        self.preset = preset
+        self.epochs = epochs
+        self.lr = lr
+        self.batch_size = batch_size
+        self.valid_share = valid_share
+        self.settings = settings
+        self.pretraining = pretraining
+        self.seed = seed
+        self.device = device
+
+    def fit(self, X: Iterable[str], y: Iterable[Any] | None = None) -> Self:
+        """Learn from texts and their labels; a share of them is held out to choose the epoch."""
+        texts = _texts(X, "X")
+        classes, gold = _classes(y, len(texts))
+        with tempfile.TemporaryDirectory(prefix="headstart-") as name:
+            work = Path(name)
+            source = load_source(self._pretrained(work))
+            config = settled(self._config(pretrained=source is not None), source)
+            data = _data(texts, classes, gold, config, source)
+            class_weights(config, data.labels, data.train)
+            model, _ = build_classifier(
+                config.model, data, source, str(self.backbone), self.seed, reading_of(config, source)
+            )
+            run = RunFolder.create(work / "run", kind="cell", command="", config=config, inputs={})
+            outcome = Finetuning(run, config, data, model, start(config.runtime), Stop(), Quiet(), quiet=True).go(
+                resume=False
+            )
+            about = {
+                "classes": classes.tolist(),
+                "parameters": self._plain(),
+                "best_epoch": outcome.best_epoch,
+                "calibration": outcome.calibration.as_dict(),
+                "valid": outcome.valid.as_dict(),
+            }
+            save_bundle(
+                work / "bundle",
+                outcome.model,
+                data.tokenizer,
+                labels=data.labels,
+                windows=config.labelled.long_texts == "windows",
+                visibility=outcome.model.head.visibility,
+                about=about,
+            )
+            self._take(work / "bundle", classes)
+        return self
+
+    def predict(self, X: Iterable[str]) -> np.ndarray:
+        """The likeliest label of each text."""
+        shares = self.predict_proba(X)
+        found: np.ndarray = self.classes_[shares.argmax(axis=1)]
+        return found
+
+    def predict_proba(self, X: Iterable[str]) -> np.ndarray:
+        """The probability of every label, in the order of `classes_`."""
+        check_is_fitted(self)
+        answers = self._predictor().predict(_texts(X, "X"))
+        return np.array([list(answer.probabilities.values()) for answer in answers]).reshape(-1, len(self.classes_))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the model as a bundle, which `load`, `headstart predict` and `headstart.load` read."""
+        check_is_fitted(self)
+        path = Path(folder)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UsageError(f"{path} is there already and not empty; choose another folder")
+        _write(self.files_, path)
+        return path
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """A fitted classifier from a folder that `save` or `headstart finetune` wrote."""
+        bundle = load_bundle(Path(folder), task="classify")
+        estimator = cls(**bundle.about.get("parameters", {}))
+        estimator._take(find_bundle(Path(folder)), np.array(bundle.about.get("classes", bundle.labels)))
+        return estimator
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy for another process takes: settings, labels and the bytes of files."""
+        return {name: value for name, value in super().__getstate__().items() if name != "_loaded"}
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string, tags.input_tags.one_d_array, tags.input_tags.two_d_array = True, True, False
+        return tags
+
+    def _take(self, bundle: Path, classes: np.ndarray) -> None:
+        files = (path for path in sorted(bundle.rglob("*")) if path.is_file())
+        self.files_ = {path.relative_to(bundle).as_posix(): path.read_bytes() for path in files}
+        self.classes_ = classes
+        self.__dict__.pop("_loaded", None)
+        self._predictor()
+
+    def _predictor(self) -> Predictor:
+        """The model, ready to answer; a copy in another process makes its own when it is first asked."""
+        if "_loaded" not in self.__dict__:
+            with tempfile.TemporaryDirectory(prefix="headstart-") as name:
+                _write(self.files_, Path(name))
+                self._loaded = Predictor.load(Path(name), RuntimeConfig(device=self.device, threads=self._threads()))
+        return self._loaded
+
+    def _threads(self) -> int | None:
+        return finetune_settings(self.preset, self.settings).runtime.threads
+
+    def _pretrained(self, work: Path) -> str:
+        """The folder to start from, pretrained on the unlabelled texts if there are any."""
+        if self.unlabelled is None:
+            return str(self.backbone)
+        lines = [json.dumps({"text": text}) for text in _texts(self.unlabelled, "unlabelled")]
+        (work / "unlabelled.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        scratch = str(self.backbone) == SCRATCH
+        own = self._network() if scratch else {}
+        same = {"runtime.seed": self.seed, "runtime.device": self.device, "runtime.threads": self._threads()}
+        pretrain(
+            work / "unlabelled.jsonl",
+            out=work / "base",
+            source=None if scratch else self.backbone,
+            preset=self.preset,
+            settings={**own, **same, **(self.pretraining or {})},
+        )
+        return str(work / "base")
+
+    def _network(self) -> dict[str, Any]:
+        return {name: value for name, value in (self.settings or {}).items() if name.startswith(_NETWORK)}
+
+    def _config(self, *, pretrained: bool) -> FinetuneConfig:
+        named = {
+            "loop.epochs": self.epochs,
+            "optim.lr": self.lr,
+            "loop.batch_size": self.batch_size,
+            "labelled.valid_share": self.valid_share,
+            "runtime.seed": self.seed,
+            "runtime.device": self.device,
+        }
+        others = dict(self.settings or {})
+        for name in named:
+            if name in others:
+                raise ConfigError(f"settings has {name}, which is a parameter of its own: {name.split('.')[-1]}")
+        if pretrained and self.unlabelled is not None and str(self.backbone) == SCRATCH:
+            others = {name: value for name, value in others.items() if name not in self._network()}  # used already
+        given = {name: value for name, value in named.items() if value is not None}
+        return finetune_settings(self.preset, given | others, self.backbone if pretrained else None)
+
+    def _plain(self) -> dict[str, Any]:
+        """The parameters that JSON can hold; texts are not kept."""
+        values = self.get_params(deep=False) | {"backbone": str(self.backbone), "unlabelled": None}
+        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+
+
+def _texts(X: Iterable[str], name: str) -> list[str]:
+    """Texts from whatever holds them in a row: a list, a tuple, an array or a column of a table."""
+    if isinstance(X, (str, bytes)) or not isinstance(X, Iterable):
+        raise InputError(f"{name} must be a sequence of texts, got {X!r:.40}")
+    if getattr(X, "ndim", 1) != 1:
+        raise InputError(f"{name} must be a sequence of texts, got an array of {X.ndim} dimensions; give one column")  # type: ignore[attr-defined]
+    texts = list(X)
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"{name}[{place}] is {text!r:.40}, expected a text")
+        if not text.strip():
+            raise InputError(f"{name}[{place}] is empty; there is nothing to read")
+    if not texts:
+        raise InputError(f"{name} holds no texts")
+    return [str(text) for text in texts]  # numpy's strings are not quite Python's
+
+
+def _classes(y: Iterable[Any] | None, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """The different labels in order, and each row's place among them."""
+    if y is None:
+        raise InputError("TextClassifier requires y to be passed, but the target y is None")
+    labels = column_or_1d(y, warn=True)
+    if len(labels) != rows:
+        raise InputError(f"X has {rows:,} texts and y {len(labels):,} labels; expected one each")
+    for place, label in enumerate(labels.tolist()):
+        if label is None or (isinstance(label, float) and not math.isfinite(label)):
+            raise InputError(f"y[{place}] is {label!r}, expected a label")
+    check_classification_targets(labels)
+    classes, gold = np.unique(labels, return_inverse=True)
+    if len(classes) < 2:
+        raise InputError(f"y has one class only, {classes.tolist()[0]!r}; a classifier needs at least two labels")
+    return classes, gold
+
+
+def _data(
+    texts: list[str], classes: np.ndarray, gold: np.ndarray, config: FinetuneConfig, source: Bundle | None
+) -> LabelledData:
+    """The rows as fine-tuning takes them, a share held out for validation."""
+    names = tuple(map(str, classes.tolist()))
+    where = tuple(f"X[{place}]" for place in range(len(texts)))
+    rows = LabelledTexts("X", tuple(texts), tuple(names[index] for index in gold), where)
+    try:
+        parts = split_validation(rows, config.labelled.valid_share, config.runtime.seed)
+    except DataError:
+        raise InputError(
+            f"{len(texts)} texts are too few to hold out {config.labelled.valid_share:g} of each label for validation"
+        ) from None
+    tokenizer: Tokenizer = source.tokenizer if source else train_tokenizer(rows.texts, config.tokenizer)
+    numbers = {name: index for index, name in enumerate(names)}
+    train, valid = (_part(part, tokenizer, numbers) for part in parts)
+    return LabelledData(names, tokenizer, train, valid, None, ())
+
+
+def _part(rows: LabelledTexts, tokenizer: Tokenizer, numbers: Mapping[str, int]) -> Part:
+    ids = tuple(np.asarray(row, dtype=np.int32) for row in tokenizer.encode_batch(rows.texts))
+    gold = np.array([numbers[label] for label in rows.labels], dtype=np.int64)
+    return Part(rows.name, rows.texts, ids, gold, rows.sha256)
+
+
+def _write(files: Mapping[str, bytes], folder: Path) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)

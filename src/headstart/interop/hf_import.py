@@ -1,0 +1,221 @@
+"""Models of transformers whose blocks are ours: Llama and EuroBERT, read from their folder without transformers.
+
+Every setting that would change a number is looked at, and one that our block does not have is refused by its name.
+Grouped keys and values are repeated, which computes the same. Weights are safetensors only: a pickled file may run code.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headstart.config import ModelConfig, RuntimeConfig, Visibility
+from headstart.errors import ConfigError, StoreError, TransferError, UsageError
+from headstart.files import read_json, write_json
+from headstart.interop.hf_tokens import read_tokenizer
+from headstart.interop.hf_weights import MODERN
+from headstart.layering import layered
+from headstart.model.backbone import Backbone
+from headstart.model.heads import ClassifierHead, LanguageHead, Model
+from headstart.store.bundle import save_bundle
+from headstart.store.rundir import RunFolder
+from headstart.store.tensors import load_into, load_tensors
+
+LONGEST = 1024
+"""Positions have no table here, so that the context is ours to choose: what the model allows, up to this many tokens."""
+_READS: dict[str, tuple[Visibility, str]] = {"llama": ("causal", "causal"), "eurobert": ("both", "masked")}
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "rope_scaling": (None,),
+    "quantization_config": (None,),
+}
+_WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json", "special_tokens_map.json")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A model's folder, and what its config.json says."""
+
+    name: str
+    folder: Path
+    facts: Mapping[str, Any]
+
+    def refused(self, what: str) -> TransferError:
+        return TransferError(f"{self.name} {what}; nothing was imported")
+
+
+def find_model(source: str) -> Path:
+    """The folder that `hf:FOLDER` or `hf:OWNER/NAME` means; the latter is fetched from the Hub, weights and JSON only."""
+    name = source.removeprefix("hf:")
+    if Path(name).is_dir():
+        return Path(name)
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise UsageError(f"{source}: no such folder, and not a name on the Hub, which is OWNER/NAME")
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(_WEIGHTS)))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(f"{source}: no such folder, and the Hub did not give it: {reason}") from None
+
+
+def import_hf(source: str, out: Path, *, command: str = "") -> str:
+    """Turn a model of transformers into a run folder of ours; returns what was done, in words."""
+    folder = find_model(source)
+    run = RunFolder.create(out, kind="import", command=command, config=RuntimeConfig(), inputs={"source": source})
+    with run.discarded_on_error(new=True):
+        about = bring_in(source, folder, out / "bundle")
+        write_json(out / "result.json", about)
+    return f"{source}, a {about['architecture']}: {about['parameters']:,} parameters; model in {out}"
+
+
+def bring_in(source: str, folder: Path, out: Path) -> dict[str, Any]:
+    """Write the bundle of a model of transformers; returns what is known of it."""
+    found = _Found(source, folder, _read(source, folder / "config.json"))
+    _check_kind(found)
+    weights = _weights(found)
+    head_weight = weights.get("lm_head.weight")
+    # by the weights, not by config.json, which need not say what is usual
+    tied = head_weight is None or torch.equal(head_weight, weights.get("embed_tokens.weight", head_weight))
+    config = _shape(found, tied)
+    tokenizer = read_tokenizer(source, folder, found.facts)
+    vocab_size = int(found.facts["vocab_size"])
+    if tokenizer.vocab_size > vocab_size:
+        raise found.refused(f"has a vocabulary of {vocab_size:,}, its tokenizer one of {tokenizer.vocab_size:,}")
+    visibility, objective = _READS[found.facts["model_type"]]
+    architecture = (found.facts.get("architectures") or ["model"])[0]
+    labels: tuple[str, ...] = ()
+    head: LanguageHead | ClassifierHead = LanguageHead(config, vocab_size)
+    if architecture.endswith("ForSequenceClassification"):
+        labels, objective = _labels(found), "classify"
+        head = ClassifierHead(config, len(labels), visibility)
+    model: Model[Any] = Model(Backbone(config, vocab_size), head)
+    try:
+        load_into(model, _renamed(weights, config, head), source)
+    except StoreError as error:
+        raise TransferError(f"{error}; nothing was imported") from None
+    about = {
+        "imported_from": source,
+        "architecture": architecture,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+    save_bundle(out, model, tokenizer, labels=labels, visibility=visibility, objective=objective, about=about)
+    return about
+
+
+def _read(source: str, path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UsageError(f"{source} has no {path.name}; expected a folder that save_pretrained wrote")
+    facts = read_json(path)
+    if not isinstance(facts, dict):
+        raise StoreError(f"{path} is damaged: it is not an object")
+    return facts
+
+
+def _shape(found: _Found, tied: bool) -> ModelConfig:
+    """The shape of the backbone."""
+    facts, rope = found.facts, found.facts.get("rope_parameters") or {}
+    try:
+        width, heads = int(facts["hidden_size"]), int(facts["num_attention_heads"])
+        if (facts.get("head_dim") or width // heads) * heads != width:
+            raise found.refused(f"has head_dim {facts['head_dim']}, not hidden_size / num_attention_heads")
+        shape = {
+            "block": "modern",
+            "width": width,
+            "depth": int(facts["num_hidden_layers"]),
+            "heads": heads,
+            "feedforward": int(facts["intermediate_size"]),
+            "dropout": 0.1,
+            "context": min(int(facts["max_position_embeddings"]), LONGEST),
+            "rotary_base": float(rope.get("rope_theta") or facts.get("rope_theta") or 10000.0),
+            "norm_epsilon": float(facts.get("rms_norm_eps", 1e-6 if facts["model_type"] == "llama" else 1e-5)),
+            "tied": tied,
+        }
+        return layered(ModelConfig, shape)
+    except (KeyError, TypeError, ValueError) as error:
+        raise found.refused(f"has a config.json that says too little: {error}") from None
+    except ConfigError as error:
+        raise found.refused(f"has a shape that is none of ours: {error}") from None
+
+
+def _check_kind(found: _Found) -> None:
+    """Refuse what our block does not compute."""
+    facts, kind = found.facts, found.facts.get("model_type")
+    if kind not in _READS:
+        raise found.refused(
+            f"is a {kind}, whose layers are not those of Headstart ({' and '.join(_READS)} are those of modern)"
+        )
+    for name, allowed in _FIXED.items():
+        if name in facts and facts[name] not in allowed:
+            raise found.refused(f"has {name} {json.dumps(facts[name])}, which the modern block has not")
+    rope = facts.get("rope_parameters") or {}
+    if rope.get("rope_type", "default") != "default":
+        raise found.refused(f"has rope_type {rope['rope_type']}, which the modern block has not")
+
+
+def _labels(found: _Found) -> tuple[str, ...]:
+    if found.facts.get("problem_type") not in (None, "single_label_classification"):
+        raise found.refused(f"has problem_type {found.facts['problem_type']}, where a text has one label here")
+    pooling = found.facts.get("classifier_pooling", "late")
+    if found.facts["model_type"] == "eurobert" and pooling != "mean":
+        raise found.refused(f"has classifier_pooling {pooling}, where both-way classifiers take the mean here")
+    named = found.facts.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}  # what transformers leaves out
+    return tuple(str(named[str(place)]) for place in range(len(named)))
+
+
+def _weights(found: _Found) -> dict[str, Tensor]:
+    """All tensors in fp32, without the prefix that says inside of what the backbone was saved."""
+    files = sorted(found.folder.glob("*.safetensors"))
+    if not files:
+        pickled = [path.name for path in sorted(found.folder.glob("*.bin"))]
+        if pickled:
+            raise UsageError(
+                f"{found.name} has its weights in {pickled[0]}, a pickled file, which may run code when it is opened; "
+                "convert it once where you trust it: AutoModel.from_pretrained(FOLDER, use_safetensors=False)"
+                ".save_pretrained(FOLDER), with the Auto class that its config.json names"
+            )
+        raise UsageError(f"{found.name} has no .safetensors file; expected a folder that save_pretrained wrote")
+    tensors: dict[str, Tensor] = {}
+    for path in files:
+        tensors |= {name.removeprefix("model."): tensor.float() for name, tensor in load_tensors(path).items()}
+    return tensors
+
+
+def _renamed(
+    theirs: Mapping[str, Tensor], config: ModelConfig, head: LanguageHead | ClassifierHead
+) -> dict[str, Tensor]:
+    """By our names; whatever is left over keeps its own, and is found out when the model is filled."""
+    names = {"embed_tokens.weight": "backbone.embedding.weight", "norm.weight": "backbone.norm.weight"}
+    for layer in range(config.depth):
+        names |= {f"layers.{layer}.{there}": f"backbone.layers.{layer}.{here}" for here, there in MODERN.items()}
+    for kind in ("weight", "bias"):
+        ours_of = "head.linear." + kind
+        names |= {f"score.{kind}": ours_of, f"classifier.{kind}": ours_of, f"dense.{kind}": f"head.dense.{kind}"}
+    left = {name: tensor for name, tensor in theirs.items() if not name.endswith("rotary_emb.inv_freq")}
+    if isinstance(head, LanguageHead):
+        names["lm_head.weight"] = "head.linear.weight"
+        if config.tied:
+            left.pop("lm_head.weight", None)
+    ours: dict[str, Tensor] = {}
+    for layer in range(config.depth):
+        parts = [f"layers.{layer}.self_attn.{name}_proj.weight" for name in "qkv"]
+        if left.keys() >= set(parts):
+            whole = torch.cat([_repeated(left.pop(name), config) for name in parts])
+            ours[f"backbone.layers.{layer}.attention.inward.weight"] = whole
+    return ours | {names.get(name, name): tensor for name, tensor in left.items()}
+
+
+def _repeated(weight: Tensor, config: ModelConfig) -> Tensor:
+    """Keys or values that several heads share, once for each of them; queries come through as they are."""
+    head = config.width // config.heads
+    groups = weight.shape[0] // head
+    if groups == 0 or config.heads % groups:
+        return weight
+    return weight.view(groups, head, -1).repeat_interleave(config.heads // groups, dim=0).reshape(config.width, -1)

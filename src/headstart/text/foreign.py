@@ -1,0 +1,102 @@
+"""A tokenizer that someone else trained, as the `tokenizers` library reads it: its own ids, its own special tokens.
+
+`foreign.json` holds `{"special": {"sos", "pad", "eos", "mask", "unknown"}, "tokenizer": {...}}`, the latter as its
+tokenizer.json was. It is data: rules that the library knows, and no code.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import tokenizers
+
+from headstart.errors import StoreError
+from headstart.text.vocabulary import (
+    FOREIGN_FILE,
+    SpecialIds,
+    check_id,
+    digest_of,
+    read_bounded,
+    utf8_of,
+    write_files,
+)
+
+
+class ForeignTokenizer:
+    """The ids of another model's tokenizer; what it would add to a text, we add ourselves: the start token."""
+
+    def __init__(self, engine: tokenizers.Tokenizer, special: SpecialIds, content: bytes) -> None:
+        """Made by `load` and `of`. `content` is what `save` writes."""
+        engine.no_padding()
+        engine.no_truncation()
+        engine.encode_special_tokens = True
+        self.special = special
+        self._engine, self._content = engine, content
+        self._vocab_size: int = max(engine.get_vocab(with_added_tokens=True).values()) + 1
+        self._digest = digest_of({FOREIGN_FILE: content})
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], special: SpecialIds, name: str) -> Self:
+        """From the content of a tokenizer.json."""
+        content = json.dumps({"special": vars(special), "tokenizer": settings}, ensure_ascii=False).encode("utf-8")
+        return cls(_engine(settings, name), special, content)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Load a `foreign.json` that `save` wrote."""
+        content = read_bounded(path)
+        try:
+            facts = json.loads(content.decode("utf-8"))
+            special = SpecialIds(**{name: _number(id) for name, id in facts["special"].items()})  # type: ignore[arg-type]
+            settings = facts["tokenizer"]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise StoreError(f"{path} is damaged: {error}") from None
+        return cls(_engine(settings, str(path)), special, content)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def digest(self) -> str:
+        return self._digest
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        for text in texts:
+            utf8_of(text)
+        return [found.ids for found in self._engine.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some ids, as the tokenizer's own decoder joins them."""
+        for id in ids:
+            check_id(id, self._vocab_size)
+        apart = {id for id in vars(self.special).values() if id is not None}
+        text: str = self._engine.decode([id for id in ids if id not in apart], skip_special_tokens=False)
+        return text
+
+    def piece(self, id: int) -> str:
+        """One id as its vocabulary spells it, byte-level spaces as ▁."""
+        check_id(id, self._vocab_size)
+        return str(self._engine.id_to_token(id) or f"<{id}>").replace("Ġ", "▁")
+
+    def save(self, folder: Path) -> None:
+        write_files(folder, {FOREIGN_FILE: self._content})
+
+
+def _engine(settings: Mapping[str, Any], name: str) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(json.dumps(settings))
+    except BaseException as error:
+        if type(error) is not Exception:  # the library raises that very class, and nothing more precise
+            raise
+        raise StoreError(f"{name} is not a tokenizer that the tokenizers library can read: {error}") from None
+
+
+def _number(id: Any) -> int | None:
+    if id is not None and type(id) is not int:
+        raise ValueError(f"{id!r} is not an id")
+    return id
