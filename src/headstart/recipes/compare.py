@@ -4,6 +4,7 @@ One small file a finished cell, so that a killed comparison goes on where it sto
 """
 
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any
 from headstart.config import FinetuneConfig
 from headstart.data.digests import text_digest
 from headstart.data.labelled import label_subset
-from headstart.errors import ConfigError, Interrupted, UsageError
-from headstart.files import MANIFEST, read_json, sha256_of, write_json
+from headstart.errors import ConfigError, Interrupted, StoreError, UsageError
+from headstart.files import MANIFEST, sha256_of, write_json
 from headstart.layering import layered
 from headstart.model.ledger import ledger
 from headstart.progress import Progress, Quiet
@@ -64,10 +65,10 @@ def run_compare(
         source: the pretrained folder, or several to be compared with each other.
         choose: let validation choose each network's rate, as it chooses the strength of the linear arms.
     """
-    progress = progress or Quiet()
+    progress, since = progress or Quiet(), time.monotonic()
     if resume:
         run = RunFolder.open(out, kind="compare")
-        config = layered(FinetuneConfig, read_json(out / "config.json"))
+        config = layered(FinetuneConfig, run.settings)
         inputs = run.facts["inputs"]
         if run.finished:
             progress.say(f"{out} is finished already")
@@ -93,9 +94,10 @@ def run_compare(
         comparison = _Comparison(run, config, inputs, progress)
         with run.discarded_on_error(new=not resume):
             comparison.prepare()
-        comparison.go()
-        page = write_report(out)
-        write_json(out / "result.json", {"report": page.name})  # written last: the comparison is finished
+        with stopping(config.runtime.time_limit, since) as stop:
+            comparison.go(stop)
+            page = write_report(out)
+            write_json(out / "result.json", {"report": page.name})  # written last: the comparison is finished
     return page
 
 
@@ -107,6 +109,14 @@ def _check(inputs: dict[str, Any], config: FinetuneConfig) -> None:
     for count in inputs["labels"]:
         if count is not None and count < 2:
             raise ConfigError(f"--labels must be at least 2 or all, got {count}")
+
+
+def _check_cell(path: Path) -> None:
+    """Refuse a damaged cell, and say how to go on without it."""
+    try:
+        read_cell(path)
+    except StoreError as error:
+        raise StoreError(f"{error}; take the file away, and --resume runs that cell again") from None
 
 
 @dataclass
@@ -156,16 +166,15 @@ class _Comparison:
         drawn = {"the drawing of label subsets": "by text"} if self.inputs["labels"] != [None] else {}
         return self.data.fingerprints() | models | drawn
 
-    def go(self) -> None:
+    def go(self, stop: Stop) -> None:
         """Run what is not there yet."""
         # the linear arms take seconds: counting them in full would make the time left look shorter than it is
         weights = [1.0 if is_network(arm) else 0.02 for arm, _, _ in self.cells]
-        bars = self.progress.task("comparing", sum(weights), "runs")
-        with stopping(self.config.runtime.time_limit) as stop, bars as bar:
+        with self.progress.task("comparing", sum(weights), "runs") as bar:
             for (arm, budget, seed), weight in zip(self.cells, weights, strict=True):
                 path = cell_path(self.run.path, arm, budget, seed)
                 if path.is_file():
-                    read_cell(path)  # a damaged one is named now, not after the last run
+                    _check_cell(path)  # now, not after the last run
                 else:
                     self._run(arm, budget, seed, stop)
                 bar.advance(weight, f"{arm}, {budget} labels, seed {seed}")

@@ -1,5 +1,6 @@
 """Pretraining: text in, a language model and its measure on held-out text out."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,13 @@ def run_pretrain(
         texts: none when the settings have stages, which name their own.
         source: a language model to start from in place of random weights: general text first, one's own text next.
     """
-    progress = progress or Quiet()
+    progress, since = progress or Quiet(), time.monotonic()
     if resume:
         run = RunFolder.open(out, kind="pretrain")
         if run.finished:
             progress.say(f"{out} is finished already; its result is in {out / 'result.json'}")
             return run
-        config = layered(PretrainConfig, read_json(out / "config.json"))
+        config = layered(PretrainConfig, run.settings)
         inputs = run.facts["inputs"]
         texts, source = inputs["texts"], inputs["source"]
         tokenizer = Path(inputs["tokenizer"]) if inputs["tokenizer"] else None
@@ -66,7 +67,7 @@ def run_pretrain(
             run.same_inputs(_facts(texts, config, shards))
             pretraining = Pretraining(run, config, shards, runtime, progress, start_from)
             pretraining.prepare()
-        with stopping(config.runtime.time_limit) as stop:
+        with stopping(config.runtime.time_limit, since) as stop:
             pretraining.go(stop, resume=resume)
     return run
 
