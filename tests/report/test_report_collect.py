@@ -34,8 +34,8 @@ def test_a_cell_reads_back_as_it_was_written(folder, tmp_path):
 def test_a_cell_is_written_in_the_documented_shape(folder):
     content = json.loads(cell_path(folder, "tfidf", "all", 0).read_text())
     assert sorted(content) == [
-        *("arm", "best_epoch", "epochs", "format", "labels", "predictions", "rows", "seconds", "seed", "setting"),
-        *("test", "valid"),
+        *("arm", "best_epoch", "epochs", "format", "labels", "predictions", "rows", "seal", "seconds", "seed"),
+        *("setting", "test", "valid"),
     ]
     assert (content["format"], content["epochs"], content["best_epoch"]) == (1, [], None)
     content = read_sealed(cell_path(folder, "scratch", "all", 0))
