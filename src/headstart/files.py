@@ -32,11 +32,11 @@ def whole_folder(target: Path, *, kind: str, about: dict[str, Any] | None = None
         kind: what the folder is ("checkpoint", "bundle", "shards"); a reader asks for the kind it expects.
         about: plain values kept in the manifest, for readers that need no more than those.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.writing-{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft.mkdir()
         yield draft
         files = {
             path.relative_to(draft).as_posix(): {"size": path.stat().st_size, "sha256": sha256_of(path)}

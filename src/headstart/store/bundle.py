@@ -6,15 +6,17 @@ bundle.json  tokenizer/  backbone.safetensors  head.safetensors  [membership.bin
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
 from headstart.config import ModelConfig, Visibility
 from headstart.errors import StoreError, UsageError
 from headstart.files import MANIFEST, read_json, read_manifest, whole_folder, write_json
+from headstart.layering import explain
 from headstart.model.backbone import Backbone
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
+from headstart.model.ledger import ledger
 from headstart.store.rundir import RunFolder
 from headstart.store.tensors import load_into, load_tensors, save_tensors
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
@@ -115,7 +117,11 @@ def load_bundle(folder: Path, *, task: Task | None = None) -> Bundle:
         windows, about = bool(facts["windows"]), dict(facts["about"])
         visibility: Visibility = "both" if facts["visibility"] == "both" else "causal"
         objective = str(facts["objective"])
-    except (KeyError, TypeError, ValueError, ValidationError) as error:
+        if found not in get_args(Task) or not all(isinstance(label, str) for label in facts["labels"]):
+            raise ValueError(f"it holds a model for {found!r}, with labels {facts['labels']!r}"[:200])
+    except ValidationError as error:
+        raise StoreError(f"{path / 'bundle.json'} is damaged: {explain(error, ModelConfig)}") from None
+    except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{path / 'bundle.json'} is damaged: {error}") from None
     if task is not None and found != task:
         wanted = {
@@ -126,10 +132,18 @@ def load_bundle(folder: Path, *, task: Task | None = None) -> Bundle:
     tokenizer = load_tokenizer(path / "tokenizer")
     if tokenizer.digest != facts.get("tokenizer") or tokenizer.vocab_size > vocab_size:
         raise StoreError(f"{path / 'tokenizer'} is not the tokenizer this model was trained with")
-    backbone = Backbone(config, vocab_size)
     head: LanguageHead | ClassifierHead
     classes = len(labels)
+    weights = {part: load_tensors(path / f"{part}.safetensors") for part in ("backbone", "head")}
+    # before anything is built: a shape that asks for all the memory there is must have the weights to show for it
+    wanted = ledger(config, vocab_size, None if found == "language" else classes, reading=visibility).total
+    saved = sum(tensor.numel() for part in weights.values() for tensor in part.values())
+    if wanted != saved:
+        raise StoreError(
+            f"{path / 'bundle.json'} is damaged: it speaks of {wanted:,} parameters, the files hold {saved:,}"
+        )
+    backbone = Backbone(config, vocab_size)
     head = LanguageHead(config, vocab_size) if found == "language" else ClassifierHead(config, classes, visibility)
-    load_into(backbone, load_tensors(path / "backbone.safetensors"), str(path / "backbone.safetensors"))
-    load_into(head, load_tensors(path / "head.safetensors"), str(path / "head.safetensors"))
+    load_into(backbone, weights["backbone"], str(path / "backbone.safetensors"))
+    load_into(head, weights["head"], str(path / "head.safetensors"))
     return Bundle(path, found, Model(backbone, head), tokenizer, labels, windows, visibility, objective, about)

@@ -61,7 +61,7 @@ def load_checkpoint(folder: Path, model: Model[Any]) -> tuple[dict[str, Tensor],
     load_into(model.backbone, load_tensors(folder / "backbone.safetensors"), str(folder))
     load_into(model.head, load_tensors(folder / "head.safetensors"), str(folder))
     state = read_json(folder / "state.json")
-    if not isinstance(state, dict) or not isinstance(state.get("step"), int):
+    if not isinstance(state, dict) or not all(isinstance(state.get(name), int) for name in ("step", "metrics")):
         raise StoreError(f"{folder / 'state.json'} is damaged: it names no step")
     return load_tensors(folder / "optimizer.safetensors"), state
 
