@@ -22,6 +22,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 _JSON_LIMIT = 256 * 1024 * 1024
 _SEALED = "sha256:"
+_HEAD = 512
 
 
 @contextmanager
@@ -211,6 +212,38 @@ def _read_json(path: Path) -> tuple[bytes, Any]:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:  # also numbers of more digits than Python reads
         raise StoreError(f"{path} is damaged: {error}") from None
+
+
+def is_pickle(head: bytes) -> bool:
+    """Whether a file that begins like this is a pickle, or an archive of one as torch writes it.
+
+    >>> is_pickle(b"\\x80\\x04\\x95"), is_pickle(b"PK\\x03\\x04 archive/data.pkl"), is_pickle(b'{"a": 1}')
+    (True, True, False)
+    """
+    return (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 1) or (
+        head[:4] == b"PK\x03\x04" and b"data.pkl" in head[:_HEAD]
+    )
+
+
+def is_pickled(path: Path) -> bool:
+    """The same of a file; one that cannot be read is not."""
+    try:
+        with path.open("rb") as file:
+            return is_pickle(file.read(_HEAD))
+    except OSError:
+        return False
+
+
+def pickle_words(path: Path | str, way_out: str) -> str:
+    """The message about a pickle, wherever it is met; its bytes are never looked at beyond the first."""
+    return f"{path} is a pickle, which may run code when it is opened; Headstart opens none. {way_out}"
+
+
+CONVERT = (
+    'Where you trust it, convert it once: python -c "import torch, safetensors.torch as s; '
+    "s.save_file(torch.load('{name}', weights_only=True), '{stem}.safetensors')\", then see headstart import --help"
+)
+"""What to do with pickled weights."""
 
 
 def sha256_of(path: Path) -> str:

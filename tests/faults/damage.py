@@ -152,7 +152,9 @@ def _best(work: Path) -> Subject:
 
 
 def _run(work: Path) -> Subject:
-    run = RunFolder.create(work / "a-run", kind="pretrain", command="x", config=pretrain_config(), inputs={"texts": ["a"]})
+    run = RunFolder.create(
+        work / "a-run", kind="pretrain", command="x", config=pretrain_config(), inputs={"texts": ["a"]}
+    )
     run.same_inputs({"a": "b" * 64})
     write_sealed(run.path / "plan.json", {"steps": 100, "seconds_a_step": 0.25})
 

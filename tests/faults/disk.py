@@ -48,7 +48,7 @@ class Disk:
 
     def __enter__(self) -> Self:
         self._before = (io.open, os.fsync, os.rename, os.replace, os.mkdir, tensors.save_file)
-        open_, fsync, rename, replace, mkdir, save_file = self._before
+        _, fsync, rename, replace, mkdir, _ = self._before
         io.open = self._open
         os.fsync = lambda handle: self._do("flush", _path_of(handle), lambda: fsync(handle))
         os.rename = lambda old, new, **more: self._do("rename", new, lambda: rename(old, new, **more))

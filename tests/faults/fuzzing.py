@@ -6,8 +6,8 @@ A case is known by its reader and its number, and can be made again from these t
 import os
 import random
 import resource
+import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,17 @@ class Hang(BaseException):
     """A case took too long."""
 
 
-def case(reader: Reader, number: int) -> bytes:
-    """The bytes of one case; those below 0 are not changed."""
-    content = (reader.folder / reader.file).read_bytes()
-    return content if number < 0 else mutate(content, random.Random(f"{reader.name} {number}"), content)
+def case(reader: Reader, number: int) -> tuple[str, bytes]:
+    """The file and the bytes of one case; those below 0 are not changed."""
+    chance = random.Random(f"{reader.name} {number}")
+    file = chance.choice(reader.files)
+    content = (reader.folder / file).read_bytes()
+    return file, content if number < 0 else mutate(content, chance, content)
 
 
-def try_one(reader: Reader, content: bytes, place: Path) -> str:
+def try_one(reader: Reader, file: str, content: bytes, place: Path) -> str:
     """Read one case: `read`, `refused`, or what went wrong."""
-    folder = fresh(reader, place, content)
+    folder = fresh(reader, place, file, content)
     try:
         reader.read(folder)
     except HeadstartError as error:
@@ -119,11 +121,11 @@ def _in_the_child(reader: Reader, numbers: range, place: Path, told: int) -> Non
         for number in numbers:
             signal.alarm(SECONDS)
             try:
-                what = try_one(reader, case(reader, number), place)
+                what = try_one(reader, *case(reader, number), place)
             finally:
                 signal.alarm(0)
             answers.append(f"{number} {what}\0")
-        sys.modules["shutil"].rmtree(place, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
         with os.fdopen(told, "wb") as pipe:
             pipe.write("".join(answers).encode("utf-8", "replace"))
         code = 0

@@ -94,7 +94,14 @@ class Torture:
     def __init__(self, kind: str, data: Path, work: Path, steps: int) -> None:
         self.kind, self.data, self.work, self.steps = kind, data, work, steps
         self.log = work / "log.txt"
-        self.record: dict[str, Any] = {"runs": 0, "kills": 0, "lost": [], "torn": [], "different": [], "phases": Counter()}
+        self.record: dict[str, Any] = {
+            "runs": 0,
+            "kills": 0,
+            "lost": [],
+            "torn": [],
+            "different": [],
+            "phases": Counter(),
+        }
         work.mkdir(parents=True, exist_ok=True)
         started = time.monotonic()
         code = self._attempt(work / "whole", resume=False)

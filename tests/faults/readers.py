@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,11 +45,11 @@ share = 0.5
 
 @dataclass(frozen=True)
 class Reader:
-    """A folder with a valid file, the file's name in it, and what reads it."""
+    """A folder with valid files, the names of those to be changed, and what reads them."""
 
     name: str
     folder: Path
-    file: str
+    files: tuple[str, ...]
     read: Callable[[Path], object]
     """Reads the folder it is given."""
 
@@ -65,29 +64,28 @@ def readers(data: Path, compared: Path, work: Path) -> list[Reader]:
         (folder / file).write_bytes(content)
         for other, more in beside.items():
             (folder / other.replace("__", ".")).write_bytes(more)
-        made.append(Reader(name, folder, file, read))
+        made.append(Reader(name, folder, (file,), read))
 
-    def copy(name: str, original: Path, file: str, read: Callable[[Path], object]) -> None:
+    def copy(name: str, original: Path, files: tuple[str, ...], read: Callable[[Path], object]) -> None:
         folder = work / name.replace(" ", "-")
         shutil.copytree(original, folder)
-        made.append(Reader(name, folder, file, read))
+        made.append(Reader(name, folder, files, read))
 
-    def sealed(name: str, original: Path, file: str, read: Callable[[Path], object]) -> None:
+    def sealed(name: str, original: Path, files: tuple[str, ...], read: Callable[[Path], object]) -> None:
         """Sealed again after the change, as a program that means harm would."""
-        copy(name, original, file, lambda folder: (seal(folder, file), read(folder)))
+        copy(f"{name}, sealed again", original, files, lambda folder: (seal(folder, files), read(folder)))
 
     _tables(add)
     base = data / "base" / "bundle"
     add("toml", "headstart.toml", TOML, lambda at: _toml(at / "headstart.toml"))
-    copy("manifest", base, MANIFEST, lambda at: read_manifest(at, kind="bundle"))
-    sealed("manifest sealed again", base, MANIFEST, lambda at: read_manifest(at, kind="bundle"))
-    copy("bundle", base, "bundle.json", load_bundle)
-    sealed("bundle sealed again", base, "bundle.json", load_bundle)
-    sealed("weights sealed again", base, "backbone.safetensors", load_bundle)
-    sealed("membership sealed again", base, "membership.bin", Membership.read)
-    shards = data / "base" / "tokens"
-    for file in ("offsets.bin", "tokens.bin", "digests.bin", "bytes.bin", MANIFEST):
-        sealed(f"shards {file} sealed again", shards, file, _shards)
+    copy("manifest", base, (MANIFEST,), lambda at: read_manifest(at, kind="bundle"))
+    sealed("manifest", base, (MANIFEST,), lambda at: read_manifest(at, kind="bundle"))
+    weights = ("bundle.json", "bundle.json", "backbone.safetensors", "head.safetensors")
+    copy("bundle", base, weights, load_bundle)
+    sealed("bundle", base, weights, load_bundle)
+    sealed("membership", base, ("membership.bin",), Membership.read)
+    arrays = ("offsets.bin", "tokens.bin", "digests.bin", "bytes.bin", MANIFEST, MANIFEST)
+    sealed("shards", data / "base" / "tokens", arrays, _shards)
     add("tokenizer", "tokenizer.json", (base / "tokenizer" / "tokenizer.json").read_bytes(), _tokenizer)
     model, dictionary = sentencepiece_model()
     add("sentencepiece", "sentencepiece.model", model, _tokenizer, dict__txt=dictionary)
@@ -116,7 +114,8 @@ def _tables(add: Callable[..., None]) -> None:
         add(name, file, content, lambda at, file=file: _table(at / file))
     pieces, labels = "▁n ° ▁1 ▁dr ôle\n▁moyen\n".encode(), b"1\n0\n"
     add("spm pieces", "a.review.spm", pieces, lambda at: _table(at / "a.review.spm"), a__label=labels)
-    add("spm labels", "a.label", labels, lambda at: read_labelled(str(at / "a.review.spm"), LabelledConfig()), **{"a__review__spm": pieces})
+    labelled = lambda at: read_labelled(str(at / "a.review.spm"), LabelledConfig())  # noqa: E731
+    add("spm labels", "a.label", labels, labelled, a__review__spm=pieces)
 
 
 def _runs(add: Callable[..., None], sealed: Callable[..., None], data: Path, work: Path) -> None:
@@ -127,16 +126,16 @@ def _runs(add: Callable[..., None], sealed: Callable[..., None], data: Path, wor
     lines = (data / "base" / "metrics.jsonl").read_bytes()
     add("metrics", "metrics.jsonl", lines, lambda at: Metrics(at / "metrics.jsonl").read("step"))
     checkpoint = steps(run)[-1]
-    for file in ("state.json", "optimizer.safetensors"):
-        sealed(f"checkpoint {file} sealed again", checkpoint, file, lambda at: load_checkpoint(at, language_model()))
+    files = ("state.json", "state.json", "optimizer.safetensors", "backbone.safetensors")
+    sealed("checkpoint", checkpoint, files, lambda at: load_checkpoint(at, language_model()))
 
 
-def seal(folder: Path, file: str) -> None:
-    """Make the manifest of a folder agree with a file that was changed; a changed manifest seals itself."""
+def seal(folder: Path, files: tuple[str, ...]) -> None:
+    """Make the manifest of a folder agree with files that were changed; a changed manifest seals itself."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         manifest.pop("seal", None)
-        if file != MANIFEST:
+        for file in set(files) - {MANIFEST} if files != (MANIFEST,) else ():
             path = folder / file
             manifest["files"][file] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
         write_json(folder / MANIFEST, manifest | {"seal": _seal(manifest)})
@@ -173,7 +172,7 @@ def _config(folder: Path) -> None:
     facts = {"format": 1, "kind": "pretrain", "inputs": {}, "config": sha256_of(folder / "config.json")}
     write_json(folder / "run.json", facts)
     run = RunFolder.open(folder, kind="pretrain")
-    assert run.settings == content or content != content
+    assert isinstance(content, dict) or not run.settings
     layered(PretrainConfig, run.settings)
 
 
@@ -208,7 +207,7 @@ def sentencepiece_model() -> tuple[bytes, bytes]:
     import sentencepiece
 
     sink = io.BytesIO()
-    words = "un livre une page le roman la suite des mots qui vont et viennent sans fin drôle tendre".split()
+    words = ("un livre une page le roman la suite des mots qui vont et viennent sans fin drôle " * 2).split(" ")
     lines = [" ".join(words[place : place + 5]) for place in range(len(words) - 5)] * 4
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines), model_writer=sink, vocab_size=45, model_type="bpe", minloglevel=2
@@ -218,11 +217,12 @@ def sentencepiece_model() -> tuple[bytes, bytes]:
     return sink.getvalue(), "".join(f"{piece} {9}\n" for piece in pieces).encode()
 
 
-def fresh(reader: Reader, place: Path, content: bytes) -> Path:
-    """The reader's folder at another place, with other content in its file."""
+def fresh(reader: Reader, place: Path, file: str, content: bytes) -> Path:
+    """The reader's folder at another place, with other content in one of its files."""
     if not place.exists():
         shutil.copytree(reader.folder, place)
-    (place / reader.file).write_bytes(content)
-    if reader.file != MANIFEST and (reader.folder / MANIFEST).exists() and os.path.exists(place / MANIFEST):
-        shutil.copyfile(reader.folder / MANIFEST, place / MANIFEST)
+    for name in {*reader.files, *(name for name in (MANIFEST,) if (reader.folder / MANIFEST).exists())}:
+        if name != file:
+            shutil.copyfile(reader.folder / name, place / name)
+    (place / file).write_bytes(content)
     return place

@@ -52,7 +52,12 @@ def go(kind: str, data: Path, out: Path, *, resume: bool, steps: int = STEPS) ->
 
 def outcome(out: Path) -> dict[str, bytes]:
     """All that a finished run must have in common with one that nobody touched; times are not part of it."""
-    kept = [*out.glob("bundle/*.safetensors"), *out.glob("bundle/*.bin"), *out.glob("result.json"), *out.glob("data.json")]
+    kept = [
+        *out.glob("bundle/*.safetensors"),
+        *out.glob("bundle/*.bin"),
+        *out.glob("result.json"),
+        *out.glob("data.json"),
+    ]
     found = {str(path.relative_to(out)): path.read_bytes() for path in sorted(kept)}
     if (out / "metrics.jsonl").exists():
         lines = (out / "metrics.jsonl").read_text().splitlines()

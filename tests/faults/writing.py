@@ -104,7 +104,9 @@ def saves(data: Path) -> list[Save]:
         RunFolder.create(folder / name, kind="pretrain", command="", config=pretrain_config(), inputs={})
 
     def learn(folder: Path) -> None:
-        run_tokenizer([str(data / "texts.txt")], folder / "tok", TokenizerConfig(vocab_size=300), CorpusConfig(), Quiet())
+        run_tokenizer(
+            [str(data / "texts.txt")], folder / "tok", TokenizerConfig(vocab_size=300), CorpusConfig(), Quiet()
+        )
 
     return [
         Save("checkpoint", lambda at: started(at / "run"), lambda at: save_step(RunFolder(at / "run"), 3, 1), _newest),

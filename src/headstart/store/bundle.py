@@ -12,7 +12,16 @@ from pydantic import ValidationError
 
 from headstart.config import ModelConfig, Visibility
 from headstart.errors import StoreError, UsageError
-from headstart.files import MANIFEST, read_json, read_manifest, whole_folder, write_json
+from headstart.files import (
+    CONVERT,
+    MANIFEST,
+    is_pickled,
+    pickle_words,
+    read_json,
+    read_manifest,
+    whole_folder,
+    write_json,
+)
 from headstart.layering import explain
 from headstart.model.backbone import Backbone
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
@@ -92,9 +101,9 @@ def find_bundle(folder: Path) -> Path:
     """The bundle a person means: the folder itself, or the `bundle` inside a run folder."""
     if not folder.exists():
         raise UsageError(f"no such folder: {folder}")
-    inside = folder / "bundle"
-    if (inside / MANIFEST).is_file():
-        return inside
+    bundle = folder / "bundle"
+    if (bundle / MANIFEST).is_file():
+        return bundle
     if (folder / "run.json").is_file():
         kind = str(RunFolder(folder).facts.get("kind"))
         if kind == "compare":
@@ -102,7 +111,10 @@ def find_bundle(folder: Path) -> Path:
         raise UsageError(f"{folder} has no finished model yet; go on with: headstart {kind} --resume --out {folder}")
     if (folder / MANIFEST).is_file():
         return folder
-    found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) if folder.is_dir() else "a file"
+    inside = sorted(folder.iterdir()) if folder.is_dir() else [folder]
+    if pickled := next((path for path in inside if is_pickled(path)), None):
+        raise UsageError(pickle_words(pickled, CONVERT.format(name=pickled.name, stem=pickled.stem)))
+    found = ", ".join(path.name for path in inside[:5]) if folder.is_dir() else "a file"
     raise UsageError(f"{folder} holds no model of Headstart's; found: {found or 'nothing'}")
 
 
@@ -136,11 +148,11 @@ def load_bundle(folder: Path, *, task: Task | None = None) -> Bundle:
     classes = len(labels)
     weights = {part: load_tensors(path / f"{part}.safetensors") for part in ("backbone", "head")}
     # before anything is built: a shape that asks for all the memory there is must have the weights to show for it
-    wanted = ledger(config, vocab_size, None if found == "language" else classes, reading=visibility).total
+    told = ledger(config, vocab_size, None if found == "language" else classes, reading=visibility).total
     saved = sum(tensor.numel() for part in weights.values() for tensor in part.values())
-    if wanted != saved:
+    if told != saved:
         raise StoreError(
-            f"{path / 'bundle.json'} is damaged: it speaks of {wanted:,} parameters, the files hold {saved:,}"
+            f"{path / 'bundle.json'} is damaged: it speaks of {told:,} parameters, the files hold {saved:,}"
         )
     backbone = Backbone(config, vocab_size)
     head = LanguageHead(config, vocab_size) if found == "language" else ClassifierHead(config, classes, visibility)
