@@ -18,6 +18,7 @@ import argparse
 import json
 import platform
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +37,7 @@ from faults.readers import readers
 from faults.runs import KINDS, go, write_data
 
 SIZES: dict[str, dict[str, Any]] = {
-    "sample": {"kills": 2, "kinds": ("pairs", "finetune"), "operations": {"finetune": 29}, "cuts": 4, "flips": 10, "cases": 40},
+    "sample": {"kills": 2, "kinds": ("pairs", "finetune"), "operations": {"finetune": 59}, "cuts": 4, "flips": 10, "cases": 20},
     "usual": {"kills": 20, "kinds": KINDS, "operations": {"finetune": 7}, "cuts": 50, "flips": 200, "cases": 5_000},
     "full": {
         "kills": 60,
@@ -98,13 +99,34 @@ class Session:
         """Hostile text through both tokenizers."""
         yield from hostile.torture(self.data, 100_000 if self.size["cases"] < 100 else 1_000_000)
 
+    def ends(self) -> Rows:
+        """Signals, full disks and lost folders at every phase of the commands."""
+        folder = self.work / "ends"
+        folder.mkdir()
+        command = [sys.executable, str(Path(__file__).with_name("ends.py")), str(folder)]
+        command += ["few"] if self.size["cases"] < 100 else []
+        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        for name, scene in found.items():
+            faults = [f"left behind: {scene['drafts']}"] if scene["drafts"] else []
+            if (
+                scene.get("same") is False
+                or "unexpected" in scene["said"]
+                or scene["code"] not in (0, 1, 2, 75, 130, 143)
+            ):
+                faults.append(f"resumed with {scene.get('resumed')}, same: {scene.get('same')}")
+            yield {
+                "name": name.replace("_", " "),
+                **{key: scene[key] for key in ("code", "said", "left")},
+                "faults": faults,
+            }
+
     def _in_a_child(self, work: Callable[[], object]) -> None:
         log = self.work / "log.txt"
         code = attempt(lambda: (work(), None)[1], log)
         assert code == 0, log.read_text()[-2000:]
 
 
-PARTS = ("kills", "operations", "bytes", "damage", "writes", "text")
+PARTS = ("kills", "operations", "bytes", "damage", "writes", "text", "ends")
 """In this order: what forks comes before what runs torch in this process."""
 FAULTS = ("lost", "torn", "different", "faults", "accepted")
 

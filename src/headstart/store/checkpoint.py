@@ -21,6 +21,7 @@ def save_checkpoint(
     run: RunFolder, step: int, model: Model[Any], optimizer: Mapping[str, Tensor], state: Mapping[str, Any], keep: int
 ) -> Path:
     """Write the state of a run, then let go of the oldest checkpoints beyond `keep`."""
+    run.check_present()
     folder = run.path / "checkpoints" / f"step-{step:08d}"
     if not folder.exists():
         with whole_folder(folder, kind="checkpoint", about={"step": step}) as draft:

@@ -116,6 +116,11 @@ class RunFolder:
             if before.get(name) != value:
                 raise UsageError(f"{name} is not what {self.path} was started with; put it back, or start another run")
 
+    def check_present(self) -> None:
+        """Refuse to go on in a folder that was moved or deleted: half of a run would come into being in its place."""
+        if not (self.path / "run.json").is_file():
+            raise _gone(self.path)
+
     def tidy(self) -> None:
         """Let go of what only an unfinished run needs; the bundle and the result stay."""
         for leftover in (self.path / "checkpoints", *self.path.glob("best-epoch-*")):
@@ -127,7 +132,11 @@ class RunFolder:
         if sys.platform == "win32":
             yield
             return
-        with (self.path / ".lock").open("w") as file:
+        try:
+            file = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise StoreError(f"cannot write in {self.path}: {error.strerror}") from None
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -139,6 +148,10 @@ class RunFolder:
             finally:
                 if self.path.exists():
                     self.metrics.flush()
+
+
+def _gone(path: Path) -> StoreError:
+    return StoreError(f"{path} is gone: it was moved or deleted while the run was under way")
 
 
 class Metrics:
@@ -163,6 +176,8 @@ class Metrics:
         try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write("".join(self._waiting))
+        except FileNotFoundError:
+            raise _gone(self.path.parent) from None
         except OSError as error:
             raise StoreError(f"cannot write {self.path}: {error.strerror}") from error
         self._waiting.clear()

@@ -18,7 +18,8 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
     except (SafetensorError, OSError) as error:
-        raise StoreError(f"cannot write {path}: {error}") from error
+        words = str(error).partition(" (os error")[0]  # the system's words alone
+        raise StoreError(f"cannot write {path}: {words}") from error
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
