@@ -1,8 +1,8 @@
 """The same settings, seed and threads give the same result, byte for byte, whatever the command."""
 
 import pytest
-from faults.runs import KINDS, go, outcome, write_data
 
+from faults.runs import KINDS, go, outcome, write_data
 from headstart.config import CorpusConfig, TokenizerConfig
 from headstart.progress import Quiet
 from headstart.recipes.prepare import run_prepare, run_tokenizer
@@ -14,7 +14,12 @@ def data(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("data"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+QUICK = ("masked", "pairs", "stages", "muon")
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_a_run_done_twice_gives_the_same_bytes(kind, data, tmp_path):
     for name in ("one", "two"):
         go(kind, data, tmp_path / name, resume=False, steps=6)
