@@ -357,7 +357,7 @@ def hostile(rows: list[dict]) -> list[str]:
     size, faults = max(row["characters"] for row in rows), sum(len(row["faults"]) for row in rows)
     return [
         f"Hostile text ({size:,} characters without a space, of control characters, NULs, right-to-left marks, emoji, combining marks, names of special tokens) through both tokenizers: "
-        f"four times the text took at most {longest['times_as_long']} times as long ({longest['name']}), byte-level BPE gave every text back, and a lone surrogate is refused; faults: {faults}.",
+        f"four times the text took at most {longest['times_as_long']} times the processor time ({longest['name']}), byte-level BPE gave every text back, and a lone surrogate is refused; faults: {faults}.",
     ]
 
 

@@ -118,7 +118,7 @@ def verdict(code: int, said: str, out: Path, whole: dict) -> str:
     if code:
         return f"stops: {said.split(':')[0].split('.')[-1]}"
     difference = apart(weights(out), whole)
-    return "goes on, same weights" if difference == 0 else "goes on, other weights, nothing said"
+    return "goes on, same weights" if difference == 0 else "goes on, other weights"
 
 
 def interrupted(kind: str, work: Path, stop: int) -> Path:

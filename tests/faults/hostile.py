@@ -11,7 +11,7 @@ from headstart.errors import DataError
 from headstart.text.tokenizer import load_tokenizer, train_tokenizer
 
 FACTOR = 4
-"""A text so many times longer may take twice that much longer: quadratic time takes four times that."""
+"""A text so many times longer may take three times that much longer (caches fill up): quadratic time takes four times that."""
 
 
 def texts(size: int) -> dict[str, str]:
@@ -48,14 +48,14 @@ def torture(data: Path, size: int) -> Iterator[dict[str, Any]]:
             for part in (short, text):
                 times = []
                 for _ in range(3):
-                    started = time.perf_counter()
+                    started = time.process_time()
                     ids = tokenizer.encode(part)
-                    times.append(time.perf_counter() - started)
+                    times.append(time.process_time() - started)
                 seconds.append(min(times))
             faults = []
             if kind == "byte-level BPE" and tokenizer.decode(ids) != text:
                 faults.append("it does not come back as it was")
-            if seconds[1] > 0.1 and seconds[1] > 2 * FACTOR * seconds[0]:
+            if seconds[1] > 0.1 and seconds[1] > 3 * FACTOR * seconds[0]:
                 faults.append(f"{FACTOR} times the text took {seconds[1] / seconds[0]:.1f} times as long")
             if min(ids, default=4) < 3:
                 faults.append("plain text gave a special token")
