@@ -24,12 +24,8 @@ from tiny import VOCABULARY, language_model
 
 
 @pytest.fixture(scope="module")
-def heard(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("audit")
-    command = [sys.executable, str(Path(__file__).with_name("audit.py")), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def heard(once):
+    return json.loads(once("audit.py", "{folder}"))
 
 
 def test_no_command_runs_loads_or_calls_anything_that_a_file_names(heard):
@@ -96,11 +92,11 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path, monkeypatch):
     monkeypatch.setattr(opening, "LIMIT", 1 << 16)
     bomb, text = tmp_path / "bomb.txt.gz", tmp_path / "text.txt.gz"
     bomb.write_bytes(gzip.compress(b"a line\n" * 1_000_000))
-    text.write_bytes(gzip.compress("".join(f"line {number}\n" for number in range(100_000)).encode()))
+    text.write_bytes(gzip.compress("".join(f"line {number}\n" for number in range(20_000)).encode()))
     assert refused(DataError, texts, bomb) == (
         f"{bomb} unpacks to more than 200 times its size, as no text does; unpack it yourself to read it"
     )
-    assert len(texts(text)) == 100_000  # control
+    assert len(texts(text)) == 20_000  # control
 
 
 def test_a_gzipped_parquet_bomb_fills_no_disk(tmp_path, monkeypatch):

@@ -1,23 +1,15 @@
 """A small sample of the torture: `make torture` and `make torture-full` do the rest."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
 FAULTS = ("lost", "torn", "different", "faults", "accepted")
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory):
-    out = tmp_path_factory.mktemp("torture") / "torture.json"
-    command = [sys.executable, str(HERE / "torture.py"), "--size", "sample", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode in (0, 1), done.stderr
-    return json.loads(out.read_text())
+def table(once):
+    return json.loads(once("torture.py", "--size", "sample", "--out", "{folder}/answer.json"))
 
 
 @pytest.mark.parametrize("part", ["kills", "operations", "writes", "damage", "bytes", "text", "ends"])
