@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # threads that spin while waiting slow small machines down; the command line sets this for itself
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test lint types unit test-all test-gpu clean
+.PHONY: demo test lint types unit test-all test-gpu torture torture-full clean
 
 demo: $(VENV)/.demo
 	$(BIN)/headstart demo --out demo-run
@@ -30,6 +30,14 @@ test-all: $(VENV)/.dev
 # on a machine with a CUDA device and a Python that has torch and pytest already
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu
+
+# kills, full disks, damaged files and bad bytes: minutes, and an hour with the figures of RESULTS.md
+torture: $(VENV)/.dev
+	$(BIN)/python tests/faults/torture.py --size usual --out build/torture.json
+
+torture-full: $(VENV)/.dev
+	$(BIN)/python tests/faults/torture.py --size full --out docs/results/torture.json
+	$(BIN)/python benchmarks/results.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -c "import sys; sys.exit('Headstart needs Python 3.11 or newer, this is ' + sys.version.split()[0] if sys.version_info < (3, 11) else 0)"

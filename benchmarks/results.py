@@ -359,6 +359,159 @@ def recipe() -> str:
     return "\n".join(lines)
 
 
+RUNS = {
+    "causal": "pretraining, causal",
+    "masked": "pretraining, masked",
+    "hybrid": "pretraining, hybrid",
+    "pairs": "pretraining, masked with sentence pairs",
+    "stages": "pretraining in stages",
+    "average": "pretraining with averaged weights",
+    "accumulate": "pretraining with accumulated gradients",
+    "muon": "pretraining, modern block, Muon",
+    "finetune": "fine-tuning from a pretrained model, averaged weights",
+    "compare": "a comparison of three arms",
+}
+
+
+def torture() -> str:
+    """What runs, disks, files and readers were put through."""
+    record, peer = load("torture.json"), load("torture_peer.json")
+    kills, at = record["kills"]["rows"], record["operations"]["rows"]
+    every = [*kills, *at]
+    lost, torn, different = (sum(len(row[name]) for row in every) for name in ("lost", "torn", "different"))
+    lines = [
+        "## What it was put through",
+        "",
+        f"Tiny runs in real processes were killed with `kill -9` {sum(row['kills'] for row in kills):,} times at random moments, again and again until they were done, and "
+        f"{sum(row['kills'] for row in at):,} times at an operation on the disk (before it, in the middle of a write, after it). Runs lost: {lost}. Torn states that passed for whole: "
+        f"{torn}. Runs that ended with other bytes (weights, metrics, result) than one that nobody touched: {different}.",
+        "",
+        "| run | kills | while it was beginning or preparing | training | writing | ending | runs finished, all with the same bytes |",
+        "|---|---|---|---|---|---|---|",
+        *(kill_row(row, "") for row in kills),
+        *(kill_row(row, f", at every {ordinal(row['every'])} operation on the disk") for row in at),
+        "",
+        "| each operation of saving fails in turn: disk full, then disk broken | operations | failures | a whole state is there, one line says what happened |",
+        "|---|---|---|---|",
+        *(
+            f"| {row['name']} | {row['operations']} | {row['failed']} | {row['kept']} |"
+            for row in record["writes"]["rows"]
+        ),
+        "",
+        "| every file cut short at up to 50 places and with a bit flipped at 200 | files | damaged | refused by name |",
+        "|---|---|---|---|",
+        *(
+            f"| {row['name']} | {row['files']} | {row['damaged']:,} | {row['refused']:,} |"
+            for row in record["damage"]["rows"]
+        ),
+        "",
+        "A damaged checkpoint is passed over, by name, for the one before it.",
+        "",
+        *mutations(record["bytes"]["rows"]),
+        "",
+        *endings(record["ends"]["rows"]),
+        "",
+        *hostile(record["text"]["rows"]),
+        "",
+        *beside(peer),
+        "",
+        f"Commands: `make torture-full` (Python {record['machine']['python']}, torch {record['machine']['torch']}, one core) and `python benchmarks/torture_peer.py "
+        "docs/results/torture_peer.json` (which needs transformers and accelerate).",
+    ]
+    return "\n".join(lines)
+
+
+def ordinal(number: int) -> str:
+    return {1: "single", 2: "second", 3: "third"}.get(number, f"{number}th")
+
+
+def kill_row(row: dict, more: str) -> str:
+    phases = row["phases"]
+    first = phases.get("beginning", 0) + phases.get("preparing", 0)
+    others = " | ".join(str(phases.get(name, 0)) for name in ("training", "writing", "ending"))
+    wrong = len(row["lost"]) + len(row["different"])
+    return (
+        f"| {RUNS[row['name']]}{more} | {row['kills']} | {first} | {others} | {row['runs'] - wrong} of {row['runs']} |"
+    )
+
+
+def mutations(rows: list[dict]) -> list[str]:
+    cases, faults = sum(row["cases"] for row in rows), sum(len(row["faults"]) for row in rows)
+    return [
+        f"{cases:,} mutations of valid files (flips, cuts, splices, doubled pieces, other numbers) for {len(rows)} readers, in processes with a bound on time and memory. Crashes, hangs "
+        f'and floods of memory: {faults}. "Sealed again" means that size and sha256 were made to agree with the changed bytes, as a program that means harm would.',
+        "",
+        "| reader | mutations | read | refused in one line | anything else |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {row['name']} | {row['cases']:,} | {row['read']:,} | {row['refused']:,} | {len(row['faults'])} |"
+            for row in rows
+        ),
+    ]
+
+
+def endings(rows: list[dict]) -> list[str]:
+    words = {
+        "vanished": "the folder is deleted during the run",
+        "in use": "a second process in the folder",
+        "full": "the disk is full during the run",
+    }
+    words |= {
+        "read-only": "the disk became read-only",
+        "twice": "a second Ctrl-C while the first one's state is saved",
+        "time limit": "a time limit that preparing used up",
+    }
+    signals = [row for row in rows if "SIG" in row["name"]]
+    return [
+        f"{len(signals)} signals (SIGINT and SIGTERM in each phase of pretrain, finetune, compare, tokenizer and prepare) and other ends, in real processes: each one line, nothing "
+        f"half-written, and whatever was worth resuming resumed to the same bytes; faults: {sum(len(row['faults']) for row in rows)}.",
+        "",
+        "| what happens | exit code | what is said |",
+        "|---|---|---|",
+        *(f"| {words[row['name']]} | {row['code']} | {row['said']} |" for row in rows if row["name"] in words),
+    ]
+
+
+def hostile(rows: list[dict]) -> list[str]:
+    longest = max((row for row in rows if "times_as_long" in row), key=lambda row: row["times_as_long"])
+    size, faults = max(row["characters"] for row in rows), sum(len(row["faults"]) for row in rows)
+    return [
+        f"Hostile text ({size:,} characters without a space, of control characters, NULs, right-to-left marks, emoji, combining marks, names of special tokens) through both tokenizers: "
+        f"four times the text took at most {longest['times_as_long']} times the processor time ({longest['name']}), byte-level BPE gave every text back, and a lone surrogate is refused; faults: {faults}.",
+    ]
+
+
+def beside(peer: dict) -> list[str]:
+    """The same cases for another trainer."""
+    versions = peer["versions"]
+    found: dict[str, list[str]] = {}
+    for row in peer["damage"]:
+        found.setdefault(row["found"].split(":")[0], []).append(f"{row['file']} {row['wound']}")
+    lines = [
+        f"Beside it, transformers {versions['transformers']} with accelerate {versions['accelerate']}, its Trainer on a tiny network, `resume_from_checkpoint=True`:",
+        "",
+        "| case | transformers' Trainer | Headstart |",
+        "|---|---|---|",
+    ]
+    for objective in ("causal", "masked"):
+        for where in ("between epochs", "within an epoch"):
+            rows = [row["found"] for row in peer["resumed"] if (row["objective"], row["where"]) == (objective, where)]
+            if rows:
+                lines.append(
+                    f"| {objective}, resumed {where} | {'; '.join(sorted(set(rows)))} | goes on, same weights |"
+                )
+    ours = "the older checkpoint is used, and that is said"
+    lines += [
+        f"| newest checkpoint damaged, an older good one beside it: {'; '.join(cases)} | {words} | {ours} |"
+        for words, cases in sorted(found.items())
+    ]
+    killed = "; ".join(f"{count} {words}" for words, count in peer["kills"].items())
+    return [
+        *lines,
+        f"| killed once at a random moment, then resumed, {sum(peer['kills'].values())} times | {killed} | all go on, same weights |",
+    ]
+
+
 def filled(text: str, marker: str, content: str) -> str:
     """A document with what stands between two markers replaced."""
     before, _, rest = text.partition(f"<!-- {marker} -->\n")
@@ -371,7 +524,8 @@ def pages() -> dict[Path, str]:
     lesson = ROOT / "docs" / "course.md"
     lesson_text = filled(lesson.read_text(encoding="utf-8"), "RESULTS:course", course_table())
     lesson_text = filled(lesson_text, "RESULTS:course-lm", language_table())
-    return {ROOT / "RESULTS.md": "\n".join([PROTOCOL, course(), "", recipe(), "", coverage(), ""]), lesson: lesson_text}
+    parts = [PROTOCOL, course(), "", recipe(), "", coverage(), "", torture(), ""]
+    return {ROOT / "RESULTS.md": "\n".join(parts), lesson: lesson_text}
 
 
 if __name__ == "__main__":

@@ -65,3 +65,9 @@ def test_signals_mean_afterwards_what_they_meant_before():
     with stopping():
         assert signal.getsignal(signal.SIGINT) is not before[0]  # control: they do mean something else meanwhile
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_time_limit_counts_what_came_before_training(monkeypatch):
+    monkeypatch.setattr(time, "monotonic", lambda: 100 + 121.0)
+    assert Stop(time_limit=2, since=100.0).requested
+    assert not Stop(time_limit=2).requested  # control

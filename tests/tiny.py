@@ -9,10 +9,12 @@ import numpy as np
 import torch
 
 from headstart.config import FinetuneConfig, ModelConfig, PretrainConfig
+from headstart.files import read_json, sha256_of, write_json, write_sealed
 from headstart.layering import layered, nested
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import Model, build_classifier_head, build_language_head
 from headstart.runtime import Runtime
+from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import SpecialIds
 
 VOCABULARY = 17
@@ -116,6 +118,13 @@ def pretrain_config(**settings) -> PretrainConfig:
 def finetune_config(**settings) -> FinetuneConfig:
     small = {**_SMALL, "model.dropout": 0.1, "loop.epochs": 3, "loop.save_every": 2, "optim.lr": 5e-3}
     return layered(FinetuneConfig, nested({**small, **_dotted(settings)}))
+
+
+def change_runtime(run: Path, **values) -> None:
+    """Give a run other settings of its runtime, as if it had been started with them."""
+    settings = read_json(run / "config.json")
+    write_json(run / "config.json", settings | {"runtime": settings["runtime"] | values})
+    write_sealed(run / "run.json", RunFolder(run).facts | {"config": sha256_of(run / "config.json")})
 
 
 def _dotted(settings: dict) -> dict:

@@ -266,7 +266,7 @@ class RuntimeConfig(Section):
     compile: bool = False
     """Let torch compile the network for pretraining: a minute at the start, then faster on a GPU; other bits than without."""
     time_limit: float | None = Field(None, gt=0)
-    """Minutes after which the run saves its state and stops, so that a scheduler need not kill it."""
+    """Minutes from the start of the command after which the run saves and stops, so that a scheduler need not kill it."""
 
 
 class PretrainConfig(Section):

@@ -21,6 +21,8 @@ FORMAT = 1
 """The number of the on-disk formats; another number is refused, never guessed at."""
 MANIFEST = "manifest.json"
 _JSON_LIMIT = 256 * 1024 * 1024
+_SEALED = "sha256:"
+_HEAD = 512
 
 
 @contextmanager
@@ -31,11 +33,11 @@ def whole_folder(target: Path, *, kind: str, about: dict[str, Any] | None = None
         kind: what the folder is ("checkpoint", "bundle", "shards"); a reader asks for the kind it expects.
         about: plain values kept in the manifest, for readers that need no more than those.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.writing-{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft.mkdir()
         yield draft
         files = {
             path.relative_to(draft).as_posix(): {"size": path.stat().st_size, "sha256": sha256_of(path)}
@@ -62,18 +64,35 @@ def _put_in_place(draft: Path, target: Path) -> None:
     """Rename a finished draft into its place; if that fails, what stood there stands there again."""
     old = target.with_name(f".{target.name}.old-{os.getpid()}")
     replacing = target.exists()
-    if replacing:
-        target.rename(old)
     try:
-        draft.rename(target)
-    except OSError:
         if replacing:
+            target.rename(old)
+        draft.rename(target)
+        _flush(target.parent)
+    except BaseException:  # an interruption, too, must not leave the place empty
+        if not draft.exists():
+            target.rename(draft)
+        if replacing and not target.exists():
             old.rename(target)
         raise
-    _flush(target.parent)
     # this one's predecessor, and whatever processes that died in this place left behind
     for leftover in (*target.parent.glob(f".{target.name}.old-*"), *target.parent.glob(f".{target.name}.writing-*")):
-        shutil.rmtree(leftover, ignore_errors=True)
+        if not _is_of_another(leftover):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _is_of_another(draft: Path) -> bool:
+    """Whether another process that is alive is still writing a draft."""
+    number = draft.name.rpartition("-")[2]
+    if not number.isdecimal() or int(number) == os.getpid():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def read_manifest(folder: Path, *, kind: str, deep: bool = True) -> dict[str, Any]:
@@ -81,16 +100,12 @@ def read_manifest(folder: Path, *, kind: str, deep: bool = True) -> dict[str, An
     path = folder / MANIFEST
     if not path.is_file():
         raise StoreError(f"{folder} is not a Headstart {kind}: it has no {MANIFEST}")
-    manifest = read_json(path)
+    raw, manifest = _read_json(path)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise StoreError(f"{path} is damaged: it does not list files")
     if manifest.get("format") != FORMAT:
-        raise StoreError(
-            f"{folder} has format {manifest.get('format')!r}, this version of Headstart reads {FORMAT}; make it anew"
-        )
-    seal = manifest.pop("seal", None)
-    if seal != _seal(manifest):
-        raise StoreError(f"{path} is damaged: it is not what was written (sha256)")
+        raise StoreError(f"{folder} {other_format(manifest.get('format'), 'make it anew')}")
+    _check_seal(path, raw, manifest)
     if manifest.get("kind") != kind:
         raise UsageError(f"{folder} is a folder of Headstart's, but of kind {manifest.get('kind')}; this needs {kind}")
     for name, facts in manifest["files"].items():
@@ -100,21 +115,59 @@ def read_manifest(folder: Path, *, kind: str, deep: bool = True) -> dict[str, An
 
 
 def _seal(content: dict[str, Any]) -> str:
-    """The manifest's hash of itself, so that not even a bit of it can change unnoticed."""
+    """The hash of a JSON file in itself, so that not even a bit of it can change unnoticed."""
     return hashlib.sha256(_canonical(content)).hexdigest()
 
 
+def _check_seal(path: Path, raw: bytes, content: dict[str, Any]) -> None:
+    """Take the seal out of what was read, and refuse a file that is not byte for byte what was sealed."""
+    seal = content.pop("seal", None)
+    try:
+        whole = str(seal).removeprefix(_SEALED) == _seal(content) and raw == _canonical(content | {"seal": seal})
+    except ValueError:  # what no file of ours holds: NaN, half of a surrogate pair
+        whole = False
+    if not whole:
+        raise StoreError(f"{path} is damaged: it is not what was written (sha256)")
+
+
 def _check_file(folder: Path, name: str, facts: Any, *, deep: bool) -> None:
-    path = folder / name
-    if not isinstance(facts, dict) or name.startswith("/") or ".." in Path(name).parts:
+    if not isinstance(facts, dict) or name.startswith("/") or ".." in Path(name).parts or not name.isprintable():
         raise StoreError(f"{folder / MANIFEST} is damaged: it lists {name!r}")
-    if path.is_symlink() or not path.is_file():
-        raise StoreError(f"{path} is missing; {folder} is damaged")
-    size = path.stat().st_size
-    if size != facts.get("size"):
-        raise StoreError(f"{path} is damaged: {size} bytes where {facts.get('size')} were written")
-    if deep and sha256_of(path) != facts.get("sha256"):
-        raise StoreError(f"{path} is damaged: its bytes are not those that were written (sha256)")
+    path = folder / name
+    inside = path.relative_to(folder)
+    try:
+        if any((folder / part).is_symlink() for part in (inside, *inside.parents[:-1])) or not path.is_file():
+            raise StoreError(f"{path} is missing; {folder} is damaged")
+        size = path.stat().st_size
+        if size != facts.get("size"):
+            raise StoreError(f"{path} is damaged: {size} bytes where {facts.get('size')} were written")
+        if deep and sha256_of(path) != facts.get("sha256"):
+            raise StoreError(f"{path} is damaged: its bytes are not those that were written (sha256)")
+    except OSError as error:  # a worn disk: a checkpoint before this one may still be read
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def other_format(found: Any, way_out: str) -> str:
+    """The end of a message about a file of another version, and what to do."""
+    if type(found) is int and found > FORMAT:
+        way_out = f"update Headstart, or {way_out}"
+    return f"has format {repr(found)[:40]}, this version of Headstart reads {FORMAT}; {way_out}"
+
+
+def write_sealed(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON object that stands alone, with a seal over the rest of it."""
+    write_json(path, content | {"seal": _SEALED + _seal(content)})
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Read what `write_sealed` wrote, if not a bit of it changed; what never had a seal is read as it is."""
+    raw, content = _read_json(path)
+    if not isinstance(content, dict):
+        raise StoreError(f"{path} is damaged: it is not a JSON object")
+    # a seal under a damaged name is a damaged seal
+    if "seal" in content or any(isinstance(value, str) and value.startswith(_SEALED) for value in content.values()):
+        _check_seal(path, raw, content)
+    return content
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -143,14 +196,54 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def read_json(path: Path) -> Any:
     """Read JSON of ours; anything else is a damaged file."""
+    return _read_json(path)[1]
+
+
+def _read_json(path: Path) -> tuple[bytes, Any]:
     try:
-        if path.stat().st_size > _JSON_LIMIT:
-            raise StoreError(f"{path} is damaged: {path.stat().st_size} bytes are too many for a JSON file of ours")
-        return json.loads(path.read_bytes().decode("utf-8"))
+        if path.exists() and not path.is_file():
+            raise StoreError(f"{path} is not a file; expected JSON of Headstart's")
+        with path.open("rb") as file:
+            raw = file.read(_JSON_LIMIT + 1)
+        if len(raw) > _JSON_LIMIT:
+            raise StoreError(f"{path} is damaged: more than {_JSON_LIMIT} bytes are too many for a JSON file of ours")
+        return raw, json.loads(raw.decode("utf-8"))
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:  # also numbers of more digits than Python reads
         raise StoreError(f"{path} is damaged: {error}") from None
+
+
+def is_pickle(head: bytes) -> bool:
+    """Whether a file that begins like this is a pickle, or an archive of one as torch writes it.
+
+    >>> is_pickle(b"\\x80\\x04\\x95"), is_pickle(b"PK\\x03\\x04 archive/data.pkl"), is_pickle(b'{"a": 1}')
+    (True, True, False)
+    """
+    return (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 1) or (
+        head[:4] == b"PK\x03\x04" and b"data.pkl" in head[:_HEAD]
+    )
+
+
+def is_pickled(path: Path) -> bool:
+    """The same of a file; one that cannot be read is not."""
+    try:
+        with path.open("rb") as file:
+            return is_pickle(file.read(_HEAD))
+    except OSError:
+        return False
+
+
+def pickle_words(path: Path | str, way_out: str) -> str:
+    """The message about a pickle, wherever it is met; its bytes are never looked at beyond the first."""
+    return f"{path} is a pickle, which may run code when it is opened; Headstart opens none. {way_out}"
+
+
+CONVERT = (
+    'Where you trust it, convert it once: python -c "import torch, safetensors.torch as s; '
+    "s.save_file(torch.load('{name}', weights_only=True), '{stem}.safetensors')\", then see headstart import --help"
+)
+"""What to do with pickled weights."""
 
 
 def sha256_of(path: Path) -> str:

@@ -17,6 +17,7 @@ from headstart.errors import ConfigError
 C = TypeVar("C", bound=Section)
 Values = Mapping[str, Any]
 
+_TOML_LIMIT = 16 * 1024 * 1024
 _WORDS = {
     "integer": "a whole number",
     "number": "a number",
@@ -68,8 +69,12 @@ def read_toml(path: Path, kind: type[Section]) -> dict[str, Any]:
     `[model]` and `[optim]`, which every command that knows them reads.
     """
     try:
-        content = tomllib.loads(path.read_bytes().decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        with path.open("rb") as file:
+            raw = file.read(_TOML_LIMIT + 1)
+        if len(raw) > _TOML_LIMIT:
+            raise ConfigError(f"{path} is not a file of settings: it is longer than {_TOML_LIMIT} bytes")
+        content = tomllib.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # also numbers of many thousand digits
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None

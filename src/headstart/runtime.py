@@ -147,9 +147,10 @@ class Halt(Exception):
 class Stop:
     """Whether someone asked the run to stop, and why."""
 
-    def __init__(self, time_limit: float | None = None) -> None:
+    def __init__(self, time_limit: float | None = None, since: float | None = None) -> None:
         self.reason: str | None = None
-        self._deadline = None if time_limit is None else time.monotonic() + 60 * time_limit
+        begun = time.monotonic() if since is None else since
+        self._deadline = None if time_limit is None else begun + 60 * time_limit
 
     @property
     def requested(self) -> bool:
@@ -165,9 +166,13 @@ class Stop:
 
 
 @contextmanager
-def stopping(time_limit: float | None = None) -> Iterator[Stop]:
-    """Catch the first SIGINT or SIGTERM as a wish to stop soon; the second one acts at once, as usual."""
-    stop = Stop(time_limit)
+def stopping(time_limit: float | None = None, since: float | None = None) -> Iterator[Stop]:
+    """Catch the first SIGINT or SIGTERM as a wish to stop soon; the second one acts at once, as usual.
+
+    Args:
+        time_limit: minutes, counted from `since` (as `time.monotonic` has it): what came before training counts too.
+    """
+    stop = Stop(time_limit, since)
     if threading.current_thread() is not threading.main_thread():
         yield stop  # signals reach the main thread only
         return

@@ -4,12 +4,12 @@ import pytest
 
 from headstart.cli.main import run as headstart
 from headstart.errors import ConfigError, Interrupted
-from headstart.files import read_json, write_json
+from headstart.files import read_json
 from headstart.recipes.finetune import run_finetune
 from headstart.recipes.pretrain import run_pretrain
 from headstart.store.bundle import load_bundle
 from headstart.store.tensors import load_tensors
-from tiny import Listener, finetune_config, pretrain_config, write_reviews
+from tiny import Listener, change_runtime, finetune_config, pretrain_config, write_reviews
 
 PAIRS = {"objective": "masked", "pairs__weight": 0.5}
 
@@ -71,8 +71,7 @@ def test_a_run_with_pairs_and_stages_resumes_to_the_same_bits(objective, reviews
     saved = load_tensors(out / "checkpoints" / "step-00000001" / "head.safetensors")
     assert {"pair.weight", "pair.bias"} < set(saved)
     for limit in (1e-4, 1e-4, 1e-4, 1e-4, None):  # one step more each time, across the border of the stages
-        config = read_json(out / "config.json")
-        write_json(out / "config.json", config | {"runtime": config["runtime"] | {"time_limit": limit}})
+        change_runtime(out, time_limit=limit)
         if limit:
             with pytest.raises(Interrupted):
                 run_pretrain([], out, None, resume=True)

@@ -10,10 +10,10 @@ import pytest
 from runner import EPOCHS, STEPS, go
 
 from headstart.errors import Interrupted, UsageError
-from headstart.files import read_json, write_json
+from headstart.files import read_json, read_sealed, write_sealed
 from headstart.recipes.finetune import run_finetune
 from headstart.recipes.pretrain import run_pretrain
-from tiny import finetune_config, pretrain_config, write_reviews
+from tiny import change_runtime, finetune_config, pretrain_config, write_reviews
 
 RUNNER = Path(__file__).parent / "runner.py"
 
@@ -116,7 +116,7 @@ def cell_without_times(path: Path) -> dict:
     import json
 
     cell = json.loads(path.read_text())
-    del cell["seconds"]
+    del cell["seconds"], cell["seal"]
     for epoch in cell["epochs"]:
         del epoch["seconds"]
     return cell
@@ -165,11 +165,10 @@ def test_minutes_are_planned_once_and_kept_on_resuming(reviews, tmp_path):
     config = pretrain_config(loop__steps=None, loop__minutes=0.02, runtime__time_limit=1e-4, **level)
     with pytest.raises(Interrupted):
         run_pretrain([str(reviews / "texts.txt")], tmp_path / "run", config)
-    planned = read_json(tmp_path / "run" / "plan.json")
+    planned = read_sealed(tmp_path / "run" / "plan.json")
     assert planned["steps"] >= 1
-    write_json(tmp_path / "run" / "plan.json", planned | {"steps": 7})
-    settings = read_json(tmp_path / "run" / "config.json")
-    write_json(tmp_path / "run" / "config.json", settings | {"runtime": settings["runtime"] | {"time_limit": None}})
+    write_sealed(tmp_path / "run" / "plan.json", planned | {"steps": 7})
+    change_runtime(tmp_path / "run", time_limit=None)
     run_pretrain([], tmp_path / "run", None, resume=True)
     assert read_json(tmp_path / "run" / "result.json")["steps"] == 7  # not timed again
     # timing must leave no trace in the weights

@@ -15,7 +15,7 @@ from headstart.cli.main import run as headstart
 from headstart.config import FinetuneConfig, PretrainConfig
 from headstart.data.shards import Shards
 from headstart.errors import ConfigError, DataError, HeadstartError, Interrupted, UsageError
-from headstart.files import read_json, write_json
+from headstart.files import read_json, read_sealed, write_sealed
 from headstart.layering import layered, read_toml
 from headstart.progress import Quiet
 from headstart.recipes.prepare import run_prepare
@@ -24,7 +24,7 @@ from headstart.recipes.pretraining import Pretraining
 from headstart.recipes.stages import borders, lay_out, open_shards
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import load_tokenizer
-from tiny import CPU, SPECIAL, Listener, pretrain_config, write_reviews
+from tiny import CPU, SPECIAL, Listener, change_runtime, pretrain_config, write_reviews
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_one_tokenizer_serves_all_and_the_same_text_is_prepared_once(run):
     assert folders == ["tokens-1", "tokens-2"]
     digests = {load_tokenizer(run.path / name).digest for name in ("tokenizer", "bundle", *folders)}
     assert len(digests) == 1
-    assert list(read_json(run.path / "inputs.json")) == [
+    assert list(read_sealed(run.path / "inputs.json")) == [
         f"stage {number} ({' '.join(stage['texts'])})"
         for number, stage in enumerate(read_json(run.path / "config.json")["stages"], start=1)
     ]
@@ -152,11 +152,10 @@ def test_minutes_are_planned_over_the_stages_and_kept(reviews, tmp_path):
     limits = {"loop__steps": None, "loop__minutes": 0.02, "runtime__time_limit": 1e-4}
     with pytest.raises(Interrupted):
         run_pretrain([], tmp_path / "run", pretrain_config(stages=stages_of(reviews), **limits))
-    plan = read_json(tmp_path / "run" / "plan.json")
+    plan = read_sealed(tmp_path / "run" / "plan.json")
     assert sum(part["steps"] for part in plan["stages"]) == plan["steps"] >= 3
-    write_json(tmp_path / "run" / "plan.json", plan | {"steps": 10})
-    settings = read_json(tmp_path / "run" / "config.json")
-    write_json(tmp_path / "run" / "config.json", settings | {"runtime": settings["runtime"] | {"time_limit": None}})
+    write_sealed(tmp_path / "run" / "plan.json", plan | {"steps": 10})
+    change_runtime(tmp_path / "run", time_limit=None)
     run_pretrain([], tmp_path / "run", None, resume=True)
     result = read_json(tmp_path / "run" / "result.json")
     assert [part["steps"] for part in result["stages"]] == [3, 3, 4]  # not timed again

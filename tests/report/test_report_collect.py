@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from headstart.errors import StoreError, UsageError
+from headstart.files import read_sealed
 from headstart.report.collect import collect
 from headstart.store.cells import cell_path, read_cell, write_cell
 from report.make_comparison import write_answers
@@ -33,11 +34,11 @@ def test_a_cell_reads_back_as_it_was_written(folder, tmp_path):
 def test_a_cell_is_written_in_the_documented_shape(folder):
     content = json.loads(cell_path(folder, "tfidf", "all", 0).read_text())
     assert sorted(content) == [
-        *("arm", "best_epoch", "epochs", "format", "labels", "predictions", "rows", "seconds", "seed", "setting"),
-        *("test", "valid"),
+        *("arm", "best_epoch", "epochs", "format", "labels", "predictions", "rows", "seal", "seconds", "seed"),
+        *("setting", "test", "valid"),
     ]
     assert (content["format"], content["epochs"], content["best_epoch"]) == (1, [], None)
-    content = json.loads(cell_path(folder, "scratch", "all", 0).read_text())
+    content = read_sealed(cell_path(folder, "scratch", "all", 0))
     assert sorted(content["epochs"][0]) == [
         *("epoch", "seconds", "train_loss", "valid_accuracy", "valid_loss", "valid_macro_f1")
     ]
@@ -125,7 +126,7 @@ def test_a_comparison_without_a_finished_run_is_named(folder):
     [
         (
             lambda cell: cell.update(format=2),
-            "{path} has format 2, this version of Headstart reads 1; compare anew",
+            "{path} has format 2, this version of Headstart reads 1; update Headstart, or compare anew",
         ),
         (
             lambda cell: cell["test"].update(accuracy=1.5),
@@ -175,7 +176,7 @@ def test_a_comparison_without_a_finished_run_is_named(folder):
 )
 def test_a_damaged_or_foreign_cell_is_named_and_refused(folder, change, words):
     path = cell_path(folder, "scratch", "all", 0)
-    content = json.loads(path.read_text())
+    content = read_sealed(path)  # edited by hand, the seal left out
     change(content)
     path.write_text(json.dumps(content))
     assert refused(folder) == words.format(path=path)
@@ -199,7 +200,7 @@ def test_a_torn_cell_is_named_and_refused(folder):
 )
 def test_data_at_odds_with_itself_is_named_and_refused(folder, change, words):
     path = folder / "data.json"
-    content = json.loads(path.read_text())
+    content = read_sealed(path)  # edited by hand, the seal left out
     change(content)
     path.write_text(json.dumps(content))
     assert refused(folder) == f"{path} is damaged: {words}"

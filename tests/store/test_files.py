@@ -68,7 +68,10 @@ def test_another_kind_or_format_is_refused(tmp_path):
     assert str(caught.value) == f"{folder} is a folder of Headstart's, but of kind bundle; this needs shards"
     manifest = read_json(folder / "manifest.json")
     write_json(folder / "manifest.json", manifest | {"format": 99})
-    assert refusal(folder) == f"{folder} has format 99, this version of Headstart reads 1; make it anew"
+    assert (
+        refusal(folder)
+        == f"{folder} has format 99, this version of Headstart reads 1; update Headstart, or make it anew"
+    )
     (folder / "manifest.json").unlink()
     assert refusal(folder) == f"{folder} is not a Headstart bundle: it has no manifest.json"
 

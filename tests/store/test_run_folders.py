@@ -54,7 +54,10 @@ def test_a_run_of_another_format_is_refused(run):
     write_json(run.path / "run.json", run.facts | {"format": 99})
     with pytest.raises(StoreError) as caught:
         RunFolder.open(run.path, kind="finetune")
-    assert str(caught.value) == f"{run.path} has format 99, this version of Headstart reads 1"
+    assert (
+        str(caught.value)
+        == f"{run.path} has format 99, this version of Headstart reads 1; update Headstart, or start another run"
+    )
 
 
 def test_a_full_disk_is_told_and_leaves_no_draft(tmp_path):

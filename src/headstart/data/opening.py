@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from headstart.errors import DataError
+from headstart.files import is_pickle, pickle_words
 
 LIMIT = 64 * 1024 * 1024
 """Bytes of the longest line, csv row or whole-file document: more is a broken file far more often than a text."""
+INFLATION = 200
+"""Times its size that a gzip file may unpack to, once that is beyond `LIMIT`: text shrinks to a tenth at most."""
 SUFFIXES = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".spm")
 KNOWN = f"{', '.join(SUFFIXES)}, each also with .gz"
 
@@ -70,11 +73,15 @@ def opened(path: str) -> Iterator[io.BufferedReader]:
     """Open a file for reading bytes, uncompressed; whatever goes wrong while it is open becomes one line."""
     try:
         with ExitStack() as stack:
-            file = stack.enter_context(_open_raw(path))
+            file = raw = stack.enter_context(_open_raw(path))
             if is_gzip(path):
-                file = cast(IO[bytes], stack.enter_context(gzip.GzipFile(fileobj=file)))
+                file = cast(IO[bytes], stack.enter_context(gzip.GzipFile(fileobj=raw)))
+                file = cast(IO[bytes], _Unpacked(path, file, raw))
             # a reader of our own: readline of some fsspec files ignores its limit
-            yield io.BufferedReader(cast(io.RawIOBase, file))
+            reader: io.BufferedReader = io.BufferedReader(cast(io.RawIOBase, file))
+            if is_pickle(reader.peek(512)[:512]):
+                raise DataError(pickle_words(path, "Where you trust it, save its texts as .jsonl or .csv"))
+            yield reader
     except EOFError:
         raise DataError(f"{path} is cut short: the gzip stream does not end; fetch or compress it again") from None
     except (gzip.BadGzipFile, zlib.error) as error:
@@ -83,6 +90,25 @@ def opened(path: str) -> Iterator[io.BufferedReader]:
         raise missing(path) from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+class _Unpacked(io.RawIOBase):
+    """What gzip gives, as long as it is in proportion to what it is given."""
+
+    def __init__(self, path: str, file: IO[bytes], packed: IO[bytes]) -> None:
+        self._path, self._file, self._packed, self._size = path, cast(io.BufferedIOBase, file), packed, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer)
+        self._size += count
+        if self._size > LIMIT and self._size > INFLATION * self._packed.tell():
+            raise DataError(
+                f"{self._path} unpacks to more than {INFLATION} times its size, as no text does; unpack it yourself to read it"
+            )
+        return count
 
 
 def missing(path: str) -> DataError:

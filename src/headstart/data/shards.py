@@ -66,15 +66,17 @@ class Shards:
             digests=_mapped(folder / "digests.bin", "<u8", documents),
             label_of=_mapped(folder / "labels.bin", "<i4", documents) if about["labels"] is not None else None,
         )
-        shards._check_sense()
+        shards._check_sense(deep)
         return shards
 
-    def _check_sense(self) -> None:
+    def _check_sense(self, deep: bool) -> None:
         offsets = self.offsets
         if offsets[0] != 0 or offsets[-1] != self.tokens or (offsets[1:] < offsets[:-1]).any():
             raise StoreError(
                 f"{self.folder / 'offsets.bin'} is damaged: the offsets do not run from 0 to {self.tokens}"
             )
+        if deep and self.flat.size and self.flat.max() >= self.vocab_size:
+            raise StoreError(f"{self.folder / 'tokens.bin'} is damaged: a token beyond the {self.vocab_size} entries")
         of, names = self.label_of, self.labels
         if of is not None and names is not None and of.size and (of.min() < 0 or of.max() >= len(names)):
             raise StoreError(f"{self.folder / 'labels.bin'} is damaged: a label beyond the {len(names)} names")

@@ -8,7 +8,7 @@ from pathlib import Path
 from headstart.data.formats import READERS, Row, read_spm_pairs, read_whole
 from headstart.data.opening import KNOWN, is_url, missing, remote_errors, suffix_of
 from headstart.errors import DataError, StoreError
-from headstart.files import MANIFEST, read_json
+from headstart.files import MANIFEST, is_pickled, pickle_words, read_json
 
 __all__ = ["Row", "expand", "read_rows"]
 
@@ -129,4 +129,6 @@ def _remote(path: str) -> list[str]:
 
 
 def _unknown(path: str) -> DataError:
+    if not is_url(path) and is_pickled(Path(path)):
+        return DataError(pickle_words(path, "Where you trust it, save its texts as .jsonl or .csv"))
     return DataError(f"{path}: no reader for this suffix; known: {KNOWN}")

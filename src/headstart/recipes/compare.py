@@ -3,13 +3,14 @@
 One small file a finished cell, so that a killed comparison goes on where it stopped and never repeats a finished run.
 """
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from headstart.config import FinetuneConfig
 from headstart.errors import ConfigError, UsageError
-from headstart.files import read_json, write_json
+from headstart.files import write_json
 from headstart.layering import layered
 from headstart.progress import Progress, Quiet
 from headstart.recipes.arms import (
@@ -21,7 +22,7 @@ from headstart.recipes.arms import (
 from headstart.recipes.comparison import Comparison
 from headstart.recipes.finetune import settled
 from headstart.report.page import write_report
-from headstart.runtime import free_cores
+from headstart.runtime import free_cores, stopping
 from headstart.store.rundir import RunFolder
 
 
@@ -54,10 +55,10 @@ def run_compare(
         jobs: processes that run cells at the same time; the results are the same.
         texts: keep the beginnings of a few test texts, to be quoted in the report.
     """
-    progress = progress or Quiet()
+    progress, since = progress or Quiet(), time.monotonic()
     if resume:
         run = RunFolder.open(out, kind="compare")
-        config = layered(FinetuneConfig, read_json(out / "config.json"))
+        config = layered(FinetuneConfig, run.settings)
         inputs = run.facts["inputs"]
         if run.finished:
             progress.say(f"{out} is finished already")
@@ -79,9 +80,10 @@ def run_compare(
         comparison = Comparison(run, config, inputs, progress)
         with run.discarded_on_error(new=not resume):
             comparison.prepare()
-        comparison.go(jobs)
-        page = write_report(out)
-        write_json(out / "result.json", {"report": page.name})  # written last: the comparison is finished
+        with stopping(config.runtime.time_limit, since) as stop:
+            comparison.go(stop, jobs)
+            page = write_report(out)
+            write_json(out / "result.json", {"report": page.name})  # written last: the comparison is finished
     return page
 
 

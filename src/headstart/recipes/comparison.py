@@ -13,7 +13,7 @@ from typing import Any
 from headstart.config import FinetuneConfig
 from headstart.data.digests import text_digest
 from headstart.data.labelled import label_subset
-from headstart.errors import ConfigError, Interrupted
+from headstart.errors import ConfigError, Interrupted, StoreError
 from headstart.files import MANIFEST, sha256_of, write_json
 from headstart.model.ledger import ledger
 from headstart.progress import Progress, Quiet
@@ -34,7 +34,7 @@ from headstart.recipes.leaks import pretraining_noted
 from headstart.recipes.networks import NetworkRun, run_network
 from headstart.report.collect import collect
 from headstart.report.mistakes import errors
-from headstart.runtime import Halt, Runtime, Stop, environment, start, stopping
+from headstart.runtime import Halt, Runtime, Stop, environment, start
 from headstart.store.cells import Budget, Cell, Data, Split, TestSplit, cell_path, read_cell, write_cell, write_data
 from headstart.store.quotes import write_quotes
 from headstart.store.rundir import RunFolder
@@ -51,6 +51,14 @@ def _weight(place: Place) -> float:
 def _words(place: Place) -> str:
     arm, budget, seed = place
     return f"{arm}, {budget} labels, seed {seed}"
+
+
+def _read(path: Path) -> Cell:
+    """A finished cell; of a damaged one, how to go on without it."""
+    try:
+        return read_cell(path)
+    except StoreError as error:
+        raise StoreError(f"{error}; take the file away, and --resume runs that cell again") from None
 
 
 def _square(place: Place) -> tuple[str, str]:
@@ -116,15 +124,15 @@ class Comparison:
         drawn = {"the drawing of label subsets": "by text"} if self.inputs["labels"] != [None] else {}
         return self.data.fingerprints() | models | drawn
 
-    def go(self, jobs: int = 1) -> None:
+    def go(self, stop: Stop, jobs: int = 1) -> None:
         """Run what is not there yet."""
         paths = {place: cell_path(self.run.path, *place) for place in self.cells}
-        # a damaged one is named now, not after the last run
-        there = {place: read_cell(path) for place, path in paths.items() if path.is_file()}
+        # now, so that a damaged one is named before the last run
+        there = {place: _read(path) for place, path in paths.items() if path.is_file()}
         left = [place for place in self.cells if place not in there]
         bars = self.progress.task("comparing", sum(map(_weight, self.cells)), "runs")
         board = self.progress.board("test accuracy", Counter(map(_square, self.cells)))
-        with stopping(self.config.runtime.time_limit) as stop, bars as bar, board as table:
+        with bars as bar, board as table:
             for place, cell in there.items():
                 table.add(_square(place), cell.test.accuracy)
                 bar.advance(_weight(place), _words(place))

@@ -6,7 +6,7 @@ from typing import Any
 
 from headstart.config import FinetuneConfig
 from headstart.errors import Interrupted, UsageError
-from headstart.files import read_json, write_json
+from headstart.files import write_json
 from headstart.interop.sources import SCHEME, load_from
 from headstart.layering import layered
 from headstart.progress import Progress, Quiet
@@ -37,13 +37,13 @@ def run_finetune(
     progress: Progress | None = None,
 ) -> RunFolder:
     """Fine-tune a classifier from `source` (a folder, or "scratch"); with `resume`, go on with the run in `out`."""
-    progress = progress or Quiet()
+    progress, since = progress or Quiet(), time.monotonic()
     if resume:
         run = RunFolder.open(out, kind="finetune")
         if run.finished:
             progress.say(f"{out} is finished already; its result is in {out / 'result.json'}")
             return run
-        config = layered(FinetuneConfig, read_json(out / "config.json"))
+        config = layered(FinetuneConfig, run.settings)
         inputs = run.facts["inputs"]
     else:
         if config is None or train is None or source is None:
@@ -59,7 +59,8 @@ def run_finetune(
         config = settled(config, bundle)
         run = RunFolder.create(out, kind="finetune", command=command, config=config, inputs=inputs)
     with run.locked():
-        _finetune(run, config, inputs, resume, progress, load_source(inputs["source"]) if resume else bundle)
+        bundle = load_source(inputs["source"]) if resume else bundle
+        _finetune(run, config, inputs, resume, progress, bundle, since)
     return run
 
 
@@ -70,8 +71,9 @@ def _finetune(
     resume: bool,
     progress: Progress,
     source: Bundle | None,
+    since: float,
 ) -> None:
-    began, runtime = time.monotonic(), start(config.runtime)
+    runtime = start(config.runtime)
     write_json(run.path / "environment.json", environment(runtime))
     with run.discarded_on_error(new=not resume):
         data = load_data(
@@ -93,8 +95,8 @@ def _finetune(
     if receipt:
         write_json(run.path / "receipt.json", receipt.as_dict())
         progress.say(receipt.summary())
-    with stopping(config.runtime.time_limit) as stop:
-        training = Finetuning(run, config, data, model, runtime, stop, progress, began=began)
+    with stopping(config.runtime.time_limit, since) as stop:
+        training = Finetuning(run, config, data, model, runtime, stop, progress, began=since)
         try:
             outcome = training.go(resume=resume)
         except Halt:
@@ -103,7 +105,7 @@ def _finetune(
                 f"headstart finetune --resume --out {run.path}",
                 stop.reason or "",
             ) from None
-    _write(run, config, data, outcome, inputs["source"], progress)
+        _write(run, config, data, outcome, inputs["source"], progress)  # seconds: a stop waits for it
 
 
 def _write(

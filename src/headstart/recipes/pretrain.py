@@ -35,13 +35,13 @@ def run_pretrain(
         texts: none when the settings have stages, which name their own.
         source: a language model to start from in place of random weights: general text first, one's own text next.
     """
-    progress, began = progress or Quiet(), time.monotonic()
+    progress, since = progress or Quiet(), time.monotonic()
     if resume:
         run = RunFolder.open(out, kind="pretrain")
         if run.finished:
             progress.say(f"{out} is finished already; its result is in {out / 'result.json'}")
             return run
-        config = layered(PretrainConfig, read_json(out / "config.json"))
+        config = layered(PretrainConfig, run.settings)
         inputs = run.facts["inputs"]
         texts, source = inputs["texts"], inputs["source"]
         tokenizer = Path(inputs["tokenizer"]) if inputs["tokenizer"] else None
@@ -65,9 +65,9 @@ def run_pretrain(
             own = start_from.tokenizer if start_from and tokenizer is None else tokenizer
             shards = open_shards(texts, out, config, own, progress)
             run.same_inputs(_facts(texts, config, shards))
-            pretraining = Pretraining(run, config, shards, runtime, progress, start_from, began=began)
+            pretraining = Pretraining(run, config, shards, runtime, progress, start_from, began=since)
             pretraining.prepare()
-        with stopping(config.runtime.time_limit) as stop:
+        with stopping(config.runtime.time_limit, since) as stop:
             pretraining.go(stop, resume=resume)
     return run
 

@@ -13,7 +13,7 @@ from headstart.data.masking import mask_token
 from headstart.data.provenance import origins
 from headstart.data.shards import Shards
 from headstart.errors import Interrupted
-from headstart.files import read_json, write_json
+from headstart.files import read_sealed, write_json, write_sealed
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import LanguageHead, Model, build_language_head
 from headstart.model.pair_head import PairedHead
@@ -107,7 +107,7 @@ class Pretraining:
     def _plan(self) -> int:
         """How many steps: as set, or as many as the minutes allow. What was timed is written down: resuming keeps it."""
         loop, path, several = self.config.loop, self.run.path / "plan.json", len(self.stages) > 1
-        plan = read_json(path) if path.is_file() else {}
+        plan = read_sealed(path) if path.is_file() else {}
         if loop.minutes is not None:
             plan = plan or self._time()
         else:
@@ -118,7 +118,7 @@ class Pretraining:
         if several:
             plan["stages"] = [stage.plan() for stage in self.stages]
         if several or loop.minutes is not None:
-            write_json(path, plan)
+            write_sealed(path, plan)
         return steps
 
     def _time(self) -> dict[str, Any]:

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from headstart.config import FinetuneConfig
 from headstart.data.batches import Batch, LabelledRows, shuffled
-from headstart.files import read_json, read_manifest, whole_folder, write_json
+from headstart.errors import StoreError
+from headstart.files import read_json, read_manifest, read_sealed, whole_folder, write_sealed
 from headstart.model.heads import ClassifierHead, Model
 from headstart.progress import Progress, Task
 from headstart.recipes.classifier import class_weights
 from headstart.recipes.labelled_data import LabelledData
 from headstart.runtime import Halt, Runtime, Stop
-from headstart.store.checkpoint import resume_from, save_checkpoint
+from headstart.store.checkpoint import resume_from, save_checkpoint, steps
 from headstart.store.rundir import RunFolder
 from headstart.store.tensors import load_into, load_tensors, save_tensors
 from headstart.train.average import Average, averaged
@@ -121,7 +122,7 @@ class Finetuning:
             self.model.backbone.compile_layers()
         self.steps = self._plan()
         if resume:
-            moments, state = resume_from(self.run, self.model, self._say)
+            moments, state = resume_from(self.run, self.model, self._say, self._check_best, self.progress.say)
             restore_optimizer(self.state.optimizer, self.model, moments, self.state.average)
             self.state.step = self.saved = state["step"]
             if state["step"]:
@@ -133,6 +134,16 @@ class Finetuning:
         except Halt:
             self._save()
             raise
+
+    def _check_best(self, state: dict[str, Any]) -> None:
+        """A checkpoint is worth no more than the best epoch's weights that it speaks of."""
+        if state["best"][0]:
+            folder = self._best_folder(state["best"][0])
+            try:
+                read_manifest(folder, kind="best")
+            except StoreError:
+                shutil.rmtree(folder, ignore_errors=True)  # out of the way of the one to be written again
+                raise
 
     def _fresh_state(self) -> TrainState:
         config = self.config
@@ -157,8 +168,8 @@ class Finetuning:
             self.model.load_state_dict(before)
             left = max(0.0, TRAINING_SHARE * budget - (time.monotonic() - self.began) - measuring)
             steps = max(1, min(wanted, int(left / (measuring + self.epoch_steps * a_step) * self.epoch_steps)))
-            write_json(path, {"steps": steps, "seconds_a_step": a_step})
-        steps = int(read_json(path)["steps"])
+            write_sealed(path, {"steps": steps, "seconds_a_step": a_step})
+        steps = int(read_sealed(path)["steps"])
         self._say(f"{steps:,} steps, {steps / self.epoch_steps:.1f} epochs, in {self.config.loop.minutes:g} minutes")
         return steps
 
@@ -252,7 +263,10 @@ class Finetuning:
 
     @property
     def _best_path(self) -> Path:
-        return self.run.path / f"best-epoch-{self.best_epoch:04d}"
+        return self._best_folder(self.best_epoch)
+
+    def _best_folder(self, epoch: int) -> Path:
+        return self.run.path / f"best-epoch-{epoch:04d}"
 
     def _save(self) -> None:
         if self.state.step == self.saved:
@@ -270,8 +284,9 @@ class Finetuning:
         moments = optimizer_tensors(self.state.optimizer, self.model, self.state.average)
         save_checkpoint(self.run, self.state.step, self.model, moments, state, self.config.loop.keep)
         self.saved, self.saved_at = self.state.step, time.monotonic()
+        spoken_of = {self._best_folder(read_json(step / "state.json")["best"][0]) for step in steps(self.run)}
         for old in self.run.path.glob("best-epoch-*"):
-            if old != self._best_path:
+            if old not in spoken_of:
                 shutil.rmtree(old, ignore_errors=True)
 
     def _conclude(self) -> Outcome:

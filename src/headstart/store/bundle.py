@@ -6,15 +6,26 @@ README.md  bundle.json  tokenizer/  backbone.safetensors  head.safetensors  [mem
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
 from headstart.config import ModelConfig, Visibility
 from headstart.errors import StoreError, UsageError
-from headstart.files import MANIFEST, read_json, read_manifest, whole_folder, write_json
+from headstart.files import (
+    CONVERT,
+    MANIFEST,
+    is_pickled,
+    pickle_words,
+    read_json,
+    read_manifest,
+    whole_folder,
+    write_json,
+)
+from headstart.layering import explain
 from headstart.model.backbone import Backbone
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
+from headstart.model.ledger import ledger
 from headstart.store.card import CARD, model_card
 from headstart.store.rundir import RunFolder
 from headstart.store.tensors import load_into, load_tensors, save_tensors
@@ -98,9 +109,9 @@ def find_bundle(folder: Path) -> Path:
     """The bundle a person means: the folder itself, or the `bundle` inside a run folder."""
     if not folder.exists():
         raise UsageError(f"no such folder: {folder}")
-    inside = folder / "bundle"
-    if (inside / MANIFEST).is_file():
-        return inside
+    bundle = folder / "bundle"
+    if (bundle / MANIFEST).is_file():
+        return bundle
     if (folder / "run.json").is_file():
         kind = str(RunFolder(folder).facts.get("kind"))
         if kind == "compare":
@@ -108,7 +119,10 @@ def find_bundle(folder: Path) -> Path:
         raise UsageError(f"{folder} has no finished model yet; go on with: headstart {kind} --resume --out {folder}")
     if (folder / MANIFEST).is_file():
         return folder
-    found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) if folder.is_dir() else "a file"
+    inside = sorted(folder.iterdir()) if folder.is_dir() else [folder]
+    if pickled := next((path for path in inside if is_pickled(path)), None):
+        raise UsageError(pickle_words(pickled, CONVERT.format(name=pickled.name, stem=pickled.stem)))
+    found = ", ".join(path.name for path in inside[:5]) if folder.is_dir() else "a file"
     raise UsageError(f"{folder} holds no model of Headstart's; found: {found or 'nothing'}")
 
 
@@ -130,7 +144,11 @@ def load_bundle(folder: Path, *, task: Task | None = None) -> Bundle:
         windows, about = bool(facts["windows"]), dict(facts["about"])
         visibility: Visibility = "both" if facts["visibility"] == "both" else "causal"
         objective = str(facts["objective"])
-    except (KeyError, TypeError, ValueError, ValidationError) as error:
+        if found not in get_args(Task) or not all(isinstance(label, str) for label in facts["labels"]):
+            raise ValueError(f"it holds a model for {found!r}, with labels {facts['labels']!r}"[:200])
+    except ValidationError as error:
+        raise StoreError(f"{path / 'bundle.json'} is damaged: {explain(error, ModelConfig)}") from None
+    except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{path / 'bundle.json'} is damaged: {error}") from None
     if task is not None and found != task:
         wanted = {
@@ -141,10 +159,18 @@ def load_bundle(folder: Path, *, task: Task | None = None) -> Bundle:
     tokenizer = load_tokenizer(path / "tokenizer")
     if tokenizer.digest != facts.get("tokenizer") or tokenizer.vocab_size > vocab_size:
         raise StoreError(f"{path / 'tokenizer'} is not the tokenizer this model was trained with")
-    backbone = Backbone(config, vocab_size)
     head: LanguageHead | ClassifierHead
     classes = len(labels)
+    weights = {part: load_tensors(path / f"{part}.safetensors") for part in ("backbone", "head")}
+    # before anything is built: a shape that asks for all the memory there is must have the weights to show for it
+    told = ledger(config, vocab_size, None if found == "language" else classes, reading=visibility).total
+    saved = sum(tensor.numel() for part in weights.values() for tensor in part.values())
+    if told != saved:
+        raise StoreError(
+            f"{path / 'bundle.json'} is damaged: it speaks of {told:,} parameters, the files hold {saved:,}"
+        )
+    backbone = Backbone(config, vocab_size)
     head = LanguageHead(config, vocab_size) if found == "language" else ClassifierHead(config, classes, visibility)
-    load_into(backbone, load_tensors(path / "backbone.safetensors"), str(path / "backbone.safetensors"))
-    load_into(head, load_tensors(path / "head.safetensors"), str(path / "head.safetensors"))
+    load_into(backbone, weights["backbone"], str(path / "backbone.safetensors"))
+    load_into(head, weights["head"], str(path / "head.safetensors"))
     return Bundle(path, found, Model(backbone, head), tokenizer, labels, windows, visibility, objective, about)

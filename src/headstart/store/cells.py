@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headstart.errors import StoreError
-from headstart.files import FORMAT, read_json, write_json
+from headstart.files import FORMAT, other_format, read_sealed, write_sealed
 
 DATA = "data.json"
 CELLS = "cells"
@@ -214,7 +214,7 @@ def write_cell(folder: Path, cell: Cell) -> Path:
     path = cell_path(folder, cell.arm, cell.labels, cell.seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     # the optional fields are those with defaults: they are written only where they say something
-    write_json(path, {"format": FORMAT} | cell.model_dump(mode="json", exclude_defaults=True))
+    write_sealed(path, {"format": FORMAT} | cell.model_dump(mode="json", exclude_defaults=True))
     return path
 
 
@@ -230,7 +230,7 @@ def read_cell(path: Path) -> Cell:
 def write_data(folder: Path, data: Data) -> None:
     """Write what the cells of a comparison have in common."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / DATA, {"format": FORMAT} | data.model_dump(mode="json", exclude_none=True))
+    write_sealed(folder / DATA, {"format": FORMAT} | data.model_dump(mode="json", exclude_none=True))
 
 
 def read_data(folder: Path) -> Data:
@@ -242,12 +242,10 @@ R = TypeVar("R", bound=_Record)
 
 
 def _read(path: Path, kind: type[R]) -> R:
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise StoreError(f"{path} is damaged: it is not a JSON object")
+    content = read_sealed(path)
     found = content.pop("format", None)
     if found != FORMAT:
-        raise StoreError(f"{path} has format {found!r}, this version of Headstart reads {FORMAT}; compare anew")
+        raise StoreError(f"{path} {other_format(found, 'compare anew')}")
     try:
         return kind.model_validate(content)
     except ValidationError as error:

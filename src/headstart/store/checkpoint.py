@@ -21,6 +21,7 @@ def save_checkpoint(
     run: RunFolder, step: int, model: Model[Any], optimizer: Mapping[str, Tensor], state: Mapping[str, Any], keep: int
 ) -> Path:
     """Write the state of a run, then let go of the oldest checkpoints beyond `keep`."""
+    run.check_present()
     folder = run.path / "checkpoints" / f"step-{step:08d}"
     if not folder.exists():
         with whole_folder(folder, kind="checkpoint", about={"step": step}) as draft:
@@ -38,11 +39,17 @@ def steps(run: RunFolder) -> list[Path]:
     return sorted((run.path / "checkpoints").glob("step-*"))
 
 
-def newest_good(run: RunFolder, say: Callable[[str], None]) -> Path | None:
+Check = Callable[[dict[str, Any]], None]
+"""Raises StoreError where something that a state speaks of is damaged."""
+
+
+def newest_good(run: RunFolder, say: Callable[[str], None], check: Check | None = None) -> Path | None:
     """The newest checkpoint whose every file is as written; damaged ones are named and passed over."""
     for folder in reversed(steps(run)):
         try:
             read_manifest(folder, kind="checkpoint")
+            if check:
+                check(read_json(folder / "state.json"))
         except StoreError as error:
             say(f"{error}; trying the checkpoint before it")
             continue
@@ -55,19 +62,30 @@ def load_checkpoint(folder: Path, model: Model[Any]) -> tuple[dict[str, Tensor],
     load_into(model.backbone, load_tensors(folder / "backbone.safetensors"), str(folder))
     load_into(model.head, load_tensors(folder / "head.safetensors"), str(folder))
     state = read_json(folder / "state.json")
-    if not isinstance(state, dict) or not isinstance(state.get("step"), int):
+    if not isinstance(state, dict) or not all(isinstance(state.get(name), int) for name in ("step", "metrics")):
         raise StoreError(f"{folder / 'state.json'} is damaged: it names no step")
     return load_tensors(folder / "optimizer.safetensors"), state
 
 
 def resume_from(
-    run: RunFolder, model: Model[Any], say: Callable[[str], None]
+    run: RunFolder,
+    model: Model[Any],
+    say: Callable[[str], None],
+    check: Check | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Load the newest good checkpoint and rewind the metrics to it; without one, say so and start from step 0."""
-    folder = newest_good(run, say)
+    """Load the newest good checkpoint and rewind the metrics to it; without one, say so and start from step 0.
+
+    Args:
+        check: what else must be whole for a checkpoint to be good.
+        warn: where damage is told, if not where the rest is.
+    """
+    folder = newest_good(run, warn or say, check)
     damaged = [path for path in steps(run) if folder is None or path > folder]
     for path in damaged:
-        path.rename(path.with_name(f"damaged-{path.name}"))  # out of the way of the one to be written again
+        aside = path.with_name(f"damaged-{path.name}")  # out of the way of the one to be written again
+        shutil.rmtree(aside, ignore_errors=True)  # it was damaged before
+        path.rename(aside)
     if folder is None:
         found = "no whole checkpoint is left in" if damaged else "there is no checkpoint yet in"
         say(f"{found} {run.path}: starting from step 0")

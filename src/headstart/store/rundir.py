@@ -5,6 +5,7 @@ run.json  config.json  environment.json  metrics.jsonl  checkpoints/  bundle/  r
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -15,13 +16,15 @@ from typing import Any
 
 from headstart.config import Section
 from headstart.errors import StoreError, UsageError
-from headstart.files import FORMAT, read_json, write_json
+from headstart.files import FORMAT, other_format, read_json, read_sealed, sha256_of, write_json, write_sealed
 from headstart.version import __version__
 
 if sys.platform != "win32":  # there the lock is a courtesy that is not offered
     import fcntl
 
 _SECONDS_BETWEEN_FLUSHES = 1.0
+_BEGINNING = re.compile(r"config\.json|\.lock|\.(config|run)\.json\.writing-\d+")
+"""What a process that was killed before it wrote run.json leaves: nothing that is worth keeping."""
 
 
 class RunFolder:
@@ -46,7 +49,7 @@ class RunFolder:
             raise UsageError(f"{path} already holds a run; continue it with --resume, or choose another --out")
         if path.is_file():
             raise UsageError(f"{path} is a file; --out names a folder to write")
-        if path.is_dir() and any(path.iterdir()):
+        if path.is_dir() and not all(_BEGINNING.fullmatch(entry.name) for entry in path.iterdir()):
             raise UsageError(f"{path} is not empty; choose another --out")
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -54,10 +57,8 @@ class RunFolder:
             raise UsageError(f"cannot make the folder {path}: {error.strerror}") from None
         run = cls(path)
         write_json(path / "config.json", config.model_dump(mode="json"))
-        write_json(
-            path / "run.json",
-            {"format": FORMAT, "kind": kind, "command": command, "headstart": __version__, "inputs": inputs},
-        )
+        facts = {"format": FORMAT, "kind": kind, "command": command, "headstart": __version__, "inputs": inputs}
+        write_sealed(path / "run.json", facts | {"config": sha256_of(path / "config.json")})
         return run
 
     @classmethod
@@ -68,7 +69,9 @@ class RunFolder:
         run = cls(path)
         facts = run.facts
         if facts.get("format") != FORMAT:
-            raise StoreError(f"{path} has format {facts.get('format')!r}, this version of Headstart reads {FORMAT}")
+            raise StoreError(f"{path} {other_format(facts.get('format'), 'start another run')}")
+        if not isinstance(facts.get("inputs"), dict):
+            raise StoreError(f"{path / 'run.json'} is damaged: it does not say what the run reads")
         if facts.get("kind") != kind:
             raise UsageError(f"{path} holds a {facts.get('kind')} run, not a {kind} run")
         return run
@@ -76,10 +79,16 @@ class RunFolder:
     @property
     def facts(self) -> dict[str, Any]:
         """What `run.json` says."""
-        facts = read_json(self.path / "run.json")
-        if not isinstance(facts, dict):
-            raise StoreError(f"{self.path / 'run.json'} is damaged: it is not an object")
-        return facts
+        return read_sealed(self.path / "run.json")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What `config.json` says, if it is what the run was started with: with other settings it would be another run."""
+        path = self.path / "config.json"
+        settings = read_json(path)
+        if not isinstance(settings, dict) or self.facts.get("config", sha256_of(path)) != sha256_of(path):
+            raise StoreError(f"{path} is not what {self.path} was started with; put it back, or start another run")
+        return settings
 
     @property
     def finished(self) -> bool:
@@ -100,12 +109,17 @@ class RunFolder:
         """Remember what the run reads when it starts; refuse to go on when that has changed since."""
         path = self.path / "inputs.json"
         if not path.is_file():
-            write_json(path, facts)
+            write_sealed(path, facts)
             return
-        before = read_json(path)
+        before = read_sealed(path)
         for name, value in facts.items():
             if before.get(name) != value:
                 raise UsageError(f"{name} is not what {self.path} was started with; put it back, or start another run")
+
+    def check_present(self) -> None:
+        """Refuse to go on in a folder that was moved or deleted: half of a run would come into being in its place."""
+        if not (self.path / "run.json").is_file():
+            raise _gone(self.path)
 
     def tidy(self) -> None:
         """Let go of what only an unfinished run needs; the bundle and the result stay."""
@@ -118,7 +132,11 @@ class RunFolder:
         if sys.platform == "win32":
             yield
             return
-        with (self.path / ".lock").open("w") as file:
+        try:
+            file = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise StoreError(f"cannot write in {self.path}: {error.strerror}") from None
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -130,6 +148,10 @@ class RunFolder:
             finally:
                 if self.path.exists():
                     self.metrics.flush()
+
+
+def _gone(path: Path) -> StoreError:
+    return StoreError(f"{path} is gone: it was moved or deleted while the run was under way")
 
 
 class Metrics:
@@ -154,6 +176,8 @@ class Metrics:
         try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write("".join(self._waiting))
+        except FileNotFoundError:
+            raise _gone(self.path.parent) from None
         except OSError as error:
             raise StoreError(f"cannot write {self.path}: {error.strerror}") from error
         self._waiting.clear()
@@ -181,9 +205,11 @@ class Metrics:
         self.flush()
         if not self.path.exists():
             return []
-        lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
         try:
+            lines = self.path.read_bytes().decode("utf-8").split("\n")[:-1]
             values = [json.loads(line) for line in lines]
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise StoreError(f"{self.path} is damaged: {error}") from None
+        if not all(isinstance(value, dict) for value in values):
+            raise StoreError(f"{self.path} is damaged: a line of it is no JSON object")
         return [value for value in values if kind is None or value.get("kind") == kind]

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from headstart.errors import StoreError
+from headstart.files import CONVERT, is_pickled, pickle_words
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -17,7 +18,8 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
     except (SafetensorError, OSError) as error:
-        raise StoreError(f"cannot write {path}: {error}") from error
+        words = str(error).partition(" (os error")[0]  # the system's words alone
+        raise StoreError(f"cannot write {path}: {words}") from error
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -25,6 +27,8 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
+        if is_pickled(path):
+            raise StoreError(pickle_words(path, CONVERT.format(name=path.name, stem=path.stem))) from None
         raise StoreError(f"{path} cannot be read as safetensors: {error}") from None
 
 

@@ -8,6 +8,7 @@ foreign.json                        the tokenizer of a model that was imported
 from pathlib import Path
 
 from headstart.errors import StoreError, UsageError
+from headstart.files import is_pickled, pickle_words
 from headstart.text.bytepair import BytePairTokenizer, train_tokenizer
 from headstart.text.card import ReportCard, report_card
 from headstart.text.foreign import ForeignTokenizer
@@ -50,6 +51,9 @@ def _find(path: Path) -> Path:
     if not path.exists():
         raise UsageError(f"{path} does not exist; expected a tokenizer, or a folder that holds one")
     if not path.is_dir():
+        if is_pickled(path):
+            way = f"Expected {TOKENIZER_FILE}, which headstart tokenizer makes, or a SentencePiece .model file"
+            raise UsageError(pickle_words(path, way))
         if path.suffix not in (".json", ".model"):
             raise UsageError(f"{path} is not a tokenizer; expected {TOKENIZER_FILE} or a SentencePiece .model file")
         return path

@@ -1,0 +1,133 @@
+"""Mutations of valid files, a bite of them in a child of its own: a crash, a hang or a flood of memory is a fault.
+
+A case is known by its reader and its number, and can be made again from these two alone.
+"""
+
+import os
+import random
+import resource
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from faults.mutate import mutate
+from faults.readers import Reader, fresh
+from headstart.errors import HeadstartError
+
+BITE = 500
+SECONDS = 10
+"""A case that takes longer hangs."""
+MEMORY = 1 << 30
+"""Bytes of address space that reading a small file may take on top of what the process has."""
+
+
+class Hang(BaseException):
+    """A case took too long."""
+
+
+def case(reader: Reader, number: int) -> tuple[str, bytes]:
+    """The file and the bytes of one case; those below 0 are not changed."""
+    chance = random.Random(f"{reader.name} {number}")
+    file = chance.choice(reader.files)
+    content = (reader.folder / file).read_bytes()
+    return file, content if number < 0 else mutate(content, chance, content)
+
+
+def try_one(reader: Reader, file: str, content: bytes, place: Path) -> str:
+    """Read one case: `read`, `refused`, or what went wrong."""
+    folder = fresh(reader, place, file, content)
+    try:
+        reader.read(folder)
+    except HeadstartError as error:
+        said = str(error)
+        return "refused" if said and "\n" not in said else f"not one line: {said!r}"
+    except (Exception, Hang) as error:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    return "read"
+
+
+def torture(reader: Reader, cases: int, place: Path, first: int = 0) -> dict[str, Any]:
+    """Try so many cases; what failed is kept by its number."""
+    record: dict[str, Any] = {"cases": 0, "read": 0, "refused": 0, "faults": []}
+    control = _bite(reader, range(-1, 0), place)
+    assert control == [(-1, "read")], f"{reader.name}: {control}"
+    for start in range(first, first + cases, BITE):
+        numbers = range(start, min(start + BITE, first + cases))
+        found = _bite(reader, numbers, place)
+        if found is None:  # the child died: which case was it?
+            for number in numbers:
+                one = _bite(reader, range(number, number + 1), place)
+                _book(record, one or [(number, "killed the process")])
+        else:
+            _book(record, found)
+    return record
+
+
+def _book(record: dict[str, Any], found: list[tuple[int, str]]) -> None:
+    for number, what in found:
+        record["cases"] += 1
+        if what in ("read", "refused"):
+            record[what] += 1
+        else:
+            record["faults"].append(f"case {number}: {what}")
+
+
+def _bite(reader: Reader, numbers: range, place: Path) -> list[tuple[int, str]] | None:
+    """The cases of a bite, in a child; None when it did not come back."""
+    heard, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(heard)
+        _in_the_child(reader, numbers, place / str(os.getpid()), told)
+    os.close(told)
+    deadline = time.monotonic() + 60 + 0.2 * len(numbers) + SECONDS
+    with os.fdopen(heard, "rb") as pipe:
+        os.set_blocking(pipe.fileno(), False)
+        content = b""
+        while time.monotonic() < deadline:
+            piece = pipe.read()
+            if piece == b"":
+                break
+            content += piece or b""
+            time.sleep(0.002)
+        else:
+            os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.waitstatus_to_exitcode(status):
+        return None
+    lines = content.decode("utf-8", "replace").split("\0")[:-1]
+    return [(int(number), what) for number, _, what in (line.partition(" ") for line in lines)]
+
+
+def _in_the_child(reader: Reader, numbers: range, place: Path, told: int) -> None:
+    code = 70
+    try:
+        with open("/proc/self/statm") as file:
+            pages = int(file.read().split()[0])
+        limit = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+
+        def hang(_number: int, _frame: object) -> None:
+            raise Hang(f"more than {SECONDS} seconds")
+
+        signal.signal(signal.SIGALRM, hang)
+        answers = []
+        for number in numbers:
+            signal.alarm(SECONDS)
+            try:
+                what = try_one(reader, *case(reader, number), place)
+            finally:
+                signal.alarm(0)
+            answers.append(f"{number} {what}\0")
+        shutil.rmtree(place, ignore_errors=True)
+        with os.fdopen(told, "wb") as pipe:
+            pipe.write("".join(answers).encode("utf-8", "replace"))
+        code = 0
+    finally:
+        os._exit(code)

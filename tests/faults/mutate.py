@@ -1,0 +1,91 @@
+"""Valid files, changed: the wounds that disks, downloads, editors and people who mean harm give them."""
+
+import random
+import re
+import struct
+
+WELCOME = (
+    *(b'"', b"'", b"\n", b"\r\n", b",", b"\t", b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"\\ud800", b"\\u0000"),
+    *(b"[" * 2000, b"{" * 500, b"9" * 5000, b"{", b"}", b"]", b"null", b"NaN", b"-Infinity", b"1e999", b"PAR1"),
+    *(b"\x1f\x8b", b"../../etc/passwd", b"/dev/zero", b"\x80" * 9),
+    *("▁".encode(), "é".encode()[:1], "\u2028".encode()),
+)
+NUMBERS = (
+    *(b"0", b"-1", b"1", b"2", b"255", b"256", b"65535", b"65536", b"2147483647", b"2147483648", b"4294967296"),
+    *(b"9223372036854775807", b"18446744073709551616", b"1e308", b"1e-400", b"0.5", b"-0", b"00", b"NaN", b"true"),
+    *(b"null", b'"1"', b"[1]", b"9" * 400),
+)
+INTEGERS = (0, 1, 2, 127, 128, 255, 256, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1)
+DIGITS = re.compile(rb"\d+")
+
+
+def mutate(content: bytes, chance: random.Random, other: bytes) -> bytes:
+    """One to four wounds; `other` is a valid file to take pieces from."""
+    for _ in range(chance.choice((1, 1, 1, 2, 2, 4))):
+        content = chance.choice(WOUNDS)(content, chance, other)
+    return content
+
+
+def _flip(content: bytes, chance: random.Random, _other: bytes) -> bytes:
+    if not content:
+        return content
+    place = chance.randrange(len(content))
+    return content[:place] + bytes([content[place] ^ 1 << chance.randrange(8)]) + content[place + 1 :]
+
+
+def _cut(content: bytes, chance: random.Random, _other: bytes) -> bytes:
+    return content[: chance.randrange(len(content) + 1)]
+
+
+def _drop(content: bytes, chance: random.Random, _other: bytes) -> bytes:
+    start, length = _stretch(content, chance)
+    return content[:start] + content[start + length :]
+
+
+def _double(content: bytes, chance: random.Random, _other: bytes) -> bytes:
+    start, length = _stretch(content, chance)
+    piece = content[start : start + length]
+    return content[:start] + piece * chance.choice((2, 3, 20)) + content[start + length :]
+
+
+def _splice(content: bytes, chance: random.Random, other: bytes) -> bytes:
+    start, length = _stretch(other, chance)
+    place = chance.randrange(len(content) + 1)
+    return content[:place] + other[start : start + length] + content[place + chance.choice((0, length)) :]
+
+
+def _swap(content: bytes, chance: random.Random, _other: bytes) -> bytes:
+    a, b, c = sorted(chance.randrange(len(content) + 1) for _ in range(3))
+    return content[:a] + content[b:c] + content[a:b] + content[c:]
+
+
+def _insert(content: bytes, chance: random.Random, _other: bytes) -> bytes:
+    place = chance.randrange(len(content) + 1)
+    return content[:place] + chance.choice(WELCOME) + content[place + chance.choice((0, 1, 4)) :]
+
+
+def _number(content: bytes, chance: random.Random, other: bytes) -> bytes:
+    """Another number in the place of one that is written in digits."""
+    found = list(DIGITS.finditer(content[: 1 << 16]))
+    if not found:
+        return _integer(content, chance, other)
+    number = chance.choice(found)
+    return content[: number.start()] + chance.choice(NUMBERS) + content[number.end() :]
+
+
+def _integer(content: bytes, chance: random.Random, _other: bytes) -> bytes:
+    """Another integer in the place of some bytes."""
+    code = chance.choice(("<B", "<H", "<I", "<Q", ">I"))
+    size = struct.calcsize(code)
+    if len(content) < size:
+        return content
+    place = chance.randrange(len(content) - size + 1)
+    return content[:place] + struct.pack(code, chance.choice(INTEGERS) % 256**size) + content[place + size :]
+
+
+def _stretch(content: bytes, chance: random.Random) -> tuple[int, int]:
+    start = chance.randrange(len(content) + 1)
+    return start, chance.choice((1, 2, 8, chance.randrange(len(content) + 1)))
+
+
+WOUNDS = (_flip, _flip, _cut, _drop, _double, _splice, _swap, _insert, _number, _number, _integer)

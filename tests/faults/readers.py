@@ -1,0 +1,228 @@
+"""Every reader with a valid file for it: whatever becomes of the file, reading it ends with content or with one line."""
+
+import gzip
+import io
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from faults.damage import started
+from headstart.config import CorpusConfig, FinetuneConfig, LabelledConfig, PretrainConfig
+from headstart.data.corpus import read_documents
+from headstart.data.labelled import read_labelled
+from headstart.data.membership import Membership
+from headstart.data.shards import Shards
+from headstart.files import MANIFEST, _seal, read_json, read_manifest, sha256_of, write_json
+from headstart.layering import layered, read_toml
+from headstart.store.bundle import load_bundle
+from headstart.store.cells import read_cell, read_data
+from headstart.store.checkpoint import load_checkpoint, steps
+from headstart.store.rundir import Metrics, RunFolder
+from headstart.text.tokenizer import load_tokenizer
+from tiny import language_model
+
+ROWS = [{"text": f'n° {number}: "drôle", dit-elle,\net\ttendre', "label": "10"[number % 2]} for number in range(6)]
+CSV = 'text,label\r\n"n° 1, ""drôle""\nou non",1\r\nmoyen,0\r\nun roman,1\r\n'.encode()
+TOML = b"""objective = "masked"
+[model]
+width = 64
+depth = 2
+[optim]
+lr = 3e-4
+average = 0.9
+[pretrain.loop]
+steps = 100
+prompt = "the film"
+[pretrain.runtime]
+seed = 3
+[[stages]]
+texts = ["a.txt"]
+share = 0.5
+"""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A folder with valid files, the names of those to be changed, and what reads them."""
+
+    name: str
+    folder: Path
+    files: tuple[str, ...]
+    read: Callable[[Path], object]
+    """Reads the folder it is given."""
+
+
+def readers(data: Path, compared: Path, work: Path) -> list[Reader]:
+    """All of them. `data` has a pretrained model, `compared` is a comparison's folder."""
+    made: list[Reader] = []
+
+    def add(name: str, file: str, content: bytes, read: Callable[[Path], object], **beside: bytes) -> None:
+        folder = work / name.replace(" ", "-")
+        folder.mkdir(parents=True)
+        (folder / file).write_bytes(content)
+        for other, more in beside.items():
+            (folder / other.replace("__", ".")).write_bytes(more)
+        made.append(Reader(name, folder, (file,), read))
+
+    def copy(name: str, original: Path, files: tuple[str, ...], read: Callable[[Path], object]) -> None:
+        folder = work / name.replace(" ", "-")
+        shutil.copytree(original, folder)
+        made.append(Reader(name, folder, files, read))
+
+    def sealed(name: str, original: Path, files: tuple[str, ...], read: Callable[[Path], object]) -> None:
+        """Sealed again after the change, as a program that means harm would."""
+        copy(f"{name}, sealed again", original, files, lambda folder: (seal(folder, files), read(folder)))
+
+    _tables(add)
+    base = data / "base" / "bundle"
+    add("toml", "headstart.toml", TOML, lambda at: _toml(at / "headstart.toml"))
+    copy("manifest", base, (MANIFEST,), lambda at: read_manifest(at, kind="bundle"))
+    sealed("manifest", base, (MANIFEST,), lambda at: read_manifest(at, kind="bundle"))
+    weights = ("bundle.json", "bundle.json", "backbone.safetensors", "head.safetensors")
+    copy("bundle", base, weights, load_bundle)
+    sealed("bundle", base, weights, load_bundle)
+    sealed("membership", base, ("membership.bin",), Membership.read)
+    arrays = ("offsets.bin", "tokens.bin", "digests.bin", "bytes.bin", MANIFEST, MANIFEST)
+    sealed("shards", data / "base" / "tokens", arrays, _shards)
+    add("tokenizer", "tokenizer.json", (base / "tokenizer" / "tokenizer.json").read_bytes(), _tokenizer)
+    model, dictionary = sentencepiece_model()
+    add("sentencepiece", "sentencepiece.model", model, _tokenizer, dict__txt=dictionary)
+    add("sentencepiece dictionary", "dict.txt", dictionary, _tokenizer, sentencepiece__model=model)
+    cell = compared / "cells" / "scratch-16-seed0.json"
+    for name, content in (("cell", cell.read_bytes()), ("cell without a seal", _without_seal(cell))):
+        add(name, "scratch-16-seed0.json", content, lambda at: read_cell(at / "scratch-16-seed0.json"))
+    add("data.json", "data.json", _without_seal(compared / "data.json"), read_data)
+    _runs(add, sealed, data, work)
+    return made
+
+
+def _tables(add: Callable[..., None]) -> None:
+    files = {
+        "txt": ("a.txt", "une ligne\n\nune autre, pas drôle\n".encode()),
+        "csv": ("a.csv", CSV),
+        "tsv": ("a.tsv", CSV.replace(b",", b"\t")),
+        "jsonl": ("a.jsonl", "\n".join(json.dumps(row) for row in ROWS).encode()),
+        "json": ("a.json", json.dumps(ROWS, ensure_ascii=False).encode()),
+        "parquet": ("a.parquet", _parquet("snappy")),
+        "plain parquet": ("a.parquet", _parquet("none")),
+        "gzip": ("a.csv.gz", gzip.compress(CSV, mtime=0)),
+        "gzipped parquet": ("a.parquet.gz", gzip.compress(_parquet("none"), mtime=0)),
+    }
+    for name, (file, content) in files.items():
+        add(name, file, content, lambda at, file=file: _table(at / file))
+    pieces, labels = "▁n ° ▁1 ▁dr ôle\n▁moyen\n".encode(), b"1\n0\n"
+    add("spm pieces", "a.review.spm", pieces, lambda at: _table(at / "a.review.spm"), a__label=labels)
+    labelled = lambda at: read_labelled(str(at / "a.review.spm"), LabelledConfig())  # noqa: E731
+    add("spm labels", "a.label", labels, labelled, a__review__spm=pieces)
+
+
+def _runs(add: Callable[..., None], sealed: Callable[..., None], data: Path, work: Path) -> None:
+    run = started(work / "run")
+    config, facts = (run.path / "config.json").read_bytes(), _without_seal(data / "base" / "run.json")
+    add("config.json", "config.json", config, _config)
+    add("run.json", "run.json", facts, lambda at: RunFolder.open(at, kind="pretrain"))
+    lines = (data / "base" / "metrics.jsonl").read_bytes()
+    add("metrics", "metrics.jsonl", lines, lambda at: Metrics(at / "metrics.jsonl").read("step"))
+    checkpoint = steps(run)[-1]
+    files = ("state.json", "state.json", "optimizer.safetensors", "backbone.safetensors")
+    sealed("checkpoint", checkpoint, files, lambda at: load_checkpoint(at, language_model()))
+
+
+def seal(folder: Path, files: tuple[str, ...]) -> None:
+    """Make the manifest of a folder agree with files that were changed; a changed manifest seals itself."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest.pop("seal", None)
+        for file in set(files) - {MANIFEST} if files != (MANIFEST,) else ():
+            path = folder / file
+            manifest["files"][file] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
+        write_json(folder / MANIFEST, manifest | {"seal": _seal(manifest)})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return  # it is no manifest any more: what reads it must say so
+
+
+def _table(path: Path) -> None:
+    ways: list[Callable[[], object]] = [
+        lambda: read_labelled(str(path), LabelledConfig()),
+        lambda: list(read_documents([str(path)], CorpusConfig())),
+    ]
+    if path.suffix == ".txt":
+        ways.append(lambda: list(read_documents([str(path)], CorpusConfig(documents="file"))))
+    refusals = []
+    for way in ways:
+        from headstart.errors import HeadstartError
+
+        try:
+            way()
+        except HeadstartError as error:
+            refusals.append(error)
+    if len(refusals) == len(ways):
+        raise refusals[0]
+
+
+def _toml(path: Path) -> None:
+    for kind in (PretrainConfig, FinetuneConfig):
+        layered(kind, read_toml(path, kind))
+
+
+def _config(folder: Path) -> None:
+    content = read_json(folder / "config.json")
+    facts = {"format": 1, "kind": "pretrain", "inputs": {}, "config": sha256_of(folder / "config.json")}
+    write_json(folder / "run.json", facts)
+    run = RunFolder.open(folder, kind="pretrain")
+    assert isinstance(content, dict) or not run.settings
+    layered(PretrainConfig, run.settings)
+
+
+def _shards(folder: Path) -> None:
+    shards = Shards.open(folder)
+    shards.split(0.1, 0)
+    assert all(len(shards.ids(number)) >= 0 for number in range(min(shards.documents, 50)))
+
+
+def _tokenizer(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    tokenizer.decode(tokenizer.encode("un roman drôle, 42 €")[:100])
+
+
+def _without_seal(path: Path) -> bytes:
+    content = read_json(path)
+    content.pop("seal", None)
+    return (json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def _parquet(compression: str) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(ROWS), sink, compression=compression, row_group_size=3)
+    return sink.getvalue()
+
+
+def sentencepiece_model() -> tuple[bytes, bytes]:
+    """A small model, and a dictionary that numbers its pieces."""
+    import sentencepiece
+
+    sink = io.BytesIO()
+    words = ("un livre une page le roman la suite des mots qui vont et viennent sans fin drôle " * 2).split(" ")
+    lines = [" ".join(words[place : place + 5]) for place in range(len(words) - 5)] * 4
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=sink, vocab_size=45, model_type="bpe", minloglevel=2
+    )
+    engine = sentencepiece.SentencePieceProcessor(model_proto=sink.getvalue())
+    pieces = [engine.id_to_piece(id) for id in range(3, len(engine))]
+    return sink.getvalue(), "".join(f"{piece} {9}\n" for piece in pieces).encode()
+
+
+def fresh(reader: Reader, place: Path, file: str, content: bytes) -> Path:
+    """The reader's folder at another place, with other content in one of its files."""
+    if not place.exists():
+        shutil.copytree(reader.folder, place)
+    for name in {*reader.files, *(name for name in (MANIFEST,) if (reader.folder / MANIFEST).exists())}:
+        if name != file:
+            shutil.copyfile(reader.folder / name, place / name)
+    (place / file).write_bytes(content)
+    return place

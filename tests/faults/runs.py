@@ -1,0 +1,81 @@
+"""The runs that are tortured: every way of training, on texts and networks as small as they can be."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from headstart.recipes.compare import run_compare
+from headstart.recipes.finetune import run_finetune
+from headstart.recipes.pretrain import run_pretrain
+from tiny import finetune_config, pretrain_config, write_reviews
+
+STEPS = 30
+PRETRAINING = {
+    "causal": {},
+    "masked": {"objective": "masked"},
+    "hybrid": {"objective": "hybrid"},
+    "pairs": {"objective": "masked", "pairs__weight": 0.5},
+    "stages": {},
+    "average": {"optim__average": 0.9},
+    "accumulate": {"loop__accumulate": 3},
+    "muon": {"optim__optimizer": "muon", "model__block": "modern"},
+}
+KINDS = (*PRETRAINING, "finetune", "compare")
+
+
+def write_data(folder: Path) -> Path:
+    """Texts, labelled files and a pretrained model to begin from."""
+    write_reviews(folder)
+    more = (folder / "texts.txt").read_text().replace("film", "novel").replace("plot", "page")
+    (folder / "more.txt").write_text(more)
+    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=2))
+    return folder
+
+
+def go(kind: str, data: Path, out: Path, *, resume: bool, steps: int = STEPS) -> None:
+    """Do one run, or go on with it."""
+    texts, files = [str(data / "texts.txt")], {name: str(data / f"{name}.csv") for name in ("valid", "test")}
+    if kind == "finetune":
+        config = finetune_config(loop__epochs=6, optim__average=0.5)
+        run_finetune(str(data / "train.csv"), out, config, source=str(data / "base"), resume=resume, **files)
+    elif kind == "compare":
+        plan = {"seeds": 2, "labels": (16, None), "arms": ("majority", "scratch", "pretrained")}
+        config = finetune_config(loop__epochs=2)
+        run_compare(str(data / "train.csv"), out, config, source=str(data / "base"), resume=resume, **files, **plan)
+    else:
+        settings = {"loop__steps": steps, **PRETRAINING[kind]}
+        if kind == "stages":
+            settings["stages"] = [{"texts": [str(data / "more.txt")], "context": 9}, {"texts": texts, "share": 2}]
+        run_pretrain([] if kind == "stages" else texts, out, pretrain_config(**settings), resume=resume)
+
+
+def outcome(out: Path) -> dict[str, bytes]:
+    """All that a finished run must have in common with one that nobody touched; times are not part of it."""
+    kept = [
+        *out.glob("bundle/*.safetensors"),
+        *out.glob("bundle/*.bin"),
+        *out.glob("result.json"),
+        *out.glob("data.json"),
+    ]
+    found = {str(path.relative_to(out)): path.read_bytes() for path in sorted(kept)}
+    if (out / "metrics.jsonl").exists():
+        lines = (out / "metrics.jsonl").read_text().splitlines()
+        found["metrics.jsonl"] = "\n".join(_timeless(line) for line in lines).encode()
+    return found | {str(path.name): _timeless(path.read_text()).encode() for path in sorted(out.glob("cells/*.json"))}
+
+
+def _timeless(text: str) -> str:
+    content = json.loads(text)
+    for part in (content, *content.get("epochs", ())):
+        for name in ("seconds", "seal"):
+            part.pop(name, None)
+    return json.dumps(content, sort_keys=True)
+
+
+def in_a_copy(work: Callable[[Path], None], original: Path, place: Path) -> Path:
+    """Do something to a fresh copy of a folder."""
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(original, place)
+    work(place)
+    return place

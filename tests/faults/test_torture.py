@@ -1,0 +1,121 @@
+"""A small sample of the torture: `make torture` and `make torture-full` do the rest."""
+
+import json
+
+import pytest
+
+FAULTS = ("lost", "torn", "different", "faults", "accepted")
+
+
+@pytest.fixture(scope="module")
+def table(once):
+    return json.loads(once("torture.py", "--size", "sample", "--out", "{folder}/answer.json"))
+
+
+@pytest.mark.parametrize("part", ["kills", "operations", "writes", "damage", "bytes", "text", "ends"])
+def test_nothing_gives(table, part):
+    rows = table[part]["rows"]
+    assert {row["name"]: row[name] for row in rows for name in FAULTS if row.get(name)} == {}
+
+
+def test_there_was_something_that_could_have_given(table):
+    def of(part, name):
+        return [row[name] for row in table[part]["rows"]]
+
+    assert sum(of("kills", "kills")) == 4
+    assert sum(of("operations", "kills")) > 3
+    assert min(of("writes", "failed")) >= 2
+    assert of("writes", "failed") == of("writes", "kept")
+    assert len(of("damage", "damaged")) == 10
+    assert of("damage", "damaged") == of("damage", "refused")
+    assert set(of("bytes", "cases")) == {20}
+    assert sum(of("bytes", "refused")) > 250
+    assert sum(of("bytes", "read")) > 25  # control: some changes do no harm
+
+
+def test_a_kill_that_loses_something_is_noticed(tmp_path):
+    """The kit itself: a run folder that is not what it was, and one that was torn."""
+    from faults.killing import torn
+    from faults.runs import outcome
+    from headstart.files import whole_folder
+
+    with whole_folder(tmp_path / "bundle", kind="bundle") as draft:
+        (draft / "a.safetensors").write_bytes(b"weights")
+    before = outcome(tmp_path)
+    assert torn(tmp_path) == []
+    (tmp_path / "bundle" / "a.safetensors").write_bytes(b"weight")
+    assert torn(tmp_path) == [f"{tmp_path / 'bundle' / 'a.safetensors'} is damaged: 6 bytes where 7 were written"]
+    assert outcome(tmp_path) != before
+
+
+def scene(table, name):
+    return next(row for row in table["ends"]["rows"] if row["name"] == name)
+
+
+EARLY = [
+    ("pretrain tokenizer: reading text SIGINT", "interrupted", 130),
+    ("pretrain encode SIGTERM", "terminated", 143),
+    ("finetune reading SIGINT", "interrupted", 130),
+    ("finetune begin looking for doubles SIGTERM", "terminated", 143),
+    ("compare reading SIGINT", "interrupted", 130),
+    ("compare tokenizer: reading text SIGTERM", "terminated", 143),
+    ("tokenizer tokenizer: reading text SIGINT", "interrupted", 130),
+    ("prepare tokenizer: reading text SIGTERM", "terminated", 143),
+    ("prepare encode SIGINT", "interrupted", 130),
+]
+
+
+@pytest.mark.parametrize(("name", "word", "code"), EARLY)
+def test_a_signal_before_anything_is_worth_keeping_leaves_nothing(table, name, word, code):
+    found = scene(table, name)
+    assert (found["said"], found["code"], found["left"]) == (f"headstart: {word}", code, None)
+
+
+GO_ON = "saved. Go on with: headstart {} --resume --out OUT"
+LATE = [
+    ("pretrain pretraining SIGTERM", "SIGTERM at step 4 of 12; " + GO_ON.format("pretrain"), 143),
+    ("pretrain measuring SIGINT", "SIGINT at step 12 of 12; " + GO_ON.format("pretrain"), 130),
+    ("finetune fine-tuning SIGINT", "SIGINT at step 7 of 18; " + GO_ON.format("finetune"), 130),
+    ("compare fine-tuning SIGINT", "SIGINT at scratch, all labels, seed 0; " + GO_ON.format("compare"), 130),
+    ("time limit", "time limit reached at step 1 of 12; " + GO_ON.format("pretrain"), 75),
+]
+
+
+@pytest.mark.parametrize(("name", "said", "code"), LATE)
+def test_a_signal_or_a_limit_saves_the_state_and_says_how_to_go_on(table, name, said, code):
+    found = scene(table, name)
+    assert (found["said"], found["code"]) == (f"headstart: {said}", code)
+
+
+@pytest.mark.parametrize(
+    "name", ["pretrain save bundle SIGTERM", "finetune save bundle SIGTERM", "compare report SIGTERM"]
+)
+def test_a_signal_while_the_model_is_written_waits_for_it(table, name):
+    found = scene(table, name)
+    assert found["code"] == 0
+    assert "result.json" in found["left"]
+
+
+def test_a_second_signal_ends_at_once_and_the_state_before_it_stays(table):
+    found = scene(table, "twice")
+    assert (found["said"], found["code"], found["faults"]) == ("headstart: interrupted", 130, [])
+
+
+ENDS = [
+    ("vanished", "OUT is gone: it was moved or deleted while the run was under way", 1),
+    ("in use", "OUT is in use by another process; wait for it, or choose another --out", 2),
+    ("taken", "OUT already holds a run; continue it with --resume, or choose another --out", 2),
+]
+DISKS = [
+    ("full", "cannot write OUT/checkpoints/step-00000006: No space left on device; nothing was changed", 1),
+    ("read-only", "cannot write in OUT: Read-only file system", 1),
+    ("new on read-only", "cannot make the folder OUT: Read-only file system", 2),
+]
+
+
+@pytest.mark.parametrize(("name", "said", "code"), ENDS + DISKS)
+def test_what_stops_a_run_is_told_in_one_line(table, name, said, code):
+    if (name, said, code) in DISKS and not any(row["name"] == name for row in table["ends"]["rows"]):
+        pytest.skip("a small file system may not be mounted here")
+    found = scene(table, name)
+    assert (found["said"], found["code"], found["faults"]) == (f"headstart: {said}", code, [])

@@ -1,0 +1,219 @@
+"""What gave under torture once, kept so that it does not give again."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+
+import pytest
+
+from faults.damage import save_step, started
+from faults.disk import Disk, broken, full
+from faults.readers import seal
+from faults.runs import write_data
+from headstart.config import PretrainConfig
+from headstart.data.shards import Shards
+from headstart.errors import ConfigError, Interrupted, StoreError
+from headstart.files import read_json, whole_folder
+from headstart.layering import read_toml
+from headstart.recipes.finetune import run_finetune
+from headstart.recipes.training import Finetuning
+from headstart.runtime import Halt, Stop
+from headstart.store.bundle import load_bundle
+from headstart.store.checkpoint import newest_good, resume_from, steps
+from headstart.store.rundir import RunFolder
+from tiny import Listener, finetune_config, language_model, pretrain_config
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+def refused(kind, work, *given, **named):
+    with pytest.raises(kind) as caught:
+        work(*given, **named)
+    return str(caught.value)
+
+
+def create(out):
+    return RunFolder.create(out, kind="pretrain", command="", config=pretrain_config(), inputs={})
+
+
+def test_a_run_killed_before_it_began_can_be_begun_again(tmp_path):
+    out = tmp_path / "run"
+    for number in range(20):
+        child = os.fork()
+        if child == 0:
+            with Disk(out, number, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+                create(out)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code == 0:
+            break
+        if not (out / "run.json").exists():
+            create(out)
+        assert RunFolder.open(out, kind="pretrain").settings
+        shutil.rmtree(out)
+    assert number > 5  # control: it was killed before
+
+
+def test_a_folder_with_anything_else_in_it_is_not_taken_for_a_beginning(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(Exception, match="is not empty; choose another --out"):
+        create(tmp_path)
+
+
+@pytest.mark.parametrize("act", [full, broken])
+def test_a_disk_that_takes_no_new_folder_is_told_in_one_line(tmp_path, act):
+    words = os.strerror(errno.ENOSPC if act is full else errno.EIO)
+    with Disk(tmp_path, 1, act), pytest.raises(StoreError) as caught, whole_folder(tmp_path / "x", kind="bundle"):
+        pass
+    assert str(caught.value) == f"cannot write {tmp_path / 'x'}: {words}; nothing was changed"
+
+
+def test_a_flush_that_fails_at_the_very_end_leaves_what_was_there(tmp_path):
+    for content in (b"old", b"new"):
+        with Disk(tmp_path) as disk, whole_folder(tmp_path / "x", kind="bundle") as draft:
+            (draft / "a").write_bytes(content)
+    last = max(number for number, operation in enumerate(disk.log) if operation.startswith("flush"))
+    with Disk(tmp_path, last, broken), pytest.raises(StoreError), whole_folder(tmp_path / "x", kind="bundle") as draft:
+        (draft / "a").write_bytes(b"newest")
+    assert (tmp_path / "x" / "a").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_the_draft_of_another_process_is_left_alone_while_it_lives(tmp_path):
+    living, dead = (tmp_path / f".x.writing-{number}" for number in (os.getppid(), 2**22 + 1))
+    for draft in (living, dead):
+        draft.mkdir()
+    with whole_folder(tmp_path / "x", kind="bundle"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == [living.name, "x"]
+
+
+def test_a_checkpoint_may_be_damaged_twice(tmp_path):
+    run = started(tmp_path / "run")
+    for _ in range(2):
+        save_step(run, 2, keep=2)
+        (steps(run)[-1] / "state.json").write_text("{}")
+        assert resume_from(run, language_model(), lambda _: None)[1]["step"] == 1
+
+
+def test_a_disk_that_cannot_read_a_checkpoint_gives_the_one_before(tmp_path, monkeypatch):
+    run = started(tmp_path / "run")
+    bad = steps(run)[-1] / "head.safetensors"
+    from headstart import files
+
+    hashed = files.sha256_of
+
+    def worn(path):
+        if path == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return hashed(path)
+
+    monkeypatch.setattr(files, "sha256_of", worn)
+    said = []
+    assert newest_good(run, said.append) == steps(run)[0]
+    assert said == [f"cannot read {bad}: Input/output error; trying the checkpoint before it"]
+
+
+class StopAt(Stop):
+    def __init__(self, moment):
+        super().__init__()
+        self.left = moment
+
+    def check(self):
+        self.left -= 1
+        if not self.left:
+            self.reason = "SIGTERM"
+            raise Halt
+
+
+def test_a_run_whose_best_epoch_is_damaged_starts_over_and_ends_the_same(data, tmp_path, monkeypatch):
+    files = {name: str(data / f"{name}.csv") for name in ("valid", "test")}
+    settings = {"source": str(data / "base"), **files}
+    whole = run_finetune(str(data / "train.csv"), tmp_path / "whole", finetune_config(), **settings)
+    go = Finetuning.go
+
+    def stopped(own, *, resume):
+        own.stop = StopAt(15)
+        return go(own, resume=resume)
+
+    monkeypatch.setattr(Finetuning, "go", stopped)
+    with pytest.raises(Interrupted):
+        run_finetune(str(data / "train.csv"), tmp_path / "run", finetune_config(), **settings)
+    monkeypatch.undo()
+    (best,) = (tmp_path / "run").glob("best-epoch-*")
+    (best / "head.safetensors").write_bytes(b"")
+    said = Listener()
+    run_finetune(None, tmp_path / "run", None, resume=True, progress=said)
+    assert any(line.startswith(f"{best / 'head.safetensors'} is damaged: 0 bytes where") for line in said.lines)
+    assert f"no whole checkpoint is left in {tmp_path / 'run'}: starting from step 0" in said.lines
+    assert (tmp_path / "run" / "result.json").read_bytes() == (whole.path / "result.json").read_bytes()
+
+
+def test_a_checkpoint_keeps_the_best_epoch_that_it_speaks_of(data, tmp_path, monkeypatch):
+    """With several checkpoints kept, the older ones may speak of an earlier epoch."""
+    files = {name: str(data / f"{name}.csv") for name in ("valid", "test")}
+    config = finetune_config(loop__keep=4, loop__choose="last", loop__epochs=4)
+    checked = []
+    save = Finetuning._save
+
+    def saving(own):
+        save(own)
+        spoken = {read_json(step / "state.json")["best"][0] for step in steps(own.run)} - {0}
+        checked.append(len(spoken))
+        assert all(own._best_folder(epoch).is_dir() for epoch in spoken)
+
+    monkeypatch.setattr(Finetuning, "_save", saving)
+    run_finetune(str(data / "train.csv"), tmp_path / "run", config, source=str(data / "base"), **files)
+    assert max(checked) > 1  # control
+
+
+def test_settings_nested_without_end_are_one_line(tmp_path):
+    path = tmp_path / "headstart.toml"
+    path.write_text("a = " + "[" * 3000)
+    assert refused(ConfigError, read_toml, path, PretrainConfig).startswith(f"{path} is not valid TOML: ")
+
+
+def test_a_setting_of_a_model_that_cannot_be_is_one_line(data, tmp_path):
+    folder = tmp_path / "bundle"
+    shutil.copytree(data / "base" / "bundle", folder)
+    facts = read_json(folder / "bundle.json")
+    facts["model"]["width"] = 17
+    (folder / "bundle.json").write_text(json.dumps(facts))
+    seal(folder, ("bundle.json",))
+    assert refused(StoreError, load_bundle, folder) == (
+        f"{folder / 'bundle.json'} is damaged: model.width must be a multiple of model.heads, got 17 and 2"
+    )
+
+
+def test_a_token_beyond_the_vocabulary_is_refused(data, tmp_path):
+    folder = tmp_path / "tokens"
+    shutil.copytree(data / "base" / "tokens", folder)
+    content = bytearray((folder / "tokens.bin").read_bytes())
+    content[1] = 255
+    (folder / "tokens.bin").write_bytes(bytes(content))
+    seal(folder, ("tokens.bin",))
+    size = read_json(folder / "manifest.json")["about"]["vocab_size"]
+    expected = f"{folder / 'tokens.bin'} is damaged: a token beyond the {size} entries"
+    assert refused(StoreError, Shards.open, folder) == expected
+
+
+def test_settings_changed_under_a_run_are_noticed(tmp_path):
+    run = create(tmp_path / "run")
+    path = run.path / "config.json"
+    path.write_text(path.read_text().replace('"steps": 14', '"steps": 15'))
+    assert refused(StoreError, lambda: run.settings) == (
+        f"{path} is not what {run.path} was started with; put it back, or start another run"
+    )
+
+
+@pytest.mark.parametrize("line", ['{"a": "\udcff"}'.encode("utf-8", "surrogateescape"), b"[1]", b"[" * 100_000])
+def test_metrics_of_other_bytes_are_damaged(tmp_path, line):
+    run = create(tmp_path / "run")
+    run.metrics.path.write_bytes(line + b"\n")
+    assert refused(StoreError, run.metrics.read, "step").startswith(f"{run.metrics.path} is damaged: ")

@@ -1,0 +1,170 @@
+"""Tortures everything that writes or reads, and writes down what became of it.
+
+    python tests/faults/torture.py --size usual --out build/torture.json
+    python tests/faults/torture.py --size full --out docs/results/torture.json --part kills --part bytes
+
+Sizes: sample (seconds, part of the suite), usual (minutes, `make torture`), full (`make torture-full`). A part that is not
+asked for keeps the figures that the file has. Ends with 1 if anything gave.
+"""
+
+# ruff: noqa: E402  (threads are set before torch is imported)
+import os
+import sys
+
+for name, value in {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "PASSIVE"}.items():
+    os.environ.setdefault(name, value)  # before torch is imported: children are forked
+
+import argparse
+import json
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+torch.set_num_threads(1)
+
+from faults import damage, fuzzing, hostile, writing
+from faults.killing import Torture, attempt
+from faults.readers import readers
+from faults.runs import KINDS, go, write_data
+
+SIZES: dict[str, dict[str, Any]] = {
+    "sample": {"kills": 2, "kinds": ("pairs", "finetune"), "operations": {"finetune": 59}, "cuts": 4, "flips": 10, "cases": 20},
+    "usual": {"kills": 20, "kinds": KINDS, "operations": {"finetune": 7}, "cuts": 50, "flips": 200, "cases": 5_000},
+    "full": {
+        "kills": 60,
+        "kinds": KINDS,
+        "operations": {"causal": 1, "stages": 3, "finetune": 3, "compare": 20},
+        "cuts": 50,
+        "flips": 200,
+        "cases": 50_000,
+    },
+}  # fmt: skip
+Rows = Iterator[dict[str, Any]]
+
+
+class Session:
+    """One session of torture in a folder of its own."""
+
+    def __init__(self, size: str, work: Path) -> None:
+        self.size, self.work = SIZES[size], work
+        self.data = work / "data"
+        self._in_a_child(lambda: write_data(self.data))
+
+    def kills(self) -> Rows:
+        """SIGKILL at random moments, until every run is done."""
+        for kind in self.size["kinds"]:
+            torture = Torture(kind, self.data, self.work / "kills" / kind, steps=30)
+            torture.at_random(self.size["kills"], seed=0)
+            yield {"name": kind, **torture.record}
+
+    def operations(self) -> Rows:
+        """SIGKILL at the operations on the disk."""
+        for kind, every in self.size["operations"].items():
+            torture = Torture(kind, self.data, self.work / "operations" / kind, steps=7)
+            torture.at_every_operation(every)
+            yield {"name": kind, "every": every, **torture.record}
+
+    def writes(self) -> Rows:
+        """Every operation of every kind of save fails in turn."""
+        for save in writing.saves(self.data):
+            yield {"name": save.name, **writing.torture(save, self.work / "writes")}
+
+    def damage(self) -> Rows:
+        """Every file cut short and with bits flipped."""
+        work = self.work / "damage"
+        work.mkdir()
+        for subject in damage.subjects(self.data, work):
+            yield {"name": subject.name, **damage.torture(subject, self.size["cuts"], self.size["flips"])}
+
+    def bytes(self) -> Rows:
+        """Mutations of valid files for every reader."""
+        compared = self.work / "compared"
+        self._in_a_child(lambda: go("compare", self.data, compared, resume=False))
+        for reader in readers(self.data, compared, self.work / "readers"):
+            yield {
+                "name": reader.name,
+                **fuzzing.torture(reader, self.size["cases"], self.work / "cases" / reader.name),
+            }
+
+    def text(self) -> Rows:
+        """Hostile text through both tokenizers."""
+        yield from hostile.torture(self.data, 100_000 if self.size["cases"] < 100 else 1_000_000)
+
+    def ends(self) -> Rows:
+        """Signals, full disks and lost folders at every phase of the commands."""
+        folder = self.work / "ends"
+        folder.mkdir()
+        command = [sys.executable, str(Path(__file__).with_name("ends.py")), str(folder)]
+        command += ["few"] if self.size["cases"] < 100 else []
+        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        for name, scene in found.items():
+            faults = [f"left behind: {scene['drafts']}"] if scene["drafts"] else []
+            if (
+                scene.get("same") is False
+                or "unexpected" in scene["said"]
+                or scene["code"] not in (0, 1, 2, 75, 130, 143)
+            ):
+                faults.append(f"resumed with {scene.get('resumed')}, same: {scene.get('same')}")
+            yield {
+                "name": name.replace("_", " "),
+                **{key: scene[key] for key in ("code", "said", "left")},
+                "faults": faults,
+            }
+
+    def _in_a_child(self, work: Callable[[], object]) -> None:
+        log = self.work / "log.txt"
+        code = attempt(lambda: (work(), None)[1], log)
+        assert code == 0, log.read_text()[-2000:]
+
+
+PARTS = ("kills", "operations", "bytes", "damage", "writes", "text", "ends")
+"""In this order: what forks comes before what runs torch in this process."""
+FAULTS = ("lost", "torn", "different", "faults", "accepted")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--size", choices=SIZES, default="usual")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--part", choices=PARTS, action="append")
+    asked = parser.parse_args()
+    table = json.loads(asked.out.read_text()) if asked.out.exists() else {}
+    gave = 0
+    work = Path(tempfile.mkdtemp(prefix="torture-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+    try:
+        session = Session(asked.size, work)
+        for part in PARTS:
+            if asked.part and part not in asked.part:
+                continue
+            started, rows = time.monotonic(), []
+            for row in getattr(session, part)():
+                rows.append(row)
+                gave += sum(len(row.get(name, ())) for name in FAULTS)
+                sys.stdout.write(f"{part}: {json.dumps(row, ensure_ascii=False)[:600]}\n")
+                sys.stdout.flush()
+            table[part] = {"size": asked.size, "seconds": round(time.monotonic() - started), "rows": rows}
+            table["machine"] = {
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "cores": os.cpu_count(),
+            }
+            asked.out.parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(table, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+            asked.out.write_text(text.replace(str(work), "FOLDER"))
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    sys.stdout.write(f"{gave} faults\n")
+    return 1 if gave else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
