@@ -29,9 +29,10 @@ MAY_IMPORT = {
     "interop": FLOOR | {"text", "model", "store"},
     "predict": FLOOR | {"runtime", "text", "data", "model", "train", "store"},
     "report": FLOOR | {"store"},
+    "serve": FLOOR | {"runtime", "text", "store", "predict"},
     "recipes": FLOOR | {"runtime", "text", "data", "model", "train", "store", "predict", "report"},
-    "api": FLOOR | {"text", "data", "model", "train", "store", "predict", "recipes"},
-    "cli": FLOOR | {"text", "data", "model", "train", "store", "predict", "report", "recipes", "interop"},
+    "api": FLOOR | {"text", "data", "model", "train", "store", "predict", "serve", "recipes"},
+    "cli": FLOOR | {"text", "data", "model", "train", "store", "predict", "serve", "report", "recipes", "interop"},
 }
 LONGEST_FILE = 320
 LONGEST_FUNCTION = 60
