@@ -28,7 +28,7 @@ ROUTES = OPEN | {"/predict", "/explain", "/generate", "/next", "/metrics", "/abo
 ALWAYS = frozenset({"/health", "/ready", "/metrics"})
 """What is answered to the last."""
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = (
@@ -42,6 +42,7 @@ HEADERS = (
 )
 _DISCARDED = 64_000_000
 """Bytes of a body too large that are read away, so that the client can hear why."""
+_SLOWEST_BODY = 10.0
 _QUIET, _LONGEST_GOODBYE = 0.2, 1.0
 
 
@@ -85,33 +86,35 @@ class Gate:
             return
         answer = _Answer(scope, send)
         self._last_knock = scope["headstart.started"] = answer.started
+        counted = False
         try:
-            body = await self._let_in(scope, receive)
+            self._check(scope)
+            if scope["method"] != "POST":
+                await self._app(scope, receive, answer.send)
+                return
+            self.in_hand, counted = self.in_hand + 1, True
+            body = await self._body(scope, receive)
+            await self._app(scope, _replayed(body, receive), answer.send)
         except Refusal as refusal:
             await answer.refuse(refusal, close=self.draining or refusal.status in (408, 413))
-            self._record(scope, answer)
-            return
-        self.in_hand += scope["method"] == "POST"
-        try:
-            await self._app(scope, _replayed(body, receive), answer.send)
         finally:
-            self.in_hand -= scope["method"] == "POST"
+            self.in_hand -= counted
             self.answered += 1
             self._record(scope, answer)
 
-    async def _let_in(self, scope: Scope, receive: Receive) -> bytes:
-        """The body of a request that may come in."""
-        headers = {name.lower(): value for name, value in scope["headers"]}
-        path = scope["path"]
+    def _check(self, scope: Scope) -> None:
+        """Whether a request may come in."""
+        headers = _headers(scope)
         self._check_host(headers.get(b"host", b""))
-        if self.draining and path not in ALWAYS:
+        if self.draining and scope["path"] not in ALWAYS:
             raise Refusal(503, "the server is stopping; ask another, or try again later", 5)
-        if self._key is not None and path not in OPEN:
+        if self._key is not None and scope["path"] not in OPEN:
             self._check_key(headers)
-        if scope["method"] != "POST":
-            return b""
-        if self.in_hand >= self._config.concurrency:
+        if scope["method"] == "POST" and self.in_hand >= self._config.concurrency:
             raise Refusal(429, f"{self.in_hand} requests are in hand, as many as this server takes; try again later", 1)
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        headers = _headers(scope)
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if kind != b"application/json":  # which also keeps out what other sites' forms can send unasked
             raise Refusal(415, "the body must be JSON, with the header Content-Type: application/json")
@@ -139,7 +142,7 @@ class Gate:
         parts: list[bytes] = []
         size, more = announced if announced > most else 0, True
         try:
-            async with asyncio.timeout(self._config.deadline):
+            async with asyncio.timeout(min(self._config.deadline, _SLOWEST_BODY)):
                 while more and size <= _DISCARDED:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -184,6 +187,10 @@ class _Answer:
         pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self.send({"type": "http.response.start", "status": refusal.status, "headers": pairs})
         await self.send({"type": "http.response.body", "body": body})
+
+
+def _headers(scope: Scope) -> dict[bytes, bytes]:
+    return {name.lower(): value for name, value in scope["headers"]}
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

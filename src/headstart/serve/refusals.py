@@ -1,7 +1,5 @@
 """What a client is told when it gets no answer: one JSON shape, `{error, detail}`, and a status."""
 
-from dataclasses import dataclass
-
 ERRORS = {
     400: "bad_request",
     401: "no_key",
@@ -20,14 +18,16 @@ ERRORS = {
 """The word for each status, for programs; the detail is for people."""
 
 
-@dataclass(frozen=True)
 class Refusal(Exception):
-    """A request that is not answered, and why."""
+    """A request that is not answered, and why.
 
-    status: int
-    detail: str
-    retry_after: int | None = None
-    """Seconds after which it may be tried again."""
+    Args:
+        retry_after: seconds after which it may be tried again.
+    """
+
+    def __init__(self, status: int, detail: str, retry_after: int | None = None) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.retry_after = status, detail, retry_after
 
     def body(self) -> dict[str, str]:
         """What the client reads."""
