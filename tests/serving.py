@@ -5,6 +5,9 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+import time
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 
@@ -17,37 +20,40 @@ class Server:
     def __init__(self, folder: Path, *options: object, **variables: str) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADSTART_")}
         words = ["serve", folder, "--port", 0, "--runtime.threads", 1, "--runtime.device", "cpu", *options]
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would hold the server up
         self.process = subprocess.Popen(
             [sys.executable, "-m", "headstart", *map(str, words)],
             env=kept | {"PYTHONPATH": str(SOURCE), "COLUMNS": "80"} | variables,
             cwd=folder.parent,
             stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
+            stderr=self._file,
         )
-        self.said = ""
 
     @property
+    def said(self) -> str:
+        """All that it wrote so far."""
+        return os.pread(self._file.fileno(), 1 << 24, 0).decode()
+
+    @cached_property
     def url(self) -> str:
         """Where it answers; waits for the first line."""
-        assert self.process.stderr is not None
         while (found := re.search(r"at (http://\S+) \(", self.said)) is None:
-            line = self.process.stderr.readline()
-            assert line, self.said
-            self.said += line
+            assert self.process.poll() is None, self.said
+            time.sleep(0.02)
         return found[1]
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Ask it to stop, wait for it, and return its exit code; `said` then has all its lines."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        self.said += self.process.communicate(timeout=60)[1]
-        return self.process.returncode
+        """Ask it to stop, wait for it, and return its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(timeout=60)
 
     def __enter__(self) -> "Server":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.process.returncode is None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
             self.process.kill()
-            self.process.communicate()
+            self.process.wait()
+        self._file.close()

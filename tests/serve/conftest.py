@@ -29,25 +29,40 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def classifier(served: Path) -> Iterator[Server]:
+def servers(served: Path) -> Iterator[dict[str, Server]]:
+    """All of them, started at once: each takes a moment."""
+    little = ["--serve.texts", 3, "--serve.queue", 8, "--serve.characters", 50, "--serve.body", 1000]
+    with (
+        Server(served / "clf", "--serve.log") as classifier,
+        Server(served / "base", "--serve.concurrency", 2, "--serve.tokens", 300) as language,
+        Server(served / "clf", *little, HEADSTART_API_KEY="open-sesame") as strict,
+        Server(served / "clf", "--serve.queue", 80, "--serve.texts", 40) as crowded,
+    ):
+        yield {"classifier": classifier, "language": language, "strict": strict, "crowded": crowded}
+
+
+@pytest.fixture(scope="session")
+def classifier(servers: dict[str, Server]) -> Server:
     """A server of the classifier, as it comes."""
-    with Server(served / "clf", "--serve.log") as server:
-        yield server
+    return servers["classifier"]
 
 
 @pytest.fixture(scope="session")
-def language(served: Path) -> Iterator[Server]:
+def language(servers: dict[str, Server]) -> Server:
     """A server of the language model that takes two requests at once."""
-    with Server(served / "base", "--serve.concurrency", 2, "--serve.tokens", 300) as server:
-        yield server
+    return servers["language"]
 
 
 @pytest.fixture(scope="session")
-def strict(served: Path) -> Iterator[Server]:
+def strict(servers: dict[str, Server]) -> Server:
     """A server that asks for a key and takes little."""
-    limits = ["--serve.texts", 3, "--serve.queue", 8, "--serve.characters", 50, "--serve.body", 1000]
-    with Server(served / "clf", *limits, HEADSTART_API_KEY="open-sesame") as server:
-        yield server
+    return servers["strict"]
+
+
+@pytest.fixture(scope="session")
+def crowded(servers: dict[str, Server]) -> Server:
+    """A server with a short queue, which a test may stop."""
+    return servers["crowded"]
 
 
 def client(server: Server, **headers: str) -> httpx2.Client:

@@ -105,7 +105,9 @@ def test_an_explanation_is_the_one_of_explain(ask, served):
         told = ask.post("/explain", json={"text": "a superb film with a dull plot", "label": label}).json()
         assert told["label"] == found.label
         assert [word["text"] for word in told["words"]] == [word.text for word in found.words]
-        assert [word["weight"] for word in told["words"]] == pytest.approx([word.weight for word in found.words], abs=1e-3)
+        assert [word["weight"] for word in told["words"]] == pytest.approx(
+            [word.weight for word in found.words], abs=1e-3
+        )
         assert told["truncated"] is False
     assert ask.post("/explain", json={"text": "dull " * 99}).json()["truncated"] is True
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from headstart.predict.generate import Sampling
@@ -135,7 +135,7 @@ def _about(app: FastAPI, service: Service, gate: Gate) -> None:
         """Whether requests should be sent here."""
         return JSONResponse({"status": "stopping" if gate.draining else "ready"}, 503 if gate.draining else 200)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Counts, for Prometheus."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")

@@ -132,10 +132,8 @@ class Batcher:
             self._metrics.events["expired"] += texts
             raise too_late()
         if wait > left:
-            detail = (
-                f"{self.waiting} texts are waiting, which takes longer than the {left:.1f} seconds this request has"
-            )
-            raise Refusal(503, f"{detail}; try again later", max(1, math.ceil(wait - left)))
+            detail = f"what waits takes about {wait:.1f} seconds, and this request has {left:.1f}"
+            raise Refusal(503, f"{detail}; try again later", math.ceil(wait))
 
     def _enqueue(self, ids: list[Ids], deadline: float) -> _Asked:
         shapes = [self._shape(len(text)) for text in ids]

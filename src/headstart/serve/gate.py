@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 from headstart.serve.metrics import Metrics
@@ -43,7 +44,8 @@ HEADERS = (
 _DISCARDED = 64_000_000
 """Bytes of a body too large that are read away, so that the client can hear why."""
 _SLOWEST_BODY = 10.0
-_QUIET, _LONGEST_GOODBYE = 0.2, 1.0
+_GOODBYE = 1.5
+"""Seconds in which a client that asks again is told, rather than cut off."""
 
 
 class Gate:
@@ -57,7 +59,6 @@ class Gate:
         """Requests that were let in and are not answered yet."""
         self.answered = 0
         self._draining_since: float | None = None
-        self._last_knock = 0.0
         metrics.gauges["requests_in_hand"] = lambda: self.in_hand
 
     @property
@@ -69,12 +70,11 @@ class Gate:
         """Let nobody in from now on."""
         self._draining_since = time.monotonic()
 
-    def drained(self) -> bool:
-        """Whether all that were let in have their answers, and those who came later heard that it is over."""
+    def drained(self, connections: int) -> bool:
+        """Whether all that were let in have their answers, and those who still hold a connection had time to hear of it."""
         if self._draining_since is None or self.in_hand:
             return False
-        now = time.monotonic()
-        return now - self._last_knock > _QUIET or now - self._draining_since > _LONGEST_GOODBYE
+        return not connections or time.monotonic() - self._draining_since > _GOODBYE
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -85,17 +85,19 @@ class Gate:
             await self._app(scope, receive, send)
             return
         answer = _Answer(scope, send)
-        self._last_knock = scope["headstart.started"] = answer.started
-        counted = False
+        scope["headstart.started"] = answer.started
+        counted = read = False
         try:
             self._check(scope)
             if scope["method"] != "POST":
                 await self._app(scope, receive, answer.send)
                 return
             self.in_hand, counted = self.in_hand + 1, True
-            body = await self._body(scope, receive)
+            body, read = await self._body(scope, receive), True
             await self._app(scope, _replayed(body, receive), answer.send)
         except Refusal as refusal:
+            if scope["method"] == "POST" and not read and refusal.status not in (400, 408, 413):
+                await _discard(receive)
             await answer.refuse(refusal, close=self.draining or refusal.status in (408, 413))
         finally:
             self.in_hand -= counted
@@ -187,6 +189,16 @@ class _Answer:
         pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self.send({"type": "http.response.start", "status": refusal.status, "headers": pairs})
         await self.send({"type": "http.response.body", "body": body})
+
+
+async def _discard(receive: Receive) -> None:
+    """Read a body away: a connection that is closed on unread bytes is reset, and its client never hears why."""
+    size, more = 0, True
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_SLOWEST_BODY):
+            while more and size <= _DISCARDED:
+                message = await receive()
+                size, more = size + len(message.get("body", b"")), message.get("more_body", False)
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:

@@ -1,8 +1,18 @@
 """What may be asked and what is answered, as the OpenAPI document says it."""
 
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+
+def _whole(text: str) -> str:
+    """JSON can write half of a character (a lone surrogate), which is no text."""
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError("holds half a character (a lone surrogate)")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]
 
 
 class _Asked(BaseModel):
@@ -16,9 +26,9 @@ class _Told(BaseModel):
 class PredictRequest(_Asked):
     """One text or several."""
 
-    text: str | None = None
+    text: Text | None = None
     """One text; or give `texts`."""
-    texts: list[str] | None = Field(None, min_length=1)
+    texts: list[Text] | None = Field(None, min_length=1)
     """Several texts; answers come in their order."""
     abstain: float | None = Field(None, gt=0, lt=1)
     """The share of answers that should be right, such as 0.95; what is not sure enough for it is `abstain`."""
@@ -58,8 +68,8 @@ class PredictAnswer(_Told):
 class ExplainRequest(_Asked):
     """A text, and the label that is to be explained: the classifier's own answer, if none is named."""
 
-    text: str
-    label: str | None = None
+    text: Text
+    label: Text | None = None
 
 
 class Weight(_Told):
@@ -83,7 +93,7 @@ class ExplainAnswer(_Told):
 class GenerateRequest(_Asked):
     """A prompt, and how the next token is chosen."""
 
-    prompt: str = ""
+    prompt: Text = ""
     tokens: int = Field(50, ge=1)
     """At most so many tokens."""
     temperature: float = Field(0.0, ge=0, le=100)
@@ -106,7 +116,7 @@ class GenerateAnswer(_Told):
 class NextRequest(_Asked):
     """A text, and how many ways to go on are wanted."""
 
-    prompt: str
+    prompt: Text
     count: int = Field(5, ge=1, le=50)
 
 

@@ -1,6 +1,7 @@
 """From a folder to a port: load, bind, serve, and leave no accepted request without its answer."""
 
 import logging
+import os
 import signal
 import socket
 import threading
@@ -55,7 +56,8 @@ def _bound(config: ServeConfig) -> socket.socket:
     try:
         return socket.create_server((config.host, config.port), family=family, backlog=2048)
     except (OSError, OverflowError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        number = getattr(error, "errno", None) or 0
+        reason = os.strerror(number) if number > 0 else str(getattr(error, "strerror", None) or error)
         tip = "; choose another --port, or 0 for any that is free" if "in use" in reason else ""
         raise UsageError(f"cannot listen at {config.host} port {config.port}: {reason}{tip}") from None
 
@@ -105,5 +107,5 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Leave once everyone has an answer."""
-        self.should_exit = self.should_exit or self.gate.drained()
+        self.should_exit = self.should_exit or self.gate.drained(len(self.server_state.connections))
         return await super().on_tick(counter)
