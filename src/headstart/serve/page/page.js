@@ -368,7 +368,7 @@ async function begin() {
   $("language").hidden = classifier;
   const offered = about.precisions.filter((value) => value >= 0.5 && (Math.round(value * 100) % 5 === 0 || value > 0.95));
   $("precision-box").hidden = !offered.length;
-  $("precision").append(...offered.map((value) => make("option", { value }, `${Math.round(100 * value)} times in a hundred, or more`)));
+  $("precision").append(...offered.map((value) => make("option", { value }, `right ${Math.round(100 * value)} times in 100, or none`)));
   showRun();
   $("answer").className = "answer plain";
   (classifier ? $("text") : $("prompt")).focus();
