@@ -4,7 +4,7 @@ python benchmarks/serving.py                  writes docs/results/serving.json; 
 
 The others: a FastAPI server around the same classifier that answers one request at a time, as tutorials have it, and
 (where transformers is installed) the same around a transformers pipeline with a network of the same width, depth and vocabulary. Weights
-are random: speed does not depend on them. Rounds go in turns, and ratios are of medians over rounds.
+are random: speed does not depend on them. Each model has one thread, so that the client has a core too. Rounds go in turns, and ratios are of medians over rounds.
 """
 
 import argparse
@@ -38,13 +38,13 @@ def make_texts(count: int) -> list[str]:
 
 def make_model(folder: Path) -> None:
     """A classifier of the default network's shape with random weights, and its tokenizer for transformers."""
-    from headstart.config import ModelConfig
+    from headstart.config import ModelConfig, TokenizerConfig
     from headstart.model.backbone import build_backbone
     from headstart.model.heads import Model, build_classifier_head
     from headstart.store.bundle import save_bundle
     from headstart.text.tokenizer import train_tokenizer
 
-    tokenizer = train_tokenizer(iter(make_texts(3000)), vocab_size=4000)
+    tokenizer = train_tokenizer(make_texts(3000), TokenizerConfig(vocab_size=4000))
     config = ModelConfig(context=256)
     model = Model(build_backbone(config, tokenizer.vocab_size, 0), build_classifier_head(config, len(LABELS), 0))
     save_bundle(folder, model, tokenizer, labels=LABELS, about={})
@@ -55,9 +55,10 @@ def plain_server(folder: str, port: int) -> None:
     import uvicorn
     from fastapi import FastAPI
 
+    from headstart.config import RuntimeConfig
     from headstart.predict.predictor import Predictor
 
-    app, predictor = FastAPI(), Predictor.load(Path(folder))
+    app, predictor = FastAPI(), Predictor.load(Path(folder), RuntimeConfig(threads=1))
 
     @app.post("/predict")
     def predict(asked: dict) -> dict:
@@ -73,11 +74,10 @@ def pipeline_server(folder: str, port: int) -> None:
     from fastapi import FastAPI
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast, pipeline
 
-    from headstart.config import ModelConfig
-    from headstart.config import RuntimeConfig
+    from headstart.config import ModelConfig, RuntimeConfig
     from headstart.runtime import start
 
-    start(RuntimeConfig())
+    start(RuntimeConfig(threads=1))
     shape = ModelConfig(context=256)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(Path(folder) / "tokenizer" / "tokenizer.json"), pad_token="<pad>", model_max_length=256
@@ -112,7 +112,7 @@ class Running:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        words = ["-m", "headstart", "serve", str(folder), "--port", str(self.port), "--quiet"]
+        words = ["-m", "headstart", "serve", str(folder), "--port", str(self.port), "--quiet", "--runtime.threads", "1"]
         if name != "headstart serve":
             words = [str(Path(__file__).resolve()), "--server", name, str(folder), str(self.port)]
         environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -124,6 +124,12 @@ class Running:
             except OSError:
                 assert self.process.poll() is None, f"{name} did not start"
                 time.sleep(0.1)
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has computed so far, on all its threads: unlike rates, this does not depend on who else is at work."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: str, deadline_ms: int = 30_000) -> int:
@@ -186,10 +192,15 @@ def quantile(values: list[float], share: float) -> float:
 def measure(servers: list[Running], rounds: int, seconds: float, texts: list[str]) -> list[dict]:
     rates: dict[tuple[str, int], list[float]] = {}
     times: dict[tuple[str, int], list[float]] = {}
+    cpu: dict[tuple[str, int], list[float]] = {}
     for _ in range(rounds):
         for clients in CLIENTS:
             for server in servers:
+                before = cpu_seconds(server.process.pid)
                 rate, took = asyncio.run(closed_loop(server.port, clients, seconds, texts))
+                cpu.setdefault((server.name, clients), []).append(
+                    1000 * (cpu_seconds(server.process.pid) - before) / len(took)
+                )
                 rates.setdefault((server.name, clients), []).append(rate)
                 times.setdefault((server.name, clients), []).extend(took)
                 print(
@@ -207,11 +218,12 @@ def measure(servers: list[Running], rounds: int, seconds: float, texts: list[str
             "rates": [round(rate, 1) for rate in found],
             "rate": round(median, 1),
         }
+        row["cpu_ms_a_text"] = round(statistics.median(cpu[name, clients]), 2)
         rows.append(
             row | {"p50_ms": round(p50, 1), "p99_ms": round(p99, 1), "headstart_ratio": round(ours / median, 2)}
         )
         print(
-            f"{name:>24}  {clients:>3} clients  {median:8.1f} texts/s, headstart serve has {ours / median:.2f} times that"
+            f"{name:>24}  {clients:>3} clients  {median:8.1f} texts/s, {row['cpu_ms_a_text']} ms of CPU a text, headstart serve has {ours / median:.2f} times that"
         )
     return rows
 

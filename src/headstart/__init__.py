@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         load,
         prepare,
         pretrain,
+        serve,
         train_tokenizer,
     )
 
@@ -38,6 +39,7 @@ _VERBS = (
     "load",
     "prepare",
     "pretrain",
+    "serve",
     "train_tokenizer",
 )
 
@@ -53,6 +55,7 @@ __all__ = [
     "load",
     "prepare",
     "pretrain",
+    "serve",
     "train_tokenizer",
 ]
 

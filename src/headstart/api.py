@@ -29,6 +29,7 @@ from headstart.recipes.finetune import SCRATCH, run_finetune
 from headstart.recipes.inspect import Inspection, run_inspect
 from headstart.recipes.prepare import run_prepare, run_tokenizer
 from headstart.recipes.pretrain import run_pretrain
+from headstart.serve.settings import ServingConfig
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import ReportCard
 from headstart.train.evaluate import Evaluation
@@ -248,6 +249,14 @@ def explain(folder: str | Path, text: str, *, label: str | None = None) -> Expla
 def generate(folder: str | Path, prompt: str, *, samples: int = 1, sampling: Sampling | None = None) -> list[str]:
     """Continue a prompt with a pretrained language model."""
     return run_generate(Path(folder), prompt, sampling=sampling or Sampling(), samples=samples)
+
+
+def serve(folder: str | Path, *, settings: Settings | None = None) -> None:
+    """Serve a model over HTTP until SIGTERM or Ctrl-C; settings={"serve.port": 9000} as on the command line."""
+    from headstart.serve.server import run_server
+
+    config = layered(ServingConfig, _nested(ServingConfig, settings))
+    run_server(Path(folder), config.serve, config.runtime)
 
 
 def _check_shape(source: str | Path | None, settings: Settings | None) -> None:

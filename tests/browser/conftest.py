@@ -26,7 +26,7 @@ def browser():
 
 @pytest.fixture
 def browser_page(browser):
-    """`browser_page(width, height, theme)`: an empty page, with what it complains of and asks for in `.complaints` and `.asked`."""
+    """`browser_page(width, height, theme)`: an empty page; `.complaints` and `.asked` say what it complains of and asks for."""
     contexts = []
 
     def open_page(width=1280, height=900, theme="light"):

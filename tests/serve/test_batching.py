@@ -38,7 +38,7 @@ def batcher(reader, model, **settings):
         model=model,
         encoder=model,
         metrics=Metrics(),
-        **{"queue": 100, "tokens": 20, "wait": 0.0} | settings,
+        **{"queue": 100, "tokens": 20, "wait": 0.0, "padding": 1000} | settings,
     )
 
 
@@ -95,6 +95,21 @@ def test_texts_of_like_length_are_read_together():
         assert reader.batches == [[1], [2, 2, 3], [9, 10]]
 
     run(work)
+
+
+@pytest.mark.parametrize(("padding", "batches"), [(1000, [[2, 3, 9]]), (1, [[2, 3], [9]]), (0, [[2], [3], [9]])])
+def test_texts_are_not_padded_further_than_it_is_worth(padding, batches):
+    async def work(queue, reader):
+        reader.free.clear()
+        first = asyncio.create_task(queue.ask(["x"], soon()))
+        await asyncio.to_thread(reader.begun.wait)
+        rest = [asyncio.create_task(queue.ask(["x" * length], soon())) for length in (2, 3, 9)]
+        await asyncio.sleep(0)
+        reader.free.set()
+        await asyncio.gather(first, *rest)
+        assert reader.batches == [[1], *batches]
+
+    run(work, padding=padding, tokens=50)
 
 
 def test_a_long_request_does_not_hold_up_a_short_one():

@@ -4,19 +4,13 @@ import logging
 import sys
 
 from headstart.cli.console import Console
-from headstart.cli.options import RUNTIME, ConfigFile, Flags, Model, Options, Quiet, Running
-from headstart.serve.settings import ServeConfig
-
-
-class Serving(Running):
-    """The settings of the command that serves."""
-
-    serve: ServeConfig = ServeConfig()
+from headstart.cli.options import RUNTIME, ConfigFile, Flags, Model, Options, Quiet
+from headstart.serve.settings import ServeConfig, ServingConfig
 
 
 _SHORT = {"host": "--host", "port": "--port", "api_key_file": "--api-key-file", "allow_hosts": "--allow-hosts"}
 OPTIONS = Options(
-    Serving,
+    ServingConfig,
     names={f"serve.{name}": _SHORT.get(name, f"--serve.{name.replace('_', '-')}") for name in ServeConfig.model_fields}
     | RUNTIME,
 )

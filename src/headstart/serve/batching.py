@@ -24,6 +24,10 @@ _INLINE = 4000
 """Characters that are turned into tokens at once, without asking another thread."""
 
 
+_WASTE = 0.1
+"""The share of a batch that may be padding, beyond what costs less than one more batch."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """What a text costs to read."""
@@ -52,6 +56,7 @@ class Batcher:
         score: the tokens of some texts to probabilities, a row a text.
         shape: what a text costs, by its number of tokens.
         wait: milliseconds that a batch waits for company, where the batch before it had some.
+        padding: padded tokens that cost less than one more batch would.
     """
 
     def __init__(
@@ -66,10 +71,11 @@ class Batcher:
         queue: int,
         tokens: int,
         wait: float,
+        padding: int,
     ) -> None:
         self._encode, self._score, self._shape = encode, score, shape
         self._model, self._encoder, self._metrics = model, encoder, metrics
-        self._room, self._tokens, self._wait = queue, tokens, wait / 1000
+        self._room, self._tokens, self._wait, self._padding = queue, tokens, wait / 1000, padding
         self._requests: deque[_Asked] = deque()
         self._arrived = asyncio.Event()
         self._seconds_a_token = 0.0
@@ -165,14 +171,15 @@ class Batcher:
         places = list(dict.fromkeys(places))  # the first one's stand twice
         places.sort(key=lambda one: abs(one[0].shapes[one[1]].width - middle))
         batch: list[tuple[_Asked, int]] = []
-        rows = width = 0
+        rows = width = real = 0
         for asked, place in places:
             shape = asked.shapes[place]
-            wider = max(width, shape.width)
-            if batch and (rows + shape.rows) * wider > self._tokens:
-                break
+            padded = (rows + shape.rows) * max(width, shape.width)
+            wanted = real + shape.rows * shape.width
+            if batch and (padded > self._tokens or padded - wanted > self._padding + _WASTE * wanted):
+                continue
             batch.append((asked, place))
-            rows, width = rows + shape.rows, wider
+            rows, width, real = rows + shape.rows, max(width, shape.width), wanted
         for asked, place in batch:
             asked.left.remove(place)
         self.waiting -= len(batch)

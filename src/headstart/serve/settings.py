@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from headstart.config import Section
+from headstart.config import RuntimeConfig, Section
 from headstart.errors import ConfigError, UsageError
 
 KEY_VARIABLE = "HEADSTART_API_KEY"
@@ -65,6 +65,13 @@ class ServeConfig(Section):
         if self.loopback:
             return frozenset({*LOOPBACK, self.host, *named})
         return frozenset(named) or None
+
+
+class ServingConfig(Section):
+    """All settings of a server."""
+
+    serve: ServeConfig = ServeConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
 
 
 def api_key(config: ServeConfig) -> str | None:
