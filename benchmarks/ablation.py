@@ -42,12 +42,7 @@ ARMS = {
 
 def command(arm: str, given: argparse.Namespace) -> list[str]:
     texts, flags = ARMS[arm]
-    words = (
-        f"{texts} {flags}".replace("GENERAL", given.general)
-        .replace("MIXTURE", given.mixture)
-        .replace("OWN", given.own)
-        .replace("PAIRS", str(given.pairs_a_step))
-    )
+    words = f"{texts} {flags}".replace("GENERAL", given.general).replace("MIXTURE", given.mixture).replace("OWN", given.own).replace("PAIRS", str(given.pairs_a_step))
     usual = (
         f"--preset modern-micro --model.context 512 --model.dropout 0.1 --optim.optimizer muon "
         f"--optim.lr 2e-3 --optim.weight-decay 0.1 --optim.schedule wsd --optim.warmup 0.03 --loop.batch-size {TOKENS_A_STEP // 512} "
@@ -67,23 +62,12 @@ def run(arm: str, given: argparse.Namespace) -> dict:
     started = time.time()
     words = command(arm, given)
     with open(f"{given.out}/{arm}.log", "w") as log:
-        code = subprocess.run(
-            [sys.executable, "-m", "headstart", *words, "-q"], stdout=log, stderr=log, check=False
-        ).returncode
-    line = {
-        "arm": arm,
-        "command": shlex.join(["headstart", *words]),
-        "seconds": round(time.time() - started, 1),
-        "code": code,
-    }
+        code = subprocess.run([sys.executable, "-m", "headstart", *words, "-q"], stdout=log, stderr=log, check=False).returncode
+    line = {"arm": arm, "command": shlex.join(["headstart", *words]), "seconds": round(time.time() - started, 1), "code": code}
     result = Path(given.out) / arm / "result.json"
     if result.is_file():
         found = json.loads(result.read_text())
-        line |= {
-            "tokens_seen": found["tokens_seen"],
-            "held_out_loss": found["held_out"]["loss"],
-            "pairs": found.get("pairs"),
-        }
+        line |= {"tokens_seen": found["tokens_seen"], "held_out_loss": found["held_out"]["loss"], "pairs": found.get("pairs")}
     print(json.dumps({k: v for k, v in line.items() if k != "command"}), flush=True)
     return line
 

@@ -53,27 +53,15 @@ def train_fold(task: dict) -> dict:
     settings = nested({**task["settings"], "runtime.seed": task["seed"]})
     config = settled(layered(FinetuneConfig, presets.values(task["preset"], "finetune"), settings), source)
     data = load_data(
-        task["train"],
-        task["valid"],
-        None,
-        config.labelled,
-        tokenizer=choose_tokenizer(source, None),
-        tokenizer_config=config.tokenizer,
-        seed=0,
-        progress=Quiet(),
+        task["train"], task["valid"], None, config.labelled, tokenizer=choose_tokenizer(source, None),
+        tokenizer_config=config.tokenizer, seed=0, progress=Quiet(),
     )
     both = replace(
-        data.train,
-        texts=data.train.texts + data.valid.texts,
-        ids=data.train.ids + data.valid.ids,
+        data.train, texts=data.train.texts + data.valid.texts, ids=data.train.ids + data.valid.ids,
         gold=np.concatenate((data.train.gold, data.valid.gold)),
     )
     fold = folds_of(both.texts, both.gold, task["folds"], seed=0)
-    data = replace(
-        data,
-        train=both.take(np.flatnonzero(fold != task["fold"])),
-        valid=both.take(np.flatnonzero(fold == task["fold"])),
-    )
+    data = replace(data, train=both.take(np.flatnonzero(fold != task["fold"])), valid=both.take(np.flatnonzero(fold == task["fold"])))
     shape = config.model
     model, _ = build_classifier(shape, data, source, task["run"], task["seed"], reading_of(config, source))
     with tempfile.TemporaryDirectory() as scratch:
@@ -82,11 +70,7 @@ def train_fold(task: dict) -> dict:
         outcome = training.go(resume=False)
     accuracies = [epoch["valid_accuracy"] for epoch in outcome.epochs]
     return {k: task[k] for k in ("run", "name", "fold", "seed")} | {
-        "rows": len(data.valid),
-        "epochs": accuracies,
-        "chosen": outcome.valid.accuracy,
-        "loss": outcome.valid.loss,
-        "seconds": round(time.time() - started, 1),
+        "rows": len(data.valid), "epochs": accuracies, "chosen": outcome.valid.accuracy, "loss": outcome.valid.loss, "seconds": round(time.time() - started, 1),
     }
 
 
@@ -100,14 +84,9 @@ def table(results: list[dict]) -> list[dict]:
         second_half = [r["epochs"][len(r["epochs"]) // 2 :] for r in mine]
         lines.append(
             {
-                "run": Path(key[0]).name,
-                "setting": key[1],
-                "accuracy": round(float((last * rows).sum() / rows.sum()), 4),
-                "worst_fold": round(float(last.min()), 4),
-                "swing": round(float(np.mean([max(e) - min(e) for e in second_half])), 4),
-                "loss": round(float(np.mean([r["loss"] for r in mine])), 4),
-                "runs": len(mine),
-                "seconds_a_run": round(float(np.mean([r["seconds"] for r in mine])), 1),
+                "run": Path(key[0]).name, "setting": key[1], "accuracy": round(float((last * rows).sum() / rows.sum()), 4),
+                "worst_fold": round(float(last.min()), 4), "swing": round(float(np.mean([max(e) - min(e) for e in second_half])), 4),
+                "loss": round(float(np.mean([r["loss"] for r in mine])), 4), "runs": len(mine), "seconds_a_run": round(float(np.mean([r["seconds"] for r in mine])), 1),
             }
         )
     return lines
@@ -133,17 +112,7 @@ def main() -> None:
             for seed in range(given.seeds):
                 for fold in range(given.folds):
                     tasks.append(
-                        {
-                            "run": run,
-                            "name": name,
-                            "settings": changed,
-                            "fold": fold,
-                            "seed": seed,
-                            "folds": given.folds,
-                            "train": given.train,
-                            "valid": given.valid,
-                            "preset": given.preset,
-                        }
+                        {"run": run, "name": name, "settings": changed, "fold": fold, "seed": seed, "folds": given.folds, "train": given.train, "valid": given.valid, "preset": given.preset}
                     )
     if given.jobs == 1:
         results = [train_fold(task) for task in tasks]

@@ -1,6 +1,6 @@
 """How fast a pretraining step and a fine-tuning step are here, on random tokens in documents of real lengths.
 
-python benchmarks/steps.py [--preset modern] [--batch 128] [--compile] [--profile]
+    python benchmarks/steps.py [--preset modern] [--batch 128] [--compile] [--profile]
 """
 
 import argparse
@@ -113,25 +113,14 @@ def main() -> None:
         fetch(step)
     laying = (time.perf_counter() - first) / 20
     middle = float(np.median(seconds))
-    tokens = sum(
-        int(batch.segments_BT.numel()) if batch.segments_BT is not None else int(batch.lengths_B.sum())
-        for batch in fetch(0)
-    )
+    tokens = sum(int(batch.segments_BT.numel()) if batch.segments_BT is not None else int(batch.lengths_B.sum()) for batch in fetch(0))
     memory = torch.cuda.max_memory_allocated() / 2**30 if runtime.device.type == "cuda" else 0
     print(
         json.dumps(
             {
-                "what": command,
-                "preset": given.preset,
-                "batch": given.batch,
-                "compile": given.compile,
-                "objective": given.objective,
-                "ms": round(1000 * middle, 2),
-                "tokens_a_second": round(tokens / middle),
-                "texts_a_second": round(given.batch / middle),
-                "laying_rows_ms": round(1000 * laying, 2),
-                "gib": round(memory, 1),
-                "all_s": round(time.perf_counter() - started, 1),
+                "what": command, "preset": given.preset, "batch": given.batch, "compile": given.compile, "objective": given.objective,
+                "ms": round(1000 * middle, 2), "tokens_a_second": round(tokens / middle), "texts_a_second": round(given.batch / middle),
+                "laying_rows_ms": round(1000 * laying, 2), "gib": round(memory, 1), "all_s": round(time.perf_counter() - started, 1),
             }
         )
     )

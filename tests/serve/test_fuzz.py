@@ -80,7 +80,7 @@ def test_the_document_says_what_is_asked_and_answered(ask):
 
 
 @pytest.mark.slow
-def test_schemathesis_finds_nothing(classifier):
+def test_schemathesis_finds_nothing(classifier, tmp_path):
     pytest.importorskip("schemathesis", reason="schemathesis is not installed")
     import subprocess
     import sys
@@ -101,5 +101,7 @@ def test_schemathesis_finds_nothing(classifier):
     ]
     words += ["--mode", "all", "--no-color"]
     code = "from schemathesis.cli import schemathesis; schemathesis()"
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

@@ -7,7 +7,6 @@ from headstart.cli.console import Console
 from headstart.cli.options import RUNTIME, ConfigFile, Flags, Model, Options, Quiet
 from headstart.serve.settings import ServeConfig, ServingConfig
 
-
 _SHORT = {"host": "--host", "port": "--port", "api_key_file": "--api-key-file", "allow_hosts": "--allow-hosts"}
 OPTIONS = Options(
     ServingConfig,
