@@ -284,7 +284,10 @@ def pages() -> dict[Path, str]:
     lesson = ROOT / "docs" / "course.md"
     lesson_text = filled(lesson.read_text(encoding="utf-8"), "RESULTS:course", course_table())
     lesson_text = filled(lesson_text, "RESULTS:course-lm", language_table())
-    return {ROOT / "RESULTS.md": "\n".join([PROTOCOL, course(), "", coverage(), "", serving(), ""]), lesson: lesson_text}
+    return {
+        ROOT / "RESULTS.md": "\n".join([PROTOCOL, course(), "", coverage(), "", serving(), ""]),
+        lesson: lesson_text,
+    }
 
 
 if __name__ == "__main__":

@@ -3,16 +3,17 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 
+from serving import Server
 from tiny import finetune_config, pretrain_config, write_reviews
 
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
-pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
-import httpx2
-
-from serving import Server
+@pytest.fixture(scope="session", autouse=True)
+def _extra() -> None:
+    for name in ("fastapi", "uvicorn"):
+        pytest.importorskip(name, reason="the extra `serve` is not installed")
 
 
 @pytest.fixture(scope="session")
