@@ -512,6 +512,39 @@ def beside(peer: dict) -> list[str]:
     ]
 
 
+def serving() -> str:
+    """How fast a server answers, beside plain ones."""
+    record = load("serving.json")
+    shed = record["overload"]
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    lines = [
+        "## Serving",
+        "",
+        f"A classifier of the default shape (width 200, 4 layers, random weights), made-up texts of 5 to 120 words, one text a request; {record['cores']} cores of {record['machine']}, shared with "
+        f"the client and other work, one thread a model. Servers took turns, {record['rounds']} rounds of {record['seconds']:g} s; rates are medians. Milliseconds of CPU a text are the server's own and depend "
+        "least on who else is at work.",
+        "",
+        "| clients | server | texts a second, median (each round) | p50 ms | p99 ms | CPU ms a text | headstart serve: times its rate |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in sorted(record["rows"], key=lambda row: row["clients"]):
+        each = ", ".join(f"{rate:.0f}" for rate in row["rates"])
+        lines.append(
+            f"| {row['clients']} | {row['server']} | {row['rate']:.0f} ({each}) | {row['p50_ms']:.1f} | {row['p99_ms']:.1f} | {row['cpu_ms_a_text']:.2f} | {row['headstart_ratio']:.2f} |"
+        )
+    statuses = ", ".join(f"{count:,} × {status}" for status, count in shed["statuses"].items())
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Asked at twice its best rate ({shed['asked_a_second']:.0f} texts a second, a deadline of {shed['deadline_ms']:,} ms), it answered {statuses}; accepted requests took "
+            f"{shed['accepted_p50_ms']:.0f} ms (p50) and {shed['accepted_p99_ms']:.0f} ms (p99), as the client saw them.",
+            "",
+            f"Command: `python benchmarks/serving.py`; {versions}.",
+        ]
+    )
+
+
 def filled(text: str, marker: str, content: str) -> str:
     """A document with what stands between two markers replaced."""
     before, _, rest = text.partition(f"<!-- {marker} -->\n")
@@ -524,7 +557,7 @@ def pages() -> dict[Path, str]:
     lesson = ROOT / "docs" / "course.md"
     lesson_text = filled(lesson.read_text(encoding="utf-8"), "RESULTS:course", course_table())
     lesson_text = filled(lesson_text, "RESULTS:course-lm", language_table())
-    parts = [PROTOCOL, course(), "", recipe(), "", coverage(), "", torture(), ""]
+    parts = [PROTOCOL, course(), "", recipe(), "", coverage(), "", torture(), "", serving(), ""]
     return {ROOT / "RESULTS.md": "\n".join(parts), lesson: lesson_text}
 
 

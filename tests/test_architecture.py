@@ -30,10 +30,11 @@ MAY_IMPORT = {
     "predict": FLOOR | {"runtime", "text", "data", "model", "train", "store"},
     "interop": FLOOR | {"runtime", "text", "data", "model", "train", "store", "predict"},
     "report": FLOOR | {"store"},
+    "serve": FLOOR | {"runtime", "text", "store", "predict"},
     "recipes": FLOOR | {"runtime", "text", "data", "model", "train", "store", "predict", "report", "interop"},
-    "api": FLOOR | {"text", "data", "model", "train", "store", "predict", "recipes", "interop"},
+    "api": FLOOR | {"text", "data", "model", "train", "store", "predict", "serve", "recipes", "interop"},
     "estimator": FLOOR | {"runtime", "text", "data", "model", "train", "store", "predict", "recipes", "api"},
-    "cli": FLOOR | {"text", "data", "model", "train", "store", "predict", "report", "recipes", "interop"},
+    "cli": FLOOR | {"text", "data", "model", "train", "store", "predict", "serve", "report", "recipes", "interop"},
 }
 LONGEST_FILE = 320
 LONGEST_FUNCTION = 60

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         load,
         prepare,
         pretrain,
+        serve,
         train_tokenizer,
     )
     from headstart.estimator import TextClassifier
@@ -41,6 +42,7 @@ _VERBS = (
     "load",
     "prepare",
     "pretrain",
+    "serve",
     "train_tokenizer",
 )
 
@@ -58,6 +60,7 @@ __all__ = [
     "load",
     "prepare",
     "pretrain",
+    "serve",
     "train_tokenizer",
 ]
 

@@ -30,6 +30,7 @@ from headstart.recipes.prepare import run_prepare, run_tokenizer
 from headstart.recipes.pretrain import run_pretrain
 from headstart.recipes.settings import Settings, as_nested, dotted_names, settings_of
 from headstart.recipes.sizing import AUTO, choose_preset
+from headstart.serve.settings import ServingConfig
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import ReportCard
 from headstart.train.evaluate import Evaluation
@@ -265,6 +266,14 @@ def generate(folder: str | Path, prompt: str, *, samples: int = 1, sampling: Sam
 def export(folder: str | Path, *, out: str | Path, to: str, check: str | Path | None = None) -> list[str]:
     """Write a model for transformers (to="hf") or onnxruntime (to="onnx"); returns what was written, in words."""
     return run_export(Path(folder), Path(out), to, _text(check))
+
+
+def serve(folder: str | Path, *, settings: Settings | None = None) -> None:
+    """Serve a model over HTTP until SIGTERM or Ctrl-C; settings={"serve.port": 9000} as on the command line."""
+    from headstart.serve.server import run_server
+
+    config = layered(ServingConfig, as_nested(ServingConfig, settings))
+    run_server(Path(folder), config.serve, config.runtime)
 
 
 def finetune_settings(preset: str, settings: Settings | None, source: str | Path | None = None) -> FinetuneConfig:

@@ -80,7 +80,7 @@ def read_toml(path: Path, kind: type[Section]) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     command = kind.__name__.removesuffix("Config").lower()
     commands: dict[str, type[Section]] = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
-    known = {name for section in commands.values() for name in section.model_fields}
+    known = {name for section in commands.values() for name in section.model_fields} | {"serve"}
     general: dict[str, Any] = {}
     for name, value in content.items():
         if name in commands:

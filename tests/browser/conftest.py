@@ -43,3 +43,24 @@ def comparison(tmp_path_factory) -> Path:
     config = finetune_config(loop__epochs=2)
     run_compare(str(folder / "train.csv"), folder / "cmp", config, source=str(folder / "base"), **files, **asked)
     return folder / "cmp"
+
+
+@pytest.fixture
+def browser_page(browser):
+    """`browser_page(width, height, theme)`: an empty page; `.complaints` and `.asked` say what it complains of and asks for."""
+    contexts = []
+
+    def open_page(width=1280, height=900, theme="light"):
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(30_000)
+        page.complaints, page.asked = [], []
+        page.on("console", lambda message: message.type == "error" and page.complaints.append(message.text))
+        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        page.on("request", lambda request: page.asked.append(request.url))
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()

@@ -88,6 +88,12 @@ COMMANDS = (
         'headstart generate runs/base "Bonjour les" --temperature 0.8 --samples 3',
     ),
     (
+        "serve",
+        "MODEL [OPTIONS]",
+        "Answer over HTTP, with a page to try the model on.",
+        "headstart serve runs/clf --port 8000",
+    ),
+    (
         "params",
         "[OPTIONS]",
         "Count the parameters of a model, part by part, without building it.",

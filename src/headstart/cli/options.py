@@ -26,7 +26,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 TOML = Path("headstart.toml")
 """Read from the working folder when no --config names another file."""
 
-PANELS = ("loop", "masking", "pairs", "optim", "transfer", "model", "corpus", "labelled", "tokenizer", "runtime")
+PANELS = (
+    "loop",
+    "masking",
+    "pairs",
+    "optim",
+    "transfer",
+    "model",
+    "corpus",
+    "labelled",
+    "tokenizer",
+    "serve",
+    "runtime",
+)
 """The order in which `--help` shows sections: what one turns most often first."""
 
 SHORT = {"corpus.leave_out": "--leave-out", "loop.minutes": "--minutes"}

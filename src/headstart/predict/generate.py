@@ -1,5 +1,6 @@
 """A language model that goes on from a prompt: greedily or by chance, until the end of the text or enough tokens."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from headstart.errors import ConfigError, UsageError
 from headstart.model.attention import KeyValues
 from headstart.model.heads import LanguageHead, Model, vocabulary_scores
 from headstart.runtime import Runtime, start
-from headstart.store.bundle import load_bundle
+from headstart.store.bundle import Bundle, load_bundle
 from headstart.text.tokenizer import SpecialIds, Tokenizer
+
+_HALF = "\ufffd"
+"""What a letter decodes to of which not all bytes are there yet."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,15 @@ def run_generate(
     runtime: RuntimeConfig | None = None,
 ) -> list[str]:
     """Continue a prompt with the language model of a folder; each sample has a seed of its own."""
+    bundle, where = load_language(folder, runtime)
+    return [
+        continue_text(bundle.model, bundle.tokenizer, prompt, sampling, where, cache=cache, draw=draw)
+        for draw in range(samples)
+    ]
+
+
+def load_language(folder: Path, runtime: RuntimeConfig | None = None) -> tuple[Bundle, Runtime]:
+    """A language model that can go on from a prompt, and where it runs."""
     bundle = load_bundle(folder, task="language")
     if bundle.objective == "masked":
         raise UsageError(
@@ -54,10 +67,7 @@ def run_generate(
         )
     where = start(runtime or RuntimeConfig())
     bundle.model.to(where.device)
-    return [
-        continue_text(bundle.model, bundle.tokenizer, prompt, sampling, where, cache=cache, draw=draw)
-        for draw in range(samples)
-    ]
+    return bundle, where
 
 
 def continue_text(
@@ -71,11 +81,34 @@ def continue_text(
     draw: int = 0,
 ) -> str:
     """The prompt's continuation, without the prompt."""
+    return "".join(pieces_of(model, tokenizer, prompt, sampling, runtime, cache=cache, draw=draw))
+
+
+def pieces_of(
+    model: Model[LanguageHead],
+    tokenizer: Tokenizer,
+    prompt: str,
+    sampling: Sampling,
+    runtime: Runtime,
+    *,
+    cache: bool = True,
+    draw: int = 0,
+) -> Iterator[str]:
+    """The prompt's continuation, a piece a token: empty while a letter is not whole yet."""
     start_ids = [tokenizer.special.sos, *tokenizer.encode(prompt)]
-    ids = continue_ids(model, start_ids, tokenizer.special, sampling, runtime, cache=cache, draw=draw)
-    # decoded together with the prompt, so that a word that goes on from it keeps its blanks
-    whole, before = tokenizer.decode([*start_ids, *ids]), tokenizer.decode(start_ids)
-    return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(ids)
+    before = tokenizer.decode(start_ids)
+    ids: list[int] = []
+    said = text = ""
+    for id in following_ids(model, start_ids, tokenizer.special, sampling, runtime, cache=cache, draw=draw):
+        ids.append(id)
+        # decoded together with the prompt, so that a word that goes on from it keeps its blanks
+        whole = tokenizer.decode([*start_ids, *ids])
+        text = whole[len(before) :] if whole.startswith(before) else tokenizer.decode(ids)
+        ready = text.rstrip(_HALF) if text.startswith(said) else said
+        yield ready[len(said) :]
+        said = ready
+    if text != said:
+        yield text[len(said) :]
 
 
 def continue_ids(
@@ -89,27 +122,62 @@ def continue_ids(
     draw: int = 0,
 ) -> list[int]:
     """The tokens that follow `ids`, up to the end of the text. With and without the cache they are the same."""
+    return list(following_ids(model, ids, special, sampling, runtime, cache=cache, draw=draw))
+
+
+@torch.inference_mode()
+def following_ids(
+    model: Model[LanguageHead],
+    ids: list[int],
+    special: SpecialIds,
+    sampling: Sampling,
+    runtime: Runtime,
+    *,
+    cache: bool = True,
+    draw: int = 0,
+) -> Iterator[int]:
+    """The same one by one."""
     model.eval()
     chance = torch.Generator().manual_seed(sampling.seed * 1_000_003 + draw)
     out: list[int] = []
     past: list[KeyValues] | None = None
     fresh = list(ids)
-    with torch.inference_mode(), runtime.autocast():
-        while len(out) < sampling.tokens:
+    while len(out) < sampling.tokens:
+        with runtime.autocast():
             hidden, present = model.backbone.extend(torch.tensor([fresh], device=runtime.device), past)
-            token = choose(vocabulary_scores(model, hidden[0, -1]).float().cpu(), special, sampling, chance)
-            if token == special.eos:
-                break
-            out.append(token)
-            past, fresh = (present, [token]) if cache else (None, [*ids, *out])
-    return out
+            scores_V = vocabulary_scores(model, hidden[0, -1]).float().cpu()
+        token = choose(scores_V, special, sampling, chance)
+        if token == special.eos:
+            return
+        out.append(token)
+        past, fresh = (present, [token]) if cache else (None, [*ids, *out])
+        yield token
+
+
+@torch.inference_mode()
+def next_pieces(
+    model: Model[LanguageHead], tokenizer: Tokenizer, prompt: str, count: int, runtime: Runtime
+) -> list[tuple[str, float]]:
+    """What may come next: the likeliest pieces as they would be read, and their probabilities; "" is the text's end."""
+    model.eval()
+    ids = [tokenizer.special.sos, *tokenizer.encode(prompt)]
+    with runtime.autocast():
+        hidden, _ = model.backbone.extend(torch.tensor([ids], device=runtime.device), None)
+        scores_V = vocabulary_scores(model, hidden[0, -1]).float().cpu()
+    _ban(scores_V, tokenizer.special)
+    found = scores_V.softmax(dim=-1).topk(min(count, len(scores_V)))
+    before = tokenizer.decode(ids)
+    pieces = []
+    for id, share in zip(found.indices.tolist(), found.values.tolist(), strict=True):
+        whole = tokenizer.decode([*ids, id])
+        text = whole[len(before) :] if whole.startswith(before) else tokenizer.decode([id])
+        pieces.append(("" if id == tokenizer.special.eos else text, share))
+    return pieces
 
 
 def choose(scores_V: Tensor, special: SpecialIds, sampling: Sampling, chance: torch.Generator) -> int:
     """One token. Start, padding and mask are not words: they are never chosen."""
-    for banned in (special.sos, special.pad, special.mask):
-        if banned is not None:
-            scores_V[banned] = -torch.inf
+    _ban(scores_V, special)
     if sampling.temperature == 0:
         return int(scores_V.argmax())
     scores_V = scores_V / sampling.temperature
@@ -121,3 +189,9 @@ def choose(scores_V: Tensor, special: SpecialIds, sampling: Sampling, chance: to
         # the likeliest tokens up to and including the one that reaches top_p
         shares[order[ranked.cumsum(0) - ranked >= sampling.top_p]] = 0
     return int(torch.multinomial(shares, 1, generator=chance))
+
+
+def _ban(scores_V: Tensor, special: SpecialIds) -> None:
+    for banned in (special.sos, special.pad, special.mask):
+        if banned is not None:
+            scores_V[banned] = -torch.inf

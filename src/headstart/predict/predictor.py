@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headstart.config import RuntimeConfig
 from headstart.data.batches import LabelledRows
@@ -52,27 +53,46 @@ class Predictor:
             abstain: the share of answers that should be right; a text whose answer is not sure enough for that, by
                 the table that validation left in the bundle, gets the label `abstain`.
         """
-        least = 0.0 if abstain is None else threshold_for(self.bundle, abstain).threshold
+        least = self.least(abstain)
         texts = _checked(texts)
         if not texts:
             return []
-        rows = self.rows(texts)
-        shares = probabilities(score_texts(self.bundle.model, rows, self.runtime, check))
-        cut = (rows.lengths > rows.context) & (not self.bundle.windows)
+        ids = self.encode(texts)
+        return self.answers(ids, self.shares(ids, check), least)
+
+    def least(self, abstain: float | None) -> float:
+        """The probability below which an answer is withheld for a wanted precision; none is where none was asked for."""
+        return 0.0 if abstain is None else threshold_for(self.bundle, abstain).threshold
+
+    def encode(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        """The tokens of each text."""
+        return [np.asarray(text, dtype=np.int64) for text in self.bundle.tokenizer.encode_batch(texts)]
+
+    def shares(self, ids: Sequence[NDArray[np.int64]], check: Callable[[], None] = lambda: None) -> NDArray[np.float64]:
+        """The probability of every label, a row a text; from whichever thread, as long as it is one at a time."""
+        return probabilities(score_texts(self.bundle.model, self._rows(ids), self.runtime, check))
+
+    def answers(
+        self, ids: Sequence[NDArray[np.int64]], shares: NDArray[np.float64], least: float = 0.0
+    ) -> list[Prediction]:
+        """Probabilities in words: the likeliest label, or `abstain` where it has less than `least`."""
+        longest = self.bundle.config.context - 1  # the start token takes a place
         return [
             Prediction(
                 label=ABSTAIN if share.max() < least else self.labels[int(share.argmax())],
                 probability=float(share.max()),
                 probabilities=dict(zip(self.labels, map(float, share), strict=True)),
-                truncated=bool(long),
+                truncated=len(text) > longest and not self.bundle.windows,
                 abstained=bool(share.max() < least),
             )
-            for share, long in zip(shares, cut, strict=True)
+            for text, share in zip(ids, shares, strict=True)
         ]
 
     def rows(self, texts: Sequence[str], labels: Sequence[int] | None = None) -> LabelledRows:
         """The texts as training saw its own: the same tokenizer, context and long-text rule."""
-        ids = [np.asarray(text, dtype=np.int64) for text in self.bundle.tokenizer.encode_batch(texts)]
+        return self._rows(self.encode(texts), labels)
+
+    def _rows(self, ids: Sequence[NDArray[np.int64]], labels: Sequence[int] | None = None) -> LabelledRows:
         return LabelledRows(
             ids,
             [0] * len(ids) if labels is None else labels,

@@ -1,0 +1,34 @@
+"""`headstart serve`: a model over HTTP, and a page to try it on."""
+
+import logging
+import sys
+
+from headstart.cli.console import Console
+from headstart.cli.options import RUNTIME, ConfigFile, Flags, Model, Options, Quiet
+from headstart.serve.settings import ServeConfig, ServingConfig
+
+_SHORT = {"host": "--host", "port": "--port", "api_key_file": "--api-key-file", "allow_hosts": "--allow-hosts"}
+OPTIONS = Options(
+    ServingConfig,
+    names={f"serve.{name}": _SHORT.get(name, f"--serve.{name.replace('_', '-')}") for name in ServeConfig.model_fields}
+    | RUNTIME,
+)
+
+
+@OPTIONS.on
+def serve(
+    model: Model,
+    /,
+    *,
+    config: ConfigFile = None,
+    quiet: Quiet = False,
+    flags: Flags | None = None,
+) -> None:
+    """Answer until Ctrl-C or SIGTERM: what was accepted is finished, then the exit code is 0."""
+    settings = OPTIONS.settings(flags, path=config)
+    console = Console(quiet=quiet)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
+    logging.getLogger("headstart.serve").setLevel(logging.INFO)
+    from headstart.serve.server import run_server
+
+    run_server(model, settings.serve, settings.runtime, console.say)

@@ -1,0 +1,135 @@
+"""What may be asked and what is answered, as the OpenAPI document says it."""
+
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+
+def _whole(text: str) -> str:
+    """JSON can write half of a character (a lone surrogate), which is no text."""
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError("holds half a character (a lone surrogate)")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class _Told(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class PredictRequest(_Asked):
+    """One text or several."""
+
+    text: Text | None = None
+    """One text; or give `texts`."""
+    texts: list[Text] | None = Field(None, min_length=1)
+    """Several texts; answers come in their order."""
+    abstain: float | None = Field(None, gt=0, lt=1)
+    """The share of answers that should be right, such as 0.95; what is not sure enough for it is `abstain`."""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.text is None) == (self.texts is None):
+            raise ValueError("give either text or texts")
+        return self
+
+    def all(self) -> list[str]:
+        """The texts, however they were given."""
+        return [self.text] if self.text is not None else list(self.texts or ())
+
+
+class Answer(_Told):
+    """The answer to one text."""
+
+    label: str
+    """The likeliest, or `abstain`."""
+    probability: float
+    """Of the likeliest."""
+    probabilities: dict[str, float]
+    """Of every label, in label order; calibrated on validation."""
+    truncated: bool
+    """True when the text was longer than the model reads, and its end was not read."""
+    abstained: bool
+
+
+class PredictAnswer(_Told):
+    """The answers in the order of the texts."""
+
+    labels: list[str]
+    predictions: list[Answer]
+
+
+class ExplainRequest(_Asked):
+    """A text, and the label that is to be explained: the classifier's own answer, if none is named."""
+
+    text: Text
+    label: Text | None = None
+
+
+class Weight(_Told):
+    """A word, and how much it spoke for the label: below 0, against it."""
+
+    text: str
+    weight: float
+
+
+class ExplainAnswer(_Told):
+    """The words that were read, in order; their weights add up to margin - baseline, but for the error."""
+
+    label: str
+    words: list[Weight]
+    margin: float
+    baseline: float
+    error: float
+    truncated: bool
+
+
+class GenerateRequest(_Asked):
+    """A prompt, and how the next token is chosen."""
+
+    prompt: Text = ""
+    tokens: int = Field(50, ge=1)
+    """At most so many tokens."""
+    temperature: float = Field(0.0, ge=0, le=100)
+    """0 always takes the likeliest token."""
+    top_k: int | None = Field(None, ge=1)
+    top_p: float | None = Field(None, gt=0, le=1)
+    seed: int = Field(0, ge=0, lt=2**31)
+    stream: bool = True
+    """Server-sent events as the text grows: `{"text": piece}`, at last `{"done": reason}`; false waits for the whole."""
+
+
+class GenerateAnswer(_Told):
+    """A continuation, without the prompt."""
+
+    text: str
+    done: str
+    """Why it ended: `end` of the text, `length`, or `deadline`."""
+
+
+class NextRequest(_Asked):
+    """A text, and how many ways to go on are wanted."""
+
+    prompt: Text
+    count: int = Field(5, ge=1, le=50)
+
+
+class NextAnswer(_Told):
+    """The likeliest pieces of text that come next, with their probabilities as weights; an empty one is the end."""
+
+    pieces: list[Weight]
+
+
+class Problem(_Told):
+    """Why there is no answer."""
+
+    error: str
+    """A word for programs."""
+    detail: str
+    """A sentence for people."""

@@ -1,0 +1,201 @@
+"""A model that many ask at once: who may ask what, in which order it is read, and when it is too late. Nothing of HTTP."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headstart.config import RuntimeConfig
+from headstart.errors import HeadstartError
+from headstart.predict.explain import Explanation, explain
+from headstart.predict.generate import Sampling, load_language, next_pieces, pieces_of
+from headstart.predict.predictor import Prediction, Predictor
+from headstart.serve.batching import Batcher, Shape
+from headstart.serve.metrics import Metrics
+from headstart.serve.refusals import Refusal, too_late
+from headstart.serve.settings import ServeConfig
+from headstart.store.bundle import Bundle, find_bundle
+from headstart.store.rundir import RunFolder
+
+T = TypeVar("T")
+
+
+class Service:
+    """A bundle behind a queue; one thread runs the model, another turns long texts into tokens."""
+
+    def __init__(self, folder: Path, config: ServeConfig, runtime: RuntimeConfig | None = None) -> None:
+        self.config, self.metrics = config, Metrics()
+        self.bundle, self.runtime, self.predictor = _load(folder, runtime)
+        self.run_folder = _run_folder(self.bundle.path)
+        self._model = ThreadPoolExecutor(1, "model")
+        self._encoder = ThreadPoolExecutor(1, "encoder")
+        self._alone = asyncio.Semaphore(1)
+        self._batcher: Batcher | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self.metrics.gauges["waiting_texts"] = lambda: self._batcher.waiting if self._batcher else 0
+        self._warm_up()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels in order; none for a language model."""
+        return self.bundle.labels
+
+    def start(self) -> None:
+        """Begin to read; on the event loop."""
+        if self.predictor is None:
+            return
+        context, windows = self.bundle.config.context, self.bundle.windows
+        self._batcher = Batcher(
+            self.predictor.encode,
+            self.predictor.shares,
+            lambda tokens: Shape(
+                -(-max(tokens, 1) // (context - 1)) if windows else 1,
+                min(tokens + 1, context),
+            ),
+            model=self._model,
+            encoder=self._encoder,
+            metrics=self.metrics,
+            queue=self.config.queue,
+            tokens=self.config.batch_tokens,
+            wait=self.config.wait,
+            # measured on a CPU core: a batch costs what 24 tokens cost; a GPU is not filled by whole batches
+            padding=24 if self.runtime.device.type == "cpu" else self.config.batch_tokens,
+        )
+        self._reader = asyncio.create_task(self._batcher.run())
+
+    def stop(self) -> None:
+        """Read no more."""
+        if self._reader is not None:
+            self._reader.cancel()
+        self._model.shutdown(wait=False, cancel_futures=True)
+        self._encoder.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether whatever is asked will be read."""
+        return self.predictor is None or (self._reader is not None and not self._reader.done())
+
+    async def predict(self, texts: list[str], abstain: float | None, deadline: float) -> list[Prediction]:
+        """Labels and probabilities, in the order of the texts."""
+        predictor = self._classifier("predict")
+        if len(texts) > self.config.texts:
+            raise Refusal(422, f"a request may have {self.config.texts} texts, this one has {len(texts)}")
+        for place, text in enumerate(texts):
+            self._check(text, f"texts[{place}]")
+        least = self._asked_rightly(lambda: predictor.least(abstain))
+        assert self._batcher is not None
+        ids, shares = await self._batcher.ask(texts, deadline)
+        answers = predictor.answers(ids, shares, least)
+        self.metrics.events["truncated"] += sum(answer.truncated for answer in answers)
+        return answers
+
+    async def explain(self, text: str, label: str | None, deadline: float) -> tuple[Explanation, bool]:
+        """Words and weights, and whether the end was not read."""
+        predictor = self._classifier("explain")
+        self._check(text, "text")
+        if label is not None and label not in self.labels:
+            raise Refusal(422, f"there is no label {label!r:.60}; the labels are {', '.join(self.labels)}")
+
+        def work() -> tuple[Explanation, bool]:
+            longest = self.bundle.config.context - 1
+            cut = len(predictor.encode([text])[0]) > longest and not self.bundle.windows
+            return explain(predictor, text, label), cut
+
+        return await self._one_at_a_time(work, deadline)
+
+    async def generate(self, prompt: str, sampling: Sampling, deadline: float) -> AsyncIterator[tuple[str, str | None]]:
+        """Pieces of the continuation, and with the last one why it ended."""
+        self._language("generate")
+        self._check(prompt, "prompt", may_be_empty=True)
+        if sampling.tokens > self.config.tokens:
+            raise Refusal(422, f"tokens may be {self.config.tokens} at most, got {sampling.tokens}")
+        pieces = pieces_of(self.bundle.model, self.bundle.tokenizer, prompt, sampling, self.runtime)
+        return self._generated(pieces, sampling.tokens, deadline)
+
+    async def _generated(
+        self, pieces: Iterator[str], tokens: int, deadline: float
+    ) -> AsyncIterator[tuple[str, str | None]]:
+        loop = asyncio.get_running_loop()
+        count = 0
+        while time.monotonic() < deadline:
+            piece = await loop.run_in_executor(self._model, next, pieces, None)
+            if piece is None:
+                yield "", "length" if count >= tokens else "end"
+                return
+            count += 1
+            yield piece, None
+        self.metrics.events["expired"] += 1
+        yield "", "deadline"
+
+    async def next(self, prompt: str, count: int, deadline: float) -> list[tuple[str, float]]:
+        """The likeliest ways to go on."""
+        self._language("next")
+        self._check(prompt, "prompt", may_be_empty=True)
+        bundle, runtime = self.bundle, self.runtime
+        return await self._one_at_a_time(
+            lambda: next_pieces(bundle.model, bundle.tokenizer, prompt, count, runtime), deadline
+        )
+
+    async def _one_at_a_time(self, work: Callable[[], T], deadline: float) -> T:
+        """Work that shares no batch: only one of it stands beside the batches on the model's thread."""
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()), self._alone:
+                if time.monotonic() < deadline:
+                    return await asyncio.get_running_loop().run_in_executor(self._model, work)
+        except TimeoutError:
+            pass
+        self.metrics.events["expired"] += 1
+        raise too_late()
+
+    def _check(self, text: str, name: str, *, may_be_empty: bool = False) -> None:
+        if len(text) > self.config.characters:
+            raise Refusal(
+                422, f"{name} has {len(text):,} characters; a text may have {self.config.characters:,} at most"
+            )
+        if not text.strip() and not may_be_empty:
+            raise Refusal(422, f"{name} is empty; there is nothing to read")
+
+    def _classifier(self, verb: str) -> Predictor:
+        if self.predictor is None:
+            raise Refusal(404, f"this server holds a language model; /{verb} needs a classifier")
+        return self.predictor
+
+    def _language(self, verb: str) -> None:
+        if self.predictor is not None:
+            raise Refusal(404, f"this server holds a classifier; /{verb} needs a language model")
+
+    def _asked_rightly(self, work: Callable[[], T]) -> T:
+        """What a person can do wrong is their request's fault here; where the bundle lies is not their business."""
+        try:
+            return work()
+        except HeadstartError as error:
+            raise Refusal(422, str(error).replace(str(self.bundle.path), "the model")) from None
+
+    def _warm_up(self) -> None:
+        """The first text is slow: let it be ours."""
+        if self.predictor is not None:
+            self._model.submit(self.predictor.predict, ["a text"]).result()
+        else:
+            self._model.submit(
+                next_pieces, self.bundle.model, self.bundle.tokenizer, "a text", 1, self.runtime
+            ).result()
+
+
+def _load(folder: Path, runtime: RuntimeConfig | None) -> tuple[Bundle, Any, Predictor | None]:
+    from headstart.files import read_json
+
+    path = find_bundle(folder)
+    facts = read_json(path / "bundle.json") if (path / "bundle.json").is_file() else {}
+    if isinstance(facts, dict) and facts.get("task") == "language":
+        bundle, where = load_language(folder, runtime)
+        return bundle, where, None
+    predictor = Predictor.load(folder, runtime)
+    return predictor.bundle, predictor.runtime, predictor
+
+
+def _run_folder(bundle: Path) -> RunFolder | None:
+    """The run that made a bundle, if it lies in one."""
+    parent = bundle.resolve().parent
+    return RunFolder(parent) if bundle.name == "bundle" and (parent / "run.json").is_file() else None

@@ -1,0 +1,88 @@
+"""Tiny trained models, and the servers that most tests share: each a process of its own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from serving import Server
+from tiny import finetune_config, pretrain_config, write_reviews
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _extra() -> None:
+    for name in ("fastapi", "uvicorn"):
+        pytest.importorskip(name, reason="the extra `serve` is not installed")
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a language model `base`, a classifier `clf` and their texts."""
+    from headstart.recipes.finetune import run_finetune
+    from headstart.recipes.pretrain import run_pretrain
+
+    folder = write_reviews(tmp_path_factory.mktemp("served"), train=200, valid=80, test=40)
+    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=10))
+    train, valid = str(folder / "train.csv"), str(folder / "valid.csv")
+    run_finetune(train, folder / "clf", finetune_config(loop__epochs=2), source=str(folder / "base"), valid=valid)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def servers(served: Path) -> Iterator[dict[str, Server]]:
+    """All of them, started at once: each takes a moment."""
+    little = ["--serve.texts", 3, "--serve.queue", 8, "--serve.characters", 50, "--serve.body", 1000]
+    with (
+        Server(served / "clf", "--serve.log") as classifier,
+        Server(served / "base", "--serve.concurrency", 2, "--serve.tokens", 300) as language,
+        Server(served / "clf", *little, HEADSTART_API_KEY="open-sesame") as strict,
+        Server(served / "clf", "--serve.queue", 80, "--serve.texts", 40) as crowded,
+    ):
+        yield {"classifier": classifier, "language": language, "strict": strict, "crowded": crowded}
+
+
+@pytest.fixture(scope="session")
+def classifier(servers: dict[str, Server]) -> Server:
+    """A server of the classifier, as it comes."""
+    return servers["classifier"]
+
+
+@pytest.fixture(scope="session")
+def language(servers: dict[str, Server]) -> Server:
+    """A server of the language model that takes two requests at once."""
+    return servers["language"]
+
+
+@pytest.fixture(scope="session")
+def strict(servers: dict[str, Server]) -> Server:
+    """A server that asks for a key and takes little."""
+    return servers["strict"]
+
+
+@pytest.fixture(scope="session")
+def crowded(servers: dict[str, Server]) -> Server:
+    """A server with a short queue, which a test may stop."""
+    return servers["crowded"]
+
+
+def client(server: Server, **headers: str) -> httpx2.Client:
+    return httpx2.Client(base_url=server.url, headers=headers, timeout=60)
+
+
+@pytest.fixture
+def ask(classifier: Server) -> Iterator[httpx2.Client]:
+    with client(classifier) as found:
+        yield found
+
+
+@pytest.fixture
+def ask_language(language: Server) -> Iterator[httpx2.Client]:
+    with client(language) as found:
+        yield found
+
+
+@pytest.fixture
+def ask_strict(strict: Server) -> Iterator[httpx2.Client]:
+    with client(strict, Authorization="Bearer open-sesame") as found:
+        yield found
