@@ -16,7 +16,17 @@ from headstart.runtime import Runtime
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import classify, predict_tokens
 from headstart.train.optim import build_optimizer
-from tiny import CPU, SPECIAL, VOCABULARY, corpus, finetune_config, language_model, pretrain_config, write_reviews
+from tiny import (
+    CPU,
+    SPECIAL,
+    VOCABULARY,
+    change_runtime,
+    corpus,
+    finetune_config,
+    language_model,
+    pretrain_config,
+    write_reviews,
+)
 
 # importing the compiler warns about parts of torch that Headstart never touches
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")]
@@ -60,9 +70,7 @@ def test_the_whole_story_runs_and_resumes(tmp_path):
     run_pretrain(text, tmp_path / "whole", pretrain_config(**settings, loop__steps=20))
     with pytest.raises(Interrupted):
         run_pretrain(text, tmp_path / "cut", pretrain_config(**settings, loop__steps=20, runtime__time_limit=1e-5))
-    config = read_json(tmp_path / "cut" / "config.json")
-    config["runtime"]["time_limit"] = None
-    (tmp_path / "cut" / "config.json").write_text(__import__("json").dumps(config))
+    change_runtime(tmp_path / "cut", time_limit=None)
     run_pretrain([], tmp_path / "cut", None, resume=True)
     whole, cut = (read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("whole", "cut"))
     assert cut == pytest.approx(whole, rel=1e-3)

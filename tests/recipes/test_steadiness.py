@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from headstart.errors import ConfigError, Interrupted, UsageError
-from headstart.files import read_json, write_json
+from headstart.files import read_json, write_sealed
 from headstart.recipes.finetune import run_finetune
 from headstart.recipes.pretrain import run_pretrain
 from headstart.recipes.sizing import TOKENS_A_PARAMETER, Trial, choose_preset
 from headstart.store.rundir import RunFolder
 from headstart.store.tensors import load_tensors
-from tiny import Listener, finetune_config, pretrain_config, write_reviews
+from tiny import Listener, change_runtime, finetune_config, pretrain_config, write_reviews
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +78,7 @@ def test_an_average_survives_a_stop(reviews, tmp_path, command):
     whole = go(tmp_path / "whole")
     with pytest.raises(Interrupted):
         go(tmp_path / "cut", runtime__time_limit=1e-5)
-    config = read_json(tmp_path / "cut" / "config.json")
-    config["runtime"]["time_limit"] = None
-    write_json(tmp_path / "cut" / "config.json", config)
+    change_runtime(tmp_path / "cut", time_limit=None)
     if command == "finetune":
         cut = run_finetune(None, tmp_path / "cut", None, resume=True)
     else:
@@ -112,11 +110,9 @@ def test_a_plan_once_made_is_kept(reviews, tmp_path):
     settings = {"loop__epochs": 2000, "loop__minutes": 60.0, "runtime__time_limit": 0.02}
     with pytest.raises(Interrupted):
         finetune(reviews, tmp_path / "run", **settings)
-    config = read_json(tmp_path / "run" / "config.json")
-    config["runtime"]["time_limit"] = None
-    write_json(tmp_path / "run" / "config.json", config)
+    change_runtime(tmp_path / "run", time_limit=None)
     done = len(RunFolder(tmp_path / "run").metrics.read("epoch"))
-    write_json(tmp_path / "run" / "plan.json", {"steps": 6 * done + 8, "seconds_a_step": 1.0})
+    write_sealed(tmp_path / "run" / "plan.json", {"steps": 6 * done + 8, "seconds_a_step": 1.0})
     run = run_finetune(None, tmp_path / "run", None, resume=True)
     assert len(epochs(run)) == done + 2
 
