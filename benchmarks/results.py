@@ -416,8 +416,8 @@ def torture() -> str:
         *beside(peer),
         "",
         f"Commands: `make torture-full` (Python {record['machine']['python']}, torch {record['machine']['torch']}, one core) and `python benchmarks/torture_peer.py "
-        "docs/results/torture_peer.json` (which needs transformers and accelerate). The parts of the former were run one after another and put together, on two states of the source that "
-        "differ in about ten lines (what the attacks had found was mended in between); the readers with fewer mutations are those that time did not reach.",
+        "docs/results/torture_peer.json` (which needs transformers and accelerate). The kills, the failed "
+        "operations and the damaged files are of commit 06a272a; most mutations, the ends and the hostile text of a state of the source shortly before it, with other work on the machine.",
     ]
     return "\n".join(lines)
 
