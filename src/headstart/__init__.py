@@ -30,22 +30,6 @@ if TYPE_CHECKING:
     )
     from headstart.estimator import TextClassifier
 
-_VERBS = (
-    "analyse",
-    "compare",
-    "evaluate",
-    "explain",
-    "export",
-    "finetune",
-    "generate",
-    "inspect",
-    "load",
-    "prepare",
-    "pretrain",
-    "serve",
-    "train_tokenizer",
-)
-
 __all__ = [
     "TextClassifier",
     "__version__",
@@ -63,6 +47,7 @@ __all__ = [
     "serve",
     "train_tokenizer",
 ]
+_VERBS = set(__all__) - {"TextClassifier", "__version__"}
 
 
 def __getattr__(name: str) -> object:

@@ -239,11 +239,15 @@ def pickle_words(path: Path | str, way_out: str) -> str:
     return f"{path} is a pickle, which may run code when it is opened; Headstart opens none. {way_out}"
 
 
-CONVERT = (
-    'Where you trust it, convert it once: python -c "import torch, safetensors.torch as s; '
-    "s.save_file(torch.load('{name}', weights_only=True), '{stem}.safetensors')\", then see headstart import --help"
-)
-"""What to do with pickled weights."""
+def pickled_weights(path: Path) -> str:
+    """The message about weights in a pickle: a person who trusts them converts them, we never do."""
+    convert = (
+        'Where you trust it, convert it once: python -c "import torch, safetensors.torch as s; '
+        f"d = torch.load('{path.name}', map_location='cpu', weights_only=True); "
+        f"s.save_file({{k: v.contiguous() for k, v in d.get('model_state_dict', d).items()}}, '{path.stem}.safetensors')\", "
+        "then see headstart import --help"
+    )
+    return pickle_words(path, convert)
 
 
 def sha256_of(path: Path) -> str:

@@ -60,7 +60,9 @@ def test_a_pickle_is_refused_wherever_it_is_given(kind, tmp_path):
     PICKLES[kind](path)
     convert = (
         'Where you trust it, convert it once: python -c "import torch, safetensors.torch as s; '
-        "s.save_file(torch.load('weights.pt', weights_only=True), 'weights.safetensors')\", then see headstart import --help"
+        "d = torch.load('weights.pt', map_location='cpu', weights_only=True); "
+        "s.save_file({k: v.contiguous() for k, v in d.get('model_state_dict', d).items()}, 'weights.safetensors')\", "
+        "then see headstart import --help"
     )
     assert refused(UsageError, load_bundle, path) == f"{path} {WORDS} {convert}"
     assert refused(UsageError, load_source, str(tmp_path)) == f"{path} {WORDS} {convert}"

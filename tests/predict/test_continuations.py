@@ -5,7 +5,7 @@ import torch
 from headstart.config import TokenizerConfig
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import Model, build_language_head
-from headstart.predict.generate import Sampling, continue_ids, continue_text
+from headstart.predict.generate import Sampling, continue_text, following_ids
 from headstart.text.tokenizer import train_tokenizer
 from tiny import CPU, SHAPE
 
@@ -17,8 +17,8 @@ def test_a_continuation_is_what_follows_the_start_and_the_prompt():
     model.backbone.embedding.weight.data *= 20  # far enough from nothing that one token more or less changes the answer
     sampling = Sampling(tokens=8)
     prompt = [tokenizer.special.sos, *tokenizer.encode("the film")]
-    ids = continue_ids(model, prompt, tokenizer.special, sampling, CPU)
-    assert ids != continue_ids(model, prompt[1:], tokenizer.special, sampling, CPU)  # control: the start matters
+    ids = list(following_ids(model, prompt, tokenizer.special, sampling, CPU))
+    assert ids != list(following_ids(model, prompt[1:], tokenizer.special, sampling, CPU))  # control: the start matters
     text = continue_text(model, tokenizer, "the film", sampling, CPU)
     assert "the film" + text == tokenizer.decode([*prompt, *ids])
 
@@ -29,6 +29,6 @@ def test_nothing_is_dropped_while_generating():
     from tiny import SPECIAL
 
     torch.manual_seed(0)
-    first = continue_ids(model, [0, 5], SPECIAL, Sampling(tokens=20), CPU)
+    first = list(following_ids(model, [0, 5], SPECIAL, Sampling(tokens=20), CPU))
     torch.manual_seed(1)
-    assert continue_ids(model.train(), [0, 5], SPECIAL, Sampling(tokens=20), CPU) == first
+    assert list(following_ids(model.train(), [0, 5], SPECIAL, Sampling(tokens=20), CPU)) == first

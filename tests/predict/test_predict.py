@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headstart.config import RuntimeConfig
 from headstart.errors import ConfigError, DataError, UsageError
-from headstart.predict.generate import Sampling, choose, continue_ids, run_generate
+from headstart.predict.generate import Sampling, choose, following_ids, run_generate
 from headstart.predict.predictor import Predictor
 from headstart.recipes.finetune import run_finetune
 from headstart.recipes.pretrain import run_pretrain
@@ -118,8 +118,8 @@ def test_texts_may_come_from_any_collection(trained):
 def test_the_cache_changes_nothing(sampling):
     model = language_model(seed=2)
     model.head.linear.bias.data[SPECIAL.eos] = -5  # long enough to matter: beyond the context too
-    cached = continue_ids(model, [0, 5, 9], SPECIAL, sampling, CPU, cache=True)
-    plain = continue_ids(model, [0, 5, 9], SPECIAL, sampling, CPU, cache=False)
+    cached = list(following_ids(model, [0, 5, 9], SPECIAL, sampling, CPU, cache=True))
+    plain = list(following_ids(model, [0, 5, 9], SPECIAL, sampling, CPU, cache=False))
     assert cached == plain
     assert len(cached) == 30
 
@@ -127,7 +127,7 @@ def test_the_cache_changes_nothing(sampling):
 def test_generation_stops_at_the_end_of_the_text():
     model = language_model()
     model.head.linear.bias.data[SPECIAL.eos] = 100
-    assert continue_ids(model, [0, 5], SPECIAL, Sampling(tokens=10), CPU) == []
+    assert list(following_ids(model, [0, 5], SPECIAL, Sampling(tokens=10), CPU)) == []
 
 
 def scores(shares):
@@ -168,7 +168,7 @@ def test_start_padding_and_mask_are_never_said():
     for banned in (SPECIAL.sos, SPECIAL.pad, SPECIAL.mask):
         model.head.linear.bias.data[banned] = 1000
     model.head.linear.bias.data[SPECIAL.eos] = -1000
-    said = continue_ids(model, [0], SPECIAL, Sampling(tokens=20, temperature=2.0), CPU)
+    said = list(following_ids(model, [0], SPECIAL, Sampling(tokens=20, temperature=2.0), CPU))
     assert len(said) == 20
     assert set(said) <= set(range(4, VOCABULARY))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headstart.config import ModelConfig
 from headstart.errors import ConfigError, TransferError, UsageError
-from headstart.files import sha256_of, write_json
+from headstart.files import pickled_weights, sha256_of, write_json
 from headstart.layering import layered
 from headstart.model.backbone import Backbone
 from headstart.model.heads import LanguageHead, Model
@@ -130,13 +130,7 @@ def import_course(
 
 def _check_kind(path: Path) -> None:
     if path.suffix in PICKLED:
-        safe = path.with_suffix(".safetensors").name
-        raise UsageError(
-            f"{path} is a pickled file, which may run code when it is opened; convert it once with: "
-            'python -c "import torch, safetensors.torch as s; '
-            f"d = torch.load('{path.name}', map_location='cpu', weights_only=True); "
-            f"s.save_file({{k: v.contiguous() for k, v in d.get('model_state_dict', d).items()}}, '{safe}')\""
-        )
+        raise UsageError(pickled_weights(path))
     if path.suffix != ".safetensors":
         raise UsageError(f"{path} is not a .safetensors file; import reads the course's weights in that form only")
     if not path.is_file():

@@ -111,20 +111,6 @@ def pieces_of(
         yield text[len(said) :]
 
 
-def continue_ids(
-    model: Model[LanguageHead],
-    ids: list[int],
-    special: SpecialIds,
-    sampling: Sampling,
-    runtime: Runtime,
-    *,
-    cache: bool = True,
-    draw: int = 0,
-) -> list[int]:
-    """The tokens that follow `ids`, up to the end of the text. With and without the cache they are the same."""
-    return list(following_ids(model, ids, special, sampling, runtime, cache=cache, draw=draw))
-
-
 @torch.inference_mode()
 def following_ids(
     model: Model[LanguageHead],
@@ -136,7 +122,7 @@ def following_ids(
     cache: bool = True,
     draw: int = 0,
 ) -> Iterator[int]:
-    """The same one by one."""
+    """The tokens that follow `ids`, one by one, up to the end of the text; with and without the cache the same."""
     model.eval()
     chance = torch.Generator().manual_seed(sampling.seed * 1_000_003 + draw)
     out: list[int] = []

@@ -6,6 +6,7 @@ settings, and counts its rows from there.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,7 @@ def _check(stage: Stage, *, one_of: int) -> None:
 def spread(stages: Sequence[Stage], steps: int) -> None:
     """Give each stage its part of the steps."""
     ends = borders(steps, [stage.share for stage in stages])
-    for stage, first, end in zip(stages, [0, *ends], ends, strict=False):
+    for stage, (first, end) in zip(stages, pairwise([0, *ends]), strict=True):
         stage.first, stage.steps = first, end - first
 
 

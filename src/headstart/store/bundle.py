@@ -13,10 +13,9 @@ from pydantic import ValidationError
 from headstart.config import ModelConfig, Visibility
 from headstart.errors import StoreError, UsageError
 from headstart.files import (
-    CONVERT,
     MANIFEST,
     is_pickled,
-    pickle_words,
+    pickled_weights,
     read_json,
     read_manifest,
     whole_folder,
@@ -121,7 +120,7 @@ def find_bundle(folder: Path) -> Path:
         return folder
     inside = sorted(folder.iterdir()) if folder.is_dir() else [folder]
     if pickled := next((path for path in inside if is_pickled(path)), None):
-        raise UsageError(pickle_words(pickled, CONVERT.format(name=pickled.name, stem=pickled.stem)))
+        raise UsageError(pickled_weights(pickled))
     found = ", ".join(path.name for path in inside[:5]) if folder.is_dir() else "a file"
     raise UsageError(f"{folder} holds no model of Headstart's; found: {found or 'nothing'}")
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from headstart.errors import StoreError
-from headstart.files import CONVERT, is_pickled, pickle_words
+from headstart.files import is_pickled, pickled_weights
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -28,7 +28,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         if is_pickled(path):
-            raise StoreError(pickle_words(path, CONVERT.format(name=path.name, stem=path.stem))) from None
+            raise StoreError(pickled_weights(path)) from None
         raise StoreError(f"{path} cannot be read as safetensors: {error}") from None
 
 

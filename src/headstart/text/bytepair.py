@@ -16,56 +16,34 @@ from headstart.config import TokenizerConfig
 from headstart.errors import DataError
 from headstart.progress import Progress, Quiet, Task
 from headstart.text.bytepair_file import SPECIAL_TOKENS, build_engine, byte_letters, parse_engine
+from headstart.text.engine import EngineTokenizer
 from headstart.text.vocabulary import (
     SPECIALS,
     TOKENIZER_FILE,
     SpecialIds,
     check_id,
-    digest_of,
     read_bounded,
     utf8_of,
-    write_files,
 )
 
 _BATCH_BYTES = 1_000_000
 _QUIET = Quiet()
 
 
-class BytePairTokenizer:
+class BytePairTokenizer(EngineTokenizer):
     """A byte-level BPE: ids 0 <sos>, 1 <pad>, 2 <eos>, 3 <mask>, then the 256 bytes, then the merges in order."""
 
     special = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
 
     def __init__(self, engine: tokenizers.Tokenizer, content: bytes) -> None:
         """Made by `train_tokenizer` and `load`. `content` is the file of `engine`: saving must change no byte."""
-        # without this switch "<eos>" in a text is id 2; the library writes it to no file, so it is set here
-        engine.encode_special_tokens = True
-        self._engine = engine
-        self._content = content
-        self._vocab_size: int = engine.get_vocab_size()
-        self._digest = digest_of({TOKENIZER_FILE: content})
+        super().__init__(engine, TOKENIZER_FILE, content, engine.get_vocab_size())
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Load a `tokenizer.json` that `save` wrote; any other is refused, naming what differs."""
         content = read_bounded(path)
         return cls(parse_engine(content, path), content)
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
-
-    @property
-    def digest(self) -> str:
-        return self._digest
-
-    def encode(self, text: str) -> list[int]:
-        return self.encode_batch([text])[0]
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        for text in texts:
-            utf8_of(text)
-        return [found.ids for found in self._engine.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids; bytes that make no whole character read as U+FFFD."""
@@ -86,9 +64,6 @@ class BytePairTokenizer:
         except UnicodeDecodeError:
             text = ""
         return text if text.isprintable() and text else "".join(f"<0x{byte:02X}>" for byte in content)
-
-    def save(self, folder: Path) -> None:
-        write_files(folder, {TOKENIZER_FILE: self._content})
 
 
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig, progress: Progress = _QUIET) -> BytePairTokenizer:

@@ -12,29 +12,24 @@ from typing import Any, Self
 import tokenizers
 
 from headstart.errors import StoreError
+from headstart.text.engine import EngineTokenizer
 from headstart.text.vocabulary import (
     FOREIGN_FILE,
     SpecialIds,
     check_id,
-    digest_of,
     read_bounded,
-    utf8_of,
-    write_files,
 )
 
 
-class ForeignTokenizer:
+class ForeignTokenizer(EngineTokenizer):
     """The ids of another model's tokenizer; what it would add to a text, we add ourselves: the start token."""
 
     def __init__(self, engine: tokenizers.Tokenizer, special: SpecialIds, content: bytes) -> None:
         """Made by `load` and `of`. `content` is what `save` writes."""
         engine.no_padding()
         engine.no_truncation()
-        engine.encode_special_tokens = True
         self.special = special
-        self._engine, self._content = engine, content
-        self._vocab_size: int = max(engine.get_vocab(with_added_tokens=True).values()) + 1
-        self._digest = digest_of({FOREIGN_FILE: content})
+        super().__init__(engine, FOREIGN_FILE, content, max(engine.get_vocab(with_added_tokens=True).values()) + 1)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], special: SpecialIds, name: str) -> Self:
@@ -54,22 +49,6 @@ class ForeignTokenizer:
             raise StoreError(f"{path} is damaged: {error}") from None
         return cls(_engine(settings, str(path)), special, content)
 
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
-
-    @property
-    def digest(self) -> str:
-        return self._digest
-
-    def encode(self, text: str) -> list[int]:
-        return self.encode_batch([text])[0]
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        for text in texts:
-            utf8_of(text)
-        return [found.ids for found in self._engine.encode_batch_fast(list(texts), add_special_tokens=False)]
-
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, as the tokenizer's own decoder joins them."""
         for id in ids:
@@ -82,9 +61,6 @@ class ForeignTokenizer:
         """One id as its vocabulary spells it, byte-level spaces as ▁."""
         check_id(id, self._vocab_size)
         return str(self._engine.id_to_token(id) or f"<{id}>").replace("Ġ", "▁")
-
-    def save(self, folder: Path) -> None:
-        write_files(folder, {FOREIGN_FILE: self._content})
 
 
 def _engine(settings: Mapping[str, Any], name: str) -> tokenizers.Tokenizer:
