@@ -16,7 +16,8 @@ import headstart
 from headstart import TextClassifier, api
 from headstart.errors import ConfigError, DataError, UsageError
 from headstart.estimator import InputError
-from tiny import review
+from headstart.store.bundle import load_bundle
+from tiny import review, write_reviews
 
 CHANCE = random.Random(5)
 TEXTS = [review(CHANCE, bool(index % 2)) for index in range(80)]
@@ -234,3 +235,21 @@ def test_twenty_classes_with_eight_examples_each():
     assert found.classes_.tolist() == topics
     assert found.score(texts, labels) > 0.9
     assert found.predict_proba(texts[:2]).shape == (2, 20)
+
+
+def test_settings_are_those_of_the_backbones_kind_unless_a_preset_is_named(tmp_path):
+    folder = write_reviews(tmp_path / "data")
+    modern = {
+        "model.block": "modern",
+        "model.width": 16,
+        "model.heads": 2,
+        "model.depth": 1,
+        "tokenizer.vocab_size": 300,
+    }
+    headstart.pretrain(
+        folder / "texts.txt", out=tmp_path / "base", settings={**modern, "model.feedforward": 24, "loop.steps": 2}
+    )
+    source = load_bundle(tmp_path / "base")
+    assert TextClassifier(tmp_path / "base")._config(source).loop.choose == "last"  # the modern preset's
+    assert TextClassifier(tmp_path / "base", preset="classic")._config(source).loop.choose == "best"
+    assert TextClassifier()._config(None).loop.choose == "best"

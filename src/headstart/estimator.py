@@ -20,13 +20,13 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from headstart.api import finetune_settings, pretrain
 from headstart.config import FinetuneConfig, RuntimeConfig
-from headstart.data.labelled import LabelledTexts, split_validation
+from headstart.data.labelled import LabelledTexts, LabelSet, split_validation
 from headstart.errors import ConfigError, DataError, UsageError
 from headstart.predict.predictor import Predictor
 from headstart.progress import Quiet
 from headstart.recipes.classifier import build_classifier, class_weights, reading_of
-from headstart.recipes.finetune import SCRATCH, load_source, settled
-from headstart.recipes.labelled_data import LabelledData, Part
+from headstart.recipes.finetune import SCRATCH, load_source, preset_of, settled
+from headstart.recipes.labelled_data import LabelledData, encoded
 from headstart.recipes.settings import Settings
 from headstart.recipes.training import Finetuning
 from headstart.runtime import Stop, start
@@ -48,7 +48,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         backbone: a pretrained folder, `hf:` and a folder of transformers, or "scratch" for random weights.
         unlabelled: texts to pretrain on before anything else, from `backbone` on; at every `fit`, so a search over many
             settings is quicker with a folder that `headstart.pretrain` made once.
-        preset: named settings to start from.
+        preset: named settings to start from; None takes those of the backbone's kind, as `headstart finetune` does.
         epochs: passes over the labelled texts; None takes the preset's, as do `lr` and `batch_size` without a value.
         valid_share: the share of the texts that chooses the best epoch and calibrates the probabilities.
         settings: any other setting of fine-tuning by its dotted name, and those of the network (`model.`, `tokenizer.`).
@@ -62,7 +62,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         backbone: str | Path = SCRATCH,
         *,
         unlabelled: Iterable[str] | None = None,
-        preset: str = "classic",
+        preset: str | None = None,
         epochs: int | None = None,
         lr: float | None = None,
         batch_size: int | None = None,
@@ -91,7 +91,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         with tempfile.TemporaryDirectory(prefix="headstart-") as name:
             work = Path(name)
             source = load_source(self._pretrained(work))
-            config = settled(self._config(pretrained=source is not None), source)
+            config = settled(self._config(source), source)
             data = _data(texts, classes, gold, config, source)
             class_weights(config, data.labels, data.train)
             model, _ = build_classifier(
@@ -174,7 +174,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._loaded
 
     def _threads(self) -> int | None:
-        return finetune_settings(self.preset, self.settings).runtime.threads
+        return finetune_settings(self.preset or preset_of(None), self.settings).runtime.threads
 
     def _pretrained(self, work: Path) -> str:
         """The folder to start from, pretrained on the unlabelled texts if there are any."""
@@ -189,7 +189,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             work / "unlabelled.jsonl",
             out=work / "base",
             source=None if scratch else self.backbone,
-            preset=self.preset,
+            preset=self.preset or preset_of(None),
             settings={**own, **same, **(self.pretraining or {})},
         )
         return str(work / "base")
@@ -197,7 +197,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _network(self) -> dict[str, Any]:
         return {name: value for name, value in (self.settings or {}).items() if name.startswith(_NETWORK)}
 
-    def _config(self, *, pretrained: bool) -> FinetuneConfig:
+    def _config(self, source: Bundle | None) -> FinetuneConfig:
         named = {
             "loop.epochs": self.epochs,
             "optim.lr": self.lr,
@@ -210,10 +210,10 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         for name in named:
             if name in others:
                 raise ConfigError(f"settings has {name}, which is a parameter of its own: {name.split('.')[-1]}")
-        if pretrained and self.unlabelled is not None and str(self.backbone) == SCRATCH:
+        if source and self.unlabelled is not None and str(self.backbone) == SCRATCH:
             others = {name: value for name, value in others.items() if name not in self._network()}  # used already
         given = {name: value for name, value in named.items() if value is not None}
-        return finetune_settings(self.preset, given | others, self.backbone if pretrained else None)
+        return finetune_settings(self.preset or preset_of(source), given | others, self.backbone if source else None)
 
     def _plain(self) -> dict[str, Any]:
         """The parameters that JSON can hold; texts are not kept."""
@@ -269,15 +269,8 @@ def _data(
             f"{len(texts)} texts are too few to hold out {config.labelled.valid_share:g} of each label for validation"
         ) from None
     tokenizer: Tokenizer = source.tokenizer if source else train_tokenizer(rows.texts, config.tokenizer)
-    numbers = {name: index for index, name in enumerate(names)}
-    train, valid = (_part(part, tokenizer, numbers) for part in parts)
+    train, valid = (encoded(part, LabelSet(names), tokenizer, Quiet()) for part in parts)
     return LabelledData(names, tokenizer, train, valid, None, ())
-
-
-def _part(rows: LabelledTexts, tokenizer: Tokenizer, numbers: Mapping[str, int]) -> Part:
-    ids = tuple(np.asarray(row, dtype=np.int32) for row in tokenizer.encode_batch(rows.texts))
-    gold = np.array([numbers[label] for label in rows.labels], dtype=np.int64)
-    return Part(rows.name, rows.texts, ids, gold, rows.sha256)
 
 
 def _write(files: Mapping[str, bytes], folder: Path) -> None:

@@ -10,14 +10,13 @@ from headstart import api
 from headstart.config import RuntimeConfig
 from headstart.errors import ConfigError, DataError, UsageError
 from headstart.files import read_json
-from headstart.measures import by_number
+from headstart.measures import by_number, wilson
 from headstart.predict.abstain import threshold_for
 from headstart.predict.mistakes import by_column, sliced, surest
 from headstart.predict.predictor import Predictor
 from headstart.recipes.evaluate import run_evaluate
 from headstart.recipes.finetune import run_finetune
 from headstart.store.bundle import load_bundle
-from headstart.train.calibrate import wilson
 from tiny import Listener, finetune_config, write_reviews
 
 ONE = RuntimeConfig(threads=1, device="cpu")

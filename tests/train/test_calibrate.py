@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headstart.measures import reliability, wilson
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import Model, build_classifier_head
 from headstart.train import calibrate as room
-from headstart.train.calibrate import calibrate, fit_temperature, fold_temperature, reliability, thresholds, wilson
+from headstart.train.calibrate import calibrate, fit_temperature, fold_temperature, thresholds
 from headstart.train.shares import log_loss, probabilities
 from tiny import SHAPE, VOCABULARY
 

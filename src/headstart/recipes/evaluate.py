@@ -12,7 +12,7 @@ from headstart.data.columns import cell, column_named
 from headstart.data.labelled import LabelledTexts, LabelSet, check_split, read_labelled
 from headstart.data.sources import expand, read_rows
 from headstart.errors import ConfigError
-from headstart.measures import by_number
+from headstart.measures import by_number, reliability
 from headstart.predict.explain import explain
 from headstart.predict.mistakes import (
     ErrorAnalysis,
@@ -25,7 +25,6 @@ from headstart.predict.mistakes import (
 )
 from headstart.predict.predictor import Predictor
 from headstart.progress import Progress, Quiet
-from headstart.train.calibrate import reliability
 from headstart.train.evaluate import Evaluation, evaluate_scores, score_texts
 from headstart.train.shares import probabilities
 

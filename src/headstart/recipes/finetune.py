@@ -160,6 +160,11 @@ def usual_preset(source: str | None) -> str:
     return "modern" if source.startswith(SCHEME) or block_of(Path(source)) == "modern" else "classic"
 
 
+def preset_of(source: Bundle | None) -> str:
+    """The same of a model in hand."""
+    return "modern" if source and source.config.block == "modern" else "classic"
+
+
 def load_source(source: str) -> Bundle | None:
     """The folder to start from, or None for random weights."""
     return None if source == SCRATCH else load_from(source)

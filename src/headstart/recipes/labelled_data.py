@@ -114,7 +114,7 @@ def load_data(
     for note in notes:
         progress.say(note)
     parts = [
-        None if texts is None else _encode(texts, labels, tokenizer, progress)
+        None if texts is None else encoded(texts, labels, tokenizer, progress)
         for texts in (training, validation, testing)
     ]
     assert parts[0] is not None
@@ -194,7 +194,8 @@ def _texts(given: Given, tokenizer: Tokenizer) -> LabelledTexts:
     )
 
 
-def _encode(texts: LabelledTexts, labels: LabelSet, tokenizer: Tokenizer, progress: Progress) -> Part:
+def encoded(texts: LabelledTexts, labels: LabelSet, tokenizer: Tokenizer, progress: Progress) -> Part:
+    """Labelled texts as token rows."""
     ids: list[NDArray[np.integer]] = []
     with progress.task(f"encoding {texts.name}", len(texts.texts), "texts") as bar:
         for start in range(0, len(texts.texts), 1000):

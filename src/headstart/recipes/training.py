@@ -18,6 +18,7 @@ from headstart.config import FinetuneConfig
 from headstart.data.batches import Batch, LabelledRows, shuffled
 from headstart.errors import StoreError
 from headstart.files import read_json, read_manifest, read_sealed, whole_folder, write_sealed
+from headstart.measures import reliability
 from headstart.model.heads import ClassifierHead, Model
 from headstart.progress import Progress, Task
 from headstart.recipes.classifier import class_weights
@@ -27,7 +28,7 @@ from headstart.store.checkpoint import resume_from, save_checkpoint, steps
 from headstart.store.rundir import RunFolder
 from headstart.store.tensors import load_into, load_tensors, save_tensors
 from headstart.train.average import Average, averaged
-from headstart.train.calibrate import Calibration, calibrate, fold_temperature, reliability
+from headstart.train.calibrate import Calibration, calibrate, fold_temperature
 from headstart.train.evaluate import Evaluation, evaluate_scores, score_texts
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import LossSum, classify

@@ -22,16 +22,6 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-__all__ = [
-    "Calibration",
-    "Reliability",
-    "calibrate",
-    "fit_temperature",
-    "fold_temperature",
-    "reliability",
-    "thresholds",
-    "wilson",
-]
 
 FEWEST = 50
 """Validation rows below which nothing is fitted: a temperature from a handful of rows is noise."""
