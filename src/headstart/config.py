@@ -203,6 +203,8 @@ class FinetuneLoop(Section):
     """Passes over the labelled rows; validation chooses among them."""
     least_steps: int = Field(0, ge=0)
     """Few rows are read several times an epoch, until the run has at least this many steps."""
+    most_steps: int | None = Field(None, ge=1)
+    """Many rows are read in fewer epochs, whole ones and at least one, so that the run has no more steps than this."""
     batch_size: int = Field(8, ge=1)
     """Texts a forward pass."""
     accumulate: int = Field(1, ge=1)

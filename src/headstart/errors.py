@@ -47,7 +47,7 @@ class TransferError(StoreError):
 
 
 class TrainingError(HeadstartError):
-    """Training cannot go on; no update was made from the bad numbers."""
+    """Training cannot go on."""
 
 
 class Interrupted(HeadstartError):

@@ -98,6 +98,16 @@ def test_few_rows_are_read_several_times_an_epoch(reviews, tmp_path):
     assert same(weights(enough), weights(usual))
 
 
+def test_many_rows_are_read_in_fewer_epochs(reviews, tmp_path):
+    # 48 rows in batches of 8 are 6 steps
+    fewer = finetune(reviews, tmp_path / "fewer", loop__epochs=4, loop__most_steps=13)
+    two = finetune(reviews, tmp_path / "two", loop__epochs=2)
+    one = finetune(reviews, tmp_path / "one", loop__epochs=4, loop__most_steps=1)
+    assert len(epochs(fewer)) == 2
+    assert same(weights(fewer), weights(two))  # the schedule has its end there too
+    assert len(epochs(one)) == 1
+
+
 def test_minutes_cut_epochs_short_and_the_plan_is_written_down(reviews, tmp_path):
     run = finetune(reviews, tmp_path / "run", loop__epochs=2000, loop__minutes=0.03)
     steps = read_json(run.path / "plan.json")["steps"]

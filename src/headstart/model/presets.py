@@ -65,7 +65,7 @@ def _modern(size: tuple[int, int, int, int], context: int, rows: int) -> dict[st
                 "clip": 1.0,
                 "average": 0.99,
             },
-            "loop": {"batch_size": 16, "epochs": 6, "least_steps": 300, "choose": "last"},
+            "loop": {"batch_size": 16, "epochs": 6, "least_steps": 300, "most_steps": 5000, "choose": "last"},
             "transfer": {"layer_decay": 0.9},
         },
     }

@@ -19,6 +19,7 @@ from headstart.runtime import Runtime, Stop
 from headstart.store.cells import Budget, Cell, Epoch, Score, kind_of, rounded
 from headstart.store.rundir import RunFolder
 from headstart.train.evaluate import Evaluation, evaluate_scores, score_texts
+from headstart.train.schedule import epoch_and_run
 from headstart.train.shares import probabilities
 
 RATES = (1.0, 3.0)
@@ -127,12 +128,13 @@ def _cell(
     ]
     frozen = {"freeze": True} if config.transfer.freeze else {}
     few = outcome.valid_scores.size <= VALID_SHARES
+    epoch, whole = epoch_and_run(len(job.data.train), config.loop)
     return Cell(
         arm=job.arm,
         labels=job.budget,
         rows=len(job.data.train),
         seed=job.seed,
-        setting={"lr": config.optim.lr, "epochs": config.loop.epochs, "batch_size": config.loop.batch_size, **frozen},
+        setting={"lr": config.optim.lr, "epochs": whole // epoch, "batch_size": config.loop.batch_size, **frozen},
         epochs=tuple(Epoch(**figures) for figures in outcome.epochs),
         best_epoch=outcome.best_epoch,
         valid=_score(outcome.valid),

@@ -33,6 +33,7 @@ from headstart.train.evaluate import Evaluation, evaluate_scores, score_texts
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import LossSum, classify
 from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer, set_trainable
+from headstart.train.schedule import epoch_and_run
 from headstart.train.pace import TRAINING_SHARE, seconds_a_step
 from headstart.train.shares import probabilities
 
@@ -91,10 +92,7 @@ class Finetuning:
         self.weights = None if weights is None else weights.to(runtime.device)
         self.rows_a_step = config.loop.batch_size * config.loop.accumulate
         self.pass_steps = -(-len(self.train) // self.rows_a_step)
-        self.epoch_steps = self.pass_steps * max(
-            1, -(-config.loop.least_steps // (self.pass_steps * config.loop.epochs))
-        )
-        self.steps = self.epoch_steps * config.loop.epochs
+        self.epoch_steps, self.steps = epoch_and_run(len(self.train), config.loop)
         self.state = self._fresh_state()
         self.best_epoch, self.best_accuracy, self.best_loss = 0, -1.0, 0.0
         self.best: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None

@@ -73,16 +73,20 @@ def fit(
             parts[-1].total.backward()  # type: ignore[no-untyped-call]
         count, scored = sum(part.count for part in parts), sum(batch.scored for batch in batches)
         length = _scale_and_clip(state.model, 1 / max(count, 1e-12), config.clip)
-        # the one moment of a step at which the device is waited for
-        *totals, norm = torch.stack([*(part.total.detach().float() for part in parts), length.float()]).tolist()
+        read = _asked(torch.stack([*(part.total.detach().float() for part in parts), length.float()]))
+        if early := runtime.device.type == "cuda":
+            state.optimizer.step()  # before the numbers are known: so the device has work while its answer travels
+        *totals, norm = read()  # the one moment of a step at which the device is waited for
         total = sum(totals)
         if not (math.isfinite(total) and math.isfinite(norm)):
             state.optimizer.zero_grad()
             raise TrainingError(
-                f"loss {total / max(count, 1e-12)} with gradient norm {norm} at step {state.step + 1}; no update was made;"
+                f"loss {total / max(count, 1e-12)} with gradient norm {norm} at step {state.step + 1};"
+                f" {'what was saved before is whole' if early else 'no update was made'};"
                 f" try a lower optim.lr than {config.lr:g}, a longer optim.warmup, or precision fp32"
             )
-        state.optimizer.step()
+        if not early:
+            state.optimizer.step()
         state.optimizer.zero_grad()
         state.step += 1
         if state.average:
@@ -107,6 +111,22 @@ def in_turn(fetch: Fetch, first: int, steps: int, device: torch.device, *, ahead
             if step + _AHEAD < steps:
                 waiting.append(pool.submit(ready, step + _AHEAD))
             yield batches
+
+
+def _asked(numbers: Tensor) -> Callable[[], list[float]]:
+    """The numbers, for whoever calls for them; a GPU sends them as soon as it has them, whatever it is told to do next."""
+    if not numbers.is_cuda:
+        return numbers.tolist
+    here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    here.copy_(numbers, non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+
+    def read() -> list[float]:
+        arrived.synchronize()
+        return here.tolist()
+
+    return read
 
 
 def _scale_and_clip(model: nn.Module, scale: float, clip: float) -> Tensor:
