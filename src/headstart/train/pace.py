@@ -3,16 +3,22 @@
 import time
 from collections.abc import Iterable
 from itertools import pairwise
+from statistics import median
 
 from headstart.train.loop import StepReport
 
 TRAINING_SHARE = 0.93
 """Of the minutes; measuring, saving and sampling take their part too."""
 _WARM, _LEAST, _MOST, _SHARE = 2, 2, 40, 0.05
+_UNUSUAL = 5.0
 
 
 def seconds_a_step(reports: Iterable[StepReport], budget: float) -> float:
-    """The mean time of the first steps but those that warm up: some dozens, or what fits in a twentieth of `budget` seconds."""
+    """The mean time of the first steps: some dozens, or what fits in a twentieth of `budget` seconds.
+
+    Those that warm up do not count, nor do those that take many times as long as the one in the middle: a compiler that
+    meets a new kind of row at the tenth step works for seconds, once.
+    """
     started = time.monotonic()
     ends = []
     for count, _ in enumerate(reports, start=1):
@@ -21,4 +27,5 @@ def seconds_a_step(reports: Iterable[StepReport], budget: float) -> float:
             break
     taken = [after - before for before, after in pairwise(ends)]
     taken = taken[_WARM - 1 :] or taken or [ends[-1] - started]
-    return sum(taken) / len(taken)
+    usual = [seconds for seconds in taken if seconds <= _UNUSUAL * median(taken)]
+    return sum(usual) / len(usual)

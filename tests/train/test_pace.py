@@ -1,0 +1,30 @@
+"""How long a step takes, from a few that are timed."""
+
+from types import SimpleNamespace
+
+from headstart.train import pace
+
+
+def timed(monkeypatch, seconds):
+    """What `seconds_a_step` says of steps that take so long."""
+    clock = [0.0]
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def reports():
+        for each in seconds:
+            clock[0] += each
+            yield None
+
+    return pace.seconds_a_step(reports(), budget=1e9)
+
+
+def test_the_first_steps_do_not_count(monkeypatch):
+    assert abs(timed(monkeypatch, [30.0, 5.0, *[0.5] * 60]) - 0.5) < 1e-9
+
+
+def test_steps_of_two_kinds_count_by_their_shares(monkeypatch):
+    assert abs(timed(monkeypatch, [1.0, 1.0, *[0.5, 1.0] * 30]) - 0.75) < 1e-9
+
+
+def test_a_step_in_which_something_was_compiled_does_not_count(monkeypatch):
+    assert abs(timed(monkeypatch, [30.0, 5.0, *[0.5] * 9, 20.0, *[0.5] * 50]) - 0.5) < 1e-9
