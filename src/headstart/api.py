@@ -31,6 +31,7 @@ from headstart.recipes.pretrain import run_pretrain
 from headstart.recipes.settings import Settings, as_nested, dotted_names, settings_of
 from headstart.recipes.sizing import AUTO, choose_preset
 from headstart.serve.settings import ServingConfig
+from headstart.store.compact import Storage
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import ReportCard
 from headstart.train.evaluate import Evaluation
@@ -263,9 +264,11 @@ def generate(folder: str | Path, prompt: str, *, samples: int = 1, sampling: Sam
     return run_generate(Path(folder), prompt, sampling=sampling or Sampling(), samples=samples)
 
 
-def export(folder: str | Path, *, out: str | Path, to: str, check: str | Path | None = None) -> list[str]:
-    """Write a model for transformers (to="hf") or onnxruntime (to="onnx"); returns what was written, in words."""
-    return run_export(Path(folder), Path(out), to, _text(check))
+def export(
+    folder: str | Path, *, out: str | Path, to: str, check: str | Path | None = None, weights: Storage | None = None
+) -> list[str]:
+    """Write a model for transformers (to="hf"), onnxruntime ("onnx") or in fewer bytes ("compact"); says what it wrote."""
+    return run_export(Path(folder), Path(out), to, _text(check), weights)
 
 
 def serve(folder: str | Path, *, settings: Settings | None = None) -> None:
