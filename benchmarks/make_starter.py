@@ -81,7 +81,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=FACTS)
     parser.add_argument("run", type=Path, help="the folder that headstart pretrain wrote")
-    parser.add_argument("--held-out", action="append", default=[], help="a file none of whose texts may have been learnt from")
+    parser.add_argument(
+        "--held-out", action="append", default=[], help="a file none of whose texts may have been learnt from"
+    )
     parser.add_argument("--weights", default="bf16", choices=["bf16", "int8"])
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -89,7 +91,9 @@ def main() -> None:
     facts = FACTS[given.name] | {"name": given.name, "command": recorded(given.run)}
     environment = given.run / "environment.json"
     if environment.is_file():
-        facts["environment"] = {key: value for key, value in read_json(environment).items() if key in ("gpu", "torch", "python")}
+        facts["environment"] = {
+            key: value for key, value in read_json(environment).items() if key in ("gpu", "torch", "python")
+        }
     if out.is_dir():
         shutil.rmtree(out)
     print(export_compact(load_bundle(given.run, task="language"), out, given.weights, {"starter": facts}))

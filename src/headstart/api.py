@@ -121,6 +121,8 @@ def pretrain(
     out: str | Path,
     source: str | Path | None = None,
     tokenizer: str | Path | None = None,
+    teacher: str | Path | None = None,
+    teacher_weight: float | None = None,
     preset: str = "classic",
     settings: Settings | None = None,
     resume: bool = False,
@@ -142,6 +144,8 @@ def pretrain(
         settings_of(PretrainConfig, preset, "pretrain", settings),
         source=_text(source),
         tokenizer=None if tokenizer is None else Path(tokenizer),
+        teacher=_text(teacher),
+        teacher_weight=teacher_weight,
         resume=resume,
         progress=progress,
     )

@@ -56,6 +56,18 @@ def pretrain(
         ),
     ] = None,
     tokenizer: Tokenizer = None,
+    teacher: Annotated[
+        str | None,
+        Parameter(
+            metavar="FOLDER", help="A larger pretrained run with the same tokenizer, to learn from beside the text."
+        ),
+    ] = None,
+    teacher_weight: Annotated[
+        float | None,
+        Parameter(
+            metavar="FLOAT", show_default="0.5", help="How much the teacher counts beside the text, from 0 to 1."
+        ),
+    ] = None,
     preset: Preset = None,
     config: ConfigFile = None,
     resume: Resume = False,
@@ -65,6 +77,7 @@ def pretrain(
     """Learn a language model from unlabelled text."""
     if resume:
         others = {"from": source, "preset": preset, "config": config, "tokenizer": tokenizer}
+        others |= {"teacher": teacher, "teacher-weight": teacher_weight}
         OPTIONS.refuse_with_resume(flags, out, **others)
         check_resumes(out, "pretrain", "texts", texts)
     OPTIONS.refuse_with_source(flags, source)
@@ -81,6 +94,8 @@ def pretrain(
         settings,
         source=source,
         tokenizer=tokenizer,
+        teacher=teacher,
+        teacher_weight=teacher_weight,
         resume=resume,
         command=command_line(),
         progress=Console(quiet=quiet),

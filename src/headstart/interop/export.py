@@ -9,9 +9,7 @@ from headstart.store.compact import Storage
 WAYS = ("hf", "onnx", "compact")
 
 
-def run_export(
-    folder: Path, out: Path, to: str, check: str | None = None, weights: Storage | None = None
-) -> list[str]:
+def run_export(folder: Path, out: Path, to: str, check: str | None = None, weights: Storage | None = None) -> list[str]:
     """Write a model in another format; returns what was written, in words.
 
     Args:

@@ -51,7 +51,9 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         if (scale is not None) != (tensor.dtype == torch.int8) or not (
             tensor.is_floating_point() or tensor.dtype == torch.int8
         ):
-            raise StoreError(f"{path} is damaged: {name} is {tensor.dtype}, {'with' if scale is not None else 'without'} a scale")
+            raise StoreError(
+                f"{path} is damaged: {name} is {tensor.dtype}, {'with' if scale is not None else 'without'} a scale"
+            )
         if scale is None:
             found[name] = tensor.float()
         elif scale.shape == tensor.shape[:1] and tensor.dim() == 2 and scale.dtype == torch.float32:
