@@ -76,7 +76,7 @@ def pretrain(
 ) -> None:
     """Learn a language model from unlabelled text."""
     if resume:
-        others = {"from": source, "preset": preset, "config": config, "tokenizer": tokenizer}
+        others: dict[str, object] = {"from": source, "preset": preset, "config": config, "tokenizer": tokenizer}
         others |= {"teacher": teacher, "teacher-weight": teacher_weight}
         OPTIONS.refuse_with_resume(flags, out, **others)
         check_resumes(out, "pretrain", "texts", texts)

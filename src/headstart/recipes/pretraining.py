@@ -271,6 +271,7 @@ class Pretraining:
                 stage.result() | {"held_out": asdict(part.text), **part.about_pairs()}
                 for stage, part in zip(self.stages, scores, strict=True)
             ]
+        taught = self.teaching.bundle if self.teaching else None
         if self.teaching:
             result["teacher"] = self.teaching.about()
         if self.config.pairs.weight:
@@ -286,7 +287,9 @@ class Pretraining:
             objective=self.config.objective,
             visibility="causal" if self.config.objective == "causal" else "both",
             about=result,
-            extra=carried([stage.shards for stage in self.stages], self.source, self.teaching and self.teaching.bundle),
+            extra=carried(
+                [stage.shards for stage in self.stages], self.source, self.teaching.bundle if self.teaching else None
+            ),
         )
         write_json(self.run.path / "result.json", result)
         self.run.tidy()

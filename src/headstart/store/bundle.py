@@ -28,7 +28,7 @@ from headstart.model.ledger import ledger
 from headstart.store.card import CARD, model_card
 from headstart.store.compact import Storage, load_weights, packed
 from headstart.store.rundir import RunFolder
-from headstart.store.starters import HOME, SCHEME, is_starter, starter_folder
+from headstart.store.starters import is_starter, named, starter_folder
 from headstart.store.tensors import load_into, save_tensors
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -55,9 +55,7 @@ class Bundle:
     @property
     def name(self) -> str:
         """Where it comes from, as a person knows it: its folder, a starter's name, or what it was imported from."""
-        if self.path.parent == HOME:
-            return SCHEME + self.path.name
-        return str(self.about.get("imported_from", self.path))
+        return str(self.about.get("imported_from", named(self.path)))
 
     @property
     def config(self) -> ModelConfig:

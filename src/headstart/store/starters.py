@@ -19,6 +19,11 @@ def is_starter(source: Path | str) -> bool:
     return str(source).startswith(SCHEME)
 
 
+def named(folder: Path) -> str:
+    """A folder as a person knows it: a starter by its name."""
+    return SCHEME + folder.name if folder.parent == HOME else str(folder)
+
+
 def starters(home: Path | None = None) -> tuple[str, ...]:
     """The names of those there are."""
     found = (home or HOME).glob(f"*/{MANIFEST}")
