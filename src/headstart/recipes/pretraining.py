@@ -287,9 +287,7 @@ class Pretraining:
             objective=self.config.objective,
             visibility="causal" if self.config.objective == "causal" else "both",
             about=result,
-            extra=carried(
-                [stage.shards for stage in self.stages], self.source, self.teaching.bundle if self.teaching else None
-            ),
+            extra=carried([stage.shards for stage in self.stages], self.source, taught),
         )
         write_json(self.run.path / "result.json", result)
         self.run.tidy()
