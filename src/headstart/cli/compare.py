@@ -32,7 +32,7 @@ Source = Annotated[
     Parameter(
         name="--from",
         metavar="FOLDER",
-        help="The pretrained run whose worth is measured (or hf: and a model of transformers); several, given again or with "
+        help="The pretrained run whose worth is measured (or a starter, or hf: and a model of transformers); several, given again or with "
         "commas, are compared with each other.",
     ),
 ]

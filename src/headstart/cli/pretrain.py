@@ -52,7 +52,9 @@ def pretrain(
     source: Annotated[
         str | None,
         Parameter(
-            name="--from", metavar="FOLDER", help="A pretrained run to go on from, or hf: and a model of transformers."
+            name="--from",
+            metavar="FOLDER",
+            help="A pretrained run to go on from, a starter (starter:en), or hf: and a model of transformers.",
         ),
     ] = None,
     tokenizer: Tokenizer = None,
