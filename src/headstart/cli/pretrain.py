@@ -23,6 +23,22 @@ from headstart.config import PretrainConfig
 from headstart.errors import UsageError
 
 OPTIONS = Options(PretrainConfig, preset="pretrain")
+Source = Annotated[
+    str | None,
+    Parameter(
+        name="--from",
+        metavar="FOLDER",
+        help="A pretrained run to go on from, a starter such as starter:en, or hf: and a model of transformers.",
+    ),
+]
+Teacher = Annotated[
+    str | None,
+    Parameter(metavar="FOLDER", help="A larger pretrained run with the same tokenizer, to learn from beside the text."),
+]
+TeacherWeight = Annotated[
+    float | None,
+    Parameter(metavar="FLOAT", show_default="0.5", help="How much the teacher counts beside the text, from 0 to 1."),
+]
 
 
 def _is_to_be_planned(preset: str | None, config: Path | None, flags: Flags | None) -> bool:
@@ -49,27 +65,10 @@ def pretrain(
         ),
     ],
     out: Out,
-    source: Annotated[
-        str | None,
-        Parameter(
-            name="--from",
-            metavar="FOLDER",
-            help="A pretrained run to go on from, a starter (starter:en), or hf: and a model of transformers.",
-        ),
-    ] = None,
+    source: Source = None,
     tokenizer: Tokenizer = None,
-    teacher: Annotated[
-        str | None,
-        Parameter(
-            metavar="FOLDER", help="A larger pretrained run with the same tokenizer, to learn from beside the text."
-        ),
-    ] = None,
-    teacher_weight: Annotated[
-        float | None,
-        Parameter(
-            metavar="FLOAT", show_default="0.5", help="How much the teacher counts beside the text, from 0 to 1."
-        ),
-    ] = None,
+    teacher: Teacher = None,
+    teacher_weight: TeacherWeight = None,
     preset: Preset = None,
     config: ConfigFile = None,
     resume: Resume = False,

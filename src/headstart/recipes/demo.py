@@ -171,11 +171,11 @@ def _own(found: dict[str, Path]) -> Parts:
     """A person's own folder, cut to the demo's sizes; what it has no file for is split off from train."""
     read = {name: read_labelled(str(path), LabelledConfig()) for name, path in found.items()}
     train = _without_doubles(read["train"])
-    for seed, (name, rows) in enumerate((("test", TEST_ROWS), ("valid", VALID_ROWS))):
+    most = {"test": TEST_ROWS, "valid": VALID_ROWS, "train": TRAIN_ROWS}
+    for seed, name in enumerate(("test", "valid")):
         if name not in read:
-            train, read[name] = split_validation(train, min(0.25, rows / len(train)), seed=seed)
-    rows = {"train": TRAIN_ROWS, "valid": VALID_ROWS, "test": TEST_ROWS}
-    return {name: _at_most(part, rows[name]) for name, part in (read | {"train": train}).items()}
+            train, read[name] = split_validation(train, min(0.25, most[name] / len(train)), seed=seed)
+    return {name: _at_most(part, most[name]) for name, part in (read | {"train": train}).items()}
 
 
 def _without_doubles(texts: LabelledTexts) -> LabelledTexts:
