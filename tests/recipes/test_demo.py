@@ -7,10 +7,10 @@ import pytest
 from headstart.data.builtin import read_reviews
 from headstart.data.digests import text_digest
 from headstart.data.doubles import overlap_rows
+from headstart.data.membership import Membership
 from headstart.errors import UsageError
 from headstart.files import read_json
-from headstart.progress import Quiet
-from headstart.recipes import demo
+from headstart.recipes import demo, demo_pretraining
 from headstart.recipes.demo import run_demo
 from headstart.recipes.pretrain import run_pretrain
 from tiny import Listener, pretrain_config, write_reviews
@@ -43,25 +43,26 @@ def _here(tmp_path, monkeypatch):
 def begin(out, data, base) -> list[str]:
     said = Listener()
     with pytest.raises(Begun):
-        run_demo(out, data, base, said)
+        run_demo(out, data, base, progress=said)
     return [line.split()[0] for line in said.lines]
 
 
 def refused(out, data, base) -> str:
     said = Listener()
     with pytest.raises(UsageError) as caught:
-        run_demo(out, data, base, said)
+        run_demo(out, data, base, progress=said)
     assert said.lines == []
     return str(caught.value)
 
 
-def test_a_demo_of_own_data_tells_the_whole_story(tmp_path, base):
+def test_a_demo_of_own_data_tells_the_whole_story(tmp_path, base, monkeypatch):
+    monkeypatch.setattr(demo, "SEEDS", 2)
     write_reviews(tmp_path / "mine")
     found = run_demo(tmp_path / "out", "mine", base)
     cells = sorted(path.name for path in (tmp_path / "out" / "comparison" / "cells").iterdir())
     assert cells == [
-        *(f"pretrained-all-seed{seed}.json" for seed in range(3)),
-        *(f"scratch-all-seed{seed}.json" for seed in range(3)),
+        *(f"pretrained-all-seed{seed}.json" for seed in range(2)),
+        *(f"scratch-all-seed{seed}.json" for seed in range(2)),
         "tfidf-all-seed0.json",
     ]
     assert found.page.is_file()
@@ -74,10 +75,10 @@ def test_a_demo_of_own_data_tells_the_whole_story(tmp_path, base):
 def test_a_demo_records_its_data_and_goes_on_with_it(tmp_path, base):
     write_reviews(tmp_path / "mine")
     out = tmp_path / "out"
-    assert begin(out, "mine", base) == ["1/2", "2/2"]
+    assert begin(out, "mine", base) == ["setting", "TF-IDF,"]
     assert read_json(out / "demo.json") == {"format": 1, "kind": "demo", "source": str(tmp_path / "mine")}
     assert sorted(path.name for path in (out / "data").iterdir()) == ["test.jsonl", "train.jsonl", "valid.jsonl"]
-    assert begin(out, str(tmp_path / "mine"), base) == ["2/2"]  # the same folder, written otherwise
+    assert begin(out, str(tmp_path / "mine"), base) == ["TF-IDF,"]  # the same folder, written otherwise
 
 
 @pytest.mark.usefixtures("up_to_comparing")
@@ -136,7 +137,7 @@ def test_something_else_is_left_alone(tmp_path, base, kind):
 def test_an_empty_folder_is_a_place_for_a_demo(tmp_path, base):
     write_reviews(tmp_path / "mine")
     (tmp_path / "out").mkdir()
-    assert begin(tmp_path / "out", "mine", base) == ["1/2", "2/2"]
+    assert begin(tmp_path / "out", "mine", base) == ["setting", "TF-IDF,"]
 
 
 def test_what_is_not_there_is_told_before_anything_else(tmp_path, base):
@@ -155,8 +156,31 @@ def test_wrong_data_leaves_no_demo_behind(tmp_path, base):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "train.csv").write_text("text,mark\nfine,1\n")
     with pytest.raises(Exception, match="usual name for the label"):
-        run_demo(tmp_path / "out", "mine", base, Quiet())
+        run_demo(tmp_path / "out", "mine", base)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("up_to_comparing")
+def test_a_model_may_be_pretrained_here_and_now_on_what_is_not_judged_by(tmp_path, monkeypatch):
+    small = {"model": {"width": 8, "depth": 1, "heads": 2, "feedforward": 8, "context": 24}, "loop": {"steps": 1}}
+    monkeypatch.setattr(demo_pretraining, "_SETTINGS", {"tokenizer": {"vocab_size": 300}} | small)
+    write_reviews(tmp_path / "mine")
+    out, said = tmp_path / "out", Listener()
+    with pytest.raises(Begun):
+        run_demo(out, "mine", pretrain=True, progress=said)
+    assert said.lines[0] == "setting data aside: test and validation rows first"
+    assert said.lines[-1].startswith(f"TF-IDF, a network from random weights and one from {out / 'pretrained'}, ")
+    known = Membership.read(out / "pretrained" / "bundle")
+    rows = {name: demo._texts(str(out / "data" / f"{name}.jsonl")) for name in ("train", "valid", "test")}
+    assert (known.rows_in(rows["valid"]), known.rows_in(rows["test"])) == ([], [])
+    assert known.rows_in(rows["train"])  # control
+    assert known.rows_in((tmp_path / "mine" / "texts.txt").read_text().splitlines())
+
+
+def test_a_model_that_is_pretrained_already_is_not_pretrained_again(tmp_path, base):
+    with pytest.raises(UsageError) as caught:
+        run_demo(tmp_path / "out", None, base, pretrain=True)
+    assert str(caught.value) == f"--from {base} is pretrained already; leave --pretrain out"
 
 
 @pytest.mark.parametrize(("rows", "budgets"), [(40, (None,)), (60, (50, None)), (200, (50, None)), (500, (50, 200))])

@@ -21,11 +21,22 @@ def demo(
         ),
     ] = None,
     source: Annotated[
-        str,
+        str | None,
         Parameter(
-            name="--from", metavar="FOLDER", help="The pretrained model whose worth is shown, such as starter:fr."
+            name="--from",
+            metavar="FOLDER",
+            show_default="starter:en",
+            help="The pretrained model whose worth is shown, such as starter:fr.",
         ),
-    ] = "starter:en",
+    ] = None,
+    pretrain: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            show_default=False,
+            help="Show that of a small model pretrained here and now, in minutes, on the unlabelled files of --data.",
+        ),
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Fine-tune with few labels, compare, report."""
@@ -33,13 +44,14 @@ def demo(
     from headstart.recipes.demo import run_demo
 
     console = Console(quiet=quiet)
-    found = run_demo(out, data, source, console)
+    found = run_demo(out, data, source, pretrain=pretrain, progress=console)
     show(found.page.parent, found.page, console)
     console.result()
     console.prose(found.headline)
+    start = str(out / "pretrained") if pretrain else source or "starter:en"
     console.say(
         "\nThe same on your own labelled CSV:\n"
-        f"  headstart compare your-train.csv --test your-test.csv --from {source} --labels 50,200,all --out runs/cmp\n"
-        f"  headstart finetune your-train.csv --from {source} --out runs/clf\n"
+        f"  headstart compare your-train.csv --test your-test.csv --from {start} --labels 50,200,all --out runs/cmp\n"
+        f"  headstart finetune your-train.csv --from {start} --out runs/clf\n"
         '  headstart predict runs/clf "a text you wonder about"'
     )

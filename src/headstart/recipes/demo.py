@@ -5,7 +5,6 @@ reviews are those that no starter was pretrained on. Text, sizes and settings ar
 less than five minutes.
 """
 
-import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from headstart.model.presets import values
 from headstart.predict.generate import Sampling, run_generate
 from headstart.progress import Progress, Quiet
 from headstart.recipes.compare import run_compare
+from headstart.recipes.demo_pretraining import pretrain_small, unlabelled
 from headstart.recipes.finetune import preset_of
 from headstart.report.collect import collect
 from headstart.report.page import write_report
@@ -40,8 +40,8 @@ ARMS = ("tfidf", "scratch", "pretrained")
 PROMPT = "The film is"
 
 _FINETUNE = {
-    "optim": {"lr": 3e-4},
-    "loop": {"batch_size": 16, "epochs": 8, "least_steps": 0},
+    "optim": {"optimizer": "adamw", "lr": 3e-4, "warmup": 0.1, "schedule": "linear", "clip": 1.0, "average": 0.9},
+    "loop": {"batch_size": 16, "epochs": 8, "least_steps": 60, "choose": "last"},
 }
 
 
@@ -54,35 +54,52 @@ class Demo:
     """What the head start was worth, in a sentence."""
 
 
-def run_demo(out: Path, data: str | None = None, source: str = STARTER, progress: Progress | None = None) -> Demo:
+def run_demo(
+    out: Path,
+    data: str | None = None,
+    source: str | None = None,
+    *,
+    pretrain: bool = False,
+    progress: Progress | None = None,
+) -> Demo:
     """Set data aside, compare, report. Called again, it goes on where it stopped.
 
     Args:
         data: a folder with a labelled train.csv; None takes the film reviews.
-        source: the pretrained model whose worth is shown.
+        source: the pretrained model whose worth is shown; None takes the English starter.
+        pretrain: show that of a small model pretrained here and now instead.
     """
+    if source and pretrain:
+        raise UsageError(f"--from {source} is pretrained already; leave --pretrain out")
     command = f"headstart demo --out {out}" + (f" --data {data}" if data else "")
-    command += f" --from {source}" if source != STARTER else ""
+    command += (f" --from {source}" if source else "") + (" --pretrain" if pretrain else "")
     try:
-        return _story(out, data, source, command, progress or Quiet())
+        return _story(out, data, None if pretrain else source or STARTER, command, progress or Quiet())
     except Interrupted as error:
         raise Interrupted(f"{str(error).split(' Go on with: ')[0]} Go on with: {command}", error.reason) from None
 
 
-def _story(out: Path, data: str | None, source: str, command: str, progress: Progress) -> Demo:
+def _story(out: Path, data: str | None, source: str | None, command: str, progress: Progress) -> Demo:
     found = None if data is None else _found(Path(data))
     _check_out(out, data)
-    bundle = load_from(source, task="language")
+    if source:
+        load_from(source, task="language")  # one that is not there is told before anything is written
     if not (out / "data" / "train.jsonl").is_file():
-        progress.say("1/2  setting data aside: test and validation rows first")
+        progress.say("setting data aside: test and validation rows first")
         parts = _builtin() if found is None else _own(found)
         (out / "data").mkdir(parents=True, exist_ok=True)
         write_json(out / MARK, {"format": FORMAT, "kind": "demo", "source": _source(data)})
         _write(parts, out / "data")
     files = {name: str(out / "data" / f"{name}.jsonl") for name in ("train", "valid", "test")}
-    progress.say(
-        f"2/2  TF-IDF, a network from random weights and one from {source}, each with few labels, {SEEDS} times"
-    )
+    if source is None:
+        progress.say("pretraining a small language model on the unlabelled text")
+        texts = out / "data" / "texts.jsonl"
+        if not texts.is_file():
+            own = unlabelled(Path(data) if data else None, (found or {}).values())
+            _write_lines(texts, [{"text": text} for text in (*own, *_texts(files["train"]))])
+        source = pretrain_small(texts, [files["valid"], files["test"]], out / "pretrained", command, progress)
+    bundle = load_from(source, task="language")
+    progress.say(f"TF-IDF, a network from random weights and one from {source}, each with few labels, {SEEDS} times")
     cmp, budgets = out / "comparison", _budgets(Path(files["train"]))
     page = run_compare(
         files["train"],
@@ -199,7 +216,13 @@ def _write(parts: Parts, folder: Path) -> None:
     """JSON lines, the training rows last: their file says that all is there."""
     for name in ("test", "valid", "train"):
         rows = zip(parts[name].texts, parts[name].labels, strict=True)
-        buffer = io.StringIO()
-        for text, label in rows:
-            buffer.write(json.dumps({"text": text, "label": label}, ensure_ascii=False) + "\n")
-        write_whole(folder / f"{name}.jsonl", buffer.getvalue().encode("utf-8"))
+        _write_lines(folder / f"{name}.jsonl", [{"text": text, "label": label} for text, label in rows])
+
+
+def _write_lines(path: Path, rows: list[dict[str, str]]) -> None:
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_whole(path, lines.encode("utf-8"))
+
+
+def _texts(path: str) -> list[str]:
+    return list(read_labelled(path, LabelledConfig()).texts)
