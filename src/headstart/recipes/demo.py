@@ -116,8 +116,8 @@ def _story(out: Path, data: str | None, source: str | None, command: str, progre
         progress=progress,
     )
     if bundle.objective != "masked" and data is None:
-        texts = run_generate(bundle.path, PROMPT, sampling=Sampling(tokens=40, temperature=0.8, top_p=0.9), samples=3)
-        write_json(cmp / "samples.json", [{"prompt": PROMPT, "text": text} for text in texts])
+        samples = run_generate(bundle.path, PROMPT, sampling=Sampling(tokens=40, temperature=0.8, top_p=0.9), samples=3)
+        write_json(cmp / "samples.json", [{"prompt": PROMPT, "text": text} for text in samples])
         page = write_report(cmp)
     return Demo(page, headline(cmp))
 
