@@ -13,6 +13,7 @@ from headstart.files import read_json
 from headstart.recipes import demo, demo_pretraining
 from headstart.recipes.demo import run_demo
 from headstart.recipes.pretrain import run_pretrain
+from headstart.store import starters
 from tiny import Listener, pretrain_config, write_reviews
 
 
@@ -175,6 +176,21 @@ def test_a_model_may_be_pretrained_here_and_now_on_what_is_not_judged_by(tmp_pat
     assert (known.rows_in(rows["valid"]), known.rows_in(rows["test"])) == ([], [])
     assert known.rows_in(rows["train"])  # control
     assert known.rows_in((tmp_path / "mine" / "texts.txt").read_text().splitlines())
+
+
+@pytest.mark.usefixtures("up_to_comparing")
+def test_an_installation_without_starters_pretrains_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(starters, "HOME", tmp_path / "nowhere")
+    monkeypatch.setattr(demo, "pretrain_small", lambda *arguments: str(tmp_path / "pretrained"))
+    write_reviews(tmp_path / "mine")
+    said = Listener()
+    with pytest.raises(UsageError, match="no such folder"):  # where a model would now be
+        run_demo(tmp_path / "out", "mine", progress=said)
+    assert said.lines == [
+        "starter:en is not in this installation (docs/starters.md): a small model is pretrained here instead",
+        "setting data aside: test and validation rows first",
+        "pretraining a small language model on the unlabelled text",
+    ]
 
 
 def test_a_model_that_is_pretrained_already_is_not_pretrained_again(tmp_path, base):

@@ -48,10 +48,9 @@ def demo(
     show(found.page.parent, found.page, console)
     console.result()
     console.prose(found.headline)
-    start = str(out / "pretrained") if pretrain else source or "starter:en"
     console.say(
         "\nThe same on your own labelled CSV:\n"
-        f"  headstart compare your-train.csv --test your-test.csv --from {start} --labels 50,200,all --out runs/cmp\n"
-        f"  headstart finetune your-train.csv --from {start} --out runs/clf\n"
+        f"  headstart compare your-train.csv --test your-test.csv --from {found.source} --labels 50,200,all --out runs/cmp\n"
+        f"  headstart finetune your-train.csv --from {found.source} --out runs/clf\n"
         '  headstart predict runs/clf "a text you wonder about"'
     )

@@ -27,6 +27,7 @@ from headstart.report.collect import collect
 from headstart.report.page import write_report
 from headstart.report.statistics import paired_difference
 from headstart.report.words import interval, points
+from headstart.store.starters import SCHEME, starters
 
 MARK = "demo.json"
 """The file that makes a folder a demo, and says what it was made from."""
@@ -52,6 +53,8 @@ class Demo:
     page: Path
     headline: str
     """What the head start was worth, in a sentence."""
+    source: str
+    """The model it started from."""
 
 
 def run_demo(
@@ -73,8 +76,14 @@ def run_demo(
         raise UsageError(f"--from {source} is pretrained already; leave --pretrain out")
     command = f"headstart demo --out {out}" + (f" --data {data}" if data else "")
     command += (f" --from {source}" if source else "") + (" --pretrain" if pretrain else "")
+    progress = progress or Quiet()
+    if not (source or pretrain or STARTER.removeprefix(SCHEME) in starters()):
+        progress.say(
+            f"{STARTER} is not in this installation (docs/starters.md): a small model is pretrained here instead"
+        )
+        pretrain = True
     try:
-        return _story(out, data, None if pretrain else source or STARTER, command, progress or Quiet())
+        return _story(out, data, None if pretrain else source or STARTER, command, progress)
     except Interrupted as error:
         raise Interrupted(f"{str(error).split(' Go on with: ')[0]} Go on with: {command}", error.reason) from None
 
@@ -119,7 +128,7 @@ def _story(out: Path, data: str | None, source: str | None, command: str, progre
         samples = run_generate(bundle.path, PROMPT, sampling=Sampling(tokens=40, temperature=0.8, top_p=0.9), samples=3)
         write_json(cmp / "samples.json", [{"prompt": PROMPT, "text": text} for text in samples])
         page = write_report(cmp)
-    return Demo(page, headline(cmp))
+    return Demo(page, headline(cmp), source)
 
 
 def headline(folder: Path) -> str:
