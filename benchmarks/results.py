@@ -571,7 +571,7 @@ def starters() -> str:
     for one in found["about"]:
         lines.append(
             f"| `{one['name']}` | {one['bytes']:,} | {one['parameters']:,} | {one['tokens_seen']:,} | {one['held_out']['bits_per_byte']:.3f} "
-            f"({one['held_out']['tokens']:,} tokens) | `{one['command']}`, {one['environment'].get('gpu', 'no GPU')} |"
+            f"({one['held_out']['tokens']:,} tokens) | `{one['command']}`, {one['environment'].get('gpu') or 'no GPU'} |"
         )
     lines += [
         "",
