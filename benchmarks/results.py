@@ -546,6 +546,75 @@ def serving() -> str:
     )
 
 
+STARTER_PARTS = {
+    "demo": ("The demo's data", "sentences of film reviews, from `starter:en`", "python benchmarks/starters.py demo"),
+    "books": ("cls-books", "French book reviews, from `starter:fr`", "python benchmarks/starters.py books --data DATA"),
+    "ways": (
+        "Small by which way",
+        "the demo's data, pretrained networks that fit in the same bytes",
+        "python benchmarks/starters.py ways --way FOLDER ...",
+    ),
+}
+
+
+def starters() -> str:
+    """What comes with the package is worth; nothing where it was not measured."""
+    if not (RESULTS / "starters.json").is_file():
+        return ""
+    found = load("starters.json")
+    lines = [
+        "## Starters",
+        "",
+        "| starter | bytes | parameters | tokens seen | held-out bits per byte | made by |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in found["about"]:
+        lines.append(
+            f"| `{one['name']}` | {one['bytes']:,} | {one['parameters']:,} | {one['tokens_seen']:,} | {one['held_out']['bits_per_byte']:.3f} "
+            f"({one['held_out']['tokens']:,} tokens) | `{one['command']}`, {one['environment'].get('gpu') or 'no GPU'} |"
+        )
+    lines += [
+        "",
+        "Text, hold-outs and limits are on the cards in `src/headstart/starters/`; [docs/starters.md](docs/starters.md) has every command.",
+        "",
+    ]
+    for part, (title, what, command) in STARTER_PARTS.items():
+        if part in found:
+            lines += starter_part(found[part], title, what, command)
+    return "\n".join(lines)
+
+
+def starter_part(found: dict, title: str, what: str, command: str) -> list[str]:
+    rows, environment = found["rows"], found["environment"]
+    where = environment.get("gpu") or f"CPU, {environment['threads']} thread{'s' if environment['threads'] > 1 else ''}"
+    lines = [
+        f"### {title}",
+        "",
+        f"{what[:1].upper()}{what[1:]}; {rows['train']:,} rows to learn from, {rows['valid']:,} for validation, {rows['test']:,} for test. "
+        f"Command: `{command}`; {where}, torch {environment['torch']}.",
+        "",
+        "| arm | labels | test accuracy | 95 % interval | worst seed | seeds | seconds a run |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in found["arms"]:
+        lines.append(
+            f"| {arm_name(one['arm'])} | {one['labels']} | {percent(one['mean'])} | {percent(one['low'])} to {percent(one['high'])} | "
+            f"{percent(one['worst'])} | {one['seeds']} | {one['seconds']:.0f} |"
+        )
+    lines += ["", "| paired difference | labels | points | 95 % interval |", "|---|---|---|---|"]
+    for one in found["differences"]:
+        lines.append(
+            f"| {arm_name(one['arm'])} − {arm_name(one['other'])} | {one['labels']} | {100 * one['mean']:+.1f} | "
+            f"{100 * one['low']:+.1f} to {100 * one['high']:+.1f} |"
+        )
+    return [*lines, ""]
+
+
+def arm_name(arm: str) -> str:
+    kind, _, name = arm.partition(":")
+    return f"{NAMES[kind]} ({name})" if name else NAMES[kind]
+
+
 def filled(text: str, marker: str, content: str) -> str:
     """A document with what stands between two markers replaced."""
     before, _, rest = text.partition(f"<!-- {marker} -->\n")
@@ -558,7 +627,20 @@ def pages() -> dict[Path, str]:
     lesson = ROOT / "docs" / "course.md"
     lesson_text = filled(lesson.read_text(encoding="utf-8"), "RESULTS:course", course_table())
     lesson_text = filled(lesson_text, "RESULTS:course-lm", language_table())
-    parts = [PROTOCOL, course(), "", recipe(), "", coverage(), "", torture(), "", serving(), ""]
+    parts = [
+        PROTOCOL,
+        course(),
+        "",
+        recipe(),
+        "",
+        coverage(),
+        "",
+        torture(),
+        "",
+        serving(),
+        "",
+        *filter(None, [starters()]),
+    ]
     return {ROOT / "RESULTS.md": "\n".join(parts), lesson: lesson_text}
 
 

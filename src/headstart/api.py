@@ -31,6 +31,7 @@ from headstart.recipes.pretrain import run_pretrain
 from headstart.recipes.settings import Settings, as_nested, dotted_names, settings_of
 from headstart.recipes.sizing import AUTO, choose_preset
 from headstart.serve.settings import ServingConfig
+from headstart.store.compact import Storage
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import ReportCard
 from headstart.train.evaluate import Evaluation
@@ -120,6 +121,8 @@ def pretrain(
     out: str | Path,
     source: str | Path | None = None,
     tokenizer: str | Path | None = None,
+    teacher: str | Path | None = None,
+    teacher_weight: float | None = None,
     preset: str = "classic",
     settings: Settings | None = None,
     resume: bool = False,
@@ -141,6 +144,8 @@ def pretrain(
         settings_of(PretrainConfig, preset, "pretrain", settings),
         source=_text(source),
         tokenizer=None if tokenizer is None else Path(tokenizer),
+        teacher=_text(teacher),
+        teacher_weight=teacher_weight,
         resume=resume,
         progress=progress,
     )
@@ -263,9 +268,11 @@ def generate(folder: str | Path, prompt: str, *, samples: int = 1, sampling: Sam
     return run_generate(Path(folder), prompt, sampling=sampling or Sampling(), samples=samples)
 
 
-def export(folder: str | Path, *, out: str | Path, to: str, check: str | Path | None = None) -> list[str]:
-    """Write a model for transformers (to="hf") or onnxruntime (to="onnx"); returns what was written, in words."""
-    return run_export(Path(folder), Path(out), to, _text(check))
+def export(
+    folder: str | Path, *, out: str | Path, to: str, check: str | Path | None = None, weights: Storage | None = None
+) -> list[str]:
+    """Write a model for transformers (to="hf"), onnxruntime ("onnx") or in fewer bytes ("compact"); says what it wrote."""
+    return run_export(Path(folder), Path(out), to, _text(check), weights)
 
 
 def serve(folder: str | Path, *, settings: Settings | None = None) -> None:

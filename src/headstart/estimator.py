@@ -45,7 +45,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A Transformer that classifies texts, from a pretrained folder or from random weights.
 
     Args:
-        backbone: a pretrained folder, `hf:` and a folder of transformers, or "scratch" for random weights.
+        backbone: a pretrained folder, a starter ("starter:en"), `hf:` and a folder of transformers, or "scratch" for random
+            weights.
         unlabelled: texts to pretrain on before anything else, from `backbone` on; at every `fit`, so a search over many
             settings is quicker with a folder that `headstart.pretrain` made once.
         preset: named settings to start from; None takes those of the backbone's kind, as `headstart finetune` does.

@@ -249,5 +249,5 @@ def test_the_command_writes_what_needs_no_transformers(tmp_path, capsys):
     assert run(["export", str(tmp_path / "ours"), "--to", "tflite", "--out", str(tmp_path / "x")]) == 2
     assert capsys.readouterr().err == (
         f"headstart: {tmp_path / 'theirs'} is there already and not empty; choose another --out\n"
-        "headstart: --to must be one of hf, onnx, got 'tflite'\n"
+        "headstart: --to must be one of hf, onnx, compact, got 'tflite'\n"
     )

@@ -201,3 +201,16 @@ def test_changed_labels_beside_pieces_are_noticed(tmp_path):
     os.utime("t.label", ns=(1, 1))
     second, _ = labelled(tmp_path, "t.review.spm", "train")
     assert second.label_of.tolist() == [0, 1]
+
+
+def test_a_tokenizer_learns_nothing_from_what_is_left_out(tmp_path):
+    secret = "xylophonist " * 40
+    (tmp_path / "texts.txt").write_text("\n".join(["a plain text of plain words"] * 5 + [secret]), encoding="utf-8")
+    (tmp_path / "test.txt").write_text(secret, encoding="utf-8")
+    learnt = {}
+    for name, left_out in (("all", None), ("without", str(tmp_path / "test.txt"))):
+        corpus = CorpusConfig(leave_out=left_out)
+        config = TokenizerConfig(vocab_size=400)
+        run_tokenizer([str(tmp_path / "texts.txt")], tmp_path / name, config, corpus, Quiet())
+        learnt[name] = len(load_tokenizer(tmp_path / name).encode("xylophonist"))
+    assert learnt["all"] < 3 < learnt["without"]

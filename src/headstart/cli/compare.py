@@ -32,8 +32,8 @@ Source = Annotated[
     Parameter(
         name="--from",
         metavar="FOLDER",
-        help="The pretrained run whose worth is measured (or hf: and a model of transformers); several, given again or with "
-        "commas, are compared with each other.",
+        help="The pretrained run whose worth is measured (or starter:en, or hf: and a model of transformers); several, "
+        "given again or with commas, are compared with each other.",
     ),
 ]
 Test = Annotated[str | None, Parameter(metavar="FILE", help="Labelled text that every arm is measured on.")]

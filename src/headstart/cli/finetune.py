@@ -35,7 +35,7 @@ def finetune(
         Parameter(
             name="--from",
             metavar="FOLDER|scratch",
-            help="The pretrained run, hf: and a model of transformers, or the word scratch.",
+            help="The pretrained run, starter:en or starter:fr, hf: and a model of transformers, or the word scratch.",
         ),
     ] = None,
     out: Out,

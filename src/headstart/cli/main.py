@@ -30,7 +30,7 @@ COMMANDS = (
     (
         "demo",
         "[OPTIONS]",
-        "Tell the whole story on a small data set, and write a report.",
+        "Tell the whole story with 50 and 200 labels in minutes, and write a report.",
         "headstart demo --out runs/demo",
     ),
     (

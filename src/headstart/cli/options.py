@@ -77,7 +77,7 @@ Quiet = Annotated[
 ]
 
 
-Model = Annotated[Path, Parameter(name="MODEL", help="A run folder or a bundle.")]
+Model = Annotated[Path, Parameter(name="MODEL", help="A run folder, a bundle, or a starter such as starter:en.")]
 
 
 class Running(config.Section):

@@ -23,6 +23,22 @@ from headstart.config import PretrainConfig
 from headstart.errors import UsageError
 
 OPTIONS = Options(PretrainConfig, preset="pretrain")
+Source = Annotated[
+    str | None,
+    Parameter(
+        name="--from",
+        metavar="FOLDER",
+        help="A pretrained run to go on from, a starter such as starter:en, or hf: and a model of transformers.",
+    ),
+]
+Teacher = Annotated[
+    str | None,
+    Parameter(metavar="FOLDER", help="A larger pretrained run with the same tokenizer, to learn from beside the text."),
+]
+TeacherWeight = Annotated[
+    float | None,
+    Parameter(metavar="FLOAT", show_default="0.5", help="How much the teacher counts beside the text, from 0 to 1."),
+]
 
 
 def _is_to_be_planned(preset: str | None, config: Path | None, flags: Flags | None) -> bool:
@@ -49,13 +65,10 @@ def pretrain(
         ),
     ],
     out: Out,
-    source: Annotated[
-        str | None,
-        Parameter(
-            name="--from", metavar="FOLDER", help="A pretrained run to go on from, or hf: and a model of transformers."
-        ),
-    ] = None,
+    source: Source = None,
     tokenizer: Tokenizer = None,
+    teacher: Teacher = None,
+    teacher_weight: TeacherWeight = None,
     preset: Preset = None,
     config: ConfigFile = None,
     resume: Resume = False,
@@ -64,7 +77,8 @@ def pretrain(
 ) -> None:
     """Learn a language model from unlabelled text."""
     if resume:
-        others = {"from": source, "preset": preset, "config": config, "tokenizer": tokenizer}
+        others: dict[str, object] = {"from": source, "preset": preset, "config": config, "tokenizer": tokenizer}
+        others |= {"teacher": teacher, "teacher-weight": teacher_weight}
         OPTIONS.refuse_with_resume(flags, out, **others)
         check_resumes(out, "pretrain", "texts", texts)
     OPTIONS.refuse_with_source(flags, source)
@@ -81,6 +95,8 @@ def pretrain(
         settings,
         source=source,
         tokenizer=tokenizer,
+        teacher=teacher,
+        teacher_weight=teacher_weight,
         resume=resume,
         command=command_line(),
         progress=Console(quiet=quiet),

@@ -23,6 +23,7 @@ OPTIONS = Options(
         "tokenizer.megabytes": "--megabytes",
         "corpus.text_column": "--text-column",
         "corpus.documents": "--documents",
+        "corpus.leave_out": "--leave-out",
     },
 )
 

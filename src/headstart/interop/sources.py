@@ -1,4 +1,4 @@
-"""Whatever --from may name: a folder of ours, or `hf:` and a model of transformers, brought in on the way."""
+"""Whatever --from may name: a folder of ours, a starter, or `hf:` and a model of transformers, brought in on the way."""
 
 import atexit
 import shutil

@@ -1,107 +1,148 @@
-"""The whole story in minutes, on reviews that come with the `demo` extra or on one's own folder.
+"""The whole story in minutes: few labels, a starter that comes with the package, and who wins.
 
-Test rows are set aside first, then validation and training rows; the texts of all other rows, without their labels,
-are what the network is pretrained on. Sizes are chosen so that two CPU cores need a few minutes.
+On sentences of film reviews that the `demo` extra brings, or on one's own folder. Test and validation rows of the film
+reviews are those that no starter was pretrained on. Text, sizes and settings are chosen so that two CPU cores need
+less than five minutes.
 """
 
-import csv
-import io
 import json
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from headstart.config import CorpusConfig, FinetuneConfig, LabelledConfig, PretrainConfig
-from headstart.data.builtin import builtin_reviews
-from headstart.data.corpus import read_documents
+from headstart.config import FinetuneConfig, LabelledConfig
+from headstart.data.builtin import Review, read_reviews
 from headstart.data.digests import text_digest
 from headstart.data.labelled import LabelledTexts, label_subset, read_labelled, split_validation
 from headstart.errors import Interrupted, UsageError
 from headstart.files import FORMAT, read_json, write_json, write_whole
+from headstart.interop.sources import load_from
 from headstart.layering import layered
 from headstart.model.presets import values
 from headstart.predict.generate import Sampling, run_generate
 from headstart.progress import Progress, Quiet
 from headstart.recipes.compare import run_compare
-from headstart.recipes.pretrain import run_pretrain
+from headstart.recipes.demo_pretraining import pretrain_small, unlabelled
+from headstart.recipes.finetune import preset_of
+from headstart.report.collect import collect
 from headstart.report.page import write_report
+from headstart.report.statistics import paired_difference
+from headstart.report.words import interval, points
+from headstart.store.starters import SCHEME, starters
 
 MARK = "demo.json"
 """The file that makes a folder a demo, and says what it was made from."""
-TRAIN_ROWS, VALID_ROWS, TEST_ROWS = 1000, 400, 1000
+STARTER = "starter:en"
+SOURCE = "rotten_tomatoes"
+"""The film reviews of the demo: single sentences, about 27 tokens each, which a laptop reads quickly."""
+TRAIN_ROWS, VALID_ROWS, TEST_ROWS = 1000, 200, 1000
+LABELS = (50, 200)
 SEEDS = 3
+ARMS = ("tfidf", "scratch", "pretrained")
 PROMPT = "The film is"
 
-_MODEL = {"width": 128, "depth": 2, "heads": 2, "feedforward": 256, "context": 128, "dropout": 0.1}
-_PRETRAIN = {
-    "tokenizer": {"vocab_size": 4096, "megabytes": 5.0},
-    "model": _MODEL,
-    "corpus": {"held_out": 0.01},
-    "optim": {
-        "optimizer": "adamw",
-        "lr": 2e-3,
-        "weight_decay": 0.01,
-        "warmup": 0.05,
-        "schedule": "cosine",
-        "clip": 1.0,
-    },
-    "loop": {"batch_size": 16, "steps": 1000, "evaluate_every": 250, "save_every": 250, "prompt": PROMPT},
-}
 _FINETUNE = {
-    "model": _MODEL,
-    "optim": {"optimizer": "adamw", "lr": 5e-4, "warmup": 0.1, "schedule": "linear", "clip": 1.0},
-    "loop": {"batch_size": 16, "epochs": 8},
+    "optim": {"optimizer": "adamw", "lr": 3e-4, "warmup": 0.1, "schedule": "linear", "clip": 1.0, "average": 0.9},
+    "loop": {"batch_size": 16, "epochs": 8, "least_steps": 60, "choose": "last"},
 }
 
 
-def run_demo(out: Path, data: str | None = None, progress: Progress | None = None) -> Path:
-    """Set data aside, pretrain, compare, report; returns the report's path. Called again, it goes on where it stopped."""
+@dataclass(frozen=True)
+class Demo:
+    """What a demo came to."""
+
+    page: Path
+    headline: str
+    """What the head start was worth, in a sentence."""
+    source: str
+    """The model it started from."""
+
+
+def run_demo(
+    out: Path,
+    data: str | None = None,
+    source: str | None = None,
+    *,
+    pretrain: bool = False,
+    progress: Progress | None = None,
+) -> Demo:
+    """Set data aside, compare, report. Called again, it goes on where it stopped.
+
+    Args:
+        data: a folder with a labelled train.csv; None takes the film reviews.
+        source: the pretrained model whose worth is shown; None takes the English starter.
+        pretrain: show that of a small model pretrained here and now instead.
+    """
+    if source and pretrain:
+        raise UsageError(f"--from {source} is pretrained already; leave --pretrain out")
     command = f"headstart demo --out {out}" + (f" --data {data}" if data else "")
+    command += (f" --from {source}" if source else "") + (" --pretrain" if pretrain else "")
+    progress = progress or Quiet()
+    if not (source or pretrain or STARTER.removeprefix(SCHEME) in starters()):
+        progress.say(
+            f"{STARTER} is not in this installation (docs/starters.md): a small model is pretrained here instead"
+        )
+        pretrain = True
     try:
-        return _story(out, data, command, progress or Quiet())
+        return _story(out, data, None if pretrain else source or STARTER, command, progress)
     except Interrupted as error:
         raise Interrupted(f"{str(error).split(' Go on with: ')[0]} Go on with: {command}", error.reason) from None
 
 
-def _story(out: Path, data: str | None, command: str, progress: Progress) -> Path:
+def _story(out: Path, data: str | None, source: str | None, command: str, progress: Progress) -> Demo:
     found = None if data is None else _found(Path(data))
     _check_out(out, data)
-    if not (out / "data" / "texts.jsonl").is_file():
-        progress.say(
-            "1/3  setting data aside: test first, then validation and training rows; the other texts lose their labels"
-        )
-        rows = _builtin() if found is None else _own(Path(str(data)), found, progress)
+    if source:
+        load_from(source, task="language")  # one that is not there is told before anything is written
+    if not (out / "data" / "train.jsonl").is_file():
+        progress.say("setting data aside: test and validation rows first")
+        parts = _builtin() if found is None else _own(found)
         (out / "data").mkdir(parents=True, exist_ok=True)
         write_json(out / MARK, {"format": FORMAT, "kind": "demo", "source": _source(data)})
-        _write(*rows, out / "data")
+        _write(parts, out / "data")
     files = {name: str(out / "data" / f"{name}.jsonl") for name in ("train", "valid", "test")}
-    progress.say("2/3  pretraining a small language model on the unlabelled text")
-    config = layered(PretrainConfig, values("classic", "pretrain"), _PRETRAIN)
-    base = out / "pretrained"
-    run_pretrain(
-        [str(out / "data" / "texts.jsonl")], base, config, resume=_started(base), command=command, progress=progress
-    )
-    progress.say("3/3  fine-tuning from it and from random weights, with the linear baselines beside them")
-    cmp = out / "comparison"
-    run_compare(
+    if source is None:
+        progress.say("pretraining a small language model on the unlabelled text")
+        texts = out / "data" / "texts.jsonl"
+        if not texts.is_file():
+            own = unlabelled(Path(data) if data else None, (found or {}).values())
+            _write_lines(texts, [{"text": text} for text in (*own, *_texts(files["train"]))])
+        source = pretrain_small(texts, [files["valid"], files["test"]], out / "pretrained", command, progress)
+    bundle = load_from(source, task="language")
+    progress.say(f"TF-IDF, a network from random weights and one from {source}, each with few labels, {SEEDS} times")
+    cmp, budgets = out / "comparison", _budgets(Path(files["train"]))
+    page = run_compare(
         files["train"],
         cmp,
-        layered(FinetuneConfig, values("classic", "finetune"), _FINETUNE),
-        source=str(base),
+        layered(FinetuneConfig, values(preset_of(bundle), "finetune"), _FINETUNE),
+        source=source,
         valid=files["valid"],
         test=files["test"],
         seeds=SEEDS,
-        resume=_started(cmp),
+        labels=budgets,
+        arms=ARMS,
+        resume=(cmp / "run.json").is_file(),
         command=command,
         progress=progress,
     )
-    sampling = Sampling(tokens=40, temperature=0.8, top_p=0.9)
-    texts = run_generate(base, PROMPT, sampling=sampling, samples=3)
-    write_json(cmp / "samples.json", [{"prompt": PROMPT, "text": text} for text in texts])
-    return write_report(cmp)
+    if bundle.objective != "masked" and data is None:
+        samples = run_generate(bundle.path, PROMPT, sampling=Sampling(tokens=40, temperature=0.8, top_p=0.9), samples=3)
+        write_json(cmp / "samples.json", [{"prompt": PROMPT, "text": text} for text in samples])
+        page = write_report(cmp)
+    return Demo(page, headline(cmp), source)
 
 
-def _started(run: Path) -> bool:
-    return (run / "run.json").is_file()
+def headline(folder: Path) -> str:
+    """What the head start was worth with most labels, over TF-IDF and over random weights; also when it was nothing."""
+    comparison = collect(folder)
+    budget = comparison.main
+    many = "all labels" if budget == "all" else f"{budget:,} labels"
+    told = []
+    for other, name in (("tfidf", "TF-IDF + logistic regression"), ("scratch", "the same network from random weights")):
+        found = paired_difference(comparison, "pretrained", other, budget)
+        assert found is not None
+        sure = "" if found.measurable else ", which is not measurable"
+        told.append(f"{points(found.mean)} points over {name} ({interval(found)}){sure}")
+    return f"With {many}, the head start is worth {' and '.join(told)}."
 
 
 def _source(data: str | None) -> str:
@@ -118,26 +159,30 @@ def _check_out(out: Path, data: str | None) -> None:
         raise UsageError(f"{out} is not empty and holds no demo; choose another --out")
 
 
-Rows = tuple[LabelledTexts, LabelledTexts | None, LabelledTexts | None, Sequence[str]]
-"""What is labelled for training, validation and test, as far as there is any, and the texts to pretrain on."""
+Parts = dict[str, LabelledTexts]
+"""Labelled rows for `train`, `valid` and `test`."""
 
 
-def _builtin() -> Rows:
-    """Short film reviews with labels, and long ones without, from the package that the extra installs."""
-    with builtin_reviews().open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    names = {"0": "negative", "1": "positive"}
-    short = [row for row in rows if row["source"] == "rotten_tomatoes"]
-    labelled = LabelledTexts(
+def _builtin() -> Parts:
+    """Sentences of film reviews: those set aside for validation and test, and of the others some to learn from."""
+    reviews = [review for review in read_reviews() if review.source == SOURCE]
+    train, judged = (_labelled([each for each in reviews if each.set_aside is aside]) for aside in (False, True))
+    rest, test = split_validation(judged, TEST_ROWS / len(judged), seed=0)
+    return {"train": _at_most(train, TRAIN_ROWS), "valid": _at_most(rest, VALID_ROWS), "test": test}
+
+
+def _labelled(reviews: list[Review]) -> LabelledTexts:
+    """Each text once: a double could stand on both sides of a split."""
+    once = list({text_digest(review.text): review for review in reviews}.values())
+    return LabelledTexts(
         name="film reviews",
-        texts=tuple(row["text"].strip() for row in short),
-        labels=tuple(names[row["label"]] for row in short),
-        where=tuple(f"film reviews, row {place}" for place in range(1, len(short) + 1)),
+        texts=tuple(review.text for review in once),
+        labels=tuple(review.label for review in once),
+        where=tuple(f"film reviews, row {place}" for place in range(1, len(once) + 1)),
     )
-    return labelled, None, None, [row["text"] for row in rows]
 
 
-def _found(data: Path) -> dict[str, list[Path]]:
+def _found(data: Path) -> dict[str, Path]:
     """The labelled files of a person's own folder: `train.*`, and `valid.*` and `test.*` if there are any."""
     if not data.is_dir():
         raise UsageError(f"no such folder: {data}; the demo wants one with a labelled train.csv in it")
@@ -145,40 +190,21 @@ def _found(data: Path) -> dict[str, list[Path]]:
     if not found["train"]:
         held = ", ".join(sorted(path.name for path in data.iterdir())[:5]) or "nothing"
         raise UsageError(f"{data} has no labelled file train.csv (or .tsv, .jsonl, .parquet); found: {held}")
-    return found
+    return {name: paths[0] for name, paths in found.items() if paths}
 
 
-def _own(data: Path, found: dict[str, list[Path]], progress: Progress) -> Rows:
-    """A person's own folder: the labelled files; every other file is text."""
-    read = {name: read_labelled(str(paths[0]), LabelledConfig()) if paths else None for name, paths in found.items()}
-    known = {path for paths in found.values() for path in paths}
-    others = [str(path) for path in sorted(data.iterdir()) if path.is_file() and path not in known]
-    texts = [document.text for document in read_documents(others, CorpusConfig())] if others else []
-    if not texts:
-        progress.say(f"{data} has no unlabelled text: the training texts alone are pretrained on")
-    assert read["train"] is not None
-    return read["train"], read["valid"], read["test"], [*texts, *read["train"].texts]
-
-
-def _write(
-    train: LabelledTexts, valid: LabelledTexts | None, test: LabelledTexts | None, texts: Sequence[str], folder: Path
-) -> None:
-    """Cut to the demo's sizes and write JSON lines, the unlabelled texts last: their file says that all is there."""
-    train = _without_doubles(train)
-    if test is None:
-        train, test = split_validation(train, min(0.25, TEST_ROWS / len(train)), seed=0)
-    if valid is None:
-        train, valid = split_validation(train, min(0.25, VALID_ROWS / len(train)), seed=1)
-    train, valid, test = _at_most(train, TRAIN_ROWS), _at_most(valid, VALID_ROWS), _at_most(test, TEST_ROWS)
-    for name, part in (("train", train), ("valid", valid), ("test", test)):
-        rows = zip(part.texts, part.labels, strict=True)
-        _write_lines(folder / f"{name}.jsonl", [{"text": text, "label": label} for text, label in rows])
-    judged = {text_digest(text) for part in (valid, test) for text in part.texts}
-    _write_lines(folder / "texts.jsonl", [{"text": text} for text in texts if text_digest(text) not in judged])
+def _own(found: dict[str, Path]) -> Parts:
+    """A person's own folder, cut to the demo's sizes; what it has no file for is split off from train."""
+    read = {name: read_labelled(str(path), LabelledConfig()) for name, path in found.items()}
+    train = _without_doubles(read["train"])
+    most = {"test": TEST_ROWS, "valid": VALID_ROWS, "train": TRAIN_ROWS}
+    for seed, name in enumerate(("test", "valid")):
+        if name not in read:
+            train, read[name] = split_validation(train, min(0.25, most[name] / len(train)), seed=seed)
+    return {name: _at_most(part, most[name]) for name, part in (read | {"train": train}).items()}
 
 
 def _without_doubles(texts: LabelledTexts) -> LabelledTexts:
-    """Each text once: a double could stand on both sides of a split."""
     first: dict[int, int] = {}
     for index, text in enumerate(texts.texts):
         first.setdefault(text_digest(text), index)
@@ -189,8 +215,23 @@ def _at_most(texts: LabelledTexts, rows: int) -> LabelledTexts:
     return texts if len(texts) <= rows else texts.take(label_subset(texts.labels, rows, seed=0))
 
 
+def _budgets(train: Path) -> tuple[int | None, ...]:
+    """50 and 200 labels, or fewer where there are not so many."""
+    rows = train.read_bytes().count(b"\n")
+    return tuple(labels for labels in LABELS if labels < rows) + ((None,) if rows <= max(LABELS) else ())
+
+
+def _write(parts: Parts, folder: Path) -> None:
+    """JSON lines, the training rows last: their file says that all is there."""
+    for name in ("test", "valid", "train"):
+        rows = zip(parts[name].texts, parts[name].labels, strict=True)
+        _write_lines(folder / f"{name}.jsonl", [{"text": text, "label": label} for text, label in rows])
+
+
 def _write_lines(path: Path, rows: list[dict[str, str]]) -> None:
-    buffer = io.StringIO()
-    for row in rows:
-        buffer.write(json.dumps(row, ensure_ascii=False) + "\n")
-    write_whole(path, buffer.getvalue().encode("utf-8"))
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_whole(path, lines.encode("utf-8"))
+
+
+def _texts(path: str) -> list[str]:
+    return list(read_labelled(path, LabelledConfig()).texts)

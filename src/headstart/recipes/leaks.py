@@ -8,21 +8,22 @@ from headstart.data.membership import FILE, Membership
 from headstart.data.shards import Shards
 from headstart.progress import Progress
 from headstart.recipes.labelled_data import LabelledData
+from headstart.store.bundle import Bundle
 
 
-def carried(shards: Iterable[Shards], source: Path | None) -> dict[str, bytes]:
+def carried(shards: Iterable[Shards], *sources: Bundle | None) -> dict[str, bytes]:
     """The digests of all that a model learnt from, as a file of its bundle.
 
     Args:
-        source: the bundle it went on from; where that does not know its own text, nothing is carried: half of the truth
-            would pass for the whole.
+        sources: the models it went on from or was taught by; where one does not know its own text, nothing is carried:
+            half of the truth would pass for the whole.
     """
     known = Membership.of([])
-    if source is not None:
-        before = Membership.read(source)
+    for source in filter(None, sources):
+        before = Membership.read(source.path)
         if before is None:
             return {}
-        known = before
+        known |= before
     for part in shards:
         known |= Membership.of(part.digests)
     return {FILE: known.to_bytes()}

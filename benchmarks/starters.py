@@ -1,0 +1,171 @@
+"""What the starters are worth: tables for RESULTS.md, kept in docs/results/starters.json.
+
+python benchmarks/starters.py demo   --work runs/starters                 200 and 1,000 labels of the demo's data, 5 seeds
+python benchmarks/starters.py books  --work runs/starters --data DATA     cls-books from starter:fr, 3 seeds
+python benchmarks/starters.py ways   --work runs/starters --way runs/small --way runs/taught --way runs/int8
+
+Each part is a comparison folder under --work, goes on where it was stopped, and prints its table. `--device cuda --jobs 4` where there is a GPU.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from headstart.config import FinetuneConfig
+from headstart.files import read_json
+from headstart.interop.sources import load_from
+from headstart.layering import layered
+from headstart.model.presets import values
+from headstart.progress import Progress, Quiet
+from headstart.recipes.compare import run_compare
+from headstart.recipes.demo import _builtin, _write
+from headstart.report.collect import collect
+from headstart.report.statistics import paired_difference, summaries
+from headstart.store.starters import HOME, starters
+
+KEPT = Path(__file__).resolve().parent.parent / "docs" / "results" / "starters.json"
+
+
+class Aloud(Quiet):
+    """Says what is said."""
+
+    def say(self, line: str) -> None:
+        print(line, flush=True)
+
+
+def demo_data(work: Path) -> dict[str, str]:
+    folder = work / "data"
+    if not (folder / "train.jsonl").is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(_builtin(), folder)
+    return {name: str(folder / f"{name}.jsonl") for name in ("train", "valid", "test")}
+
+
+def compare(files: dict[str, str], out: Path, given: argparse.Namespace, progress: Progress, **others) -> dict:
+    """Run a comparison, or go on with it; returns its figures."""
+    device = {"runtime": {"device": given.device}} if given.device else {}
+    config = layered(FinetuneConfig, values("modern", "finetune"), device)
+    resume = (out / "run.json").is_file()
+    run_compare(
+        files["train"],
+        out,
+        config,
+        valid=files["valid"],
+        test=files["test"],
+        jobs=given.jobs,
+        texts=False,
+        resume=resume,
+        progress=progress,
+        **others,
+    )
+    return figures(out)
+
+
+def figures(folder: Path) -> dict:
+    comparison = collect(folder)
+    arms, differences = [], []
+    for budget in comparison.budgets:
+        for one in summaries(comparison, budget):
+            accuracy = one.accuracy
+            arms.append(
+                {"arm": one.arm, "labels": budget, "mean": accuracy.mean, "low": accuracy.low, "high": accuracy.high}
+                | {"seeds": len(one.cells), "seconds": round(one.seconds, 1), "worst": min(one.accuracies)}
+            )
+        networks = [arm for arm in comparison.arms if arm.startswith("pretrained")]
+        for arm in networks:
+            for other in (
+                name for name in comparison.arms if name != arm and name not in networks[: networks.index(arm)]
+            ):
+                found = paired_difference(comparison, arm, other, budget)
+                if found:
+                    differences.append(
+                        {
+                            "arm": arm,
+                            "other": other,
+                            "labels": budget,
+                            "mean": found.mean,
+                            "low": found.low,
+                            "high": found.high,
+                        }
+                    )
+    environment = read_json(folder / "environment.json")
+    kept = {key: environment[key] for key in ("gpu", "threads", "torch", "python") if environment.get(key)}
+    data = comparison.data
+    rows = {"train": data.train.rows, "valid": data.valid.rows, "test": data.test.rows}
+    return {"rows": rows, "arms": arms, "differences": differences, "environment": kept}
+
+
+def about() -> list[dict]:
+    """The starters themselves."""
+    found = []
+    for name in starters():
+        facts = read_json(HOME / name / "bundle.json")
+        size = sum(path.stat().st_size for path in (HOME / name).rglob("*") if path.is_file())
+        told = facts["about"]
+        bundle = load_from(f"starter:{name}")
+        found.append(
+            {
+                "name": name,
+                "bytes": size,
+                "parameters": sum(parameter.numel() for parameter in bundle.model.parameters()),
+                "steps": told["steps"],
+                "tokens_seen": told["tokens_seen"],
+                "held_out": told["held_out"],
+                "stages": [stage["held_out"] for stage in told.get("stages", [])],
+                "command": told["starter"]["command"],
+                "environment": told["starter"].get("environment", {}),
+            }
+        )
+    return found
+
+
+def table(found: dict) -> str:
+    lines = [f"{'arm':24} {'labels':>7} {'accuracy':>9}  95 % interval   seeds  seconds a run"]
+    for one in found["arms"]:
+        lines.append(
+            f"{one['arm']:24} {one['labels']!s:>7} {100 * one['mean']:8.1f}%  {100 * one['low']:.1f} to {100 * one['high']:.1f}"
+            f"    {one['seeds']}      {one['seconds']:.0f}"
+        )
+    for one in found["differences"]:
+        lines.append(
+            f"{one['arm']} - {one['other']}, {one['labels']} labels: {100 * one['mean']:+.1f} points "
+            f"({100 * one['low']:+.1f} to {100 * one['high']:+.1f})"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["demo", "books", "ways", "about"])
+    parser.add_argument("--work", type=Path, default=Path("runs/starters"))
+    parser.add_argument("--data", type=Path, help="the folder with cls-books/ in it")
+    parser.add_argument(
+        "--way", action="append", default=[], metavar="FOLDER", help="a pretrained folder; its arm has its name"
+    )
+    parser.add_argument("--device")
+    parser.add_argument("--jobs", type=int, default=1)
+    given = parser.parse_args()
+    arms = ("tfidf", "scratch", "pretrained")
+    if given.part == "about":
+        found: dict | list = about()
+    elif given.part == "demo":
+        files, labels = demo_data(given.work), (200, 1000)
+        found = compare(
+            files, given.work / "demo", given, Aloud(), source="starter:en", labels=labels, arms=arms, seeds=5
+        )
+    elif given.part == "books":
+        files = {name: str(given.data / "cls-books" / f"{name}.jsonl") for name in ("train", "valid", "test")}
+        found = compare(files, given.work / "books", given, Aloud(), source="starter:fr", arms=arms, seeds=3)
+    else:
+        files, arms = demo_data(given.work), ("tfidf", "pretrained")
+        found = compare(files, given.work / "ways", given, Aloud(), source=given.way, labels=(200,), arms=arms, seeds=5)
+    kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
+    kept[given.part] = found
+    kept["about"] = about()
+    KEPT.write_text(json.dumps(kept, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+    if isinstance(found, dict):
+        print(table(found))
+
+
+if __name__ == "__main__":
+    main()
