@@ -46,7 +46,9 @@ SEED = 7
 SPECIAL = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
 
 
-def sheet(width: float, height: float, columns: int = 1, widths: list[float] | None = None) -> tuple[Figure, list[Axes]]:
+def sheet(
+    width: float, height: float, columns: int = 1, widths: list[float] | None = None
+) -> tuple[Figure, list[Axes]]:
     """An empty figure without paper, its axes bare."""
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.06))
     figure.patch.set_alpha(0)
@@ -104,7 +106,9 @@ def positions() -> Figure:
     titled(products, "the product of two depends on their distance alone")
     far = 41
     for start, colour, thick in ((0, BLUE, 6.0), (25, ORANGE, 3.4), (50, GREEN, 1.2)):
-        values = rounded(sinusoids(torch.arange(start, start + far), width) @ sinusoids(torch.tensor([start]), width)[0])
+        values = rounded(
+            sinusoids(torch.arange(start, start + far), width) @ sinusoids(torch.tensor([start]), width)[0]
+        )
         products.plot(np.arange(far), values, color=colour, linewidth=thick, label=f"from position {start}")
     products.set_xlabel("distance", color=INK, fontsize=9)
     products.legend(frameon=False, labelcolor=INK, fontsize=9)
@@ -139,7 +143,9 @@ def receipt() -> TransferReceipt:
     """A real one: a network of the course's depth moves out of a bundle into a classifier."""
     shape = ModelConfig(width=16, feedforward=16, context=16)
     tokenizer = train_tokenizer(["un livre magnifique"], TokenizerConfig(vocab_size=270))
-    language = Model(build_backbone(shape, tokenizer.vocab_size, 0), build_language_head(shape, tokenizer.vocab_size, 0))
+    language = Model(
+        build_backbone(shape, tokenizer.vocab_size, 0), build_language_head(shape, tokenizer.vocab_size, 0)
+    )
     classifier = Model(build_backbone(shape, tokenizer.vocab_size, 1), build_classifier_head(shape, 2, 1))
     with tempfile.TemporaryDirectory() as folder:
         save_bundle(Path(folder) / "base", language, tokenizer, about={})
@@ -166,13 +172,27 @@ def head_swap() -> Figure:
         axes.text(left + 17, 1.5, asked, color=INK, ha="center", va="center", fontsize=9)
     for height in (12, 30):
         axes.annotate("", (61, height), (39, height), arrowprops={"arrowstyle": "-|>", "color": BLUE, "linewidth": 2})
-    axes.text(50, 21, f"{len(proof.moved)} tensors moved,\nthe same sha256\non both sides", color=INK, ha="center", va="center", fontsize=9)
-    axes.text(50, 48, f"← stays behind\n{len(proof.new)} tensors new →", color=INK, ha="center", va="center", fontsize=9)
+    axes.text(
+        50,
+        21,
+        f"{len(proof.moved)} tensors moved,\nthe same sha256\non both sides",
+        color=INK,
+        ha="center",
+        va="center",
+        fontsize=9,
+    )
+    axes.text(
+        50, 48, f"← stays behind\n{len(proof.new)} tensors new →", color=INK, ha="center", va="center", fontsize=9
+    )
     return figure
 
 
 def box(axes: Axes, left: float, low: float, colour: str, *words: str) -> None:
-    axes.add_patch(FancyBboxPatch((left, low), 34, 14, boxstyle="round,pad=0,rounding_size=1.5", facecolor=colour, edgecolor="none"))
+    axes.add_patch(
+        FancyBboxPatch(
+            (left, low), 34, 14, boxstyle="round,pad=0,rounding_size=1.5", facecolor=colour, edgecolor="none"
+        )
+    )
     axes.text(left + 17, low + 7, "\n".join(words), color=PAPER, ha="center", va="center", fontsize=10)
 
 
@@ -188,12 +208,35 @@ def parameters() -> Figure:
         for part, colour, name in zip(parts, (BLUE, GREEN, ORANGE), names, strict=True):
             axes.add_patch(Rectangle((left / 1e6, row + 0.1), part / 1e6, 0.56, facecolor=colour, edgecolor="none"))
             if part > 2e6:
-                axes.text((left + part / 2) / 1e6, row + 0.38, f"{name} {part:,}", color=PAPER, ha="center", va="center", fontsize=9)
+                axes.text(
+                    (left + part / 2) / 1e6,
+                    row + 0.38,
+                    f"{name} {part:,}",
+                    color=PAPER,
+                    ha="center",
+                    va="center",
+                    fontsize=9,
+                )
             left += part
         small = f", head {parts[2]:,}" if classes else ""
-        axes.text(left / 1e6 + 0.2, row + 0.38, f"layers {parts[1]:,}{small}" if classes else "", color=INK, va="center", fontsize=9)
+        axes.text(
+            left / 1e6 + 0.2,
+            row + 0.38,
+            f"layers {parts[1]:,}{small}" if classes else "",
+            color=INK,
+            va="center",
+            fontsize=9,
+        )
         task = f"{found.task}: {found.total:,}"
-        axes.text(0, row + 0.02, task + (f" (layers {parts[1]:,})" if not classes else ""), color=INK, weight="bold", va="bottom", fontsize=10)
+        axes.text(
+            0,
+            row + 0.02,
+            task + (f" (layers {parts[1]:,})" if not classes else ""),
+            color=INK,
+            weight="bold",
+            va="bottom",
+            fontsize=10,
+        )
     axes.set(xlim=(0, 21.2), ylim=(1.75, -0.2), yticks=[])
     axes.set_xlabel("million parameters", color=INK, fontsize=9)
     return figure
@@ -213,14 +256,32 @@ def masked() -> Figure:
             same = token == int(ids[0, place])
             word = "<mask>" if token == SPECIAL.mask else words[0] if token == SPECIAL.sos else vocabulary[token - 4]
             colour = (GREEN if same else ORANGE if token != SPECIAL.mask else BLUE) if asked else FAINT
-            axes.add_patch(Rectangle((place + 0.05, reading + 0.12), 0.9, 0.76, facecolor=colour if asked else "none", edgecolor=colour, linewidth=1.2))
-            axes.text(place + 0.5, reading + 0.5, word, color=PAPER if asked else INK, ha="center", va="center", fontsize=9)
+            axes.add_patch(
+                Rectangle(
+                    (place + 0.05, reading + 0.12),
+                    0.9,
+                    0.76,
+                    facecolor=colour if asked else "none",
+                    edgecolor=colour,
+                    linewidth=1.2,
+                )
+            )
+            axes.text(
+                place + 0.5, reading + 0.5, word, color=PAPER if asked else INK, ha="center", va="center", fontsize=9
+            )
     axes.set(xlim=(0, len(words)), ylim=(5.2, 0), xticks=[], yticks=[])
     shares = measured_shares()
     for place, (colour, name) in enumerate(((BLUE, "masked"), (ORANGE, "random"), (GREEN, "kept"))):
         left = 0.05 + 3.6 * place
         axes.add_patch(Rectangle((left, 4.45), 0.35, 0.35, facecolor=colour, edgecolor="none"))
-        axes.text(left + 0.5, 4.63, f"{name}: {100 * shares[name]:.0f} % of those asked for", color=INK, va="center", fontsize=9)
+        axes.text(
+            left + 0.5,
+            4.63,
+            f"{name}: {100 * shares[name]:.0f} % of those asked for",
+            color=INK,
+            va="center",
+            fontsize=9,
+        )
     return figure
 
 
@@ -261,8 +322,14 @@ DRAWINGS: dict[str, Callable[[], Figure]] = {
 
 def by_day_and_night(text: str) -> str:
     """The drawing with a second set of colours for readers who asked for dark."""
-    rules = [f'[style*="{what}: {day}"]{{{what}:{night}!important}}' for day, night in {**DARK, PAPER: NIGHT}.items() for what in ("fill", "stroke")]
-    style = f"<style>text{{font-family:system-ui,sans-serif}}@media(prefers-color-scheme:dark){{{''.join(rules)}}}</style>"
+    rules = [
+        f'[style*="{what}: {day}"]{{{what}:{night}!important}}'
+        for day, night in {**DARK, PAPER: NIGHT}.items()
+        for what in ("fill", "stroke")
+    ]
+    style = (
+        f"<style>text{{font-family:system-ui,sans-serif}}@media(prefers-color-scheme:dark){{{''.join(rules)}}}</style>"
+    )
     return re.sub(r"(<svg[^>]*>)", rf"\1{style}", text, count=1)
 
 

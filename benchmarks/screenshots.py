@@ -10,6 +10,9 @@ Needs playwright and chromium. Whatever asks for something elsewhere while it is
 import argparse
 import io
 import shutil
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from PIL import Image
@@ -25,6 +28,13 @@ COLOURS = 128
 Shot = tuple[Path, tuple[int, int, str, int]]
 
 
+class Silent(SimpleHTTPRequestHandler):
+    """Serves a folder and says nothing: the search of the site needs a server, be it one on this machine."""
+
+    def log_message(self, *_words: object) -> None:
+        """Nothing."""
+
+
 def shots(what: str, name: str) -> dict[str, Shot]:
     """What is photographed, and how, by the name of the picture."""
     if what == "report":
@@ -36,7 +46,7 @@ def shots(what: str, name: str) -> dict[str, Shot]:
             "docs-learn-desk": (SITE / "learn" / "mask.html", DESK),
             "docs-learn-phone": (SITE / "learn" / "mask.html", TELEPHONE),
         }
-    return {name: (Path(what).resolve(), (1280, 900, "light", 1))}
+    return {name: (Path(what).resolve(), (1280, 1400, "light", 1))}
 
 
 def photograph(browser: Browser, page: Path, how: tuple[int, int, str, int]) -> Image.Image:
@@ -45,10 +55,17 @@ def photograph(browser: Browser, page: Path, how: tuple[int, int, str, int]) -> 
     view = browser.new_page(viewport=size, color_scheme=scheme, device_scale_factor=scale)
     asked: list[str] = []
     view.on("request", lambda request: asked.append(request.url))
-    view.goto(page.as_uri())
-    elsewhere = [url for url in asked if not url.startswith(("file:", "data:", "blob:"))]
+    root = SITE if page.is_relative_to(SITE) else page.parent
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(root))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        here = f"http://127.0.0.1:{server.server_port}/"
+        view.goto(here + page.relative_to(root).as_posix(), wait_until="networkidle")
+        picture = view.screenshot()
+        view.close()
+        server.shutdown()
+    elsewhere = [url for url in asked if not url.startswith((here, "data:", "blob:"))]
     assert not elsewhere, f"{page} loads {elsewhere}"
-    return Image.open(io.BytesIO(view.screenshot())).convert("RGB").quantize(COLOURS)
+    return Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS)
 
 
 def main() -> None:

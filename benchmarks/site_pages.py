@@ -7,7 +7,6 @@ own parser, settings from the fields that `--help` reads too.
 import posixpath
 import re
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,15 @@ PAGES = {
     "examples/course.md": "examples/course/README.md",
 }
 """Pages of the site, and the files of the repository that they are."""
+EXIT_CODES = """\
+| exit code | |
+|---|---|
+| 0 | done |
+| 1 | tried and failed |
+| 2 | ask differently: an option, a setting, a path, a file |
+| 75 | stopped at `--runtime.time-limit`, saved |
+| 130, 143 | interrupted (Ctrl-C), terminated (SIGTERM); in training saved first |
+| 141 | nobody reads the output |"""
 _LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
 
 
@@ -71,7 +79,7 @@ def commands() -> str:
     text: str = build_app().generate_docs(output_format="markdown", recursive=True)
     parts = re.split(r"^## headstart (\S+)$", text, flags=re.MULTILINE)[1:]
     found = dict(zip(parts[::2], parts[1::2], strict=True))
-    pages = ["# Commands", SUMMARY + " Every command takes `--help`.", _exit_codes()]
+    pages = ["# Commands", SUMMARY + " Every command takes `--help`.", EXIT_CODES]
     for name, usage, summary, example in COMMANDS:
         options = found[name].split(f"Example: {example}", 1)[1].strip()
         pages += [
@@ -84,16 +92,8 @@ def commands() -> str:
     return "\n\n".join(pages) + "\n"
 
 
-def _exit_codes() -> str:
-    from headstart.cli import main
-
-    table = (main.__doc__ or "").split("\n\n")[1]
-    return f"Exit codes:\n\n```text\n{table}\n```"
-
-
 def settings() -> str:
-    """Every setting by section: name, what may be given, default, and its sentence; then what the presets change."""
-    from headstart.cli import options
+    """Every setting by section: name, what may be given, default, and its sentence; then what the presets set."""
     from headstart.config import FinetuneConfig, PretrainConfig
     from headstart.serve.settings import ServingConfig
 
@@ -113,7 +113,7 @@ def settings() -> str:
         pages.append(f"## {title}")
         own = [name for name, field in kind.model_fields.items() if not _section(field.annotation)]
         if own:
-            pages.append(_table(kind(), own, "", options))
+            pages.append(_list(kind(), own, ""))
         for name, field in kind.model_fields.items():
             section = field.annotation
             if not _section(section):
@@ -123,7 +123,11 @@ def settings() -> str:
             if told in seen:
                 continue  # the same settings with the same defaults stand further up
             seen.add(told)
-            pages += [f"### {name}", _plain(section.__doc__ or ""), _table(default, list(section.model_fields), f"{name}.", options)]
+            pages += [
+                f"### {name}",
+                _plain(section.__doc__ or ""),
+                _list(default, list(section.model_fields), f"{name}."),
+            ]
     return "\n\n".join([*pages, _presets()]) + "\n"
 
 
@@ -133,29 +137,34 @@ def _section(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Section)
 
 
-def _table(values: Any, names: list[str], prefix: str, options: types.ModuleType) -> str:
-    lines = ["| setting | takes | default | |", "|---|---|---|---|"]
+def _list(values: Any, names: list[str], prefix: str) -> str:
+    """A line a setting: a list reads on a telephone too."""
+    from headstart.cli.options import _metavar
+
+    lines = []
     for name in names:
-        field = type(values).model_fields[name]
-        takes = "true, false" if field.annotation is bool else options._metavar(field.annotation).lower() or "tables"
-        bounds = [_bound(item) for item in field.metadata if _bound(item)]
-        takes = ", ".join([f"`{takes}`" if "|" not in takes else " or ".join(f"`{one}`" for one in takes.split("|")), *bounds])
-        default = getattr(values, name)
-        shown = f"{default:g}" if isinstance(default, float) else str(default).lower() if isinstance(default, bool) else str(default)
-        shown = "" if default is None or default in ("", []) else f"`{shown}`"
-        lines.append(f"| `{prefix}{name}` | {takes} | {shown} | {_plain(field.description or '')} |")
+        field, default = type(values).model_fields[name], getattr(values, name)
+        kinds = "true|false" if field.annotation is bool else _metavar(field.annotation)
+        takes = " or ".join(f"`{kind}`" for kind in kinds.split("|")) if kinds else "tables"
+        facts = [takes, *filter(None, map(_bound, field.metadata))]
+        if default not in (None, "", []):
+            shown = f"{default:g}" if isinstance(default, float) else str(default)
+            facts.append(f"default `{shown.lower() if isinstance(default, bool) else shown}`")
+        lines.append(f"* **`{prefix}{name}`** ({', '.join(facts)}): {_plain(field.description or '')}")
     return "\n".join(lines)
 
 
 def _bound(item: Any) -> str:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    found = [f"{sign} {getattr(item, name):,g}" for name, sign in signs.items() if getattr(item, name, None) is not None]
+    found = [
+        f"{sign} {getattr(item, name):,g}" for name, sign in signs.items() if getattr(item, name, None) is not None
+    ]
     return " ".join(found)
 
 
 def _presets() -> str:
-    from headstart.layering import fields_of
     from headstart.config import FinetuneConfig, PretrainConfig
+    from headstart.layering import fields_of
     from headstart.model.presets import NAMES, values
 
     pages = ["## Presets", "What `--preset NAME` sets; empty where it leaves the default."]
@@ -177,6 +186,6 @@ def _at(values: Any, dotted: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """A docstring in one line of a table: what looks like a tag is not one, outside of code."""
-    pieces = " ".join(text.split()).replace("|", "\\|").split("`")
+    """A docstring in one line: what looks like a tag is not one, outside of code."""
+    pieces = " ".join(text.split()).split("`")
     return "`".join(piece if place % 2 else piece.replace("<", "&lt;") for place, piece in enumerate(pieces))

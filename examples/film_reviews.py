@@ -2,8 +2,8 @@
 
 python film_reviews.py
 
-Short reviews with labels go into the tables, a thousand to learn from and 1,500 to be judged on; the texts of all others, one a line and
-without labels, into reviews.txt.
+Short reviews with labels go into the tables, a thousand to learn from and 1,500 to be judged on; the texts of all
+others, one a line and without labels, into reviews.txt.
 """
 
 import csv
