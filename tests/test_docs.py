@@ -47,9 +47,9 @@ steps = 3
 epochs = 1
 """
 SMALLER = (
-    (r"--seeds \d+", "--seeds 2"),
+    (r"--seeds \d+", "--seeds 1"),
     (r"--minutes [\d.]+", "--minutes 0.01"),
-    (r"--labels 50,200", "--labels 8,16"),
+    (r"--labels 50,200,", "--labels 8,"),
     (r"--labels 50 ", "--labels 8 "),
     (r"--labels 200,", "--labels 16,"),
     (r"--jobs \d+", "--jobs 1"),
@@ -63,6 +63,10 @@ SMALLER_PYTHON = (
     ('settings={"loop.epochs": 2}', "settings={'loop.steps': 2, 'tokenizer.vocab_size': 300, 'model.width': 16}"),
     ('source="python/base")', 'source="python/base", settings={"loop.epochs": 1})'),
 )
+
+
+NOT_OURS = {"--index-url", "--tiny", "--pretrain"}
+"""Options on pages that are pip's, or of a script of examples/."""
 
 
 @dataclass(frozen=True)
@@ -275,6 +279,32 @@ def test_a_page_that_another_test_runs_is_named_there(page):
     assert page in ELSEWHERE[page].read_text(encoding="utf-8")
 
 
+def test_what_the_readme_says_besides_commands_of_ours_is_right():
+    """test_readme.py runs those."""
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    lines = [
+        line for match in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in Block("sh", match, None).lines
+    ]
+    others = [line for line in lines if not line.startswith("headstart ")]
+    assert len(others) >= 4
+    for line in others:
+        check(line)
+
+
+@pytest.fixture(scope="module")
+def options():
+    """Every option of every command."""
+    return set(re.findall(r"--[a-z][\w.-]*", module("site_pages").commands()))
+
+
+@pytest.mark.parametrize("page", [*(f"docs/{page}" for page in PAGES), "README.md", "SECURITY.md", "CONTRIBUTING.md"])
+def test_every_option_in_a_sentence_exists(page, options):
+    text = re.sub(r"```.*?```", "", (REPOSITORY / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    for code in re.findall(r"`([^`\n]+)`", text):
+        for option in re.findall(r"(?<![\w-])--[a-z][\w.-]*", code):
+            assert option in options | NOT_OURS, f"{option} in `{code}`"
+
+
 def test_a_wrong_line_would_be_noticed(folder, capsys):
     """The control of all this."""
     from headstart.errors import ConfigError
@@ -364,6 +394,23 @@ def test_a_link_out_of_docs_leads_to_the_page_of_that_file():
         rehung("[w](https://example.org/RESULTS.md)", "docs/serve.md", "serve.md")
         == "[w](https://example.org/RESULTS.md)"
     )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_of_a_page_leads_somewhere_in_the_repository_too(page):
+    """Pages are read where they lie as well, without the site; only the reference is made at its build."""
+    made = {DOCS / "reference" / name for name in ("commands.md", "settings.md")}
+    text = re.sub(r"```.*?```", "", (DOCS / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)#\s]+)", text):
+        target = Path(os.path.normpath((DOCS / page).parent / link))
+        assert "://" in link or target.exists() or target in made, link
+
+
+def test_pictures_are_small():
+    pictures = [*(DOCS / "images").iterdir(), *(DOCS / "pictures").iterdir()]
+    assert len(pictures) > 12
+    for path in pictures:
+        assert path.stat().st_size < 150_000, path.name
 
 
 def test_the_reference_has_every_command_and_every_setting():
