@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # threads that spin while waiting slow small machines down; the command line sets this for itself
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test lint types unit test-all test-gpu torture torture-full clean
+.PHONY: demo test lint types unit test-all test-gpu torture torture-full docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/headstart demo --out demo-run
@@ -31,6 +31,10 @@ test-all: $(VENV)/.dev
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu
 
+# the documentation, into build/site; look at it with: python3 -m http.server -d build/site
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 # kills, full disks, damaged files and bad bytes: minutes, and an hour with the figures of RESULTS.md
 torture: $(VENV)/.dev
 	$(BIN)/python tests/faults/torture.py --size usual --out build/torture.json
@@ -47,8 +51,12 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo]"
 	touch $@
 
+$(VENV)/.docs: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
+
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,dev,hf,onnx,serve,url]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,dev,docs,hf,onnx,serve,url]"
 	touch $@
 
 clean:

@@ -1,32 +1,83 @@
-"""Photographs the checked-in report on a desk by day and on a telephone by night, into docs/images.
+"""Photographs pages on a desk by day and on a telephone by night, into docs/images.
 
-python benchmarks/screenshots.py            (needs playwright and chromium)
+python benchmarks/screenshots.py                          the checked-in report
+python benchmarks/screenshots.py site                     the documentation, after `make docs`
+python benchmarks/screenshots.py report.html --as NAME    any other page, on a desk
+
+Needs playwright and chromium. Whatever asks for something elsewhere while it is photographed is named and refused.
 """
 
+import argparse
 import io
 import shutil
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "results" / "course" / "report.html"
-SHOTS = {"report-desk": (1280, 1180, "light", 1), "report-phone": (360, 740, "dark", 2)}
+IMAGES = ROOT / "docs" / "images"
+DESK, TELEPHONE = (1280, 1180, "light", 1), (360, 740, "dark", 2)
+COURSE = ROOT / "docs" / "results" / "course" / "report.html"
+SITE = ROOT / "build" / "site"
 COLOURS = 128
 """So many are enough for text and lines, and keep a picture small."""
+Shot = tuple[Path, tuple[int, int, str, int]]
+
+
+class Silent(SimpleHTTPRequestHandler):
+    """Serves a folder and says nothing: the search of the site needs a server, be it one on this machine."""
+
+    def log_message(self, *_words: object) -> None:
+        """Nothing."""
+
+
+def shots(what: str, name: str) -> dict[str, Shot]:
+    """What is photographed, and how, by the name of the picture."""
+    if what == "report":
+        return {"report-desk": (COURSE, DESK), "report-phone": (COURSE, TELEPHONE)}
+    if what == "site":
+        return {
+            "docs-desk": (SITE / "index.html", DESK),
+            "docs-phone": (SITE / "index.html", TELEPHONE),
+            "docs-learn-desk": (SITE / "learn" / "mask.html", DESK),
+            "docs-learn-phone": (SITE / "learn" / "mask.html", TELEPHONE),
+        }
+    return {name: (Path(what).resolve(), (1280, 1400, "light", 1))}
+
+
+def photograph(browser: Browser, page: Path, how: tuple[int, int, str, int]) -> Image.Image:
+    width, height, scheme, scale = how
+    size = {"width": width, "height": height}
+    view = browser.new_page(viewport=size, color_scheme=scheme, device_scale_factor=scale)
+    asked: list[str] = []
+    view.on("request", lambda request: asked.append(request.url))
+    root = SITE if page.is_relative_to(SITE) else page.parent
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(root))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        here = f"http://127.0.0.1:{server.server_port}/"
+        view.goto(here + page.relative_to(root).as_posix(), wait_until="networkidle")
+        picture = view.screenshot()
+        view.close()
+        server.shutdown()
+    elsewhere = [url for url in asked if not url.startswith((here, "data:", "blob:"))]
+    assert not elsewhere, f"{page} loads {elsewhere}"
+    return Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", nargs="?", default="report", help="report, site, or a page")
+    parser.add_argument("--as", dest="name", default="page", help="the picture's name, for a page")
+    asked = parser.parse_args()
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"))
-        for name, (width, height, scheme, scale) in SHOTS.items():
-            size = {"width": width, "height": height}
-            page = browser.new_page(viewport=size, color_scheme=scheme, device_scale_factor=scale)
-            page.goto(PAGE.as_uri())
-            picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(COLOURS)
-            path = ROOT / "docs" / "images" / f"{name}.png"
-            picture.save(path, optimize=True)
+        for name, (page, how) in shots(asked.what, asked.name).items():
+            path = IMAGES / f"{name}.png"
+            photograph(browser, page, how).save(path, optimize=True)
             print(f"wrote {path.relative_to(ROOT)}, {path.stat().st_size:,} bytes")
         browser.close()
 

@@ -60,13 +60,14 @@ def test_the_readme_shows_every_step_of_the_story():
     ]
 
 
-def test_the_readmes_commands_run_in_its_order(folder):
+def test_the_readmes_commands_run_in_its_order(folder, monkeypatch, capsys):
+    """In this process, which saves starting torch for each; the pages of docs/ are run likewise by test_docs.py."""
+    from headstart.cli.main import run
+
+    monkeypatch.chdir(folder)
     for line in commands():
-        line = line.replace("--seeds 5", "--seeds 2")
-        done = subprocess.run(
-            [sys.executable, "-m", "headstart", *shlex.split(line)[1:]], cwd=folder, capture_output=True, text=True
-        )
-        assert done.returncode == 0, f"{line}\n{done.stderr}"
+        code = run(shlex.split(line.replace("--seeds 5", "--seeds 2"))[1:])
+        assert code == 0, f"{line}\n{capsys.readouterr().err}"
     assert (folder / "runs" / "cmp" / "report.html").is_file()
 
 

@@ -1,0 +1,350 @@
+"""Draws the pictures of docs/learn from the package's own code: what the network does is what the picture shows.
+
+python benchmarks/pictures.py            writes docs/pictures/*.svg; a test sees that they are what this draws
+
+They follow the reader's wish for light or dark by themselves, and their text is text.
+"""
+
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import FancyBboxPatch, Rectangle
+
+from headstart.config import PADDING, UNSCORED, MaskingConfig, ModelConfig, TokenizerConfig
+from headstart.data.batches import Batch
+from headstart.data.masking import hide
+from headstart.model.attention import visible
+from headstart.model.backbone import build_backbone
+from headstart.model.heads import Model, build_classifier_head, build_language_head
+from headstart.model.ledger import ledger
+from headstart.model.positions import angles, sinusoids, turn
+from headstart.report.canvas import svg
+from headstart.store.bundle import save_bundle
+from headstart.store.receipt import TransferReceipt, transfer
+from headstart.text.tokenizer import SpecialIds, train_tokenizer
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "pictures"
+INK, FAINT, BLUE, ORANGE, GREEN, GREY = "#333333", "#d9d9d9", "#0072b2", "#d55e00", "#008060", "#9a9a9a"
+DARK = {INK: "#e4e4e4", FAINT: "#4a4d57", BLUE: "#5fb4e8", ORANGE: "#ff9248", GREEN: "#3cc79f", GREY: "#8d919c"}
+"""What each colour is by night."""
+PAPER = "#fffffe"
+"""Lettering on coloured ground, by day; by night the coloured grounds are light."""
+NIGHT = "#16181d"
+DIGITS = 4
+"""Computed places are rounded: another processor's last digit shall not change a picture."""
+COURSE = ModelConfig()
+COURSE_VOCABULARY = 50_001
+SEED = 7
+SPECIAL = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
+
+
+def sheet(
+    width: float, height: float, columns: int = 1, widths: list[float] | None = None
+) -> tuple[Figure, list[Axes]]:
+    """An empty figure without paper, its axes bare."""
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.06))
+    figure.patch.set_alpha(0)
+    axes = figure.subplots(1, columns, squeeze=False, width_ratios=widths)[0]
+    for each in axes:
+        each.patch.set_alpha(0)
+        each.spines[:].set_visible(False)
+        each.tick_params(length=0, colors=INK, labelsize=9)
+    return figure, list(axes)
+
+
+def titled(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", color=INK, fontsize=10)
+
+
+def mask() -> Figure:
+    """Who sees whom, from `visible`: one document, two packed into a row with padding, and both ways."""
+    words = ["<sos>", "ce", "livre", "est", "beau"]
+    packed = ["<sos>", "trop", "long", "<sos>", "très", "beau", "<pad>"]
+    one = torch.zeros(1, len(words), dtype=torch.long)
+    two = torch.tensor([[0, 0, 0, 1, 1, 1, PADDING]])
+    figure, axes = sheet(9.2, 3.6, 3, [5, 7, 5])
+    parts = (
+        ("causal: nothing to the right", words, visible(one, "causal")),
+        ("two documents in a row, and padding", packed, visible(two, "causal")),
+        ("both ways: for hidden words", words, visible(one, "both")),
+    )
+    for place, (title, names, seen) in zip(axes, parts, strict=True):
+        titled(place, title)
+        for row, line in enumerate(seen[0, 0].tolist()):
+            for column, sees in enumerate(line):
+                colour = BLUE if sees else FAINT
+                place.add_patch(Rectangle((column + 0.05, row + 0.05), 0.9, 0.9, facecolor=colour, edgecolor="none"))
+        count = len(names)
+        place.set(xlim=(0, count), ylim=(count, 0), aspect="equal")
+        place.set_xticks(np.arange(count) + 0.5, names, rotation=60)
+        place.set_yticks(np.arange(count) + 0.5, names)
+        place.set_xlabel("is seen", color=INK, fontsize=9)
+    axes[0].set_ylabel("looks", color=INK, fontsize=9)
+    return figure
+
+
+def positions() -> Figure:
+    """Sinusoids of some dimensions, and their products by distance, from `sinusoids`."""
+    width, length = 200, 100
+    table = rounded(sinusoids(torch.arange(length), width))
+    figure, (waves, products) = sheet(9.2, 3.3, 2)
+    titled(waves, "the vector of a position: a wave a dimension")
+    for number, (dimension, colour) in enumerate(((0, BLUE), (40, ORANGE), (80, GREEN), (120, GREY))):
+        level = -2.4 * number
+        waves.plot(np.arange(length), level + table[:, dimension], color=colour, linewidth=1.6)
+        waves.text(length + 1, level, f"{dimension}", color=colour, va="center", fontsize=9)
+    waves.set(yticks=[], xlim=(0, length + 8))
+    waves.set_xlabel("position", color=INK, fontsize=9)
+    titled(products, "the product of two depends on their distance alone")
+    far = 41
+    for start, colour, thick in ((0, BLUE, 6.0), (25, ORANGE, 3.4), (50, GREEN, 1.2)):
+        values = rounded(
+            sinusoids(torch.arange(start, start + far), width) @ sinusoids(torch.tensor([start]), width)[0]
+        )
+        products.plot(np.arange(far), values, color=colour, linewidth=thick, label=f"from position {start}")
+    products.set_xlabel("distance", color=INK, fontsize=9)
+    products.legend(frameon=False, labelcolor=INK, fontsize=9)
+    return figure
+
+
+def rotary() -> Figure:
+    """One pair of numbers turned by its position, and the products of turned vectors, from `angles` and `turn`."""
+    figure, (pair, products) = sheet(9.2, 3.3, 2, [1, 1.7])
+    titled(pair, "a pair of numbers, turned by its place")
+    cos, sin = angles(torch.arange(6), 2, base=1.0)
+    turned = rounded(turn(torch.tensor([[1.0, 0.0]]).expand(6, 2), cos, sin))
+    for place, (x, y) in enumerate(turned):
+        pair.annotate("", (x, y), (0, 0), arrowprops={"arrowstyle": "-|>", "color": BLUE, "linewidth": 1.6})
+        pair.text(1.16 * x, 1.16 * y, str(place), color=INK, ha="center", va="center", fontsize=9)
+    pair.set(xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal", xticks=[], yticks=[])
+    titled(products, "query times key: the same at every place, by distance alone")
+    width, far = 64, 41
+    chance = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 1, width, generator=chance)
+    for start, colour, thick in ((0, BLUE, 6.0), (100, ORANGE, 3.4), (1000, GREEN, 1.2)):
+        asked = turn(query, *angles(torch.tensor([start + far]), width))
+        given = turn(key.expand(far, width), *angles(torch.arange(start + far, start, -1), width))
+        values = rounded((given @ asked[0]) / width**0.5, 2)
+        products.plot(np.arange(far), values, color=colour, linewidth=thick, label=f"from position {start:,}")
+    products.set_xlabel("distance", color=INK, fontsize=9)
+    products.legend(frameon=False, labelcolor=INK, fontsize=9)
+    return figure
+
+
+def receipt() -> TransferReceipt:
+    """A real one: a network of the course's depth moves out of a bundle into a classifier."""
+    shape = ModelConfig(width=16, feedforward=16, context=16)
+    tokenizer = train_tokenizer(["un livre magnifique"], TokenizerConfig(vocab_size=270))
+    language = Model(
+        build_backbone(shape, tokenizer.vocab_size, 0), build_language_head(shape, tokenizer.vocab_size, 0)
+    )
+    classifier = Model(build_backbone(shape, tokenizer.vocab_size, 1), build_classifier_head(shape, 2, 1))
+    with tempfile.TemporaryDirectory() as folder:
+        save_bundle(Path(folder) / "base", language, tokenizer, about={})
+        return transfer(str(Path(folder) / "base"), classifier, tokenizer)
+
+
+def head_swap() -> Figure:
+    """The two networks side by side, their parts counted by the ledger and their tensors by a receipt."""
+    proof = receipt()
+    figure, (axes,) = sheet(9.2, 3.9)
+    axes.set(xlim=(0, 100), ylim=(0, 62), xticks=[], yticks=[])
+    for left, classes, name, asked in (
+        (4, None, "language model", "which piece comes next, at every place?"),
+        (62, 2, "classifier", "which label, once a text?"),
+    ):
+        counts = {row.part: row.count for row in ledger(COURSE, COURSE_VOCABULARY, classes).rows}
+        head = counts.pop("language head" if classes is None else "classifier head")
+        embedding = counts.pop("embedding")
+        axes.text(left + 17, 58.5, name, color=INK, ha="center", va="center", weight="bold", fontsize=10)
+        head_words = f"head: {COURSE_VOCABULARY:,} scores" if classes is None else f"new head: {classes} scores"
+        box(axes, left, 41, ORANGE if classes is None else GREEN, head_words, f"{head:,}")
+        box(axes, left, 23, BLUE, f"{COURSE.depth} layers", f"{sum(counts.values()):,}")
+        box(axes, left, 5, BLUE, "embedding", f"{embedding:,}")
+        axes.text(left + 17, 1.5, asked, color=INK, ha="center", va="center", fontsize=9)
+    for height in (12, 30):
+        axes.annotate("", (61, height), (39, height), arrowprops={"arrowstyle": "-|>", "color": BLUE, "linewidth": 2})
+    axes.text(
+        50,
+        21,
+        f"{len(proof.moved)} tensors moved,\nthe same sha256\non both sides",
+        color=INK,
+        ha="center",
+        va="center",
+        fontsize=9,
+    )
+    axes.text(
+        50, 48, f"← stays behind\n{len(proof.new)} tensors new →", color=INK, ha="center", va="center", fontsize=9
+    )
+    return figure
+
+
+def box(axes: Axes, left: float, low: float, colour: str, *words: str) -> None:
+    axes.add_patch(
+        FancyBboxPatch(
+            (left, low), 34, 14, boxstyle="round,pad=0,rounding_size=1.5", facecolor=colour, edgecolor="none"
+        )
+    )
+    axes.text(left + 17, low + 7, "\n".join(words), color=PAPER, ha="center", va="center", fontsize=10)
+
+
+def parameters() -> Figure:
+    """The ledger of the course's network as bars."""
+    figure, (axes,) = sheet(9.2, 2.6)
+    names = ("embedding", "layers", "head")
+    for row, classes in enumerate((None, 2)):
+        found = ledger(COURSE, COURSE_VOCABULARY, classes)
+        counts = [each.count for each in found.rows]
+        parts = (counts[0], sum(counts[1:-1]), counts[-1])
+        left = 0
+        for part, colour, name in zip(parts, (BLUE, GREEN, ORANGE), names, strict=True):
+            axes.add_patch(Rectangle((left / 1e6, row + 0.1), part / 1e6, 0.56, facecolor=colour, edgecolor="none"))
+            if part > 2e6:
+                axes.text(
+                    (left + part / 2) / 1e6,
+                    row + 0.38,
+                    f"{name} {part:,}",
+                    color=PAPER,
+                    ha="center",
+                    va="center",
+                    fontsize=9,
+                )
+            left += part
+        small = f", head {parts[2]:,}" if classes else ""
+        axes.text(
+            left / 1e6 + 0.2,
+            row + 0.38,
+            f"layers {parts[1]:,}{small}" if classes else "",
+            color=INK,
+            va="center",
+            fontsize=9,
+        )
+        task = f"{found.task}: {found.total:,}"
+        axes.text(
+            0,
+            row + 0.02,
+            task + (f" (layers {parts[1]:,})" if not classes else ""),
+            color=INK,
+            weight="bold",
+            va="bottom",
+            fontsize=10,
+        )
+    axes.set(xlim=(0, 21.2), ylim=(1.75, -0.2), yticks=[])
+    axes.set_xlabel("million parameters", color=INK, fontsize=9)
+    return figure
+
+
+def masked() -> Figure:
+    """What `hide` does to a text at three readings of it, and to a hundred thousand tokens."""
+    words = ["<sos>", "un", "livre", "que", "l'on", "ne", "lâche", "pas", "avant", "la", "fin"]
+    vocabulary = [*words[1:], "table", "hier", "vite", "rouge", "dort", "sous"]
+    ids = torch.tensor([[SPECIAL.sos, *range(4, 4 + len(words) - 1)]])
+    figure, (axes,) = sheet(9.2, 2.9)
+    titled(axes, "the same text at four readings: other tokens are hidden each time; only coloured ones are asked for")
+    for reading in range(4):
+        given = hidden(ids, first=reading, size=4 + len(vocabulary))
+        for place, token in enumerate(given.ids_BT[0].tolist()):
+            asked = int(given.targets[0, place]) != UNSCORED
+            same = token == int(ids[0, place])
+            word = "<mask>" if token == SPECIAL.mask else words[0] if token == SPECIAL.sos else vocabulary[token - 4]
+            colour = (GREEN if same else ORANGE if token != SPECIAL.mask else BLUE) if asked else FAINT
+            axes.add_patch(
+                Rectangle(
+                    (place + 0.05, reading + 0.12),
+                    0.9,
+                    0.76,
+                    facecolor=colour if asked else "none",
+                    edgecolor=colour,
+                    linewidth=1.2,
+                )
+            )
+            axes.text(
+                place + 0.5, reading + 0.5, word, color=PAPER if asked else INK, ha="center", va="center", fontsize=9
+            )
+    axes.set(xlim=(0, len(words)), ylim=(5.2, 0), xticks=[], yticks=[])
+    shares = measured_shares()
+    for place, (colour, name) in enumerate(((BLUE, "masked"), (ORANGE, "random"), (GREEN, "kept"))):
+        left = 0.05 + 3.6 * place
+        axes.add_patch(Rectangle((left, 4.45), 0.35, 0.35, facecolor=colour, edgecolor="none"))
+        axes.text(
+            left + 0.5,
+            4.63,
+            f"{name}: {100 * shares[name]:.0f} % of those asked for",
+            color=INK,
+            va="center",
+            fontsize=9,
+        )
+    return figure
+
+
+def hidden(ids: torch.Tensor, first: int, size: int) -> Batch:
+    """The rows with some tokens hidden, by the default settings."""
+    batch = Batch(ids_BT=ids, segments_BT=torch.zeros_like(ids), targets=ids, scored=0, visibility="both")
+    return hide(batch, first, MaskingConfig(), SPECIAL, size, seed=SEED, next_token=False)
+
+
+def measured_shares() -> dict[str, float]:
+    """What becomes of the tokens that are asked for, counted over 102,400 tokens."""
+    rows = torch.randint(4, 1000, (200, 512), generator=torch.Generator().manual_seed(0))
+    found = hidden(rows, 0, 1000)
+    asked = found.targets != UNSCORED
+    masks, kept = asked & (found.ids_BT == SPECIAL.mask), asked & (found.ids_BT == rows)
+    total = int(asked.sum())
+    return {
+        "asked": total / rows.numel(),
+        "masked": int(masks.sum()) / total,
+        "kept": int(kept.sum()) / total,
+        "random": int((asked & ~masks & ~kept).sum()) / total,
+    }
+
+
+def rounded(tensor: torch.Tensor, digits: int = DIGITS) -> np.ndarray:
+    return np.round(tensor.numpy().astype(np.float64), digits) + 0.0
+
+
+DRAWINGS: dict[str, Callable[[], Figure]] = {
+    "mask": mask,
+    "positions": positions,
+    "rotary": rotary,
+    "head-swap": head_swap,
+    "parameters": parameters,
+    "masked": masked,
+}
+
+
+def by_day_and_night(text: str) -> str:
+    """The drawing with a second set of colours for readers who asked for dark."""
+    rules = [
+        f'[style*="{what}: {day}"]{{{what}:{night}!important}}'
+        for day, night in {**DARK, PAPER: NIGHT}.items()
+        for what in ("fill", "stroke")
+    ]
+    style = (
+        f"<style>text{{font-family:system-ui,sans-serif}}@media(prefers-color-scheme:dark){{{''.join(rules)}}}</style>"
+    )
+    return re.sub(r"(<svg[^>]*>)", rf"\1{style}", text, count=1)
+
+
+def pictures() -> dict[str, str]:
+    """Every picture by its name, as SVG."""
+    with matplotlib.rc_context({"font.family": "DejaVu Sans", "path.simplify": False}):
+        return {name: by_day_and_night(svg(draw())) for name, draw in DRAWINGS.items()}
+
+
+def main() -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, text in pictures().items():
+        (FOLDER / f"{name}.svg").write_text(text, encoding="utf-8")
+        print(f"wrote docs/pictures/{name}.svg, {len(text.encode()):,} bytes")
+
+
+if __name__ == "__main__":
+    main()

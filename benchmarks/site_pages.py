@@ -1,0 +1,191 @@
+"""Pages of the documentation site that nobody writes by hand: the reference, and the pages that lie outside of docs/.
+
+A hook of mkdocs (see mkdocs.yml), so that they are made anew at every build and cannot go stale. Commands come from the command line's
+own parser, settings from the fields that `--help` reads too.
+"""
+
+import posixpath
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {
+    "results.md": "RESULTS.md",
+    "changelog.md": "CHANGELOG.md",
+    "security.md": "SECURITY.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "examples/course.md": "examples/course/README.md",
+}
+"""Pages of the site, and the files of the repository that they are."""
+EXIT_CODES = """\
+| exit code | |
+|---|---|
+| 0 | done |
+| 1 | tried and failed |
+| 2 | ask differently: an option, a setting, a path, a file |
+| 75 | stopped at `--runtime.time-limit`, saved |
+| 130, 143 | interrupted (Ctrl-C), terminated (SIGTERM); in training saved first |
+| 141 | nobody reads the output |"""
+_LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages."""
+    from mkdocs.structure.files import File
+
+    sys.path.insert(0, str(ROOT / "src"))
+    made = {page: rehung((ROOT / source).read_text(encoding="utf-8"), source, page) for page, source in PAGES.items()}
+    made |= {"reference/commands.md": commands(), "reference/settings.md": settings()}
+    for page, text in made.items():
+        files.append(File.generated(config, page, content=text))
+    for path in sorted((ROOT / "examples").glob("*.*")):
+        files.append(File.generated(config, f"examples/{path.name}", content=path.read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:  # noqa: ARG001 - mkdocs names them
+    """Links of docs/ that lead out of it lead to the page that stands for the file."""
+    uri = page.file.src_uri
+    return markdown if uri in PAGES else rehung(markdown, f"docs/{uri}", uri)
+
+
+def rehung(markdown: str, source: str, page: str) -> str:
+    """The links of a file of the repository, as they must be on its page of the site.
+
+    >>> rehung("see [this](docs/serve.md#the-api) and [that](CHANGELOG.md)", "README.md", "how-to/x.md")
+    'see [this](../serve.md#the-api) and [that](../changelog.md)'
+    """
+    pages = {file: name for name, file in PAGES.items()}
+
+    def moved(found: re.Match[str]) -> str:
+        before, target, anchor, after = found[1], found[2], found[3] or "", found[4]
+        if "://" in target or target.startswith("mailto:"):
+            return found[0]
+        file = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+        name = pages.get(file) or (file.removeprefix("docs/") if file.startswith(("docs/", "examples/")) else None)
+        if name is None:
+            return found[0]
+        return f"{before}{posixpath.relpath(name, posixpath.dirname(page) or '.')}{anchor}{after}"
+
+    return _LINK.sub(moved, markdown)
+
+
+def commands() -> str:
+    """Every command with its arguments and options, as its --help has them."""
+    from headstart.cli.main import COMMANDS, SUMMARY, build_app
+
+    text: str = build_app().generate_docs(output_format="markdown", recursive=True)
+    parts = re.split(r"^## headstart (\S+)$", text, flags=re.MULTILINE)[1:]
+    found = dict(zip(parts[::2], parts[1::2], strict=True))
+    pages = ["# Commands", SUMMARY + " Every command takes `--help`.", EXIT_CODES]
+    for name, usage, summary, example in COMMANDS:
+        options = found[name].split(f"Example: {example}", 1)[1].strip()
+        pages += [
+            f"## headstart {name}",
+            summary,
+            f"```text\nheadstart {name} {usage}\n```",
+            f"For example: `{example}`",
+            re.sub(r"^\*\*(\w+)\*\*:$", r"**\1**", options, flags=re.MULTILINE),
+        ]
+    return "\n\n".join(pages) + "\n"
+
+
+def settings() -> str:
+    """Every setting by section: name, what may be given, default, and its sentence; then what the presets set."""
+    from headstart.config import FinetuneConfig, PretrainConfig
+    from headstart.serve.settings import ServingConfig
+
+    kinds: list[tuple[str, Any]] = [
+        ("Pretraining", PretrainConfig),
+        ("Fine-tuning and comparing", FinetuneConfig),
+        ("Serving", ServingConfig),
+    ]
+    pages = [
+        "# Settings",
+        "A setting has one name everywhere: `--model.depth 6` on the command line, `depth = 6` under `[model]` in `headstart.toml`, "
+        '`{"model.depth": 6}` in Python. In TOML, `[pretrain.model]` and `[finetune.model]` hold for that command alone. What stands '
+        "later in this list wins: defaults, `--preset`, the TOML file, the command line.",
+    ]
+    seen: set[tuple[str, str]] = set()
+    for title, kind in kinds:
+        pages.append(f"## {title}")
+        own = [name for name, field in kind.model_fields.items() if not _section(field.annotation)]
+        if own:
+            pages.append(_list(kind(), own, ""))
+        for name, field in kind.model_fields.items():
+            section = field.annotation
+            if not _section(section):
+                continue
+            default = getattr(kind(), name)
+            told = (name, default.model_dump_json())
+            if told in seen:
+                continue  # the same settings with the same defaults stand further up
+            seen.add(told)
+            pages += [
+                f"### {name}",
+                _plain(section.__doc__ or ""),
+                _list(default, list(section.model_fields), f"{name}."),
+            ]
+    return "\n\n".join([*pages, _presets()]) + "\n"
+
+
+def _section(annotation: Any) -> bool:
+    from headstart.config import Section
+
+    return isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+def _list(values: Any, names: list[str], prefix: str) -> str:
+    """A line a setting: a list reads on a telephone too."""
+    from headstart.cli.options import _metavar
+
+    lines = []
+    for name in names:
+        field, default = type(values).model_fields[name], getattr(values, name)
+        kinds = "true|false" if field.annotation is bool else _metavar(field.annotation)
+        takes = " or ".join(f"`{kind}`" for kind in kinds.split("|")) if kinds else "tables"
+        facts = [takes, *filter(None, map(_bound, field.metadata))]
+        if default not in (None, "", []):
+            shown = f"{default:g}" if isinstance(default, float) else str(default)
+            facts.append(f"default `{shown.lower() if isinstance(default, bool) else shown}`")
+        lines.append(f"* **`{prefix}{name}`** ({', '.join(facts)}): {_plain(field.description or '')}")
+    return "\n".join(lines)
+
+
+def _bound(item: Any) -> str:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    found = [
+        f"{sign} {getattr(item, name):,g}" for name, sign in signs.items() if getattr(item, name, None) is not None
+    ]
+    return " ".join(found)
+
+
+def _presets() -> str:
+    from headstart.config import FinetuneConfig, PretrainConfig
+    from headstart.layering import fields_of
+    from headstart.model.presets import NAMES, values
+
+    pages = ["## Presets", "What `--preset NAME` sets; empty where it leaves the default."]
+    for command, kind in (("pretrain", PretrainConfig), ("finetune", FinetuneConfig)):
+        given = {name: values(name, command) for name in NAMES}
+        lines = [f"| {command} | {' | '.join(NAMES)} |", "|---" * (1 + len(NAMES)) + "|"]
+        for field, _ in fields_of(kind):
+            cells = [_at(given[name], field) for name in NAMES]
+            if any(cells):
+                lines.append(f"| `{field}` | {' | '.join(cells)} |")
+        pages.append("\n".join(lines))
+    return "\n\n".join(pages)
+
+
+def _at(values: Any, dotted: str) -> str:
+    for name in dotted.split("."):
+        values = values.get(name) if isinstance(values, dict) else None
+    return "" if values is None else f"{values:g}" if isinstance(values, float) else str(values)
+
+
+def _plain(text: str) -> str:
+    """A docstring in one line: what looks like a tag is not one, outside of code."""
+    pieces = " ".join(text.split()).split("`")
+    return "`".join(piece if place % 2 else piece.replace("<", "&lt;") for place, piece in enumerate(pieces))
