@@ -254,6 +254,10 @@ def check(line: str) -> None:
             assert set(names.split(",")) <= set(project["optional-dependencies"]), line
     elif line.startswith("make "):
         assert re.search(rf"^{line.split()[1]}:", (REPOSITORY / "Makefile").read_text(), re.MULTILINE), line
+    elif line.startswith("python benchmarks/"):
+        script, *given = shlex.split(line)[1:]
+        told = (REPOSITORY / script).read_text(encoding="utf-8")
+        assert all(f'"{option}"' in told for option in given if option.startswith("--")), line
     elif line.startswith("curl "):
         assert "/predict" in line  # test_a_page_of_serving_is_true sends it
     else:

@@ -67,8 +67,8 @@ def test_an_installation_without_its_starters_says_how_to_get_them(tmp_path):
     with pytest.raises(UsageError) as caught:
         starter_folder("starter:en", tmp_path / "nowhere")
     assert str(caught.value) == (
-        "starter:en is not there: this installation has no starters (a copy without its package data?); "
-        "run: pip install --force-reinstall --no-deps headstart, or make one (docs/starters.md)"
+        "starter:en is not there: this installation has no starters; "
+        "make one (docs/starters.md), or name a pretrained folder"
     )
 
 

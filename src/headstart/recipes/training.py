@@ -33,8 +33,8 @@ from headstart.train.evaluate import Evaluation, evaluate_scores, score_texts
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import LossSum, classify
 from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer, set_trainable
-from headstart.train.schedule import epoch_and_run
 from headstart.train.pace import TRAINING_SHARE, seconds_a_step
+from headstart.train.schedule import epoch_and_run
 from headstart.train.shares import probabilities
 
 _SECONDS_BETWEEN_SAVES = 20.0

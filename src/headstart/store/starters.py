@@ -1,4 +1,4 @@
-"""The starters: small pretrained backbones that come with the package, named `starter:en` wherever a folder may stand."""
+"""The starters: small pretrained backbones inside the package, named `starter:en` wherever a folder may stand."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def starter_folder(source: Path | str, home: Path | None = None) -> Path:
         return (home or HOME) / name
     if not there:
         raise UsageError(
-            f"{source} is not there: this installation has no starters (a copy without its package data?); "
-            "run: pip install --force-reinstall --no-deps headstart, or make one (docs/starters.md)"
+            f"{source} is not there: this installation has no starters; "
+            "make one (docs/starters.md), or name a pretrained folder"
         )
     raise UsageError(f"no such starter: {source}; there are {', '.join(SCHEME + each for each in there)}")
