@@ -56,10 +56,10 @@ def start(config: RuntimeConfig) -> Runtime:
 
     threads = config.threads or free_cores()
     torch.set_num_threads(threads)
-    device = _device(config.device)
-    if config.deterministic:
+    if config.deterministic:  # before CUDA starts, which reads it once
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(config.deterministic)
+    device = _device(config.device)
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32
     bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
@@ -137,6 +137,7 @@ def environment(runtime: Runtime) -> dict[str, Any]:
         "gpu": gpu,
         "bf16": runtime.bf16,
         "threads": runtime.threads,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
 
 

@@ -26,6 +26,7 @@ from headstart.model.backbone import Backbone
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
 from headstart.model.ledger import ledger
 from headstart.store.card import CARD, model_card
+from headstart.store.origins import handed_on
 from headstart.store.rundir import RunFolder
 from headstart.store.tensors import load_into, load_tensors, save_tensors
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
@@ -77,7 +78,8 @@ def save_bundle(
     """Write a bundle whole.
 
     Args:
-        about: figures and origins worth keeping with the model (result, receipt, data); plain values.
+        about: figures and origins worth keeping with the model (result, receipt, data); plain values. Files in it are
+            kept by their names, without their folders.
         extra: further files, by name.
     """
     task: Task = "language" if isinstance(model.head, LanguageHead) else "classify"
@@ -95,7 +97,7 @@ def save_bundle(
             "windows": windows,
             "visibility": visibility,
             "objective": objective,
-            "about": about,
+            "about": handed_on(about),
         }
         write_json(draft / "bundle.json", facts)
         parameters = sum(parameter.numel() for parameter in model.parameters())
