@@ -108,21 +108,29 @@ def readers(data: Path, compared: Path, tuned: Path, work: Path) -> list[Reader]
     arrays = ("offsets.bin", "tokens.bin", "digests.bin", "bytes.bin", MANIFEST, MANIFEST)
     sealed("shards", data / "base" / "tokens", arrays, _shards)
     sealed("labelled shards", tuned / "labelled", (*arrays, "labels.bin", "labels.bin"), _shards)
+    _tokenizers(add, base)
+    _records(add, compared)
+    _runs(add, sealed, data, work)
+    if find_spec("fastapi") and find_spec("h11"):
+        requests({"language": data / "base", "classifier": tuned}, several)
+    return made
+
+
+def _tokenizers(add: Callable[..., None], base: Path) -> None:
     add("tokenizer", "tokenizer.json", (base / "tokenizer" / "tokenizer.json").read_bytes(), _tokenizer)
     model, dictionary = sentencepiece_model()
     add("sentencepiece", "sentencepiece.model", model, _tokenizer, dict__txt=dictionary)
     add("sentencepiece alone", "sentencepiece.model", model, _tokenizer)
     add("tokenizer from elsewhere", "foreign.json", _foreign(base), _tokenizer)
     add("sentencepiece dictionary", "dict.txt", dictionary, _tokenizer, sentencepiece__model=model)
+
+
+def _records(add: Callable[..., None], compared: Path) -> None:
     cell = compared / "cells" / "scratch-16-seed0.json"
     for name, content in (("cell", cell.read_bytes()), ("cell without a seal", _without_seal(cell))):
         add(name, "scratch-16-seed0.json", content, lambda at: read_cell(at / "scratch-16-seed0.json"))
     add("data.json", "data.json", _without_seal(compared / "data.json"), read_data)
     add("quotes.json", "quotes.json", (compared / "quotes.json").read_bytes(), read_quotes)
-    _runs(add, sealed, data, work)
-    if find_spec("fastapi") and find_spec("h11"):
-        requests({"language": data / "base", "classifier": tuned}, several)
-    return made
 
 
 def _tables(add: Callable[..., None]) -> None:

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 ODD: tuple[Any, ...] = (
-    *(None, True, False, 0, -1, 1, 2, 3, 255, 65536, 2**31, 2**63, 2**70, -0.0, 0.5, 0.999999, 1e308, 1e-320, float("nan"), float("inf")),
+    *(None, True, False, 0, -1, 1, 2, 3, 255, 65536, 2**31, 2**63, 2**70),
+    *(-0.0, 0.5, 0.999999, 1e308, 1e-320, float("nan"), float("inf")),
     *("", " ", "a", "\0", "\ud800", "../x", "/dev/zero", "0", "1", "true", "é" * 300, "x" * 5000, "sha256:" + "0" * 64),
     *([], {}, [None], [[]], {"": 0}, [1, "a"], {"a": {"b": [{}]}}),
-)  # fmt: skip
+)
+"""Values that nobody expects in the place of others."""
 Wound = Callable[[bytes, random.Random, bytes], bytes]
 _DEEP = 60
 

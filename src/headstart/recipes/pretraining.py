@@ -21,14 +21,14 @@ from headstart.predict.generate import Sampling, continue_text
 from headstart.progress import Progress, Task
 from headstart.recipes.leaks import carried
 from headstart.recipes.stages import Stage, lay_out, spread, stage_at
-from headstart.runtime import Halt, Runtime, Stop
+from headstart.runtime import Halt, Runtime, Stop, cuts
 from headstart.store.bundle import Bundle, save_bundle
 from headstart.store.checkpoint import resume_from, save_checkpoint
 from headstart.store.receipt import new_lines, transfer
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
 from headstart.train.average import Average, averaged
-from headstart.train.evaluate import LanguageScore, score_language
+from headstart.train.evaluate import LanguageScore, score_language, uncompiled
 from headstart.train.loop import StepReport, TrainState, fit
 from headstart.train.objectives import LossSum
 from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer
@@ -128,7 +128,11 @@ class Pretraining:
         a_step, budget = 0.0, 60 * (self.config.loop.minutes or 0)
         for stage in self.stages:
             trial = TrainState(self.model, build_optimizer(self.model, self.config.optim), self.config.runtime.seed)
-            with closing(fit(trial, stage.fetch, self._objective, self.config.optim, 2**31, self.runtime)) as reports:
+            passes = fit(
+                trial, stage.fetch, self._objective, self.config.optim, 2**31, self.runtime,
+                cuts(self.config.runtime, self.stop),
+            )  # fmt: skip
+            with closing(passes) as reports:
                 a_step += stage.share * seconds_a_step(reports, budget / len(self.stages))
         self.model.load_state_dict(before)
         affordable = int(max(0.0, TRAINING_SHARE * budget - (time.monotonic() - self.began)) / a_step)
@@ -168,7 +172,8 @@ class Pretraining:
             bar.advance(self.state.step / self.steps * total)
             self._look_up(bar)
             config = self.config.optim
-            reports = fit(self.state, self._fetch, self._objective, config, self.steps, self.runtime)
+            cutting = cuts(self.config.runtime, self.stop)
+            reports = fit(self.state, self._fetch, self._objective, config, self.steps, self.runtime, cutting)
             for report in reports:
                 bar.advance(total / self.steps, f"loss {report.loss:.3f}")
                 self._log(report)
@@ -234,7 +239,8 @@ class Pretraining:
         last = self.stages[-1]
         opening = [int(token) for token in last.shards.ids(int(last.held_out[0]))[:_PROMPT_TOKENS]]
         prompt = self.config.loop.prompt or self.tokenizer.decode(opening)
-        text = continue_text(self.model, self.tokenizer, prompt, Sampling(tokens=_SAMPLE_TOKENS), self.runtime)
+        with uncompiled(self.model):
+            text = continue_text(self.model, self.tokenizer, prompt, Sampling(tokens=_SAMPLE_TOKENS), self.runtime)
         self.run.metrics.write("sample", step=self.state.step, prompt=prompt, text=text)
         self.progress.say(f"  {prompt} | {text.strip()}")
 
