@@ -27,7 +27,7 @@ HEADS = (
         b"\xef\xbb\xbf",
         b"\x89PNG",
     ),
-    *(b"[" * 5000, b'{"a":' * 5000),
+    *(b"[" * 5000, b'{"a":' * 5000, b"\x80" * 12),
 )
 """How other files begin, pickles among them, and what never ends."""
 INTEGERS = (0, 1, 2, 127, 128, 255, 256, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1)
@@ -103,6 +103,12 @@ def _integer(content: bytes, chance: random.Random, _other: bytes) -> bytes:
     return content[:place] + struct.pack(code, chance.choice(INTEGERS) % 256**size) + content[place + size :]
 
 
+def _repeat(content: bytes, chance: random.Random, _other: bytes) -> bytes:
+    """The first bytes again and again: an array of one number."""
+    size = chance.choice((1, 2, 4, 8))
+    return (content[:size] * len(content))[: len(content)] if len(content) < 1 << 20 else content
+
+
 def _begin(content: bytes, chance: random.Random, _other: bytes) -> bytes:
     """The first bytes of another kind of file, before those of this one or in their place."""
     head = chance.choice(HEADS)
@@ -114,4 +120,4 @@ def _stretch(content: bytes, chance: random.Random) -> tuple[int, int]:
     return start, chance.choice((1, 2, 8, chance.randrange(len(content) + 1)))
 
 
-WOUNDS = (_flip, _flip, _cut, _drop, _double, _splice, _swap, _insert, _number, _number, _integer, _begin)
+WOUNDS = (_flip, _flip, _cut, _drop, _double, _splice, _swap, _insert, _number, _number, _integer, _begin, _repeat)

@@ -183,7 +183,7 @@ def _table(path: Path) -> None:
     """All ways to read a table; of every few cases one has its columns named, and one meets limits that it can reach."""
     names = {"text_column": "text", "label_column": "label"} if path.stat().st_size % 4 == 1 else {}
     low = path.stat().st_size % 4 == 2
-    limits = {"LIMIT": 200, "INFLATION": 1} if low else {"LIMIT": opening.LIMIT}
+    limits = {"LIMIT": 60, "INFLATION": 1} if low else {"LIMIT": opening.LIMIT}
     ways: list[Callable[[], object]] = [
         lambda: read_labelled(str(path), LabelledConfig(**names)),
         lambda: list(read_documents([str(path)], CorpusConfig())),

@@ -118,7 +118,8 @@ def _lines(content: bytes, chance: random.Random) -> bytes:
         del lines[place]
     elif change == 6:  # the same everywhere, as a program that saves a table otherwise does
         marks = (b",", b"\t", b" ", b"=", b".", b";")
-        before, after = chance.choice(((chance.choice(marks), chance.choice(marks)), (b"\n", b"\nq"), (b"\n", b"\r")))
+        one = (chance.choice(marks), chance.choice(marks))
+        before, after = chance.choice((one, (b"\n", b"\nq"), (b"\n", b"\r"), (b" ", b"q ")))
         return content.replace(before, after)
     elif change == 1:
         lines.insert(other, lines[place])

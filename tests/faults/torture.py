@@ -35,6 +35,7 @@ from faults import damage, fuzzing, hostile, writing
 from faults.killing import Torture, attempt
 from faults.readers import readers
 from faults.runs import KINDS, go, tune, write_data
+from faults.unreached import unreached
 
 SIZES: dict[str, dict[str, Any]] = {
     "sample": {"kills": 2, "kinds": ("pairs", "finetune"), "operations": {"finetune": 59}, "cuts": 4, "flips": 10, "cases": 20},
@@ -170,6 +171,8 @@ def main() -> int:
                 sys.stdout.flush()
                 seconds = round(time.monotonic() - started)
                 table[part] = {"size": asked.size, "seconds": seconds, "rows": list(before.values())}
+                if part == "bytes":
+                    table[part]["unreached"] = unreached(before.values())
                 _write(asked.out, table, work)
     finally:
         shutil.rmtree(work, ignore_errors=True)
