@@ -417,9 +417,21 @@ def torture() -> str:
         "",
         f"Commands: `make torture-full` (Python {record['machine']['python']}, torch {record['machine']['torch']}, one core) and `python benchmarks/torture_peer.py "
         "docs/results/torture_peer.json` (which needs transformers and accelerate). The kills, the failed "
-        "operations and the damaged files are of commit 06a272a; most mutations, the ends and the hostile text of a state of the source shortly before it, with other work on the machine.",
+        "operations and the damaged files are of commit 06a272a; most mutations, the ends and the hostile text of a state of the source shortly before it, with other work on the machine."
+        + counted(record["bytes"]["rows"]),
     ]
     return "\n".join(lines)
+
+
+def counted(rows: list[dict]) -> str:
+    """On how many mutations lines were counted, where that was done apart."""
+    apart = {row["cases_for_lines"] for row in rows if "cases_for_lines" in row}
+    if not apart:
+        return ""
+    return (
+        f" HTTP bodies, the readers with fewer mutations and all lines are of a later state; for the other readers lines were counted on {max(apart):,} mutations of their own, which "
+        "(unlike the 50,000 of the table) were changed within the form of the file as well."
+    )
 
 
 def ordinal(number: int) -> str:
@@ -500,8 +512,10 @@ def endings(rows: list[dict]) -> list[str]:
         "time limit": "a time limit that preparing used up",
     }
     signals = [row for row in rows if "SIG" in row["name"]]
+    late = "prepare and export, torch's compiler among them" if any("compile" in row["name"] for row in rows) else ""
+    phases = f"pretrain, finetune, compare, tokenizer{f', {late}' if late else ' and prepare'}"
     return [
-        f"{len(signals)} signals (SIGINT and SIGTERM in each phase of pretrain, finetune, compare, tokenizer, prepare and export, torch's compiler among them) and other ends, in real processes: each one line, nothing "
+        f"{len(signals)} signals (SIGINT and SIGTERM in each phase of {phases}) and other ends, in real processes: each one line, nothing "
         f"half-written, and whatever was worth resuming resumed to the same bytes; faults: {sum(len(row['faults']) for row in rows)}.",
         "",
         "| what happens | exit code | what is said |",
