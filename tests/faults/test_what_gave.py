@@ -236,6 +236,17 @@ def test_a_manifest_that_says_nothing_about_its_folder_is_damaged(data, tmp_path
     assert refused(StoreError, Shards.open, folder) == expected
 
 
+def test_a_vocabulary_without_end_is_damaged(data, tmp_path):
+    """Mutation 1987 of the bundle, sealed again."""
+    folder = tmp_path / "bundle"
+    shutil.copytree(data / "base" / "bundle", folder)
+    facts = read_json(folder / "bundle.json") | {"vocab_size": float("inf")}
+    (folder / "bundle.json").write_text(json.dumps(facts))
+    seal(folder, ("bundle.json",))
+    expected = f"{folder / 'bundle.json'} is damaged: cannot convert float infinity to integer"
+    assert refused(StoreError, load_bundle, folder) == expected
+
+
 def test_a_row_of_thousands_of_digits_is_no_row(tmp_path):
     """Mutations 126 and 429 of quotes.json."""
     path = tmp_path / "quotes.json"

@@ -149,7 +149,7 @@ def load_bundle(folder: Path, *, task: Task | None = None) -> Bundle:
             raise ValueError(f"it holds a model for {found!r}, with labels {facts['labels']!r}"[:200])
     except ValidationError as error:
         raise StoreError(f"{path / 'bundle.json'} is damaged: {explain(error, ModelConfig)}") from None
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:  # JSON of Python's has an Infinity
         raise StoreError(f"{path / 'bundle.json'} is damaged: {error}") from None
     if task is not None and found != task:
         wanted = {
