@@ -407,7 +407,7 @@ def torture() -> str:
         "",
         "A damaged checkpoint is passed over, by name, for the one before it.",
         "",
-        *mutations(record["bytes"]["rows"]),
+        *mutations(record["bytes"]),
         "",
         *endings(record["ends"]["rows"]),
         "",
@@ -417,9 +417,21 @@ def torture() -> str:
         "",
         f"Commands: `make torture-full` (Python {record['machine']['python']}, torch {record['machine']['torch']}, one core) and `python benchmarks/torture_peer.py "
         "docs/results/torture_peer.json` (which needs transformers and accelerate). The kills, the failed "
-        "operations and the damaged files are of commit 06a272a; most mutations, the ends and the hostile text of a state of the source shortly before it, with other work on the machine.",
+        "operations and the damaged files are of commit 06a272a; most mutations, the ends and the hostile text of a state of the source shortly before it, with other work on the machine."
+        + counted(record["bytes"]["rows"]),
     ]
     return "\n".join(lines)
+
+
+def counted(rows: list[dict]) -> str:
+    """On how many mutations lines were counted, where that was done apart."""
+    apart = {row["cases_for_lines"] for row in rows if "cases_for_lines" in row}
+    if not apart:
+        return ""
+    return (
+        f" HTTP bodies, the readers with fewer mutations and all lines are of a later state; for the other readers lines were counted on {max(apart):,} mutations of their own, which "
+        "(unlike the 50,000 of the table) were changed within the form of the file as well."
+    )
 
 
 def ordinal(number: int) -> str:
@@ -436,19 +448,56 @@ def kill_row(row: dict, more: str) -> str:
     )
 
 
-def mutations(rows: list[dict]) -> list[str]:
+def mutations(part: dict) -> list[str]:
+    rows = part["rows"]
     cases, faults = sum(row["cases"] for row in rows), sum(len(row["faults"]) for row in rows)
     return [
-        f"{cases:,} mutations of valid files (flips, cuts, splices, doubled pieces, other numbers) for {len(rows)} readers, in processes with a bound on time and memory. Crashes, hangs "
-        f'and floods of memory: {faults}. "Sealed again" means that size and sha256 were made to agree with the changed bytes, as a program that means harm would.',
+        f"{cases:,} mutations of valid files and requests (flips, cuts, splices, doubled pieces, other numbers; other values, keys, lines and headers in the form that the file has) for {len(rows)} readers, "
+        f"in processes with a bound on time and memory. Crashes, hangs, floods of memory and answers of the kind 500: {faults}. "
+        '"Sealed again" means that size and sha256 were made to agree with the changed bytes, as a program that means harm would.',
         "",
-        "| reader | mutations | read | refused in one line | anything else |",
-        "|---|---|---|---|---|",
+        "| reader | mutations | read, or answered | refused in one line | anything else | lines reached of the functions entered |",
+        "|---|---|---|---|---|---|",
         *(
-            f"| {row['name']} | {row['cases']:,} | {row['read']:,} | {row['refused']:,} | {len(row['faults'])} |"
+            f"| {row['name']} | {row['cases']:,} | {row['read']:,} | {row['refused']:,} | {len(row['faults'])} | {lines(row)} |"
             for row in rows
         ),
+        "",
+        *unreached(part),
     ]
+
+
+def lines(row: dict) -> str:
+    if "lines" not in row:
+        return "–"
+    return f"{row['lines_reached']} of {row['lines']}"
+
+
+def unreached(part: dict) -> list[str]:
+    """Together, and why the others were not."""
+    reached, missed = (_together(part["rows"], kind) for kind in ("reached", "missed"))
+    every = {file: reached.get(file, set()) | missed.get(file, set()) for file in {*reached, *missed}}
+    total, seen = sum(map(len, every.values())), sum(map(len, reached.values()))
+    reasons = {name: found for name, found in part["unreached"].items() if name != "other"}
+    told = "; ".join(f"{len(found)} {name}" for name, found in sorted(reasons.items(), key=lambda one: -len(one[1])))
+    rest = part["unreached"].get("other", [])
+    words = [
+        f"A function is entered for one kind of file and shared by others, so that no reader reaches all of its lines. Together they reached {seen:,} of {total:,} lines. Of the {total - seen} others {told}."
+    ]
+    if rest:
+        shown = ", ".join(f"`{line}`" for line in rest)
+        words.append(f"For {'one' if len(rest) == 1 else len(rest)} there is no such reason, only luck: {shown}.")
+    return [" ".join(words)]
+
+
+def _together(rows: list[dict], kind: str) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for row in rows:
+        for file, text in row.get(kind, {}).items():
+            for part in text.split():
+                first, _, last = part.partition("-")
+                found.setdefault(file, set()).update(range(int(first), int(last or first) + 1))
+    return found
 
 
 def endings(rows: list[dict]) -> list[str]:
@@ -463,8 +512,10 @@ def endings(rows: list[dict]) -> list[str]:
         "time limit": "a time limit that preparing used up",
     }
     signals = [row for row in rows if "SIG" in row["name"]]
+    late = "prepare and export, torch's compiler among them" if any("compile" in row["name"] for row in rows) else ""
+    phases = f"pretrain, finetune, compare, tokenizer{f', {late}' if late else ' and prepare'}"
     return [
-        f"{len(signals)} signals (SIGINT and SIGTERM in each phase of pretrain, finetune, compare, tokenizer and prepare) and other ends, in real processes: each one line, nothing "
+        f"{len(signals)} signals (SIGINT and SIGTERM in each phase of {phases}) and other ends, in real processes: each one line, nothing "
         f"half-written, and whatever was worth resuming resumed to the same bytes; faults: {sum(len(row['faults']) for row in rows)}.",
         "",
         "| what happens | exit code | what is said |",

@@ -94,6 +94,7 @@ TORCH_FREE = [
     "headstart.store.rundir",
     "headstart.store.cells",
     "headstart.store.card",
+    "headstart.store.origins",
     "headstart.measures",
     "headstart.recipes.prepare",
     "headstart.recipes.inspect",

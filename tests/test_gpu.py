@@ -1,5 +1,7 @@
 """On a CUDA device the numbers are those of the CPU, within rounding, and a run resumes there too."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -11,8 +13,9 @@ from headstart.files import read_json
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import Model, build_classifier_head
 from headstart.recipes.compare import run_compare
+from headstart.recipes.finetune import run_finetune
 from headstart.recipes.pretrain import run_pretrain
-from headstart.runtime import Runtime
+from headstart.runtime import Halt, Runtime, Stop
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import classify, predict_tokens
 from headstart.train.optim import build_optimizer
@@ -30,6 +33,9 @@ from tiny import (
 
 # importing the compiler warns about parts of torch that Headstart never touches
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")]
+
+# the command line sets it when it is asked for; here other tests may start CUDA first
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 if torch.cuda.is_available():
     CUDA = Runtime(torch.device("cuda"), bf16=False, threads=1)
@@ -153,3 +159,96 @@ def test_a_compiled_network_learns_as_a_plain_one(tmp_path):
         )
     plain, compiled = (read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("False", "True"))
     assert compiled == pytest.approx(plain, rel=0.03)
+
+
+class StopAt(Stop):
+    """A signal after so many looks for one."""
+
+    def __init__(self, moment):
+        super().__init__()
+        self.left = moment
+
+    def check(self):
+        self.left -= 1
+        if not self.left:
+            self.reason = "SIGTERM"
+            raise Halt
+
+
+def weights(run):
+    return {path.name: path.read_bytes() for path in sorted((run / "bundle").glob("*.safetensors"))}
+
+
+SAME = {"runtime__device": "cuda", "runtime__deterministic": True}
+KINDS = {
+    "classic": {"model__dropout": 0.1},
+    "modern, hybrid, muon": {"objective": "hybrid", "optim__optimizer": "muon", "model__block": "modern"},
+    "fp32": {"runtime__precision": "fp32"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pretraining_gives_the_same_bits_twice_and_when_it_is_resumed(kind, tmp_path):
+    """Width 32 in 2 heads: without the mode, bf16 would take the kernel that knows no order."""
+    data = write_reviews(tmp_path / "data")
+    text = [str(data / "texts.txt")]
+    settings = {"model__width": 32, "model__heads": 2, "loop__steps": 24, **KINDS[kind]}
+    for name in ("one", "two"):
+        run_pretrain(text, tmp_path / name, pretrain_config(**settings, **SAME))
+    assert weights(tmp_path / "one") == weights(tmp_path / "two")
+    assert read_json(tmp_path / "one" / "environment.json")["deterministic"] is True
+    cut = pretrain_config(**settings, **SAME, runtime__time_limit=1e-5)
+    with pytest.raises(Interrupted):
+        run_pretrain(text, tmp_path / "cut", cut)
+    change_runtime(tmp_path / "cut", time_limit=None)
+    run_pretrain([], tmp_path / "cut", None, resume=True)
+    assert weights(tmp_path / "cut") == weights(tmp_path / "one")
+    for name in ("result.json", "metrics.jsonl"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+    run_pretrain(text, tmp_path / "other", pretrain_config(**settings, **SAME, runtime__seed=1))
+    assert weights(tmp_path / "other") != weights(tmp_path / "one")  # control
+
+
+def test_fine_tuning_gives_the_same_bits_twice_and_when_it_is_resumed(tmp_path, monkeypatch):
+    from headstart.recipes.training import Finetuning
+
+    data = write_reviews(tmp_path / "data")
+    shape = {"model__width": 32, "model__heads": 2, "model__block": "modern"}
+    run_pretrain([str(data / "texts.txt")], tmp_path / "base", pretrain_config(**shape, **SAME, loop__steps=4))
+    files = {name: str(data / f"{name}.csv") for name in ("valid", "test")}
+    given = {"source": str(tmp_path / "base"), **files}
+    config = finetune_config(**SAME, optim__average=0.5)
+    for name in ("one", "two"):
+        run_finetune(str(data / "train.csv"), tmp_path / name, config, **given)
+    assert weights(tmp_path / "one") == weights(tmp_path / "two")
+    go = Finetuning.go
+
+    def stopped(own, *, resume):
+        own.stop = StopAt(10)
+        return go(own, resume=resume)
+
+    with monkeypatch.context() as changed, pytest.raises(Interrupted):
+        changed.setattr(Finetuning, "go", stopped)
+        run_finetune(str(data / "train.csv"), tmp_path / "cut", config, **given)
+    run_finetune(None, tmp_path / "cut", None, resume=True)
+    assert weights(tmp_path / "cut") == weights(tmp_path / "one")
+
+
+BOUND = 0.02
+"""How far the held-out loss of a resumed run may lie from that of one that nobody touched, as a share of it, in bf16
+and without the deterministic mode."""
+
+
+def test_without_the_mode_a_resumed_run_ends_within_the_stated_bound(tmp_path):
+    data = write_reviews(tmp_path / "data")
+    text = [str(data / "texts.txt")]
+    settings = {"model__width": 32, "model__heads": 2, "model__block": "modern", "loop__steps": 24}
+    settings["runtime__device"] = "cuda"
+    run_pretrain(text, tmp_path / "whole", pretrain_config(**settings))
+    with pytest.raises(Interrupted):
+        run_pretrain(text, tmp_path / "cut", pretrain_config(**settings, runtime__time_limit=1e-5))
+    change_runtime(tmp_path / "cut", time_limit=None)
+    run_pretrain([], tmp_path / "cut", None, resume=True)
+    whole, cut = (read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("whole", "cut"))
+    assert cut == pytest.approx(whole, rel=BOUND)
+    assert read_json(tmp_path / "cut" / "environment.json")["deterministic"] is False

@@ -9,7 +9,7 @@ import torch
 
 from headstart import runtime
 from headstart.config import RuntimeConfig
-from headstart.runtime import Stop, free_cores, start, stopping
+from headstart.runtime import Stop, environment, free_cores, start, stopping
 
 
 @pytest.mark.parametrize(("precision", "bf16"), [("auto", False), ("fp32", False), ("bf16", True)])
@@ -17,11 +17,16 @@ def test_precision_is_the_one_asked_for(precision, bf16):
     assert start(RuntimeConfig(device="cpu", precision=precision, threads=1)).bf16 is bf16
 
 
-def test_determinism_and_threads_are_set_for_the_process():
+def test_determinism_and_threads_are_set_for_the_process(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     assert not torch.are_deterministic_algorithms_enabled()
     used = start(RuntimeConfig(device="cpu", deterministic=True, threads=3))
     assert torch.are_deterministic_algorithms_enabled()
     assert (used.threads, torch.get_num_threads()) == (3, 3)
+    assert environment(used)["deterministic"] is True
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    start(RuntimeConfig(device="cpu", threads=1))
+    assert environment(used)["deterministic"] is False  # control: it holds for a run, not for the process
 
 
 def test_cores_that_others_keep_busy_are_left_to_them(monkeypatch):

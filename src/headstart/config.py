@@ -264,7 +264,7 @@ class RuntimeConfig(Section):
     threads: int | None = Field(None, ge=1)
     """CPU threads; unset takes the cores free at the start. Recorded and restored on resume: other threads, other bits."""
     deterministic: bool = False
-    """Ask torch for deterministic kernels, where it has them (on CPU they always are)."""
+    """On a GPU, the same bits every time, resumed or not: kernels that add in a fixed order, slower. A CPU has no others."""
     compile: bool = False
     """Let torch compile the network for pretraining: a minute at the start, then faster on a GPU; other bits than without."""
     time_limit: float | None = Field(None, gt=0)

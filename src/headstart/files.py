@@ -20,6 +20,8 @@ from headstart.errors import StoreError, UsageError
 FORMAT = 1
 """The number of the on-disk formats; another number is refused, never guessed at."""
 MANIFEST = "manifest.json"
+README = "README.md"
+"""For people, who may add a licence or a name to it: not listed, and not checked where an older list has it."""
 _JSON_LIMIT = 256 * 1024 * 1024
 _SEALED = "sha256:"
 _HEAD = 512
@@ -42,7 +44,7 @@ def whole_folder(target: Path, *, kind: str, about: dict[str, Any] | None = None
         files = {
             path.relative_to(draft).as_posix(): {"size": path.stat().st_size, "sha256": sha256_of(path)}
             for path in sorted(draft.rglob("*"))
-            if path.is_file()
+            if path.is_file() and path != draft / README
         }
         content = {"format": FORMAT, "kind": kind, "about": about or {}, "files": files}
         write_json(draft / MANIFEST, content | {"seal": _seal(content)})
@@ -109,8 +111,11 @@ def read_manifest(folder: Path, *, kind: str, deep: bool = True) -> dict[str, An
     if manifest.get("kind") != kind:
         raise UsageError(f"{folder} is a folder of Headstart's, but of kind {manifest.get('kind')}; this needs {kind}")
     for name, facts in manifest["files"].items():
-        _check_file(folder, name, facts, deep=deep)
-    about: dict[str, Any] = manifest.get("about", {})
+        if name != README:
+            _check_file(folder, name, facts, deep=deep)
+    about = manifest.get("about", {})
+    if not isinstance(about, dict):
+        raise StoreError(f"{path} is damaged: what it says about the {kind} is not an object")
     return about
 
 

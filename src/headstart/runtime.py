@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
@@ -56,10 +56,10 @@ def start(config: RuntimeConfig) -> Runtime:
 
     threads = config.threads or free_cores()
     torch.set_num_threads(threads)
-    device = _device(config.device)
-    if config.deterministic:
+    if config.deterministic:  # before CUDA starts, which reads it once
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(config.deterministic)
+    device = _device(config.device)
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32
     bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
@@ -137,11 +137,15 @@ def environment(runtime: Runtime) -> dict[str, Any]:
         "gpu": gpu,
         "bf16": runtime.bf16,
         "threads": runtime.threads,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
 
 
-class Halt(Exception):
-    """Raised by `Stop.check` between two pieces of work once a stop was asked for; the recipe saves and leaves."""
+class Halt(BaseException):
+    """Raised once a stop was asked for, between two pieces of work or in one that may be cut; the recipe saves and leaves.
+
+    No `Exception`: it comes out of the middle of a compiler, which would take that for a fault of its own.
+    """
 
 
 class Stop:
@@ -149,6 +153,7 @@ class Stop:
 
     def __init__(self, time_limit: float | None = None, since: float | None = None) -> None:
         self.reason: str | None = None
+        self.may_cut = False
         begun = time.monotonic() if since is None else since
         self._deadline = None if time_limit is None else begun + 60 * time_limit
 
@@ -163,6 +168,20 @@ class Stop:
         """Leave the work in hand if a stop was asked for."""
         if self.requested:
             raise Halt
+
+    @contextmanager
+    def cutting(self) -> Iterator[None]:
+        """Work that a signal leaves in the middle, because nothing of it is kept: a compiler looks up for nobody."""
+        self.may_cut = True
+        try:
+            yield
+        finally:
+            self.may_cut = False
+
+
+def cuts(config: RuntimeConfig, stop: Stop) -> Callable[[], AbstractContextManager[None]]:
+    """How a step is entered: one that torch may compile in takes too long for a signal to wait for its end."""
+    return stop.cutting if config.compile else nullcontext
 
 
 @contextmanager
@@ -184,6 +203,9 @@ def stopping(time_limit: float | None = None, since: float | None = None) -> Ite
             signal.signal(each, handler)
         # not print: a handler may run in the middle of one
         os.write(2, b"\nstopping: saving first (press Ctrl-C again to stop at once)\n")
+        if stop.may_cut:
+            stop.may_cut = False
+            raise Halt
 
     for number in before:
         signal.signal(number, ask)

@@ -10,7 +10,7 @@ from typing import Any
 from faults.runs import go
 from headstart.data.shards import Shards
 from headstart.errors import HeadstartError
-from headstart.files import read_manifest, whole_folder, write_sealed
+from headstart.files import README, read_manifest, whole_folder, write_sealed
 from headstart.progress import Quiet
 from headstart.recipes.prepare import run_prepare_labelled
 from headstart.store.bundle import load_bundle
@@ -103,7 +103,8 @@ def subjects(data: Path, work: Path) -> list[Subject]:
 
 
 def _files(folder: Path) -> tuple[Path, ...]:
-    return tuple(sorted(path for path in folder.rglob("*") if path.is_file()))
+    """All that a reader answers for: a README is for people, who may change it."""
+    return tuple(sorted(path for path in folder.rglob("*") if path.is_file() and path.name != README))
 
 
 def _nothing(work: Callable[[], object]) -> Callable[[], None]:

@@ -28,6 +28,7 @@ import torch
 
 torch.set_num_threads(1)
 
+from faults.late import compiling, exporting, hear_the_compiler, hear_the_export
 from faults.runs import outcome
 from headstart.cli import compare, console, finetune, main, prepare, pretrain, tokenizer  # noqa: F401  (import once)
 from headstart.recipes import compare as comparing
@@ -90,6 +91,10 @@ class Moments:
             return write_report(*given)
 
         comparing.write_report = reporting
+        if "compile" in self.acts:
+            hear_the_compiler(self.reached)
+        if any(words.startswith("export") for words in self.acts):
+            hear_the_export(self.reached)
 
 
 def run(folder: Path, arguments: list[str], **acts: tuple[int, Act]) -> dict[str, Any]:
@@ -112,7 +117,8 @@ def run(folder: Path, arguments: list[str], **acts: tuple[int, Act]) -> dict[str
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-    deadline = time.monotonic() + 60
+    started = time.monotonic()
+    deadline = started + 600
     while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -122,7 +128,8 @@ def run(folder: Path, arguments: list[str], **acts: tuple[int, Act]) -> dict[str
         os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
     lines = said.read_text().strip().splitlines()
-    return {"code": os.waitstatus_to_exitcode(status), "said": lines[-1] if lines else "", "all": lines}
+    code = os.waitstatus_to_exitcode(status)
+    return {"code": code, "said": lines[-1] if lines else "", "all": lines, "seconds": time.monotonic() - started}
 
 
 def send(*signals: int) -> Act:
@@ -175,15 +182,16 @@ class Scenes:
         found["drafts"] = [path.name for path in self.folder.rglob(".*writing-*")]
         self.found[name] = {key: _told(value, out) for key, value in found.items()}
 
-    def resume(self, name: str, command: str, out: Path) -> None:
+    def resume(self, name: str, command: str, out: Path, *more: str) -> None:
         """Go on, and compare with a run that met nothing."""
-        if command not in self.whole:
-            whole = self.folder / f"whole-{command}"
-            done = run(self.folder, [command, *self.commands[command], "--out", str(whole)])
+        key = " ".join((command, *more))
+        if key not in self.whole:
+            whole = self.folder / f"whole-{command}{len(more)}"
+            done = run(self.folder, [command, *self.commands[command], *more, "--out", str(whole)])
             assert done["code"] == 0, done
-            self.whole[command] = outcome(whole)
+            self.whole[key] = outcome(whole)
         again = run(self.folder, [command, "--resume", "--out", str(out)])
-        self.found[name] |= {"resumed": again["code"], "same": outcome(out) == self.whole[command]}
+        self.found[name] |= {"resumed": again["code"], "same": outcome(out) == self.whole[key]}
 
     def signals(self) -> None:
         """SIGINT and SIGTERM in every phase."""
@@ -279,4 +287,6 @@ if __name__ == "__main__":
     scenes = Scenes(Path(sys.argv[1]), few="few" in sys.argv)
     for part in ("signals", "limit", "ends", "disks"):
         getattr(scenes, part)()
+    compiling(scenes)
+    exporting(scenes, run)
     sys.stdout.write(json.dumps(scenes.found, indent=1))

@@ -6,19 +6,26 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import patch
 
+from faults.asking import requests
 from faults.damage import started
+from faults.reached import ROOMS
 from headstart.config import CorpusConfig, FinetuneConfig, LabelledConfig, PretrainConfig
+from headstart.data import formats, opening
 from headstart.data.corpus import read_documents
 from headstart.data.labelled import read_labelled
 from headstart.data.membership import Membership
 from headstart.data.shards import Shards
-from headstart.files import MANIFEST, _seal, read_json, read_manifest, sha256_of, write_json
+from headstart.errors import HeadstartError
+from headstart.files import MANIFEST, _canonical, _seal, read_json, read_manifest, sha256_of
 from headstart.layering import layered, read_toml
 from headstart.store.bundle import load_bundle
 from headstart.store.cells import read_cell, read_data
 from headstart.store.checkpoint import load_checkpoint, steps
+from headstart.store.quotes import read_quotes
 from headstart.store.rundir import Metrics, RunFolder
 from headstart.text.tokenizer import load_tokenizer
 from tiny import language_model
@@ -52,19 +59,30 @@ class Reader:
     files: tuple[str, ...]
     read: Callable[[Path], object]
     """Reads the folder it is given."""
+    ready: Callable[[Path], object] = bool
+    """What is done to the folder after a file was changed, before it is read."""
+    rooms: tuple[str, ...] = ROOMS
+    """Where the lines are that its cases should reach."""
 
 
-def readers(data: Path, compared: Path, work: Path) -> list[Reader]:
-    """All of them. `data` has a pretrained model, `compared` is a comparison's folder."""
+def readers(data: Path, compared: Path, tuned: Path, work: Path) -> list[Reader]:
+    """All of them. `data` has a pretrained model, `compared` is a comparison's folder, `tuned` a classifier's."""
     made: list[Reader] = []
 
-    def add(name: str, file: str, content: bytes, read: Callable[[Path], object], **beside: bytes) -> None:
+    def add(name: str, file: str, content: bytes, read: Callable[[Path], object], ready=bool, **beside: bytes) -> None:
         folder = work / name.replace(" ", "-")
         folder.mkdir(parents=True)
         (folder / file).write_bytes(content)
         for other, more in beside.items():
             (folder / other.replace("__", ".")).write_bytes(more)
-        made.append(Reader(name, folder, (file,), read))
+        made.append(Reader(name, folder, (file,), read, ready))
+
+    def several(name: str, files: dict[str, bytes], read: Callable[[Path], object]) -> None:
+        folder = work / name.replace(" ", "-").replace("/", "")
+        folder.mkdir(parents=True)
+        for file, content in files.items():
+            (folder / file).write_bytes(content)
+        made.append(Reader(name, folder, tuple(files), read, rooms=("serve/",)))
 
     def copy(name: str, original: Path, files: tuple[str, ...], read: Callable[[Path], object]) -> None:
         folder = work / name.replace(" ", "-")
@@ -73,7 +91,9 @@ def readers(data: Path, compared: Path, work: Path) -> list[Reader]:
 
     def sealed(name: str, original: Path, files: tuple[str, ...], read: Callable[[Path], object]) -> None:
         """Sealed again after the change, as a program that means harm would."""
-        copy(f"{name}, sealed again", original, files, lambda folder: (seal(folder, files), read(folder)))
+        folder = work / f"{name}-sealed-again"
+        shutil.copytree(original, folder)
+        made.append(Reader(f"{name}, sealed again", folder, files, read, lambda at: seal(at, files)))
 
     _tables(add)
     base = data / "base" / "bundle"
@@ -83,19 +103,34 @@ def readers(data: Path, compared: Path, work: Path) -> list[Reader]:
     weights = ("bundle.json", "bundle.json", "backbone.safetensors", "head.safetensors")
     copy("bundle", base, weights, load_bundle)
     sealed("bundle", base, weights, load_bundle)
+    sealed("classifier", tuned / "bundle", weights, load_bundle)
     sealed("membership", base, ("membership.bin",), Membership.read)
     arrays = ("offsets.bin", "tokens.bin", "digests.bin", "bytes.bin", MANIFEST, MANIFEST)
     sealed("shards", data / "base" / "tokens", arrays, _shards)
+    sealed("labelled shards", tuned / "labelled", (*arrays, "labels.bin", "labels.bin"), _shards)
+    _tokenizers(add, base)
+    _records(add, compared)
+    _runs(add, sealed, data, work)
+    if find_spec("fastapi") and find_spec("h11"):
+        requests({"language": data / "base", "classifier": tuned}, several)
+    return made
+
+
+def _tokenizers(add: Callable[..., None], base: Path) -> None:
     add("tokenizer", "tokenizer.json", (base / "tokenizer" / "tokenizer.json").read_bytes(), _tokenizer)
     model, dictionary = sentencepiece_model()
     add("sentencepiece", "sentencepiece.model", model, _tokenizer, dict__txt=dictionary)
+    add("sentencepiece alone", "sentencepiece.model", model, _tokenizer)
+    add("tokenizer from elsewhere", "foreign.json", _foreign(base), _tokenizer)
     add("sentencepiece dictionary", "dict.txt", dictionary, _tokenizer, sentencepiece__model=model)
+
+
+def _records(add: Callable[..., None], compared: Path) -> None:
     cell = compared / "cells" / "scratch-16-seed0.json"
     for name, content in (("cell", cell.read_bytes()), ("cell without a seal", _without_seal(cell))):
         add(name, "scratch-16-seed0.json", content, lambda at: read_cell(at / "scratch-16-seed0.json"))
     add("data.json", "data.json", _without_seal(compared / "data.json"), read_data)
-    _runs(add, sealed, data, work)
-    return made
+    add("quotes.json", "quotes.json", (compared / "quotes.json").read_bytes(), read_quotes)
 
 
 def _tables(add: Callable[..., None]) -> None:
@@ -121,13 +156,14 @@ def _tables(add: Callable[..., None]) -> None:
 def _runs(add: Callable[..., None], sealed: Callable[..., None], data: Path, work: Path) -> None:
     run = started(work / "run")
     config, facts = (run.path / "config.json").read_bytes(), _without_seal(data / "base" / "run.json")
-    add("config.json", "config.json", config, _config)
+    add("config.json", "config.json", config, _config, _run_of)
     add("run.json", "run.json", facts, lambda at: RunFolder.open(at, kind="pretrain"))
     lines = (data / "base" / "metrics.jsonl").read_bytes()
     add("metrics", "metrics.jsonl", lines, lambda at: Metrics(at / "metrics.jsonl").read("step"))
     checkpoint = steps(run)[-1]
     files = ("state.json", "state.json", "optimizer.safetensors", "backbone.safetensors")
-    sealed("checkpoint", checkpoint, files, lambda at: load_checkpoint(at, language_model()))
+    model = language_model()  # loading fills it or leaves it as it is
+    sealed("checkpoint", checkpoint, files, lambda at: load_checkpoint(at, model))
 
 
 def seal(folder: Path, files: tuple[str, ...]) -> None:
@@ -138,28 +174,38 @@ def seal(folder: Path, files: tuple[str, ...]) -> None:
         for file in set(files) - {MANIFEST} if files != (MANIFEST,) else ():
             path = folder / file
             manifest["files"][file] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
-        write_json(folder / MANIFEST, manifest | {"seal": _seal(manifest)})
+        (folder / MANIFEST).write_bytes(_canonical(manifest | {"seal": _seal(manifest)}))  # unflushed: there are many
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return  # it is no manifest any more: what reads it must say so
 
 
 def _table(path: Path) -> None:
+    """All ways to read a table; of every few cases one has its columns named, and one meets limits that it can reach."""
+    names = {"text_column": "text", "label_column": "label"} if path.stat().st_size % 4 == 1 else {}
+    low = path.stat().st_size % 4 == 2
+    limits = {"LIMIT": 60, "INFLATION": 1} if low else {"LIMIT": opening.LIMIT}
     ways: list[Callable[[], object]] = [
-        lambda: read_labelled(str(path), LabelledConfig()),
+        lambda: read_labelled(str(path), LabelledConfig(**names)),
         lambda: list(read_documents([str(path)], CorpusConfig())),
     ]
     if path.suffix == ".txt":
         ways.append(lambda: list(read_documents([str(path)], CorpusConfig(documents="file"))))
     refusals = []
-    for way in ways:
-        from headstart.errors import HeadstartError
-
-        try:
-            way()
-        except HeadstartError as error:
-            refusals.append(error)
+    with patch.multiple(opening, **limits), patch.object(formats, "JSON_LIMIT", 400 if low else formats.JSON_LIMIT):
+        for way in ways:
+            try:
+                way()
+            except HeadstartError as error:
+                refusals.append(error)
     if len(refusals) == len(ways):
         raise refusals[0]
+
+
+def _foreign(base: Path) -> bytes:
+    """Another library's tokenizer as an import keeps it: here our own, called a stranger's."""
+    settings = json.loads((base / "tokenizer" / "tokenizer.json").read_bytes())
+    special = {"sos": 0, "pad": 1, "eos": 2, "mask": 3, "unknown": None}
+    return json.dumps({"special": special, "tokenizer": settings}, ensure_ascii=False).encode()
 
 
 def _toml(path: Path) -> None:
@@ -167,10 +213,14 @@ def _toml(path: Path) -> None:
         layered(kind, read_toml(path, kind))
 
 
+def _run_of(folder: Path) -> None:
+    """A run.json that belongs to config.json as it is now."""
+    facts = {"format": 1, "kind": "pretrain", "inputs": {}, "config": sha256_of(folder / "config.json")}
+    (folder / "run.json").write_text(json.dumps(facts))
+
+
 def _config(folder: Path) -> None:
     content = read_json(folder / "config.json")
-    facts = {"format": 1, "kind": "pretrain", "inputs": {}, "config": sha256_of(folder / "config.json")}
-    write_json(folder / "run.json", facts)
     run = RunFolder.open(folder, kind="pretrain")
     assert isinstance(content, dict) or not run.settings
     layered(PretrainConfig, run.settings)
@@ -178,7 +228,8 @@ def _config(folder: Path) -> None:
 
 def _shards(folder: Path) -> None:
     shards = Shards.open(folder)
-    shards.split(0.1, 0)
+    for share in (0.1, 1e-12, 1 - 1e-12):
+        shards.split(share, 0)
     assert all(len(shards.ids(number)) >= 0 for number in range(min(shards.documents, 50)))
 
 
@@ -198,7 +249,10 @@ def _parquet(compression: str) -> bytes:
     import pyarrow.parquet as pq
 
     sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(ROWS), sink, compression=compression, row_group_size=3)
+    table = pa.Table.from_pylist(ROWS)
+    if compression == "none":  # as data frames with categories write theirs
+        table = table.set_column(1, "label", table["label"].dictionary_encode())
+    pq.write_table(table, sink, compression=compression, row_group_size=3)
     return sink.getvalue()
 
 
@@ -217,12 +271,18 @@ def sentencepiece_model() -> tuple[bytes, bytes]:
     return sink.getvalue(), "".join(f"{piece} {9}\n" for piece in pieces).encode()
 
 
+_changed: dict[Path, str] = {}
+"""The file that is not as it was, by place."""
+
+
 def fresh(reader: Reader, place: Path, file: str, content: bytes) -> Path:
     """The reader's folder at another place, with other content in one of its files."""
     if not place.exists():
         shutil.copytree(reader.folder, place)
-    for name in {*reader.files, *(name for name in (MANIFEST,) if (reader.folder / MANIFEST).exists())}:
-        if name != file:
-            shutil.copyfile(reader.folder / name, place / name)
+        _changed.pop(place, None)
+    for name in {_changed.get(place, file), *((MANIFEST,) if (reader.folder / MANIFEST).exists() else ())} - {file}:
+        shutil.copyfile(reader.folder / name, place / name)
     (place / file).write_bytes(content)
+    _changed[place] = file
+    reader.ready(place)
     return place

@@ -5,8 +5,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from headstart.progress import Quiet
 from headstart.recipes.compare import run_compare
 from headstart.recipes.finetune import run_finetune
+from headstart.recipes.prepare import run_prepare_labelled
 from headstart.recipes.pretrain import run_pretrain
 from tiny import finetune_config, pretrain_config, write_reviews
 
@@ -79,3 +81,12 @@ def in_a_copy(work: Callable[[Path], None], original: Path, place: Path) -> Path
     shutil.copytree(original, place)
     work(place)
     return place
+
+
+def tune(data: Path, out: Path) -> None:
+    """A classifier that can abstain, which takes more validation rows than the tortured runs have, and labelled shards."""
+    more = write_reviews(out.with_name(f"{out.name}-data"), train=120, valid=80)
+    config = finetune_config(loop__epochs=3)
+    run_finetune(str(more / "train.csv"), out, config, source=str(data / "base"), valid=str(more / "valid.csv"))
+    labelled = config.labelled
+    run_prepare_labelled(str(more / "train.csv"), out / "labelled", labelled, tokenizer=data / "base", progress=Quiet())

@@ -1,12 +1,24 @@
 """The same settings, seed and threads give the same result, byte for byte, whatever the command."""
 
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 
+from faults.asking import BODIES, Desk, request
 from faults.runs import KINDS, go, outcome, write_data
+from headstart import runtime
+from headstart.cli.main import COMMANDS, run
 from headstart.config import CorpusConfig, TokenizerConfig
+from headstart.files import read_json
 from headstart.progress import Quiet
+from headstart.recipes import demo
+from headstart.recipes.demo import run_demo
 from headstart.recipes.prepare import run_prepare, run_tokenizer
+from headstart.recipes.pretrain import run_pretrain
 from headstart.report.page import write_report
+from tiny import pretrain_config, write_reviews
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +55,147 @@ def test_a_tokenizer_and_shards_made_twice_are_the_same(data, tmp_path):
     assert len(files) == 8
     for path in files:
         assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "two" / path).read_bytes()
+
+
+def test_the_deterministic_mode_changes_no_bit_on_a_cpu(data, tmp_path):
+    """There it has nothing to choose between; tests/test_gpu.py has the device that does."""
+    for name in (False, True):
+        config = pretrain_config(loop__steps=6, runtime__deterministic=name)
+        run_pretrain([str(data / "texts.txt")], tmp_path / str(name), config)
+    assert outcome(tmp_path / "False") == outcome(tmp_path / "True")
+    told = [read_json(tmp_path / name / "environment.json")["deterministic"] for name in ("False", "True")]
+    assert told == [False, True]
+
+
+SMALL = ("--runtime.threads", "1", "--quiet")
+SHAPE = ("--model.width", "16", "--model.depth", "1", "--model.feedforward", "24", "--model.context", "24")
+
+
+def commands(data, out):
+    """Every command once, each with what those before it wrote; --json where there is such an answer."""
+    train, valid, test, texts = (str(data / name) for name in ("train.csv", "valid.csv", "test.csv", "texts.txt"))
+    base, clf, cmp = (str(out / name) for name in ("base", "clf", "cmp"))
+    files = ["--valid", valid, "--test", test]
+    few = ["--loop.epochs", "1", *SMALL]
+    return [
+        ["inspect", train, "--test", test, "--texts", texts, "--json", "--quiet"],
+        ["tokenizer", texts, "--vocab-size", "300", "--out", str(out / "tok"), "--quiet"],
+        ["prepare", texts, "--tokenizer", str(out / "tok"), "--out", str(out / "tokens"), "--quiet"],
+        ["pretrain", str(out / "tokens"), "--preset", "modern", "--loop.steps", "3", "--corpus.held-out", "0.1", *SHAPE,
+         "--out", base, *SMALL],
+        ["finetune", train, *files, "--from", base, "--out", clf, *few],
+        ["compare", train, *files, "--from", base, "--seeds", "1", "--arms", "tfidf,pretrained", "--out", cmp, *few],
+        ["report", cmp, "--json", "--quiet"],
+        ["evaluate", clf, test, "--errors", "--json", "--runtime.threads", "1"],
+        ["predict", clf, "a lovely film", "the plot was dull", "--explain", "--json", "--runtime.threads", "1"],
+        ["generate", base, "the film", "--tokens", "8", "--temperature", "0.9", "--samples", "2", "--seed", "3"],
+        ["params", "--preset", "classic", "--vocab-size", "500"],
+        ["export", base, "--to", "hf", "--out", str(out / "theirs"), "--quiet"],
+        ["import", f"hf:{out / 'theirs'}", "--out", str(out / "back"), "--quiet"],
+    ]  # fmt: skip
+
+
+APART = {"demo": "made of pretrain, compare and report, with a test of its own below", "serve": "the same"}
+CLOCK = {"run.json", "environment.json", "report.html", "results.csv"}
+"""Files that hold when or how long, or the folder: what a run depended on, and a page with seconds on it."""
+
+
+def without_seconds(value):
+    """JSON without times."""
+    if isinstance(value, dict):
+        return {name: without_seconds(one) for name, one in value.items() if "seconds" not in name and name != "seal"}
+    return [without_seconds(one) for one in value] if isinstance(value, list) else value
+
+
+def written(out):
+    """All that a folder holds, but for clocks."""
+    found = {}
+    for path in sorted(out.rglob("*")):
+        if path.is_file() and path.name not in CLOCK and not path.name.startswith("."):
+            content = path.read_bytes()
+            if path.name in ("metrics.jsonl", "results.json") or path.parent.name == "cells":
+                lines = content.splitlines() if path.name == "metrics.jsonl" else [content]
+                found[str(path.relative_to(out))] = [without_seconds(json.loads(line)) for line in lines]
+            else:
+                found[str(path.relative_to(out))] = content
+    return found
+
+
+def test_every_command_says_and_writes_the_same_twice(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    said = {}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        for words in commands(data, Path()):
+            assert run(words) == 0, (words, capsys.readouterr().err)
+            answer = capsys.readouterr().out
+            said.setdefault(words[0], []).append(
+                answer if words[0] != "report" else without_seconds(json.loads(answer))
+            )
+    assert {words[0] for words in COMMANDS} == {*said, *APART}
+    assert [name for name, (one, two) in said.items() if one != two] == []
+    one, two = (written(tmp_path / name) for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    assert [name for name in one if one[name] != two[name]] == []
+    assert {
+        "clf/result.json",
+        "base/bundle/backbone.safetensors",
+        "theirs/model.safetensors",
+        "cmp/results.json",
+    } <= set(one)
+    page = Path("cmp/report.html").read_bytes()
+    assert run(["report", "cmp", "--quiet"]) == 0
+    assert Path("cmp/report.html").read_bytes() == page
+
+
+@pytest.mark.slow
+def test_a_demo_told_twice_is_the_same_story(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(runtime, "free_cores", lambda: 1)
+    monkeypatch.setitem(demo._PRETRAIN, "loop", demo._PRETRAIN["loop"] | {"steps": 3})
+    monkeypatch.setitem(demo._PRETRAIN, "tokenizer", {"vocab_size": 300})
+    monkeypatch.setitem(demo._FINETUNE, "loop", demo._FINETUNE["loop"] | {"epochs": 1})
+    monkeypatch.setattr(demo, "SEEDS", 1)
+    mine = write_reviews(tmp_path / "mine")
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        run_demo(Path("demo"), str(mine))
+    one, two = (written(tmp_path / name) for name in ("one", "two"))
+    different = [name for name in one if one[name] != two[name]]
+    # a demo writes its data anew, and what the fingerprint of a corpus is made from has the time of that in it
+    assert {name.rpartition("/")[2] for name in different} <= {
+        "inputs.json",
+        "manifest.json",
+        "result.json",
+        "bundle.json",
+    }
+    results = [read_json(tmp_path / name / "demo/pretrained/result.json") for name in ("one", "two")]
+    assert results[0] | {"corpus": ""} == results[1] | {"corpus": ""}
+    assert {"demo/comparison/samples.json", "demo/pretrained/result.json"} <= set(one)
+
+
+@pytest.mark.skipif(not find_spec("h11"), reason="the extra `serve` is not installed")
+def test_a_server_answers_the_same_twice(data):
+    found = []
+    for _ in range(2):
+        desk = Desk(data / "base")
+        bodies = [*BODIES["generate"], *BODIES["next"]]
+        paths = ["generate"] * len(BODIES["generate"]) + ["next"] * len(BODIES["next"])
+        found.append(
+            [desk.ask(request(path, json.dumps(one).encode())) for path, one in zip(paths, bodies, strict=True)]
+        )
+        desk.service.stop()
+        desk.loop.close()
+    assert found[0] == found[1]
+    assert [status for status, _ in found[0]] == [200, 200, 200]
+
+
+@pytest.mark.slow
+def test_a_graph_exported_twice_is_the_same_file(data, tmp_path, capsys):
+    pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+    go("finetune", data, tmp_path / "clf", resume=False)
+    for name in ("one", "two"):
+        assert run(["export", str(tmp_path / "clf"), "--to", "onnx", "--out", str(tmp_path / name), "--quiet"]) == 0
+    assert written(tmp_path / "one") == written(tmp_path / "two")
+    assert "model.int8.onnx" in written(tmp_path / "one")

@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from faults.late import COMPILER
+from faults.reached import Reached, numbers
+
 FAULTS = ("lost", "torn", "different", "faults", "accepted")
 
 
@@ -31,6 +34,36 @@ def test_there_was_something_that_could_have_given(table):
     assert set(of("bytes", "cases")) == {20}
     assert sum(of("bytes", "refused")) > 250
     assert sum(of("bytes", "read")) > 25  # control: some changes do no harm
+
+
+def test_every_reader_was_reached(table):
+    """Lines of the functions that the mutated files entered; with 20 of them, about half."""
+    rows = table["bytes"]["rows"]
+    assert all(0 < row["lines_reached"] <= row["lines"] for row in rows)
+    assert sum(row["lines_reached"] for row in rows) > 0.5 * sum(row["lines"] for row in rows)
+    csv = next(row for row in rows if row["name"] == "csv")
+    assert set(csv["reached"]) >= {"data/formats.py", "data/opening.py"}
+    assert "serve/app.py" not in csv["reached"]  # control: it is not a list of everything
+
+
+def test_lines_are_told_apart(tmp_path):
+    """The kit itself: what was reached, what was not, and both in another process's words."""
+    from headstart.errors import StoreError
+    from headstart.files import read_json
+
+    path = tmp_path / "a.json"
+    path.write_text("{}")
+    good, bad = Reached(), Reached()
+    with good:
+        read_json(path)
+    path.write_text("{")
+    with bad, pytest.raises(StoreError):
+        read_json(path)
+    assert good.row()["lines"] == bad.row()["lines"] > good.row()["lines_reached"]
+    assert numbers(bad.row()["reached"]["files.py"]) - numbers(good.row()["reached"]["files.py"])
+    good.hear(json.loads(json.dumps(bad.told())))
+    both = numbers(bad.row()["reached"]["files.py"]) | numbers(good.row()["reached"]["files.py"])
+    assert numbers(good.row()["reached"]["files.py"]) == both
 
 
 def test_a_kill_that_loses_something_is_noticed(tmp_path):
@@ -85,6 +118,36 @@ LATE = [
 def test_a_signal_or_a_limit_saves_the_state_and_says_how_to_go_on(table, name, said, code):
     found = scene(table, name)
     assert (found["said"], found["code"]) == (f"headstart: {said}", code)
+
+
+COMPILING = [
+    ("pretrain compile SIGINT", "SIGINT at step 0 of 12; " + GO_ON.format("pretrain"), 130),
+    ("finetune compile SIGTERM", "SIGTERM at step 0 of 18; " + GO_ON.format("finetune"), 143),
+]
+
+
+@pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler here, so torch compiles nothing")
+@pytest.mark.parametrize(("name", "said", "code"), COMPILING)
+def test_a_signal_cuts_a_compiler_short(table, name, said, code):
+    found = scene(table, name)
+    assert (found["said"], found["code"], found["faults"]) == (f"headstart: {said}", code, [])
+    assert "run.json" in found["left"]
+
+
+@pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler here, so torch compiles nothing")
+def test_a_second_signal_cuts_short_what_the_first_one_began(table):
+    assert scene(table, "compile twice")["code"] == 130
+
+
+EXPORTS = [("export weights SIGINT", "interrupted", 130), ("export graph SIGTERM", "terminated", 143)]
+
+
+@pytest.mark.parametrize(("name", "word", "code"), EXPORTS)
+def test_a_signal_in_an_export_leaves_nothing(table, name, word, code):
+    if "graph" in name:
+        pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+    found = scene(table, name)
+    assert (found["said"], found["code"], found["left"]) == (f"headstart: {word}", code, None)
 
 
 @pytest.mark.parametrize(

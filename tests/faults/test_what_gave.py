@@ -5,9 +5,12 @@ import json
 import os
 import shutil
 import signal
+from importlib.util import find_spec
 
 import pytest
+import torch
 
+from faults.asking import Desk, request
 from faults.damage import save_step, started
 from faults.disk import Disk, broken, full
 from faults.readers import seal
@@ -17,13 +20,15 @@ from headstart.data.shards import Shards
 from headstart.errors import ConfigError, Interrupted, StoreError
 from headstart.files import read_json, whole_folder
 from headstart.layering import read_toml
+from headstart.predict.generate import Sampling, choose
 from headstart.recipes.finetune import run_finetune
 from headstart.recipes.training import Finetuning
 from headstart.runtime import Halt, Stop
 from headstart.store.bundle import load_bundle
 from headstart.store.checkpoint import newest_good, resume_from, steps
+from headstart.store.quotes import read_quotes
 from headstart.store.rundir import RunFolder
-from tiny import Listener, finetune_config, language_model, pretrain_config
+from tiny import SPECIAL, Listener, finetune_config, language_model, pretrain_config
 
 
 @pytest.fixture(scope="module")
@@ -217,3 +222,57 @@ def test_metrics_of_other_bytes_are_damaged(tmp_path, line):
     run = create(tmp_path / "run")
     run.metrics.path.write_bytes(line + b"\n")
     assert refused(StoreError, run.metrics.read, "step").startswith(f"{run.metrics.path} is damaged: ")
+
+
+@pytest.mark.parametrize("about", [None, [], "shards", 3])
+def test_a_manifest_that_says_nothing_about_its_folder_is_damaged(data, tmp_path, about):
+    """Mutations 199, 699 and 989 of the shards, sealed again."""
+    folder = tmp_path / "tokens"
+    shutil.copytree(data / "base" / "tokens", folder)
+    content = read_json(folder / "manifest.json") | {"about": about}
+    (folder / "manifest.json").write_text(json.dumps(content))
+    seal(folder, ("manifest.json",))
+    expected = f"{folder / 'manifest.json'} is damaged: what it says about the shards is not an object"
+    assert refused(StoreError, Shards.open, folder) == expected
+
+
+def test_a_vocabulary_without_end_is_damaged(data, tmp_path):
+    """Mutation 1987 of the bundle, sealed again."""
+    folder = tmp_path / "bundle"
+    shutil.copytree(data / "base" / "bundle", folder)
+    facts = read_json(folder / "bundle.json") | {"vocab_size": float("inf")}
+    (folder / "bundle.json").write_text(json.dumps(facts))
+    seal(folder, ("bundle.json",))
+    expected = f"{folder / 'bundle.json'} is damaged: cannot convert float infinity to integer"
+    assert refused(StoreError, load_bundle, folder) == expected
+
+
+def test_a_row_of_thousands_of_digits_is_no_row(tmp_path):
+    """Mutations 126 and 429 of quotes.json."""
+    path = tmp_path / "quotes.json"
+    path.write_text(json.dumps({"format": 1, "texts": {"9" * 5000: "a text"}}))
+    assert refused(StoreError, read_quotes, tmp_path) == f"{path} is damaged: it does not list texts by row"
+    path.write_text(json.dumps({"format": 1, "texts": {"17": "a text"}}))
+    assert read_quotes(tmp_path) == {17: "a text"}  # control
+
+
+@pytest.mark.parametrize("how", [{"temperature": 1e-320}, {"temperature": 1e-30}, {"temperature": 1, "top_p": 1e-320}])
+def test_choosing_among_next_to_nothing_takes_the_likeliest(how):
+    """Mutation 782 of the body of /generate, which the server failed on."""
+    scores, special = torch.tensor([9.0, 9.0, 0.0, 9.0, 3.0, 2.0, -4.0]), SPECIAL
+    chance = torch.Generator().manual_seed(0)
+    found = {choose(scores.clone(), special, Sampling(tokens=1, **how), chance) for _ in range(20)}
+    assert found == {4}
+    warm = {choose(scores.clone(), special, Sampling(tokens=1, temperature=9), chance) for _ in range(20)}
+    assert len(warm) > 1  # control
+
+
+@pytest.mark.skipif(not find_spec("h11"), reason="the extra `serve` is not installed")
+def test_a_server_answers_whatever_the_share_and_the_temperature(data):
+    desk = Desk(data / "base")
+    for how in ({"temperature": 1e-320}, {"temperature": 0.8, "top_p": 1e-320}, {"temperature": 5e-324, "top_k": 1}):
+        body = {"prompt": "the film", "tokens": 3, "stream": False} | how
+        status, answer = desk.ask(request("generate", json.dumps(body).encode()))
+        assert (status, answer["done"]) == (200, "length")
+    desk.service.stop()
+    desk.loop.close()

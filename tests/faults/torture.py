@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ torch.set_num_threads(1)
 from faults import damage, fuzzing, hostile, writing
 from faults.killing import Torture, attempt
 from faults.readers import readers
-from faults.runs import KINDS, go, write_data
+from faults.runs import KINDS, go, tune, write_data
+from faults.unreached import unreached
 
 SIZES: dict[str, dict[str, Any]] = {
     "sample": {"kills": 2, "kinds": ("pairs", "finetune"), "operations": {"finetune": 59}, "cuts": 4, "flips": 10, "cases": 20},
@@ -54,8 +55,8 @@ Rows = Iterator[dict[str, Any]]
 class Session:
     """One session of torture in a folder of its own."""
 
-    def __init__(self, size: str, work: Path) -> None:
-        self.size, self.work = SIZES[size], work
+    def __init__(self, size: str, work: Path, only: Sequence[str] = ()) -> None:
+        self.size, self.work, self.only = SIZES[size], work, only
         self.data = work / "data"
         self._in_a_child(lambda: write_data(self.data))
 
@@ -87,13 +88,16 @@ class Session:
 
     def bytes(self) -> Rows:
         """Mutations of valid files for every reader."""
-        compared = self.work / "compared"
+        compared, tuned = self.work / "compared", self.work / "tuned"
         self._in_a_child(lambda: go("compare", self.data, compared, resume=False))
-        for reader in readers(self.data, compared, self.work / "readers"):
-            yield {
-                "name": reader.name,
-                **fuzzing.torture(reader, self.size["cases"], self.work / "cases" / reader.name),
-            }
+        self._in_a_child(lambda: tune(self.data, tuned))
+        for reader in readers(self.data, compared, tuned, self.work / "readers"):
+            if self.only and reader.name not in self.only:
+                continue
+            place = self.work / "cases" / reader.name.replace("/", "")
+            started = time.monotonic()
+            found = fuzzing.torture(reader, self.size["cases"], place)
+            yield {"name": reader.name, **found, "seconds": round(time.monotonic() - started)}
 
     def text(self) -> Rows:
         """Hostile text through both tokenizers."""
@@ -131,35 +135,45 @@ PARTS = ("kills", "operations", "bytes", "damage", "writes", "text", "ends")
 FAULTS = ("lost", "torn", "different", "faults", "accepted")
 
 
+def _write(path: Path, table: dict[str, Any], work: Path) -> None:
+    """After every row: a session that is cut short has shown what it has shown."""
+    table["machine"] = {"python": platform.python_version(), "torch": torch.__version__, "cores": os.cpu_count()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(table, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    path.write_text(text.replace(str(work), "FOLDER"))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--size", choices=SIZES, default="usual")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument(
+        "--reader", action="append", default=[], help="of the bytes, this reader alone; others stay as they are"
+    )
+    parser.add_argument("--cases", type=int, help="mutations a reader, in place of the size's own")
     asked = parser.parse_args()
+    SIZES[asked.size] |= {"cases": asked.cases} if asked.cases else {}
     table = json.loads(asked.out.read_text()) if asked.out.exists() else {}
     gave = 0
     work = Path(tempfile.mkdtemp(prefix="torture-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     try:
-        session = Session(asked.size, work)
+        session = Session(asked.size, work, asked.reader)
         for part in PARTS:
             if asked.part and part not in asked.part:
                 continue
-            started, rows = time.monotonic(), []
+            started = time.monotonic()
+            before = {row["name"]: row for row in table.get(part, {}).get("rows", ())} if asked.reader else {}
             for row in getattr(session, part)():
-                rows.append(row)
+                before[row["name"]] = row
                 gave += sum(len(row.get(name, ())) for name in FAULTS)
                 sys.stdout.write(f"{part}: {json.dumps(row, ensure_ascii=False)[:600]}\n")
                 sys.stdout.flush()
-            table[part] = {"size": asked.size, "seconds": round(time.monotonic() - started), "rows": rows}
-            table["machine"] = {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "cores": os.cpu_count(),
-            }
-            asked.out.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(table, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-            asked.out.write_text(text.replace(str(work), "FOLDER"))
+                seconds = round(time.monotonic() - started)
+                table[part] = {"size": asked.size, "seconds": seconds, "rows": list(before.values())}
+                if part == "bytes":
+                    table[part]["unreached"] = unreached(before.values())
+                _write(asked.out, table, work)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     sys.stdout.write(f"{gave} faults\n")

@@ -1,16 +1,18 @@
 """Every bundle carries a card that hubs can read, which quotes nobody and names no folder of anybody's."""
 
+import hashlib
 import json
 import re
 
 import pytest
 
 from headstart.errors import StoreError
-from headstart.files import read_json
+from headstart.files import _canonical, read_json, write_json
 from headstart.recipes.finetune import run_finetune
 from headstart.recipes.pretrain import run_pretrain
 from headstart.store.bundle import load_bundle
 from headstart.store.card import bare, model_card, plain
+from headstart.store.origins import handed_on
 from tiny import finetune_config, pretrain_config, write_reviews
 
 
@@ -83,15 +85,76 @@ def test_no_folder_is_named_and_no_text_is_quoted(folder, name):
     assert not [line for line in texts if line.split(",")[0] in text]
 
 
-def test_a_changed_card_is_noticed_like_any_other_file(folder):
-    path = folder / "untested" / "bundle" / "README.md"
+@pytest.mark.parametrize("name", ["base", "clf", "untested"])
+def test_no_folder_is_named_in_the_file_that_goes_with_the_weights(folder, name):
+    found = json.dumps(read_json(folder / name / "bundle" / "bundle.json"))
+    assert "secret" not in found
+    assert ".csv" in found or ".txt" in found  # files are named
+    assert str(folder) in json.dumps(read_json(folder / name / "run.json"))  # control
+
+
+def test_a_run_keeps_its_files_as_they_were_typed_and_its_bundle_by_name(folder):
+    result, about = read_json(folder / "clf" / "result.json"), load_bundle(folder / "clf").about
+    assert result["source"] == str(folder / "base")
+    assert about["source"] == "base"
+    assert result["data"]["test"]["name"] == str(folder / "test.csv")
+    assert about["data"]["test"] == result["data"]["test"] | {"name": "test.csv"}
+    assert {name for name in result if result[name] != about[name]} == {"source", "data", "notes"}
+
+
+def test_names_in_sentences_stages_and_imports_lose_their_folders():
+    about = {
+        "notes": ["12 of 24 texts of /home/jane/a/test.csv also stand in /home/jane/a/train.csv"],
+        "data": {
+            "test": {"name": "/home/jane/a/test.csv"},
+            "valid": {"name": "held-out rows of /home/jane/a/train.csv"},
+        },
+        "stages": [{"texts": ["/home/jane/a/*.txt"], "left_out": {"files": [{"name": "a/test.csv", "size": 3}]}}],
+        "imported_from": "hf:/home/jane/tiny",
+        "parameters": {"backbone": r"C:\Users\jane\base", "epochs": 3},
+    }
+    assert handed_on(about) == {
+        "notes": ["12 of 24 texts of test.csv also stand in train.csv"],
+        "data": {"test": {"name": "test.csv"}, "valid": {"name": "held-out rows of train.csv"}},
+        "stages": [{"texts": ["*.txt"], "left_out": {"files": [{"name": "test.csv", "size": 3}]}}],
+        "imported_from": "hf:tiny",
+        "parameters": {"backbone": "base", "epochs": 3},
+    }
+
+
+def test_a_card_may_be_edited_or_taken_away_and_nothing_else_may(folder):
+    bundle = folder / "untested" / "bundle"
+    path = bundle / "README.md"
     whole = path.read_bytes()
-    path.write_bytes(whole + b"!")
+    path.write_bytes(whole.replace(b'license: "unknown"', b"license: mit"))
+    assert path.read_bytes() != whole
+    load_bundle(folder / "untested")
+    path.unlink()
+    load_bundle(folder / "untested")
+    path.write_bytes(whole)
+    assert "README.md" not in read_json(bundle / "manifest.json")["files"]
+    facts = bundle / "bundle.json"
+    content = facts.read_bytes()
+    facts.write_bytes(content + b"\n")
     with pytest.raises(StoreError) as error:
         load_bundle(folder / "untested")
-    assert str(error.value) == f"{path} is damaged: {len(whole) + 1} bytes where {len(whole)} were written"
-    path.write_bytes(whole)
-    load_bundle(folder / "untested")  # control
+    assert str(error.value) == f"{facts} is damaged: {len(content) + 1} bytes where {len(content)} were written"
+    facts.write_bytes(content)
+
+
+def test_a_card_that_an_older_list_names_may_be_edited_too(folder):
+    bundle = folder / "untested" / "bundle"
+    manifest, path = read_json(bundle / "manifest.json"), bundle / "manifest.json"
+    content = path.read_bytes()
+    manifest.pop("seal")
+    manifest["files"]["README.md"] = {"size": 1, "sha256": "0" * 64}
+    write_json(path, manifest | {"seal": hashlib.sha256(_canonical(manifest)).hexdigest()})
+    load_bundle(folder / "untested")
+    manifest["files"]["readme.md"] = manifest["files"].pop("README.md")  # control: another name is looked at
+    write_json(path, manifest | {"seal": hashlib.sha256(_canonical(manifest)).hexdigest()})
+    with pytest.raises(StoreError):
+        load_bundle(folder / "untested")
+    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(

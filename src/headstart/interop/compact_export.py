@@ -6,7 +6,6 @@ from typing import Any
 from headstart.data.membership import FILE
 from headstart.interop.hf_export import check_out
 from headstart.store.bundle import Bundle, save_bundle
-from headstart.store.card import bare
 from headstart.store.compact import Storage
 
 
@@ -26,25 +25,11 @@ def export_compact(bundle: Bundle, out: Path, storage: Storage = "bf16", more: d
         windows=bundle.windows,
         visibility=bundle.visibility,
         objective=bundle.objective,
-        about=_handed_on(bundle.about) | (more or {}),
+        about=bundle.about | (more or {}),
         extra={FILE: known.read_bytes()} if known.is_file() else None,
         storage=storage,
     )
     return f"{_megabytes(bundle.path):.1f} MB in {bundle.name}, {_megabytes(out):.1f} MB in {out} ({storage})"
-
-
-def _handed_on(value: Any) -> Any:
-    """The same facts without this machine's folders: files are {name, sha256, ...}, and texts are names alone."""
-    if isinstance(value, list):
-        return [_handed_on(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    found = {name: _handed_on(each) for name, each in value.items()}
-    if "sha256" in found and "name" in found:
-        found["name"] = bare(str(found["name"]))
-    if isinstance(found.get("texts"), list):
-        found["texts"] = [bare(str(text)) for text in found["texts"]]
-    return found
 
 
 def _megabytes(folder: Path) -> float:

@@ -3,6 +3,7 @@
 import atexit
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from headstart.errors import UsageError
@@ -28,6 +29,8 @@ def load_from(source: str, *, task: Task | None = None) -> Bundle:
         bring_in(source, folder, home / "bundle")
         _brought[key] = home / "bundle"
     bundle = load_bundle(_brought[key])
+    # a bundle names no folder, and a receipt names what was typed
+    bundle = replace(bundle, about=bundle.about | {"imported_from": source})
     if task is not None and bundle.task != task:
         raise UsageError(
             f"{source} is a {'classifier' if bundle.labels else 'language model'}; this needs a "

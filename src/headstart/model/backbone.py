@@ -64,12 +64,14 @@ class Backbone(nn.Module):
         return cast(Tensor, self.norm(hidden_BTD))
 
     def _has_kernel(self, ids_BT: Tensor) -> bool:
-        """Whether attention between bounds can run here: its kernel wants CUDA, bf16 and round heads, and drops nothing."""
+        """Whether attention between bounds can run here: its kernel wants CUDA, bf16 and round heads, and drops nothing.
+
+        Its gradients are added in whatever order they are ready: where the same bits are asked for, a mask does instead.
+        """
         config = self.config
         drops = not self.modern and self.training and config.dropout > 0
-        return (
-            ids_BT.is_cuda and torch.is_autocast_enabled("cuda") and not drops and config.width // config.heads % 8 == 0
-        )
+        fits = ids_BT.is_cuda and torch.is_autocast_enabled("cuda") and config.width // config.heads % 8 == 0
+        return fits and not drops and not torch.are_deterministic_algorithms_enabled()
 
     def _between_bounds(self, ids_BT: Tensor, visibility: Visibility, bounds: Tensor, real: Tensor | None) -> Tensor:
         """All rows as one, without padding if `real` tells it, and back."""

@@ -15,6 +15,7 @@ from headstart.runtime import Runtime, start
 from headstart.store.bundle import Bundle, load_bundle
 from headstart.text.tokenizer import SpecialIds, Tokenizer
 
+_COLDEST = 1e-30
 _HALF = "\ufffd"
 """What a letter decodes to of which not all bytes are there yet."""
 
@@ -166,14 +167,17 @@ def choose(scores_V: Tensor, special: SpecialIds, sampling: Sampling, chance: to
     _ban(scores_V, special)
     if sampling.temperature == 0:
         return int(scores_V.argmax())
-    scores_V = scores_V / sampling.temperature
+    # from the highest down, and never by less than fp32 can divide by: a temperature near 0 is the likeliest token
+    scores_V = (scores_V - scores_V.max()) / max(sampling.temperature, _COLDEST)
     if sampling.top_k is not None and sampling.top_k < len(scores_V):
         scores_V[scores_V < scores_V.topk(sampling.top_k).values[-1]] = -torch.inf
     shares = scores_V.softmax(dim=-1)
     if sampling.top_p is not None:
         ranked, order = shares.sort(descending=True, stable=True)
-        # the likeliest tokens up to and including the one that reaches top_p
-        shares[order[ranked.cumsum(0) - ranked >= sampling.top_p]] = 0
+        # the likeliest tokens up to and including the one that reaches top_p: one at least, however small that is
+        beyond = ranked.cumsum(0) - ranked >= sampling.top_p
+        beyond[0] = False
+        shares[order[beyond]] = 0
     return int(torch.multinomial(shares, 1, generator=chance))
 
 

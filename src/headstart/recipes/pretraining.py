@@ -20,9 +20,10 @@ from headstart.model.pair_head import PairedHead
 from headstart.predict.generate import Sampling, continue_text
 from headstart.progress import Progress, Task
 from headstart.recipes.leaks import carried
+from headstart.recipes.measured import HeldOutScore
 from headstart.recipes.stages import Stage, lay_out, spread, stage_at
 from headstart.recipes.teaching import Teaching
-from headstart.runtime import Halt, Runtime, Stop
+from headstart.runtime import Halt, Runtime, Stop, cuts
 from headstart.store.bundle import Bundle, save_bundle
 from headstart.store.checkpoint import resume_from, save_checkpoint
 from headstart.store.receipt import new_lines, transfer
@@ -30,12 +31,12 @@ from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
 from headstart.train.average import Average, averaged
 from headstart.train.distil import predict_like
-from headstart.train.evaluate import LanguageScore, score_language
+from headstart.train.evaluate import score_language, uncompiled
 from headstart.train.loop import StepReport, TrainState, fit
 from headstart.train.objectives import LossSum
 from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer
 from headstart.train.pace import TRAINING_SHARE, seconds_a_step
-from headstart.train.pairs import PairScore, predict_tokens_and_pairs, score_pairs
+from headstart.train.pairs import predict_tokens_and_pairs, score_pairs
 
 _PROMPT_TOKENS = 6
 _SAMPLE_TOKENS = 40
@@ -132,7 +133,11 @@ class Pretraining:
         a_step, budget = 0.0, 60 * (self.config.loop.minutes or 0)
         for stage in self.stages:
             trial = TrainState(self.model, build_optimizer(self.model, self.config.optim), self.config.runtime.seed)
-            with closing(fit(trial, stage.fetch, self._objective, self.config.optim, 2**31, self.runtime)) as reports:
+            passes = fit(
+                trial, stage.fetch, self._objective, self.config.optim, 2**31, self.runtime,
+                cuts(self.config.runtime, self.stop),
+            )  # fmt: skip
+            with closing(passes) as reports:
                 a_step += stage.share * seconds_a_step(reports, budget / len(self.stages))
         self.model.load_state_dict(before)
         affordable = int(max(0.0, TRAINING_SHARE * budget - (time.monotonic() - self.began)) / a_step)
@@ -172,7 +177,8 @@ class Pretraining:
             bar.advance(self.state.step / self.steps * total)
             self._look_up(bar)
             config = self.config.optim
-            reports = fit(self.state, self._fetch, self._objective, config, self.steps, self.runtime)
+            cutting = cuts(self.config.runtime, self.stop)
+            reports = fit(self.state, self._fetch, self._objective, config, self.steps, self.runtime, cutting)
             for report in reports:
                 bar.advance(total / self.steps, f"loss {report.loss:.3f}")
                 self._log(report)
@@ -215,7 +221,7 @@ class Pretraining:
     def _of(self, stage: Stage) -> str:
         return f"stage {stage.number}: " if len(self.stages) > 1 else ""
 
-    def _measure(self, tokens: int | None) -> list["_Score"]:
+    def _measure(self, tokens: int | None) -> list[HeldOutScore]:
         """Score the held-out documents of each stage, all or as many as reach `tokens`, and write the scores down."""
         scores = []
         for stage in self.stages:
@@ -224,7 +230,7 @@ class Pretraining:
             text = score_language(self.model, rows, size, self.runtime, self.stop.check, gaps)
             pairs = stage.measured_pairs(tokens) if stage.pairs else None
             scores.append(
-                _Score(text, score_pairs(self.model, pairs, self.runtime, self.stop.check) if pairs else None)
+                HeldOutScore(text, score_pairs(self.model, pairs, self.runtime, self.stop.check) if pairs else None)
             )
         # together, once a stop can no longer come between them
         for stage, score in zip(self.stages, scores, strict=True):
@@ -240,7 +246,8 @@ class Pretraining:
         last = self.stages[-1]
         opening = [int(token) for token in last.shards.ids(int(last.held_out[0]))[:_PROMPT_TOKENS]]
         prompt = self.config.loop.prompt or self.tokenizer.decode(opening)
-        text = continue_text(self.model, self.tokenizer, prompt, Sampling(tokens=_SAMPLE_TOKENS), self.runtime)
+        with uncompiled(self.model):
+            text = continue_text(self.model, self.tokenizer, prompt, Sampling(tokens=_SAMPLE_TOKENS), self.runtime)
         self.run.metrics.write("sample", step=self.state.step, prompt=prompt, text=text)
         self.progress.say(f"  {prompt} | {text.strip()}")
 
@@ -294,23 +301,3 @@ class Pretraining:
         for stage, part in zip(self.stages, scores, strict=True):
             end = f"; model in {self.run.path}" if stage is last else ""
             self.progress.say(f"{self._of(stage)}{part.words(tokens=True)}{end}")
-
-
-@dataclass(frozen=True)
-class _Score:
-    """What was measured on the held-out documents of one stage."""
-
-    text: LanguageScore
-    pairs: PairScore | None
-
-    def about_pairs(self) -> dict[str, Any]:
-        """For JSON; empty where the second question was not asked."""
-        return {"pairs": asdict(self.pairs)} if self.pairs else {}
-
-    def words(self, *, tokens: bool = False) -> str:
-        """One line for a person."""
-        text, pairs = self.text, self.pairs
-        over = f" over {text.tokens:,} tokens" if tokens else ""
-        bits = "" if text.bits_per_byte is None else f", {text.bits_per_byte:.3f} bits per byte"
-        told = f", pairs {100 * pairs.accuracy:.1f} % right of {pairs.pairs:,}" if pairs else ""
-        return f"held-out loss {text.loss:.3f}, perplexity {text.perplexity:.1f}{bits}{over}{told}"

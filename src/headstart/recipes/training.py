@@ -5,6 +5,7 @@ The head is drawn from the seed before the backbone is loaded, so two arms of a 
 
 import shutil
 import time
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,14 +24,14 @@ from headstart.model.heads import ClassifierHead, Model
 from headstart.progress import Progress, Task
 from headstart.recipes.classifier import class_weights
 from headstart.recipes.labelled_data import LabelledData
-from headstart.runtime import Halt, Runtime, Stop
+from headstart.runtime import Halt, Runtime, Stop, cuts
 from headstart.store.checkpoint import resume_from, save_checkpoint, steps
 from headstart.store.rundir import RunFolder
 from headstart.store.tensors import load_into, load_tensors, save_tensors
 from headstart.train.average import Average, averaged
 from headstart.train.calibrate import Calibration, calibrate, fold_temperature
 from headstart.train.evaluate import Evaluation, evaluate_scores, score_texts
-from headstart.train.loop import TrainState, fit
+from headstart.train.loop import StepReport, TrainState, fit
 from headstart.train.objectives import LossSum, classify
 from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer, set_trainable
 from headstart.train.pace import TRAINING_SHARE, seconds_a_step
@@ -162,7 +163,7 @@ class Finetuning:
             self._evaluate(self.valid)
             measuring = time.monotonic() - started
             budget, state = 60 * self.config.loop.minutes, self._fresh_state()
-            with closing(fit(state, self._fetch, self._objective, self.config.optim, wanted, self.runtime)) as reports:
+            with closing(self._fit(state, wanted)) as reports:
                 a_step = seconds_a_step(reports, budget)
             self.model.load_state_dict(before)
             left = max(0.0, TRAINING_SHARE * budget - (time.monotonic() - self.began) - measuring)
@@ -189,9 +190,8 @@ class Finetuning:
                 self.stop.check()
 
     def _train_epoch(self, epoch: int, bar: Task) -> None:
-        config = self.config.optim
         # closed at the end of the epoch, so that nothing of it is still being fetched when the next begins
-        with closing(fit(self.state, self._fetch, self._objective, config, self.steps, self.runtime)) as reports:
+        with closing(self._fit(self.state, self.steps)) as reports:
             for report in reports:
                 self.loss, self.counted = self.loss + report.loss * report.scored, self.counted + report.scored
                 self.seconds += report.seconds
@@ -202,6 +202,10 @@ class Finetuning:
                 if report.step % self.config.loop.save_every == 0:
                     self._save()
                 self.stop.check()
+
+    def _fit(self, state: TrainState, steps: int) -> Generator[StepReport, None, None]:
+        optim, cutting = self.config.optim, cuts(self.config.runtime, self.stop)
+        return fit(state, self._fetch, self._objective, optim, steps, self.runtime, cutting)
 
     def _is_epochs_end(self, step: int) -> bool:
         return step % self.epoch_steps == 0 or step == self.steps

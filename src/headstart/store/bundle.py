@@ -27,6 +27,7 @@ from headstart.model.heads import ClassifierHead, LanguageHead, Model
 from headstart.model.ledger import ledger
 from headstart.store.card import CARD, model_card
 from headstart.store.compact import Storage, load_weights, packed
+from headstart.store.origins import handed_on
 from headstart.store.rundir import RunFolder
 from headstart.store.starters import is_starter, named, starter_folder
 from headstart.store.tensors import load_into, save_tensors
@@ -81,7 +82,8 @@ def save_bundle(
 
     Args:
         storage: what the weights are kept in; they are computed in fp32 in any case.
-        about: figures and origins worth keeping with the model (result, receipt, data); plain values.
+        about: figures and origins worth keeping with the model (result, receipt, data); plain values. Files in it are
+            kept by their names, without their folders.
         extra: further files, by name.
     """
     task: Task = "language" if isinstance(model.head, LanguageHead) else "classify"
@@ -99,7 +101,7 @@ def save_bundle(
             "windows": windows,
             "visibility": visibility,
             "objective": objective,
-            "about": about,
+            "about": handed_on(about),
         }
         if storage != "fp32":
             facts["weights"] = storage
@@ -155,7 +157,7 @@ def load_bundle(folder: Path, *, task: Task | None = None) -> Bundle:
             raise ValueError(f"it holds a model for {found!r}, with labels {facts['labels']!r}"[:200])
     except ValidationError as error:
         raise StoreError(f"{path / 'bundle.json'} is damaged: {explain(error, ModelConfig)}") from None
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:  # JSON of Python's has an Infinity
         raise StoreError(f"{path / 'bundle.json'} is damaged: {error}") from None
     if task is not None and found != task:
         wanted = {

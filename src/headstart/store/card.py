@@ -6,16 +6,15 @@ Files are named without their folders, and no text is quoted: a card is made to 
 import json
 import re
 from collections.abc import Mapping
-from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
-from urllib.parse import urlsplit
 
+from headstart.files import README
 from headstart.measures import wilson
+from headstart.store.origins import HELD_OUT, renamed, without_folders
 from headstart.version import __version__
 
-CARD = "README.md"
+CARD = README
 _MOST_FILES = 10
-_HELD_OUT = "held-out rows of "
 _PIPELINES = {"classify": "text-classification", "masked": "fill-mask"}
 _WHAT = {
     "causal": "the next token, left to right",
@@ -137,12 +136,9 @@ def _labelled_data(about: Mapping[str, Any]) -> str:
 def _notes(about: Mapping[str, Any]) -> list[str]:
     """What was remarked about the data, files without their folders; a remark that still shows a path is left out."""
     names = [str(split["name"]) for split in (about.get("data") or {}).values()] + [str(about.get("source") or "")]
-    names += [name.removeprefix(_HELD_OUT) for name in names]
-    found = []
-    for note in about.get("notes") or []:
-        for name in sorted(set(filter(None, names)), key=len, reverse=True):
-            note = note.replace(name, bare(name))
-        found.append(plain(note))
+    names += [name.removeprefix(HELD_OUT) for name in names]
+    full = sorted(set(filter(None, names)), key=len, reverse=True)
+    found = [plain(renamed(note, full)) for note in about.get("notes") or []]
     return [note for note in found if not re.search(r"[/\\]", note)]
 
 
@@ -270,11 +266,7 @@ def bare(name: str) -> str:
     >>> bare("/home/jane/data/train.csv"), bare(r"C:\\\\Users\\\\jane\\\\base"), bare("held-out rows of a/train.csv")
     ('train.csv', 'base', 'held-out rows of train.csv')
     """
-    if name.startswith(_HELD_OUT):
-        return _HELD_OUT + bare(name.removeprefix(_HELD_OUT))
-    path = urlsplit(name).path if "://" in name else name  # behind an address's question mark may stand a key
-    last = PurePosixPath(path.rstrip("/\\")).name
-    return plain(PureWindowsPath(last).name) or "(unnamed)"
+    return plain(without_folders(name)) or "(unnamed)"
 
 
 def plain(text: str) -> str:

@@ -43,6 +43,11 @@ def read_quotes(folder: Path) -> dict[int, str]:
         return {}
     content = read_json(path)
     texts = content.get("texts") if isinstance(content, dict) else None
-    if not isinstance(texts, dict) or not all(row.isdecimal() and isinstance(text, str) for row, text in texts.items()):
+    rows = texts.items() if isinstance(texts, dict) else ()
+    if not isinstance(texts, dict) or not all(_is_row(row) and isinstance(text, str) for row, text in rows):
         raise StoreError(f"{path} is damaged: it does not list texts by row")
     return {int(row): text for row, text in texts.items()}
+
+
+def _is_row(name: str) -> bool:
+    return name.isdecimal() and len(name) < 20  # Python reads no number of thousands of digits

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -52,11 +53,20 @@ Fetch = Callable[[int], list[Batch]]
 
 
 def fit(
-    state: TrainState, fetch: Fetch, objective: Objective, config: OptimConfig, steps: int, runtime: Runtime
+    state: TrainState,
+    fetch: Fetch,
+    objective: Objective,
+    config: OptimConfig,
+    steps: int,
+    runtime: Runtime,
+    cutting: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Generator[StepReport, None, None]:
     """Train until `steps`, yielding after each optimizer step; close it to leave early.
 
     The loss of a step is a sum over all its batches, divided by all that they scored.
+
+    Args:
+        cutting: entered around what may be left in the middle, since no weight moves in it: the passes of a step.
     """
     # on a GPU the next step's rows are laid out while this one's are computed
     started = time.perf_counter()  # before the rows are fetched: waiting for them is part of a step
@@ -67,10 +77,11 @@ def fit(
             group["lr"] = share * group["peak_lr"]
         seed_step(state.seed, state.step)
         parts: list[LossSum] = []
-        for batch in batches:
-            with runtime.autocast():
-                parts.append(objective(batch))
-            parts[-1].total.backward()  # type: ignore[no-untyped-call]
+        with cutting():
+            for batch in batches:
+                with runtime.autocast():
+                    parts.append(objective(batch))
+                parts[-1].total.backward()  # type: ignore[no-untyped-call]
         count, scored = sum(part.count for part in parts), sum(batch.scored for batch in batches)
         length = _scale_and_clip(state.model, 1 / max(count, 1e-12), config.clip)
         read = _asked(torch.stack([*(part.total.detach().float() for part in parts), length.float()]))

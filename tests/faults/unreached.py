@@ -1,0 +1,79 @@
+"""Why a line of a reader was reached by no mutated file: most lines that remain are not about bytes at all."""
+
+import ast
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from faults.reached import PACKAGE, numbers
+
+NAMES = "about a missing file, a folder, a pattern or an address, not about bytes"
+DISK = "about a disk that fails (each operation fails in turn above)"
+SIZE = "about files of more than 64 MiB"
+OTHERS = "about other requests at the same time, a slow client, a server that stops, its start"
+CALLER = "about what a caller asks for, such as another kind of model, or about writing"
+
+PLACES = {
+    **dict.fromkeys(("data/sources.py", "data/labelled.py:read_labelled", "data/opening.py:_bare"), NAMES),
+    **dict.fromkeys(
+        (
+            "data/opening.py:_open_raw",
+            "data/opening.py:_iconv",
+            "data/opening.py:missing",
+            "store/bundle.py:find_bundle",
+        ),
+        NAMES,
+    ),
+    **dict.fromkeys(("text/tokenizer.py:_find", "data/membership.py:read", "store/quotes.py:read_quotes"), NAMES),
+    **dict.fromkeys(("store/rundir.py:read", "store/rundir.py:open"), NAMES),
+    **dict.fromkeys(("serve/batching.py", "serve/gate.py", "serve/service.py", "serve/settings.py"), OTHERS),
+    **dict.fromkeys(("serve/app.py:_left", "serve/app.py:_unexpected"), OTHERS),
+    **dict.fromkeys(("store/rundir.py:flush", "store/bundle.py:load_bundle", "text/vocabulary.py:utf8_of"), CALLER),
+    **dict.fromkeys(("text/vocabulary.py:check_id", "data/shards.py:_mapped"), CALLER),
+}
+"""By file, or by file and function."""
+WORDS = (
+    (DISK, r"except OSError|strerror|return False$|FileNotFoundError|raise missing\("),
+    (SIZE, r"LIMIT|too many"),
+    (NAMES, r"has no \{MANIFEST\}|is not a file|holds no run"),
+)
+"""By what the line says."""
+
+
+def unreached(rows: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
+    """Lines that no reader reached, each as `file, function: line`, by the reason; those without one under `other`."""
+    reached: dict[str, set[int]] = {}
+    missed: dict[str, set[int]] = {}
+    for row in rows:
+        for found, kind in ((reached, "reached"), (missed, "missed")):
+            for file, lines in row.get(kind, {}).items():
+                found.setdefault(file, set()).update(numbers(lines))
+    told: dict[str, list[str]] = {}
+    for file, lines in sorted(missed.items()):
+        for line in sorted(lines - reached.get(file, set())):
+            words, functions = _source(file)[line - 1].strip(), _functions(file)
+            name = next((name for name, first, last in functions if first <= line <= last), "")
+            told.setdefault(_why(file, name, words), []).append(f"{file}, {name}: {words}")
+    return told
+
+
+def _why(file: str, name: str, words: str) -> str:
+    if reason := PLACES.get(f"{file}:{name}") or PLACES.get(file):
+        return reason
+    return next((reason for reason, pattern in WORDS if re.search(pattern, words)), "other")
+
+
+@cache
+def _source(file: str) -> list[str]:
+    return Path(PACKAGE, file).read_text(encoding="utf-8").splitlines()
+
+
+@cache
+def _functions(file: str) -> list[tuple[str, int, int]]:
+    """Name, first and last line of each function, the innermost first."""
+    tree = ast.parse("\n".join(_source(file)))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [(node.name, node.lineno, node.end_lineno or 0) for node in ast.walk(tree) if isinstance(node, kinds)]
+    return sorted(found, key=lambda one: one[2] - one[1])
