@@ -405,7 +405,6 @@ def film_reviews() -> str:
         "",
         f"Commands: `{text['command']}` (`texts` prepared from `DATA/imdb/train.parquet` and `unlabelled.parquet` with a tokenizer of 16,384 entries learnt from them), then `{record['command']}`; "
         f"commit {record['commit']}, {record['date']}, seeds 0 to 4, torch {record['torch']}.",
-        "",
     ]
     return "\n".join(lines)
 
