@@ -196,7 +196,7 @@ class TransferConfig(Section):
     """Gradual unfreezing: the head first, then one more layer from the top every so many epochs, the embedding last."""
     layer_decay: float = Field(1.0, gt=0, le=1)
     """Each layer further down learns at this share of the rate of the one above; 1 is the same rate everywhere."""
-    context: int | None = Field(None, ge=2)
+    context: int | None = Field(None, ge=3)
     """Tokens of a text that are read, in place of what the pretrained network brings; learned positions bound it."""
     dropout: float | None = Field(None, ge=0, lt=1)
     """Share of activations dropped in training, in place of what the pretrained network brings."""
@@ -238,7 +238,7 @@ class PretrainConfig(Section):
 
     objective: Literal["causal", "masked", "hybrid"] = "causal"
     """causal: every next token from those before it. masked: hidden tokens from both sides. hybrid: both, in turns."""
-    stages: list[StageConfig] = []
+    stages: list[StageConfig] = Field([])
     """In place of TEXTS, parts learnt one after the other: general text first, one's own last; shorter rows first."""
     masking: MaskingConfig = MaskingConfig()
     pairs: PairsConfig = PairsConfig()

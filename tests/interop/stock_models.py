@@ -90,7 +90,9 @@ def tokenizer_of(transformers, family):
     if family == "Roberta":
         return transformers.RobertaTokenizer(**_parts(_bytes(named)))
     if family == "Camembert":
-        return transformers.CamembertTokenizer(vocab=_pieces(["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<s>", "</s>"]))
+        return transformers.CamembertTokenizer(
+            vocab=_pieces(["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<s>", "</s>"])
+        )
     if family == "XLMRoberta":
         return transformers.XLMRobertaTokenizer(vocab=_pieces(["<s>", "<pad>", "</s>", "<unk>"]))
     if family == "GPT2":

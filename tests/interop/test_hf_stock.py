@@ -1,17 +1,40 @@
 """BERT, RoBERTa, CamemBERT, XLM-R, ModernBERT, GPT-2 and OPT: what transformers saved computes here what it computed there."""
 
+import json
 import random
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from small_models import ODD, TEXTS
 from stock_models import KINDS, LONGEST, language_class, saved
 
 from headstart.config import PADDING
+from headstart.data.batches import LabelledRows
+from headstart.errors import TransferError, UsageError
+from headstart.interop.hf_export import export_hf
+from headstart.interop.hf_folder import read_facts, read_weights
+from headstart.interop.hf_stock import read_stock
 from headstart.interop.sources import load_from
-from headstart.model.heads import vocabulary_scores
+from headstart.model.backbone import Backbone
+from headstart.model.heads import LanguageHead, Model, vocabulary_scores
 from headstart.model.ledger import ledger
+from headstart.predict.predictor import Predictor
+from headstart.store.tensors import load_into
+from headstart.train.evaluate import score_texts
+from tiny import CPU
+
+FAMILIES = ("bert", "roberta", "camembert", "xlm-roberta", "modernbert", "gpt2", "opt")
+VARIED = [
+    *TEXTS[:8],
+    *ODD,
+    "the film, the FILM; the Film!",
+    "naïve café",
+    " spaces  before",
+    "[SEP] </s> <|endoftext|>",
+]
+MANY = " ".join(TEXTS)
+CLASSES = {"num_labels": 3, "id2label": {0: "bad", 1: "fine", 2: "good"}}
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +59,155 @@ def test_hidden_states_and_scores_are_theirs(transformers, tmp_path, kind, seed)
     bundle.model.eval()
     ids, real = rows(len(tokenizer), bundle.tokenizer.special.pad, seed)
     with torch.inference_mode():
-        found = model(input_ids=ids, attention_mask=real.long(), output_hidden_states=True)
+        there = model.base_model(input_ids=ids, attention_mask=real.long()).last_hidden_state
+        logits = model(input_ids=ids, attention_mask=real.long()).logits
         hidden = bundle.model.backbone(ids, torch.where(real, 0, PADDING), bundle.visibility)
         scores = vocabulary_scores(bundle.model, hidden)
-        there = model.base_model(input_ids=ids, attention_mask=real.long()).last_hidden_state
     assert float((hidden - there)[real].abs().max()) < 1e-5
-    assert float((scores - found.logits)[real].abs().max()) < 1e-5 * max(1.0, float(found.logits.abs().max()))
+    assert float((scores - logits)[real].abs().max()) < 1e-5
     assert float(there[real].abs().max()) > 1  # control: there was something to miss
     counted = ledger(bundle.config, bundle.model.backbone.vocab_size, None).total
     assert counted == sum(parameter.numel() for parameter in bundle.model.parameters())
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_tensor_of_the_file_is_heard(transformers, tmp_path, kind):
+    """A control: one that were misplaced, or left out in silence, would change nothing."""
+    saved(transformers, tmp_path, kind, language_class(kind))
+    found = read_facts("hf:it", tmp_path)
+    weights = read_weights(found)
+    ids, real = rows(60, 1, 3)
+
+    def scores(tensors):
+        brought = read_stock(found, tensors)
+        size = int(found.facts["vocab_size"])
+        model = Model(Backbone(brought.config, size), LanguageHead(brought.config, size)).eval()
+        load_into(model, brought.tensors, "it")
+        with torch.inference_mode():
+            hidden = model.backbone(ids, torch.where(real, 0, PADDING), brought.visibility)
+            return vocabulary_scores(model, hidden)[real]
+
+    before = scores(weights)
+    for name, tensor in weights.items():
+        # a bias of the keys moves every score of a query alike, which softmax does not hear
+        after = scores(weights | {name: tensor + 0.3 * torch.randn_like(tensor)})
+        deaf = name.endswith(("self.key.bias", "k_proj.bias"))
+        assert (float((after - before).abs().max()) < 1e-4) == deaf, name
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_bare_model_comes_without_a_head(transformers, tmp_path, kind):
+    model, tokenizer = saved(transformers, tmp_path, kind, "Model")
+    bundle = load_from(f"hf:{tmp_path}", task="language")
+    bundle.model.eval()
+    ids = tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        ours = bundle.model.backbone(ids, None, bundle.visibility)
+        assert float((ours - model(input_ids=ids).last_hidden_state).abs().max()) < 1e-5
+    assert bundle.config.stock.transform is False
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_rows_are_what_their_tokenizer_makes_of_a_text(transformers, tmp_path, kind):
+    _, theirs = saved(transformers, tmp_path, kind, language_class(kind))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = load_from(f"hf:{tmp_path}").tokenizer
+    for text in VARIED:
+        plain = theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        assert ours.encode(text) == plain, text
+    for text in [*VARIED[:-1], MANY]:
+        ids = [np.array(ours.encode(text))]
+        row = LabelledRows(ids, [0], ours.special, context=LONGEST).batch([0])
+        there = theirs(text, truncation=True, max_length=LONGEST - (kind == "gpt2"))["input_ids"]
+        # GPT-2's adds nothing; its documents were parted by the token that begins ours
+        assert row.ids_BT[0].tolist() == ([ours.special.sos, *there] if kind == "gpt2" else there)
+    wanted = {"mask_token": "mask", "pad_token": "pad", "cls_token": "sos", "sep_token": "close"}
+    for name, own in wanted.items():
+        if (id := getattr(theirs, f"{name}_id", None)) is not None:
+            assert getattr(ours.special, own) == id
+    assert (ours.special.close is None) == (kind in ("gpt2", "opt"))
+    assert (ours.special.mask is None) == (kind in ("gpt2", "opt"))
+
+
+@pytest.mark.parametrize("kind", [*(kind for kind in FAMILIES if kind != "gpt2"), "modernbert, biases, mean"])
+def test_a_classifier_answers_as_it_did_and_goes_out_as_it_came(transformers, tmp_path, kind):
+    model, tokenizer = saved(transformers, tmp_path / "in", kind, "ForSequenceClassification", **CLASSES)
+    bundle = load_from(f"hf:{tmp_path / 'in'}", task="classify")
+    texts = [*VARIED[:-1], MANY]
+    with torch.inference_mode():
+        batch = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=LONGEST)
+        theirs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.double()
+    ours = score_texts(bundle.model, Predictor(bundle, CPU).rows(texts), CPU, lambda: None)
+    assert float(np.abs(ours - theirs.numpy()).max()) < 1e-5
+    assert bundle.labels == ("bad", "fine", "good")
+    counted = ledger(bundle.config, bundle.model.backbone.vocab_size, 3, reading=bundle.visibility).total
+    assert counted == sum(parameter.numel() for parameter in bundle.model.parameters())
+    assert export_hf(bundle, tmp_path / "out") == type(model).__name__
+    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    out = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    batch = out(texts, return_tensors="pt", padding=True, truncation=True)
+    with torch.inference_mode():
+        back = again(**batch).logits.double()
+    assert float((back - theirs).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_language_model_goes_out_as_it_came(transformers, tmp_path, kind):
+    model, _ = saved(transformers, tmp_path / "in", kind, language_class(kind))
+    bundle = load_from(f"hf:{tmp_path / 'in'}")
+    assert export_hf(bundle, tmp_path / "out") == type(model).__name__
+    again, report = type(model).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    ids, real = rows(60, bundle.tokenizer.special.pad, 5)
+    with torch.inference_mode():
+        one, other = (each.eval()(input_ids=ids, attention_mask=real.long()).logits for each in (model, again))
+    assert float((one - other)[real].abs().max()) < 1e-5
+    back = load_from(f"hf:{tmp_path / 'out'}")
+    assert back.config.model_copy(update={"dropout": bundle.config.dropout}) == bundle.config
+    for name, tensor in back.model.state_dict().items():
+        assert torch.equal(tensor, bundle.model.state_dict()[name])
+
+
+def test_a_classifier_whose_rows_would_be_others_is_refused(transformers, tmp_path):
+    saved(transformers, tmp_path, "gpt2", "ForSequenceClassification", **CLASSES)
+    with pytest.raises(UsageError) as caught:
+        load_from(f"hf:{tmp_path}")
+    assert str(caught.value) == (
+        f"hf:{tmp_path} reads texts without a start token, and a classifier's rows have one here: its answers would not "
+        "be those it gave there; import its language model and fine-tune that"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts", "message"),
+    [
+        ("bert", {"position_embedding_type": "relative_key"}, 'has position_embedding_type "relative_key", which a bert here has not'),
+        ("bert", {"hidden_act": "gelu_fast"}, "has hidden_act gelu_fast, which is none of gelu, gelu_python, gelu_new, gelu_pytorch_tanh, relu, silu, swish"),
+        ("bert", {"is_decoder": True}, "has is_decoder true, which a bert here has not"),
+        ("roberta", {"add_cross_attention": True}, "has add_cross_attention true, which a roberta here has not"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "has scale_attn_by_inverse_layer_idx true, which a gpt2 here has not"),
+        ("gpt2", {"scale_attn_weights": False}, "has scale_attn_weights false, which a gpt2 here has not"),
+        ("opt", {"word_embed_proj_dim": 8}, "has word_embed_proj_dim 8, not hidden_size: embeddings of another width"),
+        ("opt", {"layer_norm_elementwise_affine": False}, "has layer_norm_elementwise_affine false, which a opt here has not"),
+        ("modernbert", {"mlp_bias": True}, "has attention_bias and mlp_bias that differ, where a layer has all of its biases or none"),
+        ("modernbert", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "has rope_type yarn, which a modernbert here has not"),
+        ("bert", {"num_hidden_layers": None}, None),
+        ("bert", {"num_attention_heads": 3}, None),
+        ("bert", {"num_hidden_layers": 3}, None),
+        ("gpt2", {"n_positions": 40}, None),
+        ("bert", {"model_type": "mamba"}, "is a mamba, whose layers are not those of Headstart (llama, eurobert, bert, roberta, camembert, xlm-roberta, modernbert, gpt2, opt are)"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_setting_that_changes_a_number_is_refused_by_name(transformers, tmp_path, kind, facts, message):
+    saved(transformers, tmp_path, kind, language_class(kind))
+    source = f"hf:{tmp_path}"
+    load_from(source)  # control
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | facts))
+    with pytest.raises(TransferError) as caught:
+        load_from(source)
+    assert str(caught.value).endswith("; nothing was imported")
+    if message:
+        assert str(caught.value) == f"{source} {message}; nothing was imported"

@@ -216,7 +216,7 @@ def _renamed(
     names = {"backbone.embedding": family.embedding} | {
         f"backbone.{here}": there for here, there in family.whole.items()
     }
-    head = family.classifier if classifies else family.head | {"linear": family.decoder}
+    head = family.classifier if classifies else {**family.head, "linear": family.decoder}
     names |= {f"head.{here}": there.removeprefix(family.inside) for here, there in head.items()}
     if not classifies:
         biases = [left.pop(name) for name in family.head_bias if name in left]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headstart.config import ModelConfig, Visibility
 from headstart.model.backbone import Backbone
-from headstart.model.pooling import first, last_real, mean_real
+from headstart.model.pooling import last_real, mean_real
 from headstart.model.stock import Transform, start_small
 
 
@@ -57,9 +57,8 @@ class ClassifierHead(nn.Module):
     def forward(self, hidden_BTD: Tensor, lengths_B: Tensor) -> Tensor:
         """Scores over the labels, one row a text."""
         pool = last_real if self.visibility == "causal" else mean_real
-        if self.stock and self.stock.pooling == "first":
-            pool = first
-        vector_BD = pool(hidden_BTD, lengths_B)
+        pool_all = self.stock is None or self.stock.pooling == "mean"
+        vector_BD = pool(hidden_BTD, lengths_B) if pool_all else hidden_BTD[:, 0]
         if self.stock:
             vector_BD = self.ready(vector_BD) if self.dense is None else self.dense(vector_BD).tanh()
         elif self.dense is not None:

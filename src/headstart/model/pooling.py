@@ -13,8 +13,3 @@ def mean_real(hidden_BTD: Tensor, lengths_B: Tensor) -> Tensor:
     """The mean over each text's real tokens, summed in fp32."""
     real_BT = torch.arange(hidden_BTD.shape[1], device=lengths_B.device) < lengths_B[:, None]
     return (hidden_BTD.float() * real_BT[..., None]).sum(dim=1) / lengths_B[:, None]
-
-
-def first(hidden_BTD: Tensor, _lengths_B: Tensor) -> Tensor:
-    """The vector of each text's first token, which some models learn to gather the text in."""
-    return hidden_BTD[:, 0]

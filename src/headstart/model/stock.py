@@ -60,11 +60,8 @@ class StockBlock(nn.Module):
         return self.norm2(x_BTD + self._drop(self._think(x_BTD))), present
 
     def _think(self, x_BTD: Tensor) -> Tensor:
-        if self.gate is not None:
-            widened = self.activate(self.gate(x_BTD)) * self.up(x_BTD)
-        else:
-            widened = self.activate(self.up(x_BTD))
-        thought: Tensor = self.down(widened)
+        up = self.up(x_BTD)
+        thought: Tensor = self.down(self.activate(up) if self.gate is None else self.activate(self.gate(x_BTD)) * up)
         return thought
 
     def _drop(self, x: Tensor) -> Tensor:
