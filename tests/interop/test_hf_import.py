@@ -208,8 +208,9 @@ def _edited(folder, **facts):
     ("facts", "message"),
     [
         (
-            {"model_type": "bert"},
-            "is a bert, whose layers are not those of Headstart (llama and eurobert are those of modern)",
+            {"model_type": "mamba"},
+            "is a mamba, whose layers are not those of Headstart "
+            "(llama, eurobert, bert, roberta, camembert, xlm-roberta, modernbert, gpt2, opt are)",
         ),
         ({"hidden_act": "gelu"}, 'has hidden_act "gelu", which the modern block has not'),
         ({"attention_bias": True}, "has attention_bias true, which the modern block has not"),

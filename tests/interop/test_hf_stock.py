@@ -179,27 +179,33 @@ def test_a_classifier_whose_rows_would_be_others_is_refused(transformers, tmp_pa
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "facts", "message"),
-    [
-        ("bert", {"position_embedding_type": "relative_key"}, 'has position_embedding_type "relative_key", which a bert here has not'),
-        ("bert", {"hidden_act": "gelu_fast"}, "has hidden_act gelu_fast, which is none of gelu, gelu_python, gelu_new, gelu_pytorch_tanh, relu, silu, swish"),
-        ("bert", {"is_decoder": True}, "has is_decoder true, which a bert here has not"),
-        ("roberta", {"add_cross_attention": True}, "has add_cross_attention true, which a roberta here has not"),
-        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "has scale_attn_by_inverse_layer_idx true, which a gpt2 here has not"),
-        ("gpt2", {"scale_attn_weights": False}, "has scale_attn_weights false, which a gpt2 here has not"),
-        ("opt", {"word_embed_proj_dim": 8}, "has word_embed_proj_dim 8, not hidden_size: embeddings of another width"),
-        ("opt", {"layer_norm_elementwise_affine": False}, "has layer_norm_elementwise_affine false, which a opt here has not"),
-        ("modernbert", {"mlp_bias": True}, "has attention_bias and mlp_bias that differ, where a layer has all of its biases or none"),
-        ("modernbert", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "has rope_type yarn, which a modernbert here has not"),
-        ("bert", {"num_hidden_layers": None}, None),
-        ("bert", {"num_attention_heads": 3}, None),
-        ("bert", {"num_hidden_layers": 3}, None),
-        ("gpt2", {"n_positions": 40}, None),
-        ("bert", {"model_type": "mamba"}, "is a mamba, whose layers are not those of Headstart (llama, eurobert, bert, roberta, camembert, xlm-roberta, modernbert, gpt2, opt are)"),
-    ],
-    ids=str,
-)  # fmt: skip
+NAMED = "gelu, gelu_python, gelu_new, gelu_pytorch_tanh, relu, silu, swish"
+KNOWN = "llama, eurobert, bert, roberta, camembert, xlm-roberta, modernbert, gpt2, opt"
+YARN = {"full_attention": {"rope_type": "yarn"}}
+REFUSED = [
+    (
+        "bert",
+        {"position_embedding_type": "relative_key"},
+        'has position_embedding_type "relative_key", which a bert here has not',
+    ),
+    ("bert", {"hidden_act": "gelu_fast"}, f"has hidden_act gelu_fast, which is none of {NAMED}"),
+    ("bert", {"is_decoder": True}, "has is_decoder true, which a bert here has not"),
+    ("roberta", {"add_cross_attention": True}, "has add_cross_attention true, which a roberta here has not"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, None),
+    ("gpt2", {"scale_attn_weights": False}, "has scale_attn_weights false, which a gpt2 here has not"),
+    ("opt", {"word_embed_proj_dim": 8}, "has word_embed_proj_dim 8, not hidden_size: embeddings of another width"),
+    ("opt", {"layer_norm_elementwise_affine": False}, None),
+    ("modernbert", {"mlp_bias": True}, None),
+    ("modernbert", {"rope_parameters": YARN}, "has rope_type yarn, which a modernbert here has not"),
+    ("bert", {"num_hidden_layers": None}, None),
+    ("bert", {"num_attention_heads": 3}, None),
+    ("bert", {"num_hidden_layers": 3}, None),
+    ("gpt2", {"n_positions": 40}, None),
+    ("bert", {"model_type": "mamba"}, f"is a mamba, whose layers are not those of Headstart ({KNOWN} are)"),
+]
+
+
+@pytest.mark.parametrize(("kind", "facts", "message"), REFUSED, ids=str)
 def test_a_setting_that_changes_a_number_is_refused_by_name(transformers, tmp_path, kind, facts, message):
     saved(transformers, tmp_path, kind, language_class(kind))
     source = f"hf:{tmp_path}"
