@@ -1,6 +1,6 @@
 """`headstart tune`: the settings of a fine-tuning that validation likes best, within a time or a number of trials."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -24,6 +24,9 @@ from headstart.cli.options import (
 from headstart.config import FinetuneConfig
 from headstart.errors import UsageError
 from headstart.layering import fields_of
+
+if TYPE_CHECKING:
+    from headstart.recipes.tune import Tuned
 
 _LEFT_OUT = ("loop.minutes", "loop.watch_test", "model.stock")
 OPTIONS = Options(
@@ -98,6 +101,11 @@ def tune(
         command=command_line(),
         progress=console,
     )
+    _show(found, console)
+
+
+def _show(found: "Tuned", console: Console) -> None:
+    """The best trials, the first one, and what to do now."""
     ranked = sorted(found.trials, key=lambda trial: trial.rank, reverse=True)
     first = found.trials[0]
     shown = ranked[:_SHOWN] + ([] if first in ranked[:_SHOWN] else [first])
