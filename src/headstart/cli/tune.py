@@ -1,5 +1,6 @@
 """`headstart tune`: the settings of a fine-tuning that validation likes best, within a time or a number of trials."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -62,23 +63,7 @@ def tune(
     flags: Flags | None = None,
 ) -> None:
     """Try settings on validation; test is never opened."""
-    if resume:
-        others: dict[str, object] = {
-            "from": source,
-            "valid": valid,
-            "minutes": minutes,
-            "trials": trials,
-            "search": search,
-        }
-        others |= {"tokenizer": tokenizer, "preset": preset, "config": config}
-        OPTIONS.refuse_with_resume(flags, out, **others)
-        check_resumes(out, "tune", "train", [train] if train else [])
-    elif train is None:
-        raise UsageError("tune needs TRAIN, a labelled file; see headstart tune --help")
-    elif source is None:
-        raise UsageError("tune needs --from: a pretrained folder, as in --from runs/base, or --from scratch")
-    if jobs < 1:
-        raise UsageError(f"--jobs must be at least 1, got {jobs}")
+    _check(train, source, jobs, out if resume else None, flags, others)
     OPTIONS.refuse_with_source(flags, source)
     from headstart.recipes.finetune import usual_preset
     from headstart.recipes.tune import run_tune
@@ -102,6 +87,26 @@ def tune(
         progress=console,
     )
     _show(found, console)
+
+
+def _check(
+    train: str | None,
+    source: str | None,
+    jobs: int,
+    resumed: Path | None,
+    flags: Flags | None,
+    others: dict[str, object],
+) -> None:
+    """Refuse what is wrong before anything heavy is loaded."""
+    if resumed:
+        OPTIONS.refuse_with_resume(flags, resumed, **others)
+        check_resumes(resumed, "tune", "train", [train] if train else [])
+    elif train is None:
+        raise UsageError("tune needs TRAIN, a labelled file; see headstart tune --help")
+    elif source is None:
+        raise UsageError("tune needs --from: a pretrained folder, as in --from runs/base, or --from scratch")
+    if jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, got {jobs}")
 
 
 def _show(found: "Tuned", console: Console) -> None:
