@@ -63,6 +63,8 @@ def tune(
     flags: Flags | None = None,
 ) -> None:
     """Try settings on validation; test is never opened."""
+    others: dict[str, object] = {"from": source, "valid": valid, "minutes": minutes, "trials": trials, "search": search}
+    others |= {"tokenizer": tokenizer, "preset": preset, "config": config}
     _check(train, source, jobs, out if resume else None, flags, others)
     OPTIONS.refuse_with_source(flags, source)
     from headstart.recipes.finetune import usual_preset
