@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from small_models import ODD, TEXTS
 from stock_models import KINDS, LONGEST, language_class, saved
 
@@ -51,7 +52,7 @@ def rows(vocab_size, padding, seed):
     return torch.where(real, ids, padding), real
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_hidden_states_and_scores_are_theirs(transformers, tmp_path, kind, seed):
     model, tokenizer = saved(transformers, tmp_path, kind, language_class(kind), seed)
@@ -167,6 +168,51 @@ def test_a_language_model_goes_out_as_it_came(transformers, tmp_path, kind):
     assert back.config.model_copy(update={"dropout": bundle.config.dropout}) == bundle.config
     for name, tensor in back.model.state_dict().items():
         assert torch.equal(tensor, bundle.model.state_dict()[name])
+
+
+def test_a_bert_as_the_hub_has_it_is_read_too(transformers, tmp_path):
+    """Saved with the head for the next sentence, norms under their old names, and a buffer of positions."""
+    model, tokenizer = saved(transformers, tmp_path, "bert", "ForPreTraining")
+    path = tmp_path / "model.safetensors"
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in load_file(path).items()
+    }
+    assert any(name.endswith("gamma") for name in old)
+    assert "cls.seq_relationship.weight" in old
+    save_file(old | {"bert.embeddings.position_ids": torch.arange(48)[None]}, path)
+    bundle = load_from(f"hf:{tmp_path}", task="language")
+    ids = tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        ours = vocabulary_scores(bundle.model.eval(), bundle.model.backbone(ids, None, "both"))
+        assert float((ours - model(input_ids=ids).prediction_logits).abs().max()) < 1e-5
+
+
+def test_a_gpt2_as_the_hub_has_it_is_read_too(transformers, tmp_path):
+    """Without a prefix, and with the triangle of who sees whom."""
+    model, tokenizer = saved(transformers, tmp_path, "gpt2", "LMHeadModel")
+    path = tmp_path / "model.safetensors"
+    old = {name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}
+    save_file(old | {"h.0.attn.bias": torch.ones(48, 48).tril()[None, None]}, path)
+    bundle = load_from(f"hf:{tmp_path}", task="language")
+    ids = tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        ours = vocabulary_scores(bundle.model.eval(), bundle.model.backbone(ids))
+        assert float((ours - model(input_ids=ids).logits).abs().max()) < 1e-5
+
+
+def test_a_modernbert_as_the_hub_has_it_is_read_too(transformers, tmp_path):
+    """Its config.json says the layers that see near by, and the angles, in another way than transformers writes it now."""
+    saved(transformers, tmp_path, "modernbert", "ForMaskedLM")
+    now = load_from(f"hf:{tmp_path}").config
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name in ("layer_types", "rope_parameters"):
+        del config[name]
+    old = {"global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0}
+    (tmp_path / "config.json").write_text(json.dumps(config | old))
+    assert load_from(f"hf:{tmp_path}").config == now
+    (tmp_path / "config.json").write_text(json.dumps(config | old | {"global_rope_theta": 500.0}))
+    assert load_from(f"hf:{tmp_path}").config.rotary_base == 500.0  # control
 
 
 def test_a_classifier_whose_rows_would_be_others_is_refused(transformers, tmp_path):
