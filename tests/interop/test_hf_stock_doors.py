@@ -180,6 +180,16 @@ def test_one_token_that_begins_and_ends_texts_may_still_end_one(sources):
     assert any(piece == "" and share > 0 for piece, share in pieces)
 
 
+def test_the_card_of_an_imported_model_says_where_it_came_from(transformers, tmp_path):
+    saved(transformers, tmp_path / "theirs", "bert", "ForSequenceClassification", num_labels=2)
+    assert run(["import", f"hf:{tmp_path / 'theirs'}", "--out", str(tmp_path / "ours"), "--quiet"]) == 0
+    card = (tmp_path / "ours" / "bundle" / "README.md").read_text()
+    assert "from `theirs`, a BertForSequenceClassification." in card
+    assert "It was trained elsewhere and not measured here." in card
+    assert "Fine-tuned with Headstart" not in card
+    assert str(tmp_path) not in card
+
+
 def test_params_tells_what_a_model_from_elsewhere_is_made_of(sources, capsys):
     assert run(["params", "--from", sources("bert"), "--json"]) == 0
     language, classifier = json.loads(capsys.readouterr().out)

@@ -31,7 +31,7 @@ _OPT_OFFSET = 2
 def read_stock(found: Found, weights: Mapping[str, Tensor]) -> Brought:
     """The network of a stock architecture; a setting or tensor that is none of ours is refused by name."""
     family = FAMILIES[found.kind]
-    found.check(family.fixed, f"a {found.kind} here")
+    found.check(family.fixed, f"our {found.kind}")
     tensors = _bare(family, weights, found.classifies)
     read = {"modernbert": _modernbert, "gpt2": _gpt2, "opt": _opt}.get(found.kind, _bert)
     try:
@@ -124,7 +124,7 @@ def _modernbert(found: Found) -> _Read:
     for kind, old, usual in (("full_attention", "global", 160000.0), ("sliding_attention", "local", 10000.0)):
         rope = (facts.get("rope_parameters") or {}).get(kind) or {}
         if rope.get("rope_type", "default") != "default" or facts.get("rope_scaling"):
-            raise found.refused(f"has rope_type {rope.get('rope_type')}, which a modernbert here has not")
+            raise found.refused(f"has rope_type {rope.get('rope_type')}, which our modernbert has not")
         angles[kind] = float(rope.get("rope_theta") or facts.get(f"{old}_rope_theta") or usual)
     shape = {
         "width": int(facts["hidden_size"]),
