@@ -17,7 +17,7 @@ Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 class StockConfig(Section):
     """The layers, positions and heads of a stock architecture beside its sizes: the model brings them, nobody types them."""
 
-    family: Literal["bert", "roberta", "camembert", "xlm-roberta", "modernbert", "gpt2", "opt"]
+    family: Literal["bert", "distilbert", "roberta", "camembert", "xlm-roberta", "modernbert", "gpt2", "opt"]
     """The architecture it came as, and may go out as again."""
     norm_first: bool
     """Whether a layer norms what it reads (pre-norm), or what it has written (post-norm)."""
@@ -51,8 +51,8 @@ class StockConfig(Section):
     """Whether each entry of the vocabulary has a bias."""
     pooling: Literal["first", "mean"] = "mean"
     """What a classifier that reads both ways takes of a text: its first token, or the mean over all."""
-    classifier: Literal["tanh", "transform"] = "tanh"
-    """What lies before its last layer: a matrix and tanh, or what begins the language head."""
+    classifier: Literal["tanh", "relu", "transform"] = "tanh"
+    """What lies before its last layer: a matrix and tanh or ReLU, or what begins the language head."""
 
 
 class ModelConfig(Section):

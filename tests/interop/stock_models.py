@@ -15,6 +15,10 @@ KINDS = {
     "bert": ("Bert", ENCODER),
     "bert, relu, other epsilon": ("Bert", ENCODER | {"hidden_act": "relu", "layer_norm_eps": 1e-5}),
     "bert, untied": ("Bert", ENCODER | {"tie_word_embeddings": False}),
+    "distilbert": (
+        "DistilBert",
+        {"dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 24, "max_position_embeddings": 48},
+    ),
     "roberta": ("Roberta", ENCODER | {"max_position_embeddings": 50, "type_vocab_size": 1, "layer_norm_eps": 1e-5}),
     "roberta, gelu_new": ("Roberta", ENCODER | {"max_position_embeddings": 50, "hidden_act": "gelu_new"}),
     "camembert": ("Camembert", ENCODER | {"max_position_embeddings": 50, "type_vocab_size": 1}),
@@ -85,7 +89,7 @@ def _parts(engine):
 def tokenizer_of(transformers, family):
     """A tokenizer as that family has them, by the class that transformers has for it."""
     named = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    if family == "Bert":
+    if family in ("Bert", "DistilBert"):
         return transformers.BertTokenizer(vocab=_words())
     if family == "Roberta":
         return transformers.RobertaTokenizer(**_parts(_bytes(named)))

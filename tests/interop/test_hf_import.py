@@ -210,7 +210,7 @@ def _edited(folder, **facts):
         (
             {"model_type": "mamba"},
             "is a mamba, whose layers are not those of Headstart "
-            "(llama, eurobert, bert, roberta, camembert, xlm-roberta, modernbert, gpt2, opt are)",
+            "(llama, eurobert, bert, distilbert, roberta, camembert, xlm-roberta, modernbert, gpt2, opt are)",
         ),
         ({"hidden_act": "gelu"}, 'has hidden_act "gelu", which the modern block has not'),
         ({"attention_bias": True}, "has attention_bias true, which the modern block has not"),

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and its kin, ModernBERT, GPT-2 and OPT: their settings and tensors as those of our `stock` kind.
+"""BERT, DistilBERT, RoBERTa and its kin, ModernBERT, GPT-2 and OPT: their settings and tensors as those of our `stock` kind.
 
 What can be folded is folded, which changes a number by rounding at most: the row of the first token type goes into the
 positions, and position tables lose the rows that stand before the first place.
@@ -33,7 +33,7 @@ def read_stock(found: Found, weights: Mapping[str, Tensor]) -> Brought:
     family = FAMILIES[found.kind]
     found.check(family.fixed, f"our {found.kind}")
     tensors = _bare(family, weights, found.classifies)
-    read = {"modernbert": _modernbert, "gpt2": _gpt2, "opt": _opt}.get(found.kind, _bert)
+    read = {"distilbert": _distilbert, "modernbert": _modernbert, "gpt2": _gpt2, "opt": _opt}.get(found.kind, _bert)
     try:
         shape, stock, offset = read(found)
         stock |= {"family": found.kind} | _head(family, tensors)
@@ -110,6 +110,30 @@ def _bert(found: Found) -> _Read:
         "pooling": "first",
     }
     return shape, stock, offset
+
+
+def _distilbert(found: Found) -> _Read:
+    facts, positions = found.facts, int(found.facts["max_position_embeddings"])
+    activation = _activation(found, "activation", "gelu")
+    shape = {
+        "width": int(facts["dim"]),
+        "depth": int(facts["n_layers"]),
+        "heads": int(facts["n_heads"]),
+        "feedforward": int(facts["hidden_dim"]),
+        "dropout": float(facts.get("dropout", 0.1)),
+        "context": min(positions, LONGEST),
+        "norm_epsilon": 1e-12,
+    }
+    stock = {
+        "norm_first": False,
+        "activation": activation,
+        "positions": positions,
+        "embedding_norm": True,
+        "transform_activation": activation,
+        "pooling": "first",
+        "classifier": "relu",
+    }
+    return shape, stock, 0
 
 
 def _modernbert(found: Found) -> _Read:

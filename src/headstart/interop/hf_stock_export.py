@@ -44,6 +44,14 @@ def stock_config(bundle: Bundle) -> dict[str, Any]:
         facts |= {"n_embd": config.width, "n_layer": config.depth, "n_head": config.heads, "n_positions": rows}
         facts |= {"n_inner": config.feedforward, "activation_function": _NAMES[stock.activation]}
         return facts | {"layer_norm_epsilon": config.norm_epsilon}
+    if stock.family == "distilbert":
+        facts |= {
+            "dim": config.width,
+            "n_layers": config.depth,
+            "n_heads": config.heads,
+            "hidden_dim": config.feedforward,
+        }
+        return facts | {"activation": _NAMES[stock.activation], "max_position_embeddings": rows}
     facts |= {"hidden_size": config.width, "num_hidden_layers": config.depth, "num_attention_heads": config.heads}
     if stock.family == "opt":
         facts |= {"ffn_dim": config.feedforward, "max_position_embeddings": stock.positions}

@@ -51,7 +51,7 @@ class ClassifierHead(nn.Module):
         self.linear = nn.Linear(config.width, classes, bias=config.block == "classic" or visibility == "both")
         self.stock = config.stock if visibility == "both" else None
         if self.stock:
-            self.dense = nn.Linear(config.width, config.width) if self.stock.classifier == "tanh" else None
+            self.dense = nn.Linear(config.width, config.width) if self.stock.classifier != "transform" else None
             self.ready = Transform(config) if self.stock.classifier == "transform" else nn.Identity()
 
     def forward(self, hidden_BTD: Tensor, lengths_B: Tensor) -> Tensor:
@@ -60,7 +60,8 @@ class ClassifierHead(nn.Module):
         pool_all = self.stock is None or self.stock.pooling == "mean"
         vector_BD = pool(hidden_BTD, lengths_B) if pool_all else hidden_BTD[:, 0]
         if self.stock:
-            vector_BD = self.ready(vector_BD) if self.dense is None else self.dense(vector_BD).tanh()
+            activate = F.relu if self.stock.classifier == "relu" else torch.tanh
+            vector_BD = self.ready(vector_BD) if self.dense is None else activate(self.dense(vector_BD))
         elif self.dense is not None:
             vector_BD = F.gelu(self.dense(vector_BD))
         scores: Tensor = self.linear(vector_BD)

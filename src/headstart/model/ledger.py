@@ -126,10 +126,10 @@ def _stock(config: ModelConfig, vocab_size: int, classes: int | None, reading: s
     name, out, letter = ("language", V, "V") if classes is None else ("classifier", classes, "C")
     head_bias = stock.head_bias if classes is None else reading == "both"
     transform = stock.transform if classes is None else reading == "both" and stock.classifier == "transform"
-    tanh = classes is not None and reading == "both" and stock.classifier == "tanh"
-    if transform or tanh:
+    dense = classes is not None and reading == "both" and stock.classifier != "transform"
+    if transform or dense:
         weights.append(Entry(f"{name} dense", "d²", d * d))
-        small += [Entry(f"{name} dense, biases", "d", d)] if tanh or stock.transform_bias else []
+        small += [Entry(f"{name} dense, biases", "d", d)] if dense or stock.transform_bias else []
     again = classes is None and config.tied
     weights.append(Entry(f"{name} head", "0: the embedding again" if again else f"{letter}·d", 0 if again else out * d))
     small += [Entry(f"{name} head, biases", letter, out)] if head_bias else []
