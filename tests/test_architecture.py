@@ -10,13 +10,14 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "headstart"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-FLOOR = {"errors", "version", "config", "layering", "files", "progress", "measures"}
+FLOOR = {"errors", "version", "shape", "config", "layering", "files", "progress", "measures"}
 MAY_IMPORT = {
     "__init__": {"version", "api", "estimator"},
     "__main__": {"cli"},
     "version": set(),
     "errors": set(),
-    "config": {"errors"},
+    "shape": set(),
+    "config": {"errors", "shape"},
     "layering": {"errors", "config"},
     "files": {"errors"},
     "progress": set(),

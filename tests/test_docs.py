@@ -25,7 +25,12 @@ from tiny import change_runtime, write_reviews
 REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
-ELSEWHERE = {"course.md": REPOSITORY / "tests" / "interop" / "test_course.py"}
+_TESTS = REPOSITORY / "tests"
+ELSEWHERE = {
+    "course.md": _TESTS / "interop" / "test_course.py",
+    "hugging-face.md": _TESTS / "test_docs_pages.py",
+    "tune.md": _TESTS / "test_docs_pages.py",
+}
 """Pages whose blocks another test runs, with files of their own."""
 
 SMALL = """

@@ -16,6 +16,7 @@ from headstart.recipes.compare import run_compare
 from headstart.recipes.finetune import run_finetune
 from headstart.recipes.pretrain import run_pretrain
 from headstart.runtime import Halt, Runtime, Stop
+from headstart.shape import StockConfig
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import classify, predict_tokens
 from headstart.train.optim import build_optimizer
@@ -95,11 +96,28 @@ def test_the_whole_story_runs_and_resumes(tmp_path):
 MODERN = ModelConfig(block="modern", width=64, depth=3, heads=4, feedforward=96, context=48)
 
 
+WINDOWS = StockConfig(
+    family="modernbert",
+    norm_first=True,
+    gated=True,
+    embedding_norm=True,
+    final_norm=True,
+    window=5,
+    local_layers=(1, 2),
+)
+LEARNED = StockConfig(family="bert", norm_first=False, positions=48, embedding_norm=True)
+KINDS = {"modern": MODERN} | {
+    name: MODERN.model_copy(update={"block": "stock", "stock": stock})
+    for name, stock in (("windows", WINDOWS), ("positions", LEARNED))
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("visibility", ["causal", "both"])
 @pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])
-def test_attention_between_bounds_is_attention_under_a_mask(visibility, padded):
+def test_attention_between_bounds_is_attention_under_a_mask(visibility, padded, kind):
     sizes = [3, 41, 7, 2, 19, 5, 8, 33] * 8
-    model = language_model(shape=MODERN).cuda().eval()
+    model = language_model(shape=KINDS[kind]).cuda().eval()
     rows = CausalRows(
         corpus(sizes),
         np.arange(len(sizes)),

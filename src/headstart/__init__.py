@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         pretrain,
         serve,
         train_tokenizer,
+        tune,
     )
     from headstart.estimator import TextClassifier
 
@@ -46,6 +47,7 @@ __all__ = [
     "pretrain",
     "serve",
     "train_tokenizer",
+    "tune",
 ]
 _VERBS = set(__all__) - {"TextClassifier", "__version__"}
 

@@ -24,12 +24,13 @@ from headstart.progress import Progress, Quiet
 from headstart.recipes.arms import DEFAULT_ARMS
 from headstart.recipes.compare import run_compare
 from headstart.recipes.evaluate import run_errors, run_evaluate
-from headstart.recipes.finetune import SCRATCH, run_finetune, usual_preset
+from headstart.recipes.finetune import run_finetune, usual_preset
 from headstart.recipes.inspect import Inspection, run_inspect
 from headstart.recipes.prepare import run_prepare, run_tokenizer
 from headstart.recipes.pretrain import run_pretrain
-from headstart.recipes.settings import Settings, as_nested, dotted_names, settings_of
+from headstart.recipes.settings import Settings, as_nested, check_shape, settings_of
 from headstart.recipes.sizing import AUTO, choose_preset
+from headstart.recipes.tune import tune as tune
 from headstart.serve.settings import ServingConfig
 from headstart.store.compact import Storage
 from headstart.store.rundir import RunFolder
@@ -135,7 +136,7 @@ def pretrain(
             settings={"stages": [{"texts": ["novels.txt"], "share": 0.6, "context": 128}, {"texts": ["reviews.txt"]}]}
         preset: auto takes the largest size that settings["loop.minutes"] allow on this machine.
     """
-    _check_shape(source, settings)
+    check_shape(source, settings)
     if preset == AUTO and not resume:
         preset = choose_preset(settings_of(PretrainConfig, "classic", "pretrain", settings), progress or Quiet())
     return run_pretrain(
@@ -165,7 +166,7 @@ def finetune(
     progress: Progress | None = None,
 ) -> RunFolder:
     """Fine-tune a classifier from a pretrained folder, or from random weights with source="scratch"."""
-    _check_shape(source, settings)
+    check_shape(source, settings)
     return run_finetune(
         str(train),
         Path(out),
@@ -209,7 +210,7 @@ def compare(
         texts: quote the beginnings of a few mistakes in the report; without it no text is kept.
     """
     sources = [] if source is None else _paths(source)
-    _check_shape(next(iter(sources), None), settings)
+    check_shape(next(iter(sources), None), settings)
     return run_compare(
         str(train),
         Path(out),
@@ -285,16 +286,8 @@ def serve(folder: str | Path, *, settings: Settings | None = None) -> None:
 
 def finetune_settings(preset: str, settings: Settings | None, source: str | Path | None = None) -> FinetuneConfig:
     """The settings that `finetune` would use, checked."""
-    _check_shape(source, settings)
+    check_shape(source, settings)
     return settings_of(FinetuneConfig, preset, "finetune", settings)
-
-
-def _check_shape(source: str | Path | None, settings: Settings | None) -> None:
-    """A pretrained folder brings its own shape and tokenizer: settings that would be ignored are refused."""
-    if source is not None and str(source) != SCRATCH:
-        for name in dotted_names(FinetuneConfig, settings):
-            if name.startswith(("model.", "tokenizer.")):
-                raise ConfigError(f"{name} is set, but {source} brings its own; leave it out, or use source='scratch'")
 
 
 def _budgets(labels: Budgets) -> tuple[int | None, ...]:

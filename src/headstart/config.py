@@ -6,7 +6,10 @@ one sentence of documentation: the docstring under the field, which `--help` pri
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from headstart.shape import ModelConfig as ModelConfig
+from headstart.shape import Section as Section
 
 PADDING = -1
 """The segment of a padding position: it belongs to no document."""
@@ -18,12 +21,6 @@ Visibility = Literal["causal", "both"]
 """What a token may look at: those before it, or both sides."""
 
 
-class Section(BaseModel):
-    """A group of settings: frozen, and closed to names it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
 class TokenizerConfig(Section):
     """How a byte-level BPE is trained in the flow when no tokenizer is given."""
 
@@ -31,43 +28,6 @@ class TokenizerConfig(Section):
     """Entries of the vocabulary, the 256 bytes and the special tokens included."""
     megabytes: float = Field(100.0, gt=0)
     """At most this much text is read to learn the merges; the first documents in order are taken."""
-
-
-class ModelConfig(Section):
-    """The shape of a backbone: all that is needed to rebuild it besides the vocabulary size."""
-
-    block: Literal["classic", "modern"] = "classic"
-    """classic: post-norm, sinusoids, ReLU, biases, untied. modern: pre-norm RMSNorm, rotary, SwiGLU, no biases, tied."""
-    width: int = Field(200, ge=1)
-    """Width of the hidden states."""
-    depth: int = Field(4, ge=1)
-    """Number of layers."""
-    heads: int = Field(2, ge=1)
-    """Attention heads a layer; the width must be a multiple."""
-    feedforward: int = Field(200, ge=1)
-    """Width between the two matrices of the feed-forward part."""
-    dropout: float = Field(0.0, ge=0, lt=1)
-    """Share of activations dropped in training."""
-    context: int = Field(512, ge=2)
-    """Longest sequence in tokens, the start token included: rows of pretraining, and the cut of longer texts."""
-    rotary_base: float = Field(10000.0, gt=0)
-    """modern only: the base of the rotary angles; models from elsewhere bring their own."""
-    norm_epsilon: float = Field(1e-5, gt=0)
-    """modern only: what keeps the norms from dividing by nothing; models from elsewhere bring their own."""
-    tied: bool = True
-    """modern only: whether the language head is the embedding again."""
-
-    @model_validator(mode="after")
-    def _heads_divide_the_width(self) -> Self:
-        if self.width % self.heads:
-            raise ValueError(f"model.width must be a multiple of model.heads, got {self.width} and {self.heads}")
-        if self.block == "classic" and self.width % 2:
-            raise ValueError(f"model.width must be even for sinusoidal positions, got {self.width}")
-        if self.block == "modern" and self.width // self.heads % 2:
-            raise ValueError(
-                f"model.width / model.heads must be even for rotary positions, got {self.width} / {self.heads}"
-            )
-        return self
 
 
 class CorpusConfig(Section):
@@ -238,6 +198,10 @@ class TransferConfig(Section):
     """Gradual unfreezing: the head first, then one more layer from the top every so many epochs, the embedding last."""
     layer_decay: float = Field(1.0, gt=0, le=1)
     """Each layer further down learns at this share of the rate of the one above; 1 is the same rate everywhere."""
+    context: int | None = Field(None, ge=3)
+    """Tokens of a text that are read, in place of what the pretrained network brings; learned positions bound it."""
+    dropout: float | None = Field(None, ge=0, lt=1)
+    """Share of activations dropped in training, in place of what the pretrained network brings."""
     reading: Literal["auto", "causal", "both"] = "auto"
     """What a token of the classifier sees: auto is what the pretrained network learnt with (from scratch: by its kind)."""
     class_weights: dict[str, float] | Literal["balanced"] | None = None
@@ -276,7 +240,7 @@ class PretrainConfig(Section):
 
     objective: Literal["causal", "masked", "hybrid"] = "causal"
     """causal: every next token from those before it. masked: hidden tokens from both sides. hybrid: both, in turns."""
-    stages: list[StageConfig] = []
+    stages: list[StageConfig] = Field([])
     """In place of TEXTS, parts learnt one after the other: general text first, one's own last; shorter rows first."""
     masking: MaskingConfig = MaskingConfig()
     pairs: PairsConfig = PairsConfig()

@@ -103,7 +103,7 @@ def test_a_foreign_tokenizer_keeps_its_ids_and_survives_a_bundle(transformers, t
     ours = bundle.tokenizer
     assert isinstance(ours, ForeignTokenizer)
     assert ours.encode_batch(TEXTS) == [theirs(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
-    assert vars(ours.special) == {"sos": 4, "pad": 1, "eos": 3, "mask": 2, "unknown": 0}
+    assert vars(ours.special) == {"sos": 4, "pad": 1, "eos": 3, "mask": 2, "unknown": 0, "close": None}
     again = load_tokenizer(bundle.path / "tokenizer")
     assert again.digest == ours.digest
     assert again.encode(TEXTS[0]) == ours.encode(TEXTS[0])
@@ -208,8 +208,9 @@ def _edited(folder, **facts):
     ("facts", "message"),
     [
         (
-            {"model_type": "bert"},
-            "is a bert, whose layers are not those of Headstart (llama and eurobert are those of modern)",
+            {"model_type": "mamba"},
+            "is a mamba, whose layers are not those of Headstart "
+            "(llama, eurobert, bert, distilbert, roberta, camembert, xlm-roberta, modernbert, gpt2, opt are)",
         ),
         ({"hidden_act": "gelu"}, 'has hidden_act "gelu", which the modern block has not'),
         ({"attention_bias": True}, "has attention_bias true, which the modern block has not"),

@@ -13,12 +13,27 @@ from headstart.data.batches import CausalRows, LabelledRows
 from headstart.model import attention
 from headstart.model.backbone import Backbone, build_backbone
 from headstart.model.heads import Model, build_classifier_head
+from headstart.shape import StockConfig
 from headstart.train.objectives import class_scores
 from tiny import SPECIAL, VOCABULARY, corpus
 
+LEARNED = StockConfig(family="bert", norm_first=False, positions=20, embedding_norm=True)
+WINDOWS = StockConfig(
+    family="modernbert",
+    norm_first=True,
+    gated=True,
+    embedding_norm=True,
+    final_norm=True,
+    window=3,
+    local_layers=(1, 2),
+)
 SHAPES = {
     "modern": ModelConfig(block="modern", width=16, depth=2, heads=2, feedforward=24, context=20),
     "classic": ModelConfig(block="classic", width=16, depth=2, heads=2, feedforward=24, context=20),
+    "stock, positions": ModelConfig(
+        block="stock", width=16, depth=2, heads=2, feedforward=24, context=20, stock=LEARNED
+    ),
+    "stock, windows": ModelConfig(block="stock", width=16, depth=3, heads=2, feedforward=24, context=20, stock=WINDOWS),
 }
 
 
@@ -30,7 +45,9 @@ def one_by_one(query, key, value, bounds, _, longest, __, *, window_size):
         assert stop - start <= longest
         if stop > start:
             parts = (part[start:stop].transpose(0, 1) for part in (query, key, value))
-            seen = F.scaled_dot_product_attention(*parts, is_causal=window_size == (-1, 0))
+            apart = torch.arange(stop - start)[:, None] - torch.arange(stop - start)
+            left, right = (side if side >= 0 else longest for side in window_size)
+            seen = F.scaled_dot_product_attention(*parts, attn_mask=(apart <= left) & (-apart <= right))
             mixed[start:stop] = seen.transpose(0, 1)
     return mixed
 

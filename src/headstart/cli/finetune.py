@@ -23,6 +23,14 @@ from headstart.config import FinetuneConfig
 from headstart.errors import UsageError
 
 OPTIONS = Options(FinetuneConfig, preset="finetune")
+Source = Annotated[
+    str | None,
+    Parameter(
+        name="--from",
+        metavar="FOLDER|scratch",
+        help="The pretrained run, starter:NAME, hf: and a model of transformers, or the word scratch.",
+    ),
+]
 
 
 @OPTIONS.on
@@ -30,14 +38,7 @@ def finetune(
     train: Train = None,
     /,
     *,
-    source: Annotated[
-        str | None,
-        Parameter(
-            name="--from",
-            metavar="FOLDER|scratch",
-            help="The pretrained run, starter:en or starter:fr, hf: and a model of transformers, or the word scratch.",
-        ),
-    ] = None,
+    source: Source = None,
     out: Out,
     valid: Valid = None,
     test: Annotated[

@@ -64,6 +64,12 @@ COMMANDS = (
         "headstart finetune train.csv --valid valid.csv --from runs/base --out runs/clf",
     ),
     (
+        "tune",
+        "TRAIN --from FOLDER|scratch --out FOLDER [OPTIONS]",
+        "Search for the settings of a fine-tuning that validation likes best.",
+        "headstart tune train.csv --from runs/base --minutes 30 --out runs/tuned",
+    ),
+    (
         "compare",
         "TRAIN --test FILE --from FOLDER --out FOLDER [OPTIONS]",
         "Measure what pretraining was worth: arms, label budgets and seeds, with a report.",
@@ -102,7 +108,7 @@ COMMANDS = (
     (
         "import",
         "FILE|hf:FOLDER --out FOLDER [OPTIONS]",
-        "Turn weights of the published course, or a Llama or EuroBERT of transformers, into a model here.",
+        "Turn weights of the published course, or a model of transformers, into a model here.",
         "headstart import course.safetensors --tokenizer sentencepiece.french.model --out runs/course",
     ),
     (

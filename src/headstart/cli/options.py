@@ -108,6 +108,7 @@ class Options(Generic[C]):
         self._preset = preset
         self._fields = dict(layering.fields_of(kind))
         self.names = dict(names) if names is not None else {name: _flag(name) for name in self._fields}
+        self.names.pop("model.stock", None)  # a model from elsewhere brings it; nobody types it
         if "stages" in self.names:
             self.names["stages"] = "--stage"  # typed once for each of them
         """What each option is called, by the dotted name of its field."""

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from headstart.cli.console import Console
 from headstart.cli.options import AsJson, ConfigFile, Flags, Options, Preset, Quiet
-from headstart.config import ModelConfig, Section, TokenizerConfig
+from headstart.config import ModelConfig, Section, TokenizerConfig, Visibility
 from headstart.errors import UsageError
 
 
@@ -24,6 +24,12 @@ OPTIONS = Options(ParamsSettings)
 def params(
     *,
     preset: Preset = None,
+    source: Annotated[
+        str | None,
+        Parameter(
+            name="--from", metavar="FOLDER", help="A model of yours, or hf: and one of transformers: its own shape."
+        ),
+    ] = None,
     vocab_size: Annotated[
         int, Parameter(metavar="INT", help="Entries of the vocabulary.")
     ] = TokenizerConfig().vocab_size,
@@ -42,14 +48,21 @@ def params(
     flags: Flags | None = None,
 ) -> None:
     """Print the ledger of the language model and of the classifier."""
+    OPTIONS.refuse_with_source(flags, source)
+    reading: Visibility = "causal"
     model = OPTIONS.settings(flags, preset=preset, path=config).model
+    if source is not None:
+        from headstart.interop.sources import load_from
+
+        bundle = load_from(source)
+        model, vocab_size, reading = bundle.config, bundle.model.backbone.vocab_size, bundle.visibility
     for name, value in (("--vocab-size", vocab_size), ("--classes", classes)):
         if value < 1:
             raise UsageError(f"{name} must be at least 1, got {value}")
     from headstart.model.ledger import ledger
 
     console = Console(quiet=quiet)
-    ledgers = [ledger(model, vocab_size, None, convention), ledger(model, vocab_size, classes, convention)]
+    ledgers = [ledger(model, vocab_size, count, convention, reading) for count in (None, classes)]
     if as_json:
         console.result(json.dumps([each.as_dict() for each in ledgers], indent=1, ensure_ascii=False))
         return

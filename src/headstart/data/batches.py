@@ -125,7 +125,8 @@ def shuffled(count: int, seed: int, epoch: int) -> Ints:
 class CausalRows:
     """Rows for next-token prediction over some documents of a corpus.
 
-    A document reads `<sos> t1 … tn` and its targets are `t1 … tn <eos>`. In the `packed` layout documents lie end to
+    A document reads `<sos> t1 … tn` and its targets are `t1 … tn <eos>`; where rows are closed it reads
+    `<sos> t1 … tn <close>`, and nothing is asked at the last place. In the `packed` layout documents lie end to
     end and rows are cut every `context` tokens, a document's rest opening the next row; `documents` gives each its own
     row and drops what lies beyond the context.
     """
@@ -142,7 +143,7 @@ class CausalRows:
     ) -> None:
         self.corpus, self.documents, self.special, self.context = corpus, documents, special, context
         self.layout, self.seed = layout, seed
-        self._lengths = corpus.lengths[documents] + 1
+        self._lengths = corpus.lengths[documents] + special.around
         self._begins = corpus.offsets[documents].astype(np.int64)
         self.inputs = int(self._lengths.sum())
         packed = layout == "packed"
@@ -178,17 +179,19 @@ class CausalRows:
         """Ids, segments and targets of rows of the epoch in hand: one stretch of its text, cut every `context` tokens."""
         start, stop = row * self.context, min((row + count) * self.context, self.inputs)
         first = int(np.searchsorted(self._ends, start, side="right"))
-        last = int(np.searchsorted(self._ends, stop, side="left"))
-        order, ends = self._order[first : last + 1], self._ends[first : last + 1]
+        after = int(np.searchsorted(self._ends, stop, side="left")) + 1
+        order, ends = self._order[first:after], self._ends[first:after]
         sizes = self._lengths[order]
         taken = np.minimum(ends, stop) - np.maximum(ends - sizes, start)
         owner = np.repeat(np.arange(len(order)), taken)
         # where each token stands in its document, <sos> being 0; no loop, so that a GPU's own thread is not kept waiting
         place = np.arange(start, stop) - (ends - sizes)[owner]
         at = self._begins[order][owner] + place
-        flat = self.corpus.flat
-        ids = np.where(place == 0, self.special.sos, flat[np.maximum(at - 1, 0)])
-        targets = np.where(place == sizes[owner] - 1, self.special.eos, flat[np.minimum(at, len(flat) - 1)])
+        flat, last = self.corpus.flat, sizes[owner] - self.special.around
+        ids = np.where(place == 0, self.special.sos, flat[np.clip(at - 1, 0, len(flat) - 1)])
+        targets = np.where(place == last, self.special.eos, flat[np.minimum(at, len(flat) - 1)])
+        if self.special.close is not None:
+            ids, targets = np.where(place > last, self.special.close, ids), np.where(place > last, UNSCORED, targets)
         shape = (count, self.context)
         owners = _filled(owner, shape, PADDING)
         segments = np.where(owners == PADDING, PADDING, owners - owners[:, :1])
@@ -208,8 +211,11 @@ class CausalRows:
     def _document(self, index: int, start: int, stop: int) -> Ints:
         """A document between two places of its input, and the token after them: inputs [:-1], targets [1:]."""
         tokens = self.corpus.ids(int(self.documents[index]))  # a view: a book must not be copied for each of its rows
-        stop = min(stop, len(tokens) + 1)
         before = [self.special.sos] if start == 0 else []
+        if self.special.close is not None:
+            room = stop - self.special.around
+            return np.concatenate((before, tokens[:room], [self.special.close, UNSCORED])).astype(np.int64)
+        stop = min(stop, len(tokens) + 1)
         after = [self.special.eos] if stop == len(tokens) + 1 else []
         return np.concatenate((before, tokens[max(start - 1, 0) : stop], after)).astype(np.int64)
 
@@ -234,7 +240,7 @@ def _widened(rows: Ints, width: int, filling: int) -> Ints:
 
 
 class LabelledRows:
-    """Texts for classification: `<sos>` and as many tokens as fit, or as many windows as it takes."""
+    """Texts for classification: `<sos>`, as many tokens as fit, and what closes a row; or as many windows as it takes."""
 
     def __init__(
         self,
@@ -247,7 +253,7 @@ class LabelledRows:
     ) -> None:
         self.texts, self.special, self.context, self.windows = texts, special, context, windows
         self.labels = np.asarray(labels, dtype=np.int64)
-        self.lengths = np.array([len(text) + 1 for text in texts], dtype=np.int64)
+        self.lengths = np.array([len(text) + special.around for text in texts], dtype=np.int64)
         self.long = int((self.lengths > context).sum())
         """Texts beyond the context: cut, or read in windows."""
 
@@ -276,7 +282,9 @@ class LabelledRows:
     def buckets(self, tokens: int) -> list[Ints]:
         """All texts, those of like length together, in batches of at most `tokens` padded tokens (or one text)."""
         cost = np.minimum(self.lengths, self.context)
-        pieces = -(-np.maximum(self.lengths - 1, 1) // (self.context - 1)) if self.windows else np.ones_like(cost)
+        around = self.special.around
+        windows = -(-np.maximum(self.lengths - around, 1) // (self.context - around))
+        pieces = windows if self.windows else np.ones_like(cost)
         batches: list[Ints] = []
         batch: list[int] = []
         rows = 0
@@ -289,6 +297,7 @@ class LabelledRows:
         return [*batches, np.array(batch)] if batch else batches
 
     def _rows(self, text: NDArray[np.integer]) -> list[Ints]:
-        room = self.context - 1
+        room, end = self.context - self.special.around, [] if self.special.close is None else [self.special.close]
         starts = range(0, max(len(text), 1), room) if self.windows else range(1)
-        return [np.concatenate(([self.special.sos], text[start : start + room])).astype(np.int64) for start in starts]
+        parts = (([self.special.sos], text[start : start + room], end) for start in starts)
+        return [np.concatenate(part).astype(np.int64) for part in parts]

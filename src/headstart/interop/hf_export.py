@@ -8,6 +8,7 @@ from typing import Any
 
 from headstart.errors import StoreError, UsageError
 from headstart.files import whole_folder, write_json
+from headstart.interop.hf_stock_export import stock_class, stock_config, stock_tensors
 from headstart.interop.hf_tokenizer import write_tokenizer
 from headstart.interop.hf_weights import Tensors, modern, opt, opt_shape, shape_of
 from headstart.model.heads import LanguageHead
@@ -26,10 +27,14 @@ def export_hf(bundle: Bundle, out: Path) -> str:
     """Write the folder, and return the name of the stock class that its config.json asks for."""
     check_out(out)
     check_expressible(bundle)
-    family, purpose = _family(bundle)
-    architecture = f"{family}For{purpose}"
-    config = _config(bundle, family, architecture)
-    tensors = opt(bundle.model) if family == "OPT" else modern(bundle.model)
+    if bundle.config.stock:
+        architecture, purpose = stock_class(bundle)
+        config, tensors = _config(bundle, architecture, architecture), stock_tensors(bundle)
+    else:
+        family, purpose = _family(bundle)
+        architecture = f"{family}For{purpose}"
+        config = _config(bundle, family, architecture)
+        tensors = opt(bundle.model) if family == "OPT" else modern(bundle.model)
     with whole_folder(out, kind="export", about={"to": "hf", "architecture": architecture}) as draft:
         write_json(draft / "config.json", config)
         _save(draft / "model.safetensors", tensors)
@@ -71,10 +76,12 @@ def _family(bundle: Bundle) -> tuple[str, str]:
 
 def _config(bundle: Bundle, family: str, architecture: str) -> dict[str, Any]:
     special, backbone = bundle.tokenizer.special, bundle.model.backbone
+    shape = stock_config(bundle) if bundle.config.stock else {"model_type": family.lower()}
+    if not bundle.config.stock:
+        shape |= opt_shape(backbone) if family == "OPT" else shape_of(backbone)
     config: dict[str, Any] = {
         "architectures": [architecture],
-        "model_type": family.lower(),
-        **(opt_shape(backbone) if family == "OPT" else shape_of(backbone)),
+        **shape,
         "bos_token_id": special.sos,
         "pad_token_id": special.pad,
         "eos_token_id": special.eos,
@@ -142,7 +149,7 @@ def _readme(bundle: Bundle, architecture: str, purpose: str) -> str:
             "Its tokenizer was converted from SentencePiece and reads every piece of the vocabulary as the original does; "
             "only letters that carry several combining marks in an unusual order may be split otherwise."
         )
-    if architecture.startswith("OPT"):
+    if architecture.startswith("OPT") and not bundle.config.stock:
         lines.append(
             "OPT has no bias in its head and no sinusoids: every channel stands twice, which leaves the norms as they "
             "were, one channel is 1 for the bias, and the position table holds the sinusoids. It computes the same "

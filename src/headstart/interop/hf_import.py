@@ -1,12 +1,10 @@
-"""Models of transformers whose blocks are ours: Llama and EuroBERT, read from their folder without transformers.
+"""Models of transformers as ours, read from their folder without transformers: Llama and EuroBERT here, others in hf_stock.
 
 Every setting that would change a number is looked at, and one that our block does not have is refused by its name.
 Grouped keys and values are repeated, which computes the same. Weights are safetensors only: a pickled file may run code.
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,11 @@ import torch
 from torch import Tensor
 
 from headstart.config import ModelConfig, RuntimeConfig, Visibility
-from headstart.errors import ConfigError, StoreError, TransferError, UsageError
-from headstart.files import read_json, write_json
+from headstart.errors import ConfigError, StoreError, TransferError
+from headstart.files import write_json
+from headstart.interop.hf_families import FAMILIES
+from headstart.interop.hf_folder import LONGEST, Brought, Found, find_model, read_facts, read_weights
+from headstart.interop.hf_stock import read_stock
 from headstart.interop.hf_tokens import read_tokenizer
 from headstart.interop.hf_weights import MODERN
 from headstart.layering import layered
@@ -23,10 +24,8 @@ from headstart.model.backbone import Backbone
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
 from headstart.store.bundle import save_bundle
 from headstart.store.rundir import RunFolder
-from headstart.store.tensors import load_into, load_tensors
+from headstart.store.tensors import load_into
 
-LONGEST = 1024
-"""Positions have no table here, so that the context is ours to choose: what the model allows, up to this many tokens."""
 _READS: dict[str, tuple[Visibility, str]] = {"llama": ("causal", "causal"), "eurobert": ("both", "masked")}
 _FIXED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
@@ -35,35 +34,6 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "rope_scaling": (None,),
     "quantization_config": (None,),
 }
-_WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json", "special_tokens_map.json")
-
-
-@dataclass(frozen=True)
-class _Found:
-    """A model's folder, and what its config.json says."""
-
-    name: str
-    folder: Path
-    facts: Mapping[str, Any]
-
-    def refused(self, what: str) -> TransferError:
-        return TransferError(f"{self.name} {what}; nothing was imported")
-
-
-def find_model(source: str) -> Path:
-    """The folder that `hf:FOLDER` or `hf:OWNER/NAME` means; the latter is fetched from the Hub, weights and JSON only."""
-    name = source.removeprefix("hf:")
-    if Path(name).is_dir():
-        return Path(name)
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise UsageError(f"{source}: no such folder, and not a name on the Hub, which is OWNER/NAME")
-    import huggingface_hub
-
-    try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(_WEIGHTS)))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UsageError(f"{source}: no such folder, and the Hub did not give it: {reason}") from None
 
 
 def import_hf(source: str, out: Path, *, command: str = "") -> str:
@@ -78,48 +48,47 @@ def import_hf(source: str, out: Path, *, command: str = "") -> str:
 
 def bring_in(source: str, folder: Path, out: Path) -> dict[str, Any]:
     """Write the bundle of a model of transformers; returns what is known of it."""
-    found = _Found(source, folder, _read(source, folder / "config.json"))
-    _check_kind(found)
-    weights = _weights(found)
-    head_weight = weights.get("lm_head.weight")
-    # by the weights, not by config.json, which need not say what is usual
-    tied = head_weight is None or torch.equal(head_weight, weights.get("embed_tokens.weight", head_weight))
-    config = _shape(found, tied)
-    tokenizer = read_tokenizer(source, folder, found.facts)
-    vocab_size = int(found.facts["vocab_size"])
+    found = read_facts(source, folder)
+    if found.kind not in _READS and found.kind not in FAMILIES:
+        known = ", ".join([*_READS, *FAMILIES])
+        raise found.refused(f"is a {found.kind}, whose layers are not those of Headstart ({known} are)")
+    if found.kind in _READS:
+        _check_kind(found)
+    weights = read_weights(found)
+    brought = _modern(found, weights) if found.kind in _READS else read_stock(found, weights)
+    tokenizer = read_tokenizer(source, folder, found.facts, exact=found.classifies)
+    config, vocab_size = brought.config, int(found.facts["vocab_size"])
     if tokenizer.vocab_size > vocab_size:
         raise found.refused(f"has a vocabulary of {vocab_size:,}, its tokenizer one of {tokenizer.vocab_size:,}")
-    visibility, objective = _READS[found.facts["model_type"]]
-    architecture = (found.facts.get("architectures") or ["model"])[0]
-    labels: tuple[str, ...] = ()
+    labels, objective = _labels(found) if found.classifies else (), brought.objective
     head: LanguageHead | ClassifierHead = LanguageHead(config, vocab_size)
-    if architecture.endswith("ForSequenceClassification"):
-        labels, objective = _labels(found), "classify"
-        head = ClassifierHead(config, len(labels), visibility)
+    if found.classifies:
+        head, objective = ClassifierHead(config, len(labels), brought.visibility), "classify"
     model: Model[Any] = Model(Backbone(config, vocab_size), head)
     try:
-        load_into(model, _renamed(weights, config, head), source)
+        load_into(model, brought.tensors, source)
     except StoreError as error:
         raise TransferError(f"{error}; nothing was imported") from None
     about = {
         "imported_from": source,
-        "architecture": architecture,
+        "architecture": found.architecture,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
-    save_bundle(out, model, tokenizer, labels=labels, visibility=visibility, objective=objective, about=about)
+    save_bundle(out, model, tokenizer, labels=labels, visibility=brought.visibility, objective=objective, about=about)
     return about
 
 
-def _read(source: str, path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise UsageError(f"{source} has no {path.name}; expected a folder that save_pretrained wrote")
-    facts = read_json(path)
-    if not isinstance(facts, dict):
-        raise StoreError(f"{path} is damaged: it is not an object")
-    return facts
+def _modern(found: Found, weights: Mapping[str, Tensor]) -> Brought:
+    """A Llama or a EuroBERT, whose block is our modern one."""
+    bare = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
+    head_weight = bare.get("lm_head.weight")
+    # by the weights, not by config.json, which need not say what is usual
+    tied = head_weight is None or torch.equal(head_weight, bare.get("embed_tokens.weight", head_weight))
+    config = _shape(found, tied)
+    return Brought(config, _renamed(bare, config, found.classifies), *_READS[found.kind])
 
 
-def _shape(found: _Found, tied: bool) -> ModelConfig:
+def _shape(found: Found, tied: bool) -> ModelConfig:
     """The shape of the backbone."""
     facts, rope = found.facts, found.facts.get("rope_parameters") or {}
     try:
@@ -145,22 +114,16 @@ def _shape(found: _Found, tied: bool) -> ModelConfig:
         raise found.refused(f"has a shape that is none of ours: {error}") from None
 
 
-def _check_kind(found: _Found) -> None:
+def _check_kind(found: Found) -> None:
     """Refuse what our block does not compute."""
-    facts, kind = found.facts, found.facts.get("model_type")
-    if kind not in _READS:
-        raise found.refused(
-            f"is a {kind}, whose layers are not those of Headstart ({' and '.join(_READS)} are those of modern)"
-        )
-    for name, allowed in _FIXED.items():
-        if name in facts and facts[name] not in allowed:
-            raise found.refused(f"has {name} {json.dumps(facts[name])}, which the modern block has not")
+    facts = found.facts
+    found.check(_FIXED, "the modern block")
     rope = facts.get("rope_parameters") or {}
     if rope.get("rope_type", "default") != "default":
         raise found.refused(f"has rope_type {rope['rope_type']}, which the modern block has not")
 
 
-def _labels(found: _Found) -> tuple[str, ...]:
+def _labels(found: Found) -> tuple[str, ...]:
     if found.facts.get("problem_type") not in (None, "single_label_classification"):
         raise found.refused(f"has problem_type {found.facts['problem_type']}, where a text has one label here")
     pooling = found.facts.get("classifier_pooling", "late")
@@ -170,27 +133,7 @@ def _labels(found: _Found) -> tuple[str, ...]:
     return tuple(str(named[str(place)]) for place in range(len(named)))
 
 
-def _weights(found: _Found) -> dict[str, Tensor]:
-    """All tensors in fp32, without the prefix that says inside of what the backbone was saved."""
-    files = sorted(found.folder.glob("*.safetensors"))
-    if not files:
-        pickled = [path.name for path in sorted(found.folder.glob("*.bin"))]
-        if pickled:
-            raise UsageError(
-                f"{found.name} has its weights in {pickled[0]}, a pickled file, which may run code when it is opened; "
-                "convert it once where you trust it: AutoModel.from_pretrained(FOLDER, use_safetensors=False)"
-                ".save_pretrained(FOLDER), with the Auto class that its config.json names"
-            )
-        raise UsageError(f"{found.name} has no .safetensors file; expected a folder that save_pretrained wrote")
-    tensors: dict[str, Tensor] = {}
-    for path in files:
-        tensors |= {name.removeprefix("model."): tensor.float() for name, tensor in load_tensors(path).items()}
-    return tensors
-
-
-def _renamed(
-    theirs: Mapping[str, Tensor], config: ModelConfig, head: LanguageHead | ClassifierHead
-) -> dict[str, Tensor]:
+def _renamed(theirs: Mapping[str, Tensor], config: ModelConfig, classifies: bool) -> dict[str, Tensor]:
     """By our names; whatever is left over keeps its own, and is found out when the model is filled."""
     names = {"embed_tokens.weight": "backbone.embedding.weight", "norm.weight": "backbone.norm.weight"}
     for layer in range(config.depth):
@@ -199,7 +142,7 @@ def _renamed(
         ours_of = "head.linear." + kind
         names |= {f"score.{kind}": ours_of, f"classifier.{kind}": ours_of, f"dense.{kind}": f"head.dense.{kind}"}
     left = {name: tensor for name, tensor in theirs.items() if not name.endswith("rotary_emb.inv_freq")}
-    if isinstance(head, LanguageHead):
+    if not classifies:
         names["lm_head.weight"] = "head.linear.weight"
         if config.tied:
             left.pop("lm_head.weight", None)

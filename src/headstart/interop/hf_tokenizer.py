@@ -24,6 +24,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int, *, typed_m
     (folder / TOKENIZER_FILE).write_text(engine.to_str(pretty=True), encoding="utf-8")
     special = tokenizer.special
     named = {"bos_token": special.sos, "pad_token": special.pad, "eos_token": special.eos}
+    named |= {"cls_token": special.sos, "sep_token": special.close} if special.close is not None else {}
     named |= {"mask_token": special.mask} if special.mask is not None else {}
     named |= {"unk_token": special.unknown} if special.unknown is not None else {}
     tokens = {name: str(engine.id_to_token(id)) for name, id in named.items()}
@@ -42,7 +43,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int, *, typed_m
 
 
 def standalone(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    """An engine of the `tokenizers` library that gives our ids with the start token before them."""
+    """An engine of the `tokenizers` library that gives the ids of our rows, what stands around a text included."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tokenizer.save(folder)
@@ -56,9 +57,12 @@ def standalone(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
             engine = converted((folder / MODEL_FILE).read_bytes(), pieces)
             engine.add_special_tokens([AddedToken(engine.id_to_token(id), normalized=False) for id in range(4)])
             _check(engine, tokenizer, pieces)
-    start = str(engine.id_to_token(tokenizer.special.sos))
+    special = tokenizer.special
+    start = str(engine.id_to_token(special.sos))
+    end = [] if special.close is None else [str(engine.id_to_token(special.close))]
+    named = [(start, special.sos), *((token, special.close) for token in end)]
     engine.post_processor = processors.TemplateProcessing(
-        single=[start, "$A"], pair=[start, "$A", "$B"], special_tokens=[(start, tokenizer.special.sos)]
+        single=[start, "$A", *end], pair=[start, "$A", *end, "$B", *end], special_tokens=list(dict.fromkeys(named))
     )
     return engine
 

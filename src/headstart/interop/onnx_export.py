@@ -188,7 +188,7 @@ def _answers(folder: Path, name: str, texts: Sequence[str], bite: int = 32) -> N
 def _made_up(bundle: Bundle) -> list[str]:
     """Texts of random pieces and all lengths up to the context."""
     chance, tokenizer = np.random.default_rng(0), bundle.tokenizer
-    lengths = np.geomspace(1, bundle.config.context - 1, MADE_UP).astype(int)
+    lengths = np.geomspace(1, bundle.config.context - tokenizer.special.around, MADE_UP).astype(int)
     texts = [tokenizer.decode(chance.integers(4, tokenizer.vocab_size, length).tolist()) for length in lengths]
     return [text if text.strip() else "a" for text in texts]
 

@@ -18,7 +18,8 @@ def load_from(source: str, *, task: Task | None = None) -> Bundle:
     """The model that `source` names."""
     if not source.startswith(SCHEME):
         return load_bundle(Path(source), task=task)
-    from headstart.interop.hf_import import bring_in, find_model
+    from headstart.interop.hf_folder import find_model
+    from headstart.interop.hf_import import bring_in
 
     folder = find_model(source).resolve()
     files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir())

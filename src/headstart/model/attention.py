@@ -43,6 +43,8 @@ class View:
     """No document between bounds is longer."""
     causal: bool = True
     """What `seen` would say of documents between bounds."""
+    window: int = -1
+    """Between bounds, how far a token sees to each side; -1 is all the way. Elsewhere `seen` says it."""
 
 
 class SelfAttention(nn.Module):
@@ -94,7 +96,7 @@ class SelfAttention(nn.Module):
                 bounds,
                 view.longest,
                 view.longest,
-                window_size=(-1, 0) if view.causal else (-1, -1),
+                window_size=(view.window, 0) if view.causal else (view.window, view.window),
             ),
         )
         return self.outward(mixed_NHK.flatten(-2))[None], (key, value)

@@ -4,6 +4,7 @@ B batch, T tokens, D width, V vocabulary.
 """
 
 import math
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -14,10 +15,11 @@ from headstart.config import ModelConfig, Visibility
 from headstart.model.attention import KeyValues, View, visible
 from headstart.model.blocks import BLOCKS, ClassicBlock
 from headstart.model.positions import angles, places, sinusoids
+from headstart.model.stock import StockBlock, nearby, start_small, stock_norm
 
 
 class Backbone(nn.Module):
-    """Embedding, positions and layers; the modern kind has a norm at the end."""
+    """Embedding, positions and layers; the modern kind has a norm at the end, a stock model what its settings say."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -25,8 +27,14 @@ class Backbone(nn.Module):
         self.vocab_size = vocab_size
         self.modern = config.block == "modern"
         self.embedding = nn.Embedding(vocab_size, config.width)
-        self.layers = nn.ModuleList(BLOCKS[config.block](config) for _ in range(config.depth))
-        self.norm = nn.RMSNorm(config.width, eps=config.norm_epsilon) if self.modern else nn.Identity()
+        self.norm: nn.Module = nn.RMSNorm(config.width, eps=config.norm_epsilon) if self.modern else nn.Identity()
+        if config.stock is None:
+            self.layers = nn.ModuleList(BLOCKS[config.block](config) for _ in range(config.depth))
+        else:
+            self.positions = nn.Embedding(config.stock.positions, config.width) if config.stock.positions else None
+            self.first_norm = stock_norm(config) if config.stock.embedding_norm else nn.Identity()
+            self.layers = nn.ModuleList(StockBlock(config, place) for place in range(config.depth))
+            self.norm = stock_norm(config) if config.stock.final_norm else self.norm
         self.compiled = False
 
     def forward(
@@ -57,11 +65,22 @@ class Backbone(nn.Module):
 
     def through(self, ids_BT: Tensor, positions: Tensor, seen: Tensor | None) -> Tensor:
         """Hidden states of tokens at given places (T, or B, T) that see what `visible` says, or None: those before them."""
-        view = View(seen, self._rotary(positions))
         hidden_BTD = self._embed(ids_BT, positions)
-        for layer in self.layers:
+        for layer, view in zip(self.layers, self._views(View(seen), positions), strict=True):
             hidden_BTD, _ = layer(hidden_BTD, view)
         return cast(Tensor, self.norm(hidden_BTD))
+
+    def _views(self, view: View, positions: Tensor) -> list[View]:
+        """What each layer is told: the same, unless some of them see what is near only."""
+        stock, flat = self.config.stock, view.bounds is not None
+        base = self.config.rotary_base
+        whole = replace(view, rotary=self._rotary(positions, base, flat=flat))
+        if stock is None or not stock.local_layers:
+            return [whole] * len(self.layers)
+        seen = None if flat else nearby(view.seen, positions, stock.window)
+        rotary = self._rotary(positions, stock.local_base, flat=flat)
+        local = replace(view, seen=seen, rotary=rotary, window=stock.window)
+        return [local if place in stock.local_layers else whole for place in range(len(self.layers))]
 
     def _has_kernel(self, ids_BT: Tensor) -> bool:
         """Whether attention between bounds can run here: its kernel wants CUDA, bf16 and round heads, and drops nothing.
@@ -69,7 +88,7 @@ class Backbone(nn.Module):
         Its gradients are added in whatever order they are ready: where the same bits are asked for, a mask does instead.
         """
         config = self.config
-        drops = not self.modern and self.training and config.dropout > 0
+        drops = config.block == "classic" and self.training and config.dropout > 0
         fits = ids_BT.is_cuda and torch.is_autocast_enabled("cuda") and config.width // config.heads % 8 == 0
         return fits and not drops and not torch.are_deterministic_algorithms_enabled()
 
@@ -80,13 +99,13 @@ class Backbone(nn.Module):
         # a place counts from the last bound at or before it
         starts_N = bounds[torch.searchsorted(bounds, index_N, right=True, out_int32=True) - 1]
         positions_N = index_N - starts_N
-        rotary = self._angles(positions_N) if self.modern else None
         # the context, not the longest here: a bound that stays the same is compiled once
-        view = View(None, rotary, bounds, max(self.config.context, ids_BT.shape[1]), visibility == "causal")
+        view = View(None, None, bounds, max(self.config.context, ids_BT.shape[1]), visibility == "causal")
+        views = self._views(view, positions_N)
         hidden = self._embed(ids_N[None], positions_N)
         if self.compiled and real is not None:
-            _say_dynamic(hidden, rotary)
-        for layer in self.layers:
+            _say_dynamic(hidden, [view.rotary for view in views])
+        for layer, view in zip(self.layers, views, strict=True):
             hidden, _ = layer(hidden, view)
         hidden_ND = cast(Tensor, self.norm(hidden))[0]
         if real is not None:
@@ -103,35 +122,37 @@ class Backbone(nn.Module):
         """Hidden states of new tokens that follow those already in `past`, causally; for generation."""
         start = past[0][0].shape[2] if past else 0
         positions = torch.arange(start, start + ids_BT.shape[1], device=ids_BT.device)
-        view = View(None, self._rotary(positions))
+        views = self._views(View(None), positions)
         hidden_BTD = self._embed(ids_BT, positions)
         present = []
         for index, layer in enumerate(self.layers):
-            hidden_BTD, key_values = layer(hidden_BTD, view, past[index] if past else None)
+            hidden_BTD, key_values = layer(hidden_BTD, views[index], past[index] if past else None)
             present.append(key_values)
         return cast(Tensor, self.norm(hidden_BTD)), present
 
     def _embed(self, ids_BT: Tensor, positions: Tensor) -> Tensor:
         hidden_BTD: Tensor = self.embedding(ids_BT)
-        if not self.modern:
+        if self.config.stock is not None:
+            if self.positions is not None:
+                hidden_BTD = hidden_BTD + self.positions(positions)
+            hidden_BTD = self.first_norm(hidden_BTD)
+        elif not self.modern:
             hidden_BTD = hidden_BTD * math.sqrt(self.config.width) + sinusoids(positions, self.config.width)
         return F.dropout(hidden_BTD, self.config.dropout, self.training)
 
-    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return angles(positions, self.config.width // self.config.heads, self.config.rotary_base)
-
-    def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
-        if not self.modern:
+    def _rotary(self, positions: Tensor, base: float, *, flat: bool) -> tuple[Tensor, Tensor] | None:
+        config = self.config
+        if config.block == "classic" or (config.stock is not None and config.stock.positions):
             return None
-        cos, sin = self._angles(positions)
+        cos, sin = angles(positions, config.width // config.heads, base)
         # positions of a row (B, T) need a place for the heads; positions that all rows share (T) do not
-        return (cos[:, None], sin[:, None]) if positions.ndim == 2 else (cos, sin)
+        return (cos[:, None], sin[:, None]) if positions.ndim == 2 and not flat else (cos, sin)
 
 
-def _say_dynamic(hidden_1ND: Tensor, rotary: tuple[Tensor, Tensor] | None) -> None:
+def _say_dynamic(hidden_1ND: Tensor, rotaries: list[tuple[Tensor, Tensor] | None]) -> None:
     """Tell the compiler that the number of tokens changes from call to call, before it finds out by compiling again."""
     torch._dynamo.mark_dynamic(hidden_1ND, 1)
-    for table_NK in rotary or ():
+    for table_NK in {id(table): table for rotary in rotaries for table in rotary or ()}.values():
         torch._dynamo.mark_dynamic(table_NK, 0)
 
 
@@ -140,6 +161,9 @@ def build_backbone(config: ModelConfig, vocab_size: int, seed: int) -> Backbone:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         backbone = Backbone(config, vocab_size)
+        if config.stock is not None:
+            start_small(backbone)
+            return backbone
         if backbone.modern:
             nn.init.normal_(backbone.embedding.weight, std=0.02)
         else:

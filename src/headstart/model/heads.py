@@ -13,28 +13,34 @@ from torch import Tensor, nn
 from headstart.config import ModelConfig, Visibility
 from headstart.model.backbone import Backbone
 from headstart.model.pooling import last_real, mean_real
+from headstart.model.stock import Transform, start_small
 
 
 class LanguageHead(nn.Module):
-    """Scores for every entry of the vocabulary: a linear layer (classic: with bias), or the embedding again (tied)."""
+    """Scores for every entry of the vocabulary: a linear layer (classic: with bias), or the embedding again (tied).
+
+    That of a stock model may transform the hidden states first (`ready`), and have a bias of its own.
+    """
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
         classic = config.block == "classic"
         self.linear = nn.Linear(config.width, vocab_size, bias=classic) if classic or not config.tied else None
+        self.ready: nn.Module = Transform(config) if config.stock and config.stock.transform else nn.Identity()
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if config.stock and config.stock.head_bias else None
 
     def weights(self, backbone: Backbone) -> tuple[Tensor, Tensor | None]:
         """The matrix and the bias, if there is one. A tied table lives in the backbone, and is saved once, there."""
         if self.linear is None:
-            return backbone.embedding.weight, None
-        return self.linear.weight, self.linear.bias
+            return backbone.embedding.weight, self.bias
+        return self.linear.weight, self.linear.bias if self.bias is None else self.bias
 
 
 class ClassifierHead(nn.Module):
     """Scores for every label.
 
     Read causally, the last real token and one linear layer; read both ways, the mean over real tokens, for the modern kind
-    followed by dense, GELU, linear.
+    followed by dense, GELU, linear. A stock model read both ways has what its architecture has.
     """
 
     def __init__(self, config: ModelConfig, classes: int, visibility: Visibility = "causal") -> None:
@@ -42,13 +48,21 @@ class ClassifierHead(nn.Module):
         self.visibility: Visibility = visibility
         modern = config.block == "modern"
         self.dense = nn.Linear(config.width, config.width) if modern and visibility == "both" else None
-        self.linear = nn.Linear(config.width, classes, bias=not modern or visibility == "both")
+        self.linear = nn.Linear(config.width, classes, bias=config.block == "classic" or visibility == "both")
+        self.stock = config.stock if visibility == "both" else None
+        if self.stock:
+            self.dense = nn.Linear(config.width, config.width) if self.stock.classifier != "transform" else None
+            self.ready = Transform(config) if self.stock.classifier == "transform" else nn.Identity()
 
     def forward(self, hidden_BTD: Tensor, lengths_B: Tensor) -> Tensor:
         """Scores over the labels, one row a text."""
         pool = last_real if self.visibility == "causal" else mean_real
-        vector_BD = pool(hidden_BTD, lengths_B)
-        if self.dense is not None:
+        pool_all = self.stock is None or self.stock.pooling == "mean"
+        vector_BD = pool(hidden_BTD, lengths_B) if pool_all else hidden_BTD[:, 0]
+        if self.stock:
+            activate = F.relu if self.stock.classifier == "relu" else torch.tanh
+            vector_BD = self.ready(vector_BD) if self.dense is None else activate(self.dense(vector_BD))
+        elif self.dense is not None:
             vector_BD = F.gelu(self.dense(vector_BD))
         scores: Tensor = self.linear(vector_BD)
         return scores
@@ -68,7 +82,7 @@ class Model(nn.Module, Generic[H]):
 
 def vocabulary_scores(model: Model[LanguageHead], hidden: Tensor) -> Tensor:
     """Scores over the vocabulary, one row a hidden state."""
-    return F.linear(hidden, *model.head.weights(model.backbone))
+    return F.linear(model.head.ready(hidden), *model.head.weights(model.backbone))
 
 
 def build_language_head(config: ModelConfig, vocab_size: int, seed: int) -> LanguageHead:
@@ -92,7 +106,10 @@ def build_classifier_head(
 
 
 def _start(head: nn.Module, config: ModelConfig) -> None:
-    for linear in head.children():
+    if config.stock:
+        start_small(head)
+        return
+    for linear in (part for part in head.children() if not isinstance(part, nn.Identity)):
         assert isinstance(linear, nn.Linear)
         if config.block == "classic":
             nn.init.uniform_(linear.weight, -0.1, 0.1)

@@ -52,7 +52,7 @@ def ledger(
     >>> ledger(ModelConfig(), 50001, None).total, ledger(ModelConfig(), 50001, 2).total
     (21018401, 10968602)
     """
-    parts = _modern if config.block == "modern" else _classic
+    parts = {"modern": _modern, "classic": _classic, "stock": _stock}[config.block]
     weights, small = parts(config, vocab_size, classes, reading)
     task = "language model" if classes is None else "classifier"
     if convention == "weights-only":
@@ -102,6 +102,40 @@ def _modern(config: ModelConfig, vocab_size: int, classes: int | None, reading: 
         weights += [Entry("classifier dense", "d²", d * d), Entry("classifier head", "C·d", classes * d)]
         small += [Entry("classifier dense, biases", "d", d), Entry("classifier head, biases", "C", classes)]
     return weights, small
+
+
+def _stock(config: ModelConfig, vocab_size: int, classes: int | None, reading: str) -> Parts:
+    V, d, f, L, stock = vocab_size, config.width, config.feedforward, config.depth, config.stock
+    assert stock is not None
+    norms = 2 * L + stock.embedding_norm + stock.final_norm - (stock.norm_first and stock.embedding_norm)
+    ins, P = 2 if stock.gated else 1, stock.positions
+    weights = [
+        Entry("embedding", "V·d", V * d),
+        *([Entry("positions", f"{P:,}·d", P * d)] if P else []),
+        Entry("attention in (query, key, value)", "L·3d²", L * 3 * d * d),
+        Entry("attention out", "L·d²", L * d * d),
+        Entry("feed-forward", f"L·{ins + 1}·d·f", L * (ins + 1) * d * f),
+    ]
+    small = []
+    if stock.bias:
+        small = [
+            Entry("attention in (query, key, value), biases", "L·3d", L * 3 * d),
+            Entry("attention out, biases", "L·d", L * d),
+            Entry("feed-forward, biases", f"L·({ins if ins > 1 else ''}f + d)", L * (ins * f + d)),
+        ]
+    name, out, letter = ("language", V, "V") if classes is None else ("classifier", classes, "C")
+    head_bias = stock.head_bias if classes is None else reading == "both"
+    transform = stock.transform if classes is None else reading == "both" and stock.classifier == "transform"
+    dense = classes is not None and reading == "both" and stock.classifier != "transform"
+    if transform or dense:
+        weights.append(Entry(f"{name} dense", "d²", d * d))
+        small += [Entry(f"{name} dense, biases", "d", d)] if dense or stock.transform_bias else []
+    again = classes is None and config.tied
+    weights.append(Entry(f"{name} head", "0: the embedding again" if again else f"{letter}·d", 0 if again else out * d))
+    small += [Entry(f"{name} head, biases", letter, out)] if head_bias else []
+    norms += transform
+    each = 2 if stock.norm_bias else 1
+    return weights, [*small, Entry("norms", f"{norms}·{each if each > 1 else ''}d", norms * each * d)]
 
 
 def _together(weights: list[Entry], small: list[Entry]) -> list[Entry]:

@@ -18,7 +18,7 @@ class PairedHead(LanguageHead):
 
     def __init__(self, head: LanguageHead, width: int, seed: int) -> None:
         nn.Module.__init__(self)
-        self.linear = head.linear
+        self.linear, self.ready, self.bias = head.linear, head.ready, head.bias
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + 2_000_003)  # another stream than those of backbone and head
             self.pair = nn.Linear(width, 2)

@@ -84,20 +84,24 @@ def explain(predictor: Predictor, text: str, label: str | None = None) -> Explan
     chosen = label or predictor.predict([text])[0].label
     tokenizer = predictor.bundle.tokenizer
     batch = predictor.rows([text]).batch([0]).to(predictor.runtime.device)
-    found = attribute(predictor.bundle.model, batch, predictor.labels.index(chosen), tokenizer.special.pad)
+    pad, close = tokenizer.special.pad, tokenizer.special.close
+    found = attribute(predictor.bundle.model, batch, predictor.labels.index(chosen), pad, close)
+    closed = tokenizer.special.around - 1
     assert batch.lengths_B is not None
     ids: list[int] = []
     weights: list[float] = []
     for row, length in enumerate(batch.lengths_B.tolist()):
-        ids += batch.ids_BT[row, 1:length].tolist()
-        weights += found.weights_BT[row, 1:length].tolist()
+        ids += batch.ids_BT[row, 1 : length - closed].tolist()
+        weights += found.weights_BT[row, 1 : length - closed].tolist()
     return Explanation(chosen, tuple(merged(ids, weights, tokenizer)), found.margin, found.baseline, found.error)
 
 
-def attribute(model: Model[ClassifierHead], batch: Batch, target: int, pad: int) -> Attribution:
+def attribute(
+    model: Model[ClassifierHead], batch: Batch, target: int, pad: int, close: int | None = None
+) -> Attribution:
     """Integrated gradients of the margin of `target`, for one text in one or more windows."""
     model.eval()
-    way = _Way(model, batch, target, *vectors_of(model, batch, pad))
+    way = _Way(model, batch, target, *vectors_of(model, batch, pad, close))
     pieces = [way.piece(0.0, 1.0)]
     move = way.margin(1.0) - way.margin(0.0)
     allowed = TOLERANCE * max(abs(move), 0.1)
@@ -112,9 +116,11 @@ def attribute(model: Model[ClassifierHead], batch: Batch, target: int, pad: int)
     return Attribution(weights, way.margin(1.0), way.margin(0.0), float(weights.sum()) - move)
 
 
-def vectors_of(model: Model[ClassifierHead], batch: Batch, pad: int) -> tuple[Tensor, Tensor]:
-    """What the embedding gives for nothing (the start token, then padding), and for the text."""
+def vectors_of(model: Model[ClassifierHead], batch: Batch, pad: int, close: int | None = None) -> tuple[Tensor, Tensor]:
+    """What the embedding gives for nothing (the start token, padding, and what closes a row), and for the text."""
     nothing_BT = torch.full_like(batch.ids_BT, pad)
+    if close is not None:
+        nothing_BT[batch.ids_BT == close] = close
     nothing_BT[:, 0] = batch.ids_BT[:, 0]
     with torch.no_grad():
         return model.backbone.embedding(nothing_BT), model.backbone.embedding(batch.ids_BT)

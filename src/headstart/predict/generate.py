@@ -1,5 +1,6 @@
 """A language model that goes on from a prompt: greedily or by chance, until the end of the text or enough tokens."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,13 +124,17 @@ def following_ids(
     cache: bool = True,
     draw: int = 0,
 ) -> Iterator[int]:
-    """The tokens that follow `ids`, one by one, up to the end of the text; with and without the cache the same."""
+    """The tokens that follow `ids`, one by one, up to the end of the text; with and without the cache the same.
+
+    A model that has learnt its positions ends where they do.
+    """
     model.eval()
+    places = _places(model, ids)
     chance = torch.Generator().manual_seed(sampling.seed * 1_000_003 + draw)
     out: list[int] = []
     past: list[KeyValues] | None = None
     fresh = list(ids)
-    while len(out) < sampling.tokens:
+    while len(out) < sampling.tokens and len(ids) + len(out) <= places:
         with runtime.autocast():
             hidden, present = model.backbone.extend(torch.tensor([fresh], device=runtime.device), past)
             scores_V = vocabulary_scores(model, hidden[0, -1]).float().cpu()
@@ -148,6 +153,7 @@ def next_pieces(
     """What may come next: the likeliest pieces as they would be read, and their probabilities; "" is the text's end."""
     model.eval()
     ids = [tokenizer.special.sos, *tokenizer.encode(prompt)]
+    _places(model, ids)
     with runtime.autocast():
         hidden, _ = model.backbone.extend(torch.tensor([ids], device=runtime.device), None)
         scores_V = vocabulary_scores(model, hidden[0, -1]).float().cpu()
@@ -160,6 +166,15 @@ def next_pieces(
         text = whole[len(before) :] if whole.startswith(before) else tokenizer.decode([id])
         pieces.append(("" if id == tokenizer.special.eos else text, share))
     return pieces
+
+
+def _places(model: Model[LanguageHead], ids: list[int]) -> float:
+    """How many tokens a model can read in a row; of a prompt that is longer, one line."""
+    stock = model.backbone.config.stock
+    places = stock.positions if stock and stock.positions else math.inf
+    if len(ids) > places:
+        raise UsageError(f"the prompt is {len(ids)} tokens with its start, and the model has learnt {places} positions")
+    return places
 
 
 def choose(scores_V: Tensor, special: SpecialIds, sampling: Sampling, chance: torch.Generator) -> int:
@@ -183,5 +198,5 @@ def choose(scores_V: Tensor, special: SpecialIds, sampling: Sampling, chance: to
 
 def _ban(scores_V: Tensor, special: SpecialIds) -> None:
     for banned in (special.sos, special.pad, special.mask):
-        if banned is not None:
+        if banned is not None and banned != special.eos:  # some models begin and end texts with one token
             scores_V[banned] = -torch.inf

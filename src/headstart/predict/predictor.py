@@ -76,7 +76,7 @@ class Predictor:
         self, ids: Sequence[NDArray[np.int64]], shares: NDArray[np.float64], least: float = 0.0
     ) -> list[Prediction]:
         """Probabilities in words: the likeliest label, or `abstain` where it has less than `least`."""
-        longest = self.bundle.config.context - 1  # the start token takes a place
+        longest = self.bundle.config.context - self.bundle.tokenizer.special.around
         return [
             Prediction(
                 label=ABSTAIN if share.max() < least else self.labels[int(share.argmax())],

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstart.config import FinetuneConfig, ModelConfig, Visibility
+from headstart.config import FinetuneConfig, ModelConfig, TransferConfig, Visibility
 from headstart.errors import ConfigError
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import ClassifierHead, Model, build_classifier_head
@@ -18,13 +18,24 @@ from headstart.store.receipt import TransferReceipt, transfer
 def build_classifier(
     shape: ModelConfig, data: LabelledData, source: Bundle | None, name: str, seed: int, reading: Visibility
 ) -> tuple[Model[ClassifierHead], TransferReceipt | None]:
-    """A classifier from a pretrained folder or from random weights; the head is the same in both."""
-    shape = source.config if source else shape
+    """A classifier of this shape, from a pretrained folder or from random weights; the head is the same in both."""
     model: Model[ClassifierHead] = Model(
         build_backbone(shape, source.model.backbone.vocab_size if source else data.tokenizer.vocab_size, seed),
         build_classifier_head(shape, len(data.labels), seed, reading),
     )
     return model, transfer(name, model, data.tokenizer, source) if source else None
+
+
+def shape_of(source: Bundle, transfer: TransferConfig) -> ModelConfig:
+    """The shape of a pretrained network, with the context and dropout that are wanted in place of its own."""
+    positions = source.config.stock.positions if source.config.stock else 0
+    if transfer.context is not None and positions and transfer.context > positions:
+        raise ConfigError(
+            f"transfer.context must be at most {positions}, the positions that {source.name} has learnt, "
+            f"got {transfer.context}"
+        )
+    wanted = {"context": transfer.context, "dropout": transfer.dropout}
+    return source.config.model_copy(update={name: value for name, value in wanted.items() if value is not None})
 
 
 def reading_of(config: FinetuneConfig, source: Bundle | None) -> Visibility:

@@ -26,7 +26,7 @@ from headstart.recipes.arms import (
     load_sources,
 )
 from headstart.recipes.baselines import run_baseline
-from headstart.recipes.classifier import class_weights
+from headstart.recipes.classifier import class_weights, reading_of
 from headstart.recipes.finetune import choose_tokenizer
 from headstart.recipes.grid import run_parallel
 from headstart.recipes.labelled_data import LabelledData, load_data
@@ -254,7 +254,8 @@ class Comparison:
             notes=data.notes,
         )
         write_data(self.run.path, record)
-        shape = self.sources[0].bundle.config if self.sources else self.config.model
-        parts = ledger(shape, data.tokenizer.vocab_size, len(data.labels))
+        first = self.sources[0].bundle if self.sources else None
+        shape, reading = first.config if first else self.config.model, reading_of(self.config, first)
+        parts = ledger(shape, data.tokenizer.vocab_size, len(data.labels), reading=reading)
         rows = [{"part": row.part, "formula": row.formula, "count": row.count} for row in parts.rows]
         write_json(self.run.path / "ledger.json", {"classifier": rows, "total": parts.total})

@@ -10,7 +10,7 @@ from headstart.files import write_json
 from headstart.interop.sources import SCHEME, load_from
 from headstart.layering import layered
 from headstart.progress import Progress, Quiet
-from headstart.recipes.classifier import build_classifier, class_weights, reading_of
+from headstart.recipes.classifier import build_classifier, class_weights, reading_of, shape_of
 from headstart.recipes.labelled_data import LabelledData, load_data
 from headstart.recipes.leaks import pretraining_noted
 from headstart.recipes.training import Finetuning, Outcome
@@ -157,12 +157,12 @@ def usual_preset(source: str | None) -> str:
     """The preset that fits what is fine-tuned, when none is named: that of the pretrained network's kind."""
     if source is None or source == SCRATCH:
         return "classic"
-    return "modern" if source.startswith(SCHEME) or block_of(Path(source)) == "modern" else "classic"
+    return "modern" if source.startswith(SCHEME) or block_of(Path(source)) != "classic" else "classic"
 
 
 def preset_of(source: Bundle | None) -> str:
     """The same of a model in hand."""
-    return "modern" if source and source.config.block == "modern" else "classic"
+    return "modern" if source and source.config.block != "classic" else "classic"
 
 
 def load_source(source: str) -> Bundle | None:
@@ -181,5 +181,5 @@ def settled(config: FinetuneConfig, source: Bundle | None) -> FinetuneConfig:
     """What will really be used: the shape of the source, and the threads, because other threads add in another order."""
     used: dict[str, Any] = {"runtime": {"threads": start(config.runtime).threads}}
     if source:
-        used["model"] = source.config.model_dump()
+        used["model"] = shape_of(source, config.transfer).model_dump()
     return layered(FinetuneConfig, config.model_dump(), used)

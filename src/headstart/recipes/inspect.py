@@ -174,7 +174,7 @@ def _facts(one: Inspected, tokenizer: Tokenizer | None, context: int | None, pro
     else:
         tokens = list(_tokens(texts, tokenizer, one.short, progress))
         lengths.append(Lengths.of("tokens", tokens))
-        beyond = None if context is None else sum(count > context - 1 for count in tokens)
+        beyond = None if context is None else sum(count > context - tokenizer.special.around for count in tokens)
     return FileFacts(one.file.name, len(one.file.rows), labels, tuple(lengths), context if tokenizer else None, beyond)
 
 

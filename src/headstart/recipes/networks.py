@@ -11,7 +11,7 @@ from headstart.layering import layered
 from headstart.progress import Progress
 from headstart.recipes.arms import Source
 from headstart.recipes.baselines import VALID_SHARES
-from headstart.recipes.classifier import build_classifier, reading_of
+from headstart.recipes.classifier import build_classifier, reading_of, shape_of
 from headstart.recipes.finetune import SCRATCH
 from headstart.recipes.labelled_data import LabelledData
 from headstart.recipes.training import Finetuning, Outcome
@@ -104,7 +104,7 @@ def _training(
         shutil.rmtree(folder, ignore_errors=True)
         run = RunFolder.create(folder, kind="cell", command="", config=config, inputs={})
     bundle = job.shape.bundle if job.shape else None
-    shape: ModelConfig = bundle.config if bundle else config.model
+    shape: ModelConfig = shape_of(bundle, config.transfer) if bundle else config.model
     pretrained = None if kind_of(job.arm) == SCRATCH else bundle
     name = job.shape.path if job.shape else SCRATCH
     model, receipt = build_classifier(shape, data, pretrained, name, job.seed, reading_of(config, bundle))

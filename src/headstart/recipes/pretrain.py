@@ -7,7 +7,7 @@ from typing import Any
 
 from headstart.config import PretrainConfig
 from headstart.data.shards import Shards
-from headstart.errors import UsageError
+from headstart.errors import ConfigError, UsageError
 from headstart.files import MANIFEST, read_json, write_json
 from headstart.interop.sources import load_from
 from headstart.layering import layered
@@ -16,6 +16,7 @@ from headstart.recipes.pretraining import Pretraining
 from headstart.recipes.stages import open_shards
 from headstart.recipes.teaching import Teaching, check_weight
 from headstart.runtime import environment, start, stopping
+from headstart.store.bundle import Bundle
 from headstart.store.rundir import RunFolder
 
 
@@ -59,6 +60,7 @@ def run_pretrain(
         start_from = load_from(source, task="language") if source else None
         used: dict[str, Any] = {"runtime": {"threads": threads}}
         if start_from:
+            _check_objective(start_from, config)
             used["model"] = start_from.config.model_dump()
         config = layered(PretrainConfig, config.model_dump(), used)
         inputs = {"texts": list(texts), "tokenizer": str(tokenizer) if tokenizer else None, "source": source}
@@ -95,6 +97,20 @@ def _texts(texts: Sequence[str], config: PretrainConfig | None) -> Sequence[str]
     if config is None or not (texts or staged):
         raise UsageError("pretrain needs at least one text file or a folder of prepared shards")
     return texts or staged
+
+
+def _check_objective(source: Bundle, config: PretrainConfig) -> None:
+    """A stock model goes on with what its language head was made for."""
+    if source.config.stock is None:
+        return
+    if config.objective != source.objective:
+        way = "names a hidden token at its own place" if source.objective == "masked" else "names the next token"
+        raise ConfigError(
+            f"objective must be {source.objective}, got {config.objective}: {source.name} is a "
+            f"{source.config.stock.family}, whose language head {way}"
+        )
+    if config.pairs.weight:
+        raise ConfigError(f"pairs.weight is not for {source.name}, a {source.config.stock.family}: leave it out")
 
 
 def _facts(

@@ -61,7 +61,7 @@ class Pretraining:
     def prepare(self) -> None:
         """Lay out the rows and build the model; whatever is wrong with the text shows here."""
         config, seed = self.config, self.config.runtime.seed
-        vocab_size = self.shards[0].vocab_size
+        vocab_size = self.source.model.backbone.vocab_size if self.source else self.shards[0].vocab_size
         self.tokenizer: Tokenizer = load_tokenizer(self.shards[0].tokenizer_folder)
         if config.objective != "causal":
             mask_token(self.tokenizer.special)  # refuse now what could not be done later

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from headstart.config import Section
+from headstart.config import FinetuneConfig, Section
 from headstart.errors import ConfigError
 from headstart.layering import fields_of, layered, nested
 from headstart.model.presets import values
@@ -44,3 +44,11 @@ def dotted_names(kind: type[Section], settings: Settings | None, prefix: str = "
         else:
             found[option] = value
     return found
+
+
+def check_shape(source: object, settings: Settings | None) -> None:
+    """A pretrained folder brings its own shape and tokenizer: settings that would be ignored are refused."""
+    if source is not None and str(source) != "scratch":
+        for name in dotted_names(FinetuneConfig, settings):
+            if name.startswith(("model.", "tokenizer.")):
+                raise ConfigError(f"{name} is set, but {source} brings its own; leave it out, or use source='scratch'")

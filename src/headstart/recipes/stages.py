@@ -87,7 +87,7 @@ class Stage:
 
     def _held_out(self, tokens: int | None) -> NDArray[np.int64]:
         """Whole documents."""
-        lengths = self.shards.lengths[self.held_out] + 1
+        lengths = self.shards.lengths[self.held_out] + self.special.around
         count = len(lengths) if tokens is None else int(np.searchsorted(np.cumsum(lengths), tokens)) + 1
         return self.held_out[:count]
 

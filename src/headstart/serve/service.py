@@ -47,12 +47,13 @@ class Service:
         if self.predictor is None:
             return
         context, windows = self.bundle.config.context, self.bundle.windows
+        around = self.bundle.tokenizer.special.around
         self._batcher = Batcher(
             self.predictor.encode,
             self.predictor.shares,
             lambda tokens: Shape(
-                -(-max(tokens, 1) // (context - 1)) if windows else 1,
-                min(tokens + 1, context),
+                -(-max(tokens, 1) // (context - around)) if windows else 1,
+                min(tokens + around, context),
             ),
             model=self._model,
             encoder=self._encoder,
@@ -99,7 +100,7 @@ class Service:
             raise Refusal(422, f"there is no label {label!r:.60}; the labels are {', '.join(self.labels)}")
 
         def work() -> tuple[Explanation, bool]:
-            longest = self.bundle.config.context - 1
+            longest = self.bundle.config.context - self.bundle.tokenizer.special.around
             cut = len(predictor.encode([text])[0]) > longest and not self.bundle.windows
             return explain(predictor, text, label), cut
 

@@ -89,10 +89,8 @@ def _classifier(facts: Mapping[str, Any], about: Mapping[str, Any]) -> list[str]
     labels = ", ".join(f"`{plain(label)}`" for label in facts["labels"])
     source = about.get("source")
     start = "random weights" if source in (None, "scratch") else f"the pretrained model `{bare(str(source))}`"
-    head = (
-        f"# {_title(facts)}\n\nIt gives a text one of {len(facts['labels'])} labels: {labels}. "
-        f"Fine-tuned with Headstart {__version__} from {start}; the epoch was chosen on validation.\n"
-    )
+    made = f"Fine-tuned with Headstart {__version__} from {start}; the epoch was chosen on validation."
+    head = f"# {_title(facts)}\n\nIt gives a text one of {len(facts['labels'])} labels: {labels}. {_imported(about) or made}\n"
     rows = ["| split | accuracy | 95 % interval | macro-F1 | rows |", "|---|---|---|---|---|"]
     for part, name in (("valid", "validation (it chose the epoch)"), ("test", "test (read once)")):
         score = about.get(part)
@@ -145,9 +143,8 @@ def _notes(about: Mapping[str, Any]) -> list[str]:
 def _language_model(facts: Mapping[str, Any], about: Mapping[str, Any]) -> list[str]:
     learnt = _WHAT.get(facts["objective"], facts["objective"])
     seen = f" It saw {about['tokens_seen']:,} tokens in {about['steps']:,} steps." if "tokens_seen" in about else ""
-    made = f"Imported with Headstart {__version__} from `{bare(str(about['source']))}`." if "source" in about else ""
     words = f"A Transformer that learnt from unlabelled text to predict {learnt}."
-    head = f"# {_title(facts)}\n\n{words} {made or _PRETRAINED}{seen}\n"
+    head = f"# {_title(facts)}\n\n{words} {_imported(about) or _imported(about, 'source') or _PRETRAINED}{seen}\n"
     held = about.get("held_out")
     figures = ""
     if held:
@@ -183,6 +180,13 @@ def _starter(about: Mapping[str, Any]) -> str:
             f"{found['licence_notes']}\n",
         ]
     )
+
+
+def _imported(about: Mapping[str, Any], name: str = "imported_from") -> str:
+    """Where a model that was trained elsewhere came from; empty for one that was trained here."""
+    there = about.get(name)
+    kind = f", a {plain(str(about['architecture']))}" if "architecture" in about else ""
+    return f"Imported with Headstart {__version__} from `{bare(str(there))}`{kind}." if there else ""
 
 
 _PRETRAINED = f"Pretrained with Headstart {__version__}."
@@ -253,7 +257,9 @@ def _limits(facts: Mapping[str, Any], about: Mapping[str, Any], classifier: bool
         lines.append(
             "- It always gives one of its labels, also to a text that has none of them; `--abstain` withholds unsure answers."
         )
-        if not about.get("test"):
+        if _imported(about):
+            lines.append("- It was trained elsewhere and not measured here.")
+        elif not about.get("test"):
             lines.append("- It was not measured on a test set: the figures on validation chose it and flatter it.")
     else:
         lines.append("- What it writes is not true because it reads well; it may repeat passages of its training text.")

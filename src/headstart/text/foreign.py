@@ -1,7 +1,8 @@
 """A tokenizer that someone else trained, as the `tokenizers` library reads it: its own ids, its own special tokens.
 
 `foreign.json` holds `{"special": {"sos", "pad", "eos", "mask", "unknown"}, "tokenizer": {...}}`, the latter as its
-tokenizer.json was. It is data: rules that the library knows, and no code.
+tokenizer.json was; `special` has `close` besides, where rows end with a token. It is data: rules that the library knows,
+and no code.
 """
 
 import json
@@ -22,7 +23,7 @@ from headstart.text.vocabulary import (
 
 
 class ForeignTokenizer(EngineTokenizer):
-    """The ids of another model's tokenizer; what it would add to a text, we add ourselves: the start token."""
+    """The ids of another model's tokenizer; what it would add to a text, the rows have: a start, and some an end."""
 
     def __init__(self, engine: tokenizers.Tokenizer, special: SpecialIds, content: bytes) -> None:
         """Made by `load` and `of`. `content` is what `save` writes."""
@@ -34,8 +35,9 @@ class ForeignTokenizer(EngineTokenizer):
     @classmethod
     def of(cls, settings: Mapping[str, Any], special: SpecialIds, name: str) -> Self:
         """From the content of a tokenizer.json."""
-        content = json.dumps({"special": vars(special), "tokenizer": settings}, ensure_ascii=False).encode("utf-8")
-        return cls(_engine(settings, name), special, content)
+        named = {name: id for name, id in vars(special).items() if name != "close" or id is not None}
+        content = json.dumps({"special": named, "tokenizer": settings}, ensure_ascii=False).encode("utf-8")
+        return cls(read_engine(settings, name), special, content)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -47,7 +49,7 @@ class ForeignTokenizer(EngineTokenizer):
             settings = facts["tokenizer"]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StoreError(f"{path} is damaged: {error}") from None
-        return cls(_engine(settings, str(path)), special, content)
+        return cls(read_engine(settings, str(path)), special, content)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, as the tokenizer's own decoder joins them."""
@@ -63,7 +65,8 @@ class ForeignTokenizer(EngineTokenizer):
         return str(self._engine.id_to_token(id) or f"<{id}>").replace("Ġ", "▁")
 
 
-def _engine(settings: Mapping[str, Any], name: str) -> tokenizers.Tokenizer:
+def read_engine(settings: Mapping[str, Any], name: str) -> tokenizers.Tokenizer:
+    """The engine that a tokenizer.json describes."""
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(settings))
     except BaseException as error:

@@ -33,6 +33,13 @@ class SpecialIds:
     eos: int
     mask: int | None
     unknown: int | None
+    close: int | None = None
+    """What a row ends with, where the model learnt to read texts that end so; None: with the text."""
+
+    @property
+    def around(self) -> int:
+        """How many places of a row are not the text's."""
+        return 1 if self.close is None else 2
 
 
 class Tokenizer(Protocol):

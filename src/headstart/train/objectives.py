@@ -35,7 +35,7 @@ def token_loss(model: Model[LanguageHead], hidden_BTD: Tensor, batch: Batch) -> 
     targets = batch.targets.flatten()
     places = batch.places if batch.places is not None else (targets != UNSCORED).nonzero()[:, 0]
     weight, bias = model.head.weights(model.backbone)
-    hidden_ND = hidden_BTD.flatten(0, 1)[places]
+    hidden_ND = model.head.ready(hidden_BTD.flatten(0, 1)[places])
     return linear_cross_entropy(hidden_ND, weight, bias, targets[places], compiled=model.backbone.compiled)
 
 

@@ -24,7 +24,7 @@ def level(name: str, depth: int) -> int:
     parts = name.split(".")
     if parts[0] == "head":
         return 0
-    if parts[1] == "embedding":
+    if parts[1] in ("embedding", "positions", "first_norm"):
         return depth + 1
     return depth - int(parts[2]) if parts[1] == "layers" else 1
 
