@@ -12,8 +12,8 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
-NOT_OURS = {"--index-url", "--tiny", "--pretrain"}
-"""Options on pages that are pip's, or of a script of examples/."""
+NOT_OURS = {"--index-url", "--tiny", "--pretrain", "--part", "--reader", "--cases"}
+"""Options on pages that are pip's, or of a script of examples/ or tests/."""
 
 
 def module(name):
