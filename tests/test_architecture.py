@@ -10,17 +10,31 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "headstart"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-FLOOR = {"errors", "version", "config", "layering", "files", "progress", "measures"}
+FLOOR = {
+    "errors",
+    "version",
+    "sections",
+    "config",
+    "layering",
+    "files",
+    "progress",
+    "measures",
+    "evaluations",
+    "kinds",
+}
 MAY_IMPORT = {
     "__init__": {"version", "api", "estimator"},
     "__main__": {"cli"},
     "version": set(),
     "errors": set(),
-    "config": {"errors"},
+    "sections": {"errors"},
+    "config": {"errors", "sections"},
     "layering": {"errors", "config"},
     "files": {"errors"},
     "progress": set(),
     "measures": set(),
+    "evaluations": {"measures"},
+    "kinds": {"measures", "evaluations"},
     "runtime": FLOOR,
     "text": FLOOR,
     "data": FLOOR | {"text"},

@@ -14,6 +14,7 @@ from headstart.config import CorpusConfig, FinetuneConfig, LabelledConfig, Pretr
 from headstart.data.shards import Shards
 from headstart.errors import ConfigError
 from headstart.interop.export import run_export
+from headstart.kinds import AnyEvaluation
 from headstart.layering import layered
 from headstart.predict.explain import Explanation
 from headstart.predict.explain import explain as explained
@@ -33,7 +34,6 @@ from headstart.recipes.sizing import AUTO, choose_preset
 from headstart.serve.settings import ServingConfig
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import ReportCard
-from headstart.train.evaluate import Evaluation
 
 Paths = str | Path | Sequence[str | Path]
 Budgets = int | str | None | Sequence[int | str | None]
@@ -232,7 +232,7 @@ def load(folder: str | Path) -> Predictor:
 
 def evaluate(
     folder: str | Path, file: str | Path, *, text_column: str | None = None, label_column: str | None = None
-) -> Evaluation:
+) -> AnyEvaluation:
     """Measure a classifier on a labelled file; its columns are found by their usual names unless they are named."""
     return run_evaluate(Path(folder), str(file), LabelledConfig(text_column=text_column, label_column=label_column))
 

@@ -6,7 +6,10 @@ one sentence of documentation: the docstring under the field, which `--help` pri
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from headstart.sections import LabelledConfig as LabelledConfig
+from headstart.sections import Section as Section
 
 PADDING = -1
 """The segment of a padding position: it belongs to no document."""
@@ -16,12 +19,6 @@ UNSCORED = -100
 
 Visibility = Literal["causal", "both"]
 """What a token may look at: those before it, or both sides."""
-
-
-class Section(BaseModel):
-    """A group of settings: frozen, and closed to names it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class TokenizerConfig(Section):
@@ -83,19 +80,6 @@ class CorpusConfig(Section):
     """Share of the documents kept from training and used to measure the language model."""
     layout: Literal["packed", "documents"] = "packed"
     """packed: documents end to end in full rows, unseen by each other; documents: one a row, cut at the context."""
-
-
-class LabelledConfig(Section):
-    """How labelled text is read."""
-
-    text_column: str | None = None
-    """The column or key that holds the text; without it, the usual names are tried."""
-    label_column: str | None = None
-    """The column or key that holds the label; without it, the usual names are tried."""
-    valid_share: float = Field(0.2, gt=0, lt=1)
-    """Without a validation file, this stratified share of train is held out to choose on."""
-    long_texts: Literal["truncate", "windows"] = "truncate"
-    """Texts beyond the context: truncate counts and reports them; windows reads all of it and averages the scores."""
 
 
 class MaskingConfig(Section):
@@ -274,7 +258,7 @@ class PretrainConfig(Section):
 
     objective: Literal["causal", "masked", "hybrid"] = "causal"
     """causal: every next token from those before it. masked: hidden tokens from both sides. hybrid: both, in turns."""
-    stages: list[StageConfig] = []
+    stages: list[StageConfig] = Field([])
     """In place of TEXTS, parts learnt one after the other: general text first, one's own last; shorter rows first."""
     masking: MaskingConfig = MaskingConfig()
     pairs: PairsConfig = PairsConfig()

@@ -20,8 +20,9 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from headstart.api import finetune_settings, pretrain
 from headstart.config import FinetuneConfig, RuntimeConfig
-from headstart.data.labelled import LabelledTexts, LabelSet, split_validation
+from headstart.data.labelled import LabelledTexts, split_validation
 from headstart.errors import ConfigError, DataError, UsageError
+from headstart.kinds import Classes
 from headstart.predict.predictor import Predictor
 from headstart.progress import Quiet
 from headstart.recipes.classifier import build_classifier, class_weights, reading_of
@@ -93,7 +94,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             source = load_source(self._pretrained(work))
             config = settled(self._config(source), source)
             data = _data(texts, classes, gold, config, source)
-            class_weights(config, data.labels, data.train)
+            class_weights(config, data.target, data.train)
             model, _ = build_classifier(
                 config.model, data, source, str(self.backbone), self.seed, reading_of(config, source)
             )
@@ -105,14 +106,14 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "classes": classes.tolist(),
                 "parameters": self._plain(),
                 "best_epoch": outcome.best_epoch,
-                "calibration": outcome.calibration.as_dict(),
+                "calibration": outcome.settled.calibration.as_dict() if outcome.settled.calibration else None,
                 "valid": outcome.valid.as_dict(),
             }
             save_bundle(
                 work / "bundle",
                 outcome.model,
                 data.tokenizer,
-                labels=data.labels,
+                target=outcome.settled.target,
                 windows=config.labelled.long_texts == "windows",
                 visibility=outcome.model.head.visibility,
                 about=about,
@@ -129,8 +130,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Iterable[str]) -> np.ndarray:
         """The probability of every label, in the order of `classes_`."""
         check_is_fitted(self)
-        answers = self._predictor().predict(_texts(X, "X"))
-        return np.array([list(answer.probabilities.values()) for answer in answers]).reshape(-1, len(self.classes_))
+        predictor = self._predictor()
+        return predictor.shares(predictor.encode(_texts(X, "X")))
 
     def save(self, folder: str | Path) -> Path:
         """Write the model as a bundle, which `load`, `headstart predict` and `headstart.load` read."""
@@ -269,8 +270,8 @@ def _data(
             f"{len(texts)} texts are too few to hold out {config.labelled.valid_share:g} of each label for validation"
         ) from None
     tokenizer: Tokenizer = source.tokenizer if source else train_tokenizer(rows.texts, config.tokenizer)
-    train, valid = (encoded(part, LabelSet(names), tokenizer, Quiet()) for part in parts)
-    return LabelledData(names, tokenizer, train, valid, None, ())
+    train, valid = (encoded(part, Classes(names), tokenizer, Quiet()) for part in parts)
+    return LabelledData(Classes(names), tokenizer, train, valid, None, ())
 
 
 def _write(files: Mapping[str, bytes], folder: Path) -> None:

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from headstart.cli.console import Console
 from headstart.cli.options import AsJson, ConfigFile, Flags, Options, Quiet
+from headstart.cli.reading import LABELLED
 from headstart.config import CorpusConfig, LabelledConfig, Section
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ class InspectSettings(Section):
 OPTIONS = Options(
     InspectSettings,
     names={
-        "labelled.text_column": "--text-column",
-        "labelled.label_column": "--label-column",
+        **LABELLED,
         "corpus.text_column": "--corpus.text-column",
         "corpus.documents": "--corpus.documents",
     },

@@ -31,18 +31,20 @@ class LanguageHead(nn.Module):
 
 
 class ClassifierHead(nn.Module):
-    """Scores for every label.
+    """Scores for every label, or one number.
 
     Read causally, the last real token and one linear layer; read both ways, the mean over real tokens, for the modern kind
-    followed by dense, GELU, linear.
+    followed by dense, GELU, linear. A number always needs the bias: it is not 0 on average.
     """
 
-    def __init__(self, config: ModelConfig, classes: int, visibility: Visibility = "causal") -> None:
+    def __init__(
+        self, config: ModelConfig, classes: int, visibility: Visibility = "causal", *, bias: bool = False
+    ) -> None:
         super().__init__()
         self.visibility: Visibility = visibility
         modern = config.block == "modern"
         self.dense = nn.Linear(config.width, config.width) if modern and visibility == "both" else None
-        self.linear = nn.Linear(config.width, classes, bias=not modern or visibility == "both")
+        self.linear = nn.Linear(config.width, classes, bias=bias or not modern or visibility == "both")
 
     def forward(self, hidden_BTD: Tensor, lengths_B: Tensor) -> Tensor:
         """Scores over the labels, one row a text."""
@@ -81,12 +83,12 @@ def build_language_head(config: ModelConfig, vocab_size: int, seed: int) -> Lang
 
 
 def build_classifier_head(
-    config: ModelConfig, classes: int, seed: int, visibility: Visibility = "causal"
+    config: ModelConfig, classes: int, seed: int, visibility: Visibility = "causal", *, bias: bool = False
 ) -> ClassifierHead:
     """A classifier head with fresh weights that follow from the seed alone: the same in every arm of a comparison."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_apart(seed))
-        head = ClassifierHead(config, classes, visibility)
+        head = ClassifierHead(config, classes, visibility, bias=bias)
         _start(head, config)
     return head
 

@@ -1,0 +1,31 @@
+"""Names of files and labels for a page that others will read: no folders, no markup. No torch."""
+
+import re
+from pathlib import PurePosixPath, PureWindowsPath
+from urllib.parse import urlsplit
+
+HELD_OUT = "held-out rows of "
+
+
+def bare(name: str) -> str:
+    """A file's name without its folders, for a page that others will read.
+
+    >>> bare("/home/jane/data/train.csv"), bare(r"C:\\\\Users\\\\jane\\\\base"), bare("held-out rows of a/train.csv")
+    ('train.csv', 'base', 'held-out rows of train.csv')
+    """
+    if name.startswith(HELD_OUT):
+        return HELD_OUT + bare(name.removeprefix(HELD_OUT))
+    path = urlsplit(name).path if "://" in name else name  # behind an address's question mark may stand a key
+    last = PurePosixPath(path.rstrip("/\\")).name
+    return plain(PureWindowsPath(last).name) or "(unnamed)"
+
+
+def plain(text: str) -> str:
+    """Words that cannot become markup, metadata or a table's edge."""
+    line = "".join(mark if mark.isprintable() else " " for mark in text)
+    return " ".join(re.sub(r"[`|<>\[\]]", " ", line).split())
+
+
+def identifier(name: str) -> str:
+    """A name as hubs write data sets."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "data"
