@@ -47,7 +47,8 @@ MAY_IMPORT = {
     "serve": FLOOR | {"runtime", "text", "store", "predict"},
     "recipes": FLOOR | {"runtime", "text", "data", "model", "train", "store", "predict", "report", "interop"},
     "api": FLOOR | {"text", "data", "model", "train", "store", "predict", "serve", "recipes", "interop"},
-    "estimator": FLOOR | {"runtime", "text", "data", "model", "train", "store", "predict", "recipes", "api"},
+    "estimator_input": FLOOR | {"text", "data", "store", "recipes"},
+    "estimator": FLOOR | {"runtime", "data", "store", "predict", "recipes", "api", "estimator_input"},
     "cli": FLOOR | {"text", "data", "model", "train", "store", "predict", "serve", "report", "recipes", "interop"},
 }
 LONGEST_FILE = 320

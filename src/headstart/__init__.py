@@ -28,10 +28,11 @@ if TYPE_CHECKING:
         serve,
         train_tokenizer,
     )
-    from headstart.estimator import TextClassifier
+    from headstart.estimator import TextClassifier, TextRegressor
 
 __all__ = [
     "TextClassifier",
+    "TextRegressor",
     "__version__",
     "analyse",
     "compare",
@@ -47,16 +48,17 @@ __all__ = [
     "serve",
     "train_tokenizer",
 ]
-_VERBS = set(__all__) - {"TextClassifier", "__version__"}
+_ESTIMATORS = {"TextClassifier", "TextRegressor"}
+_VERBS = set(__all__) - {*_ESTIMATORS, "__version__"}
 
 
 def __getattr__(name: str) -> object:
     if name in _VERBS:
         return getattr(import_module("headstart.api"), name)
-    if name == "TextClassifier":
-        return import_module("headstart.estimator").TextClassifier
+    if name in _ESTIMATORS:
+        return getattr(import_module("headstart.estimator"), name)
     raise AttributeError(f"module 'headstart' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_VERBS, "TextClassifier"})
+    return sorted({*globals(), *_VERBS, *_ESTIMATORS})
