@@ -52,10 +52,8 @@ def labels_in(y: Iterable[Any] | None, rows: int, who: str) -> tuple[Kind, np.nd
         raise InputError(f"{who} requires y to be passed, but the target y is None")
     if getattr(y, "ndim", 1) == 2 and y.shape[1] > 1:  # type: ignore[attr-defined]
         return _indicators(np.asarray(y), rows)
-    if not hasattr(y, "ndim"):
-        y = list(y)
-        if y and isinstance(y[0], (list, tuple, set, frozenset)):
-            return _several(y, rows)
+    if isinstance(y, (list, tuple)) and y and isinstance(y[0], (list, tuple, set, frozenset)):
+        return _several(y, rows)
     labels = column_or_1d(y, warn=True)
     _check_count(len(labels), rows)
     for place, label in enumerate(labels.tolist()):
