@@ -1,4 +1,4 @@
-"""Small files of every kind of label: several a text, ratings, pairs, and twenty classes. Imported by tests of several rooms."""
+"""Small files of every kind of label: several a text, ratings, pairs, twenty classes. Imported by tests of several rooms."""
 
 import csv
 import json
@@ -7,7 +7,11 @@ from pathlib import Path
 
 from tiny import FILLING
 
-WORDS = {"crime": ("murder", "police", "thief"), "love": ("kiss", "heart", "wedding"), "war": ("battle", "army", "flag")}
+WORDS = {
+    "crime": ("murder", "police", "thief"),
+    "love": ("kiss", "heart", "wedding"),
+    "war": ("battle", "army", "flag"),
+}
 SETTINGS = """
 [tokenizer]
 vocab_size = 320
@@ -35,7 +39,7 @@ def story(chance: random.Random, names) -> str:
 
 
 def write_all(folder: Path) -> Path:
-    """`labels.jsonl` (lists), `labels.csv` (the same, semicolons), `ratings.csv`, `pairs.csv`, `twenty.csv`, each with a test."""
+    """`labels.jsonl` (lists), `labels.csv` (semicolons), `ratings.csv`, `pairs.csv`, `twenty.csv`, each with a test file."""
     chance = random.Random(3)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "headstart.toml").write_text(SETTINGS)
@@ -58,8 +62,11 @@ def write_all(folder: Path) -> Path:
             one, other = chance.choice(list(WORDS)), chance.choice(list(WORDS))
             pairs.append((story(chance, [one]), story(chance, [other]), "same" if one == other else "other"))
         table(folder / f"pairs{suffix}.csv", ("premise", "hypothesis", "label"), pairs)
-        classes = [(f"the word{number} is here, with word{number} {chance.random():.3f}", f"class {number}") for number in range(20)]
-        table(folder / f"twenty{suffix}.csv", ("text", "label"), classes * (8 if not suffix else 2))
+        classes = [
+            (f"the word{number} is {chance.choice(FILLING)} with word{number} {chance.random():.3f}", f"class {number}")
+            for number in list(range(20)) * (2 if suffix else 8)
+        ]
+        table(folder / f"twenty{suffix}.csv", ("text", "label"), classes)
     return folder
 
 

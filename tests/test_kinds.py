@@ -78,7 +78,11 @@ def test_a_label_is_given_from_its_own_threshold_on():
 
 def test_an_answer_stays_within_the_bounds():
     target = Rating((), False, 1.0, 5.0, 3.0, 1.0)
-    assert [answer(target, row, False).value for row in target.shares(np.array([[7.0], [-2.0], [3.3]]))] == [5.0, 1.0, 3.3]
+    assert [answer(target, row, False).value for row in target.shares(np.array([[7.0], [-2.0], [3.3]]))] == [
+        5.0,
+        1.0,
+        3.3,
+    ]
 
 
 def test_several_labels_are_measured_as_elsewhere():

@@ -103,8 +103,8 @@ def predict(
 def _withheld(predictor: "Predictor", abstain: float) -> str:
     from headstart.predict.abstain import in_words, threshold_for
 
-    rows: int = predictor.bundle.about.get("calibration", {}).get("rows", 0)
-    return in_words(threshold_for(predictor.bundle, abstain), rows)
+    found = threshold_for(predictor.bundle, abstain)
+    return in_words(found, predictor.bundle.about["calibration"]["rows"])
 
 
 def _format(source: str | None, out: Path | None, *, as_json: bool) -> Format:

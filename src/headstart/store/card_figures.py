@@ -123,11 +123,14 @@ def calibration_of(about: Mapping[str, Any]) -> str:
         fitted = f"fitted on {found['rows']:,} validation rows"
         first = f"Scores were divided by a temperature of {found['temperature']:.2f}, {fitted}."
     lines = ["## Calibration", "", first]
+    rows = "rows" if not about.get("thresholds") else "decisions, one a label and row"
     for part, name in (("test", "test"), ("after", "validation, each row by a temperature fitted without it")):
         one = found.get(part)
         if one:
             span = f"95 % interval {100 * one['low']:.1f} to {100 * one['high']:.1f}"
-            lines.append(f"Calibration error on {name}: {100 * one['ece']:.1f} points ({span}, {one['rows']:,} rows).")
+            lines.append(
+                f"Calibration error on {name}: {100 * one['ece']:.1f} points ({span}, {one['rows']:,} {rows})."
+            )
     kept = [one["label"] for one in about.get("thresholds") or () if one["reason"]]
     if kept:
         lines.append(
