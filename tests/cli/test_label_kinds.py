@@ -116,7 +116,7 @@ def test_a_rating_is_a_number_within_the_range_of_train(typed, folder):
     result = read_json(folder / "rating" / "result.json")
     assert result["test"]["rmse"] < 0.6 * result["test"]["baseline_rmse"]
     assert (result["labels"], result["calibration"], result["temperature"]) == ([], None, 1.0)
-    code, shown, _ = typed("evaluate rating ratings-test.csv")
+    _, shown, _ = typed("evaluate rating ratings-test.csv")
     found = result["test"]
     assert shown.splitlines() == [
         f"RMSE {found['rmse']:.4f}   MAE {found['mae']:.4f}   Spearman {found['spearman']:.4f}   rows 60",
@@ -137,7 +137,7 @@ def test_a_pair_is_read_as_one_and_by_the_columns_of_training(typed, folder):
     code, alone, _ = typed(shlex.join(["predict", "pair", "--json", rows[0]["premise"], rows[0]["hypothesis"]]))
     assert json.loads(alone)["label"] == rows[0]["predicted_label"]
     assert json.loads(alone)["probability"] == pytest.approx(float(rows[0]["probability"]), abs=1e-6)
-    code, turned, _ = typed(shlex.join(["predict", "pair", "--json", rows[0]["hypothesis"], rows[0]["premise"]]))
+    _, turned, _ = typed(shlex.join(["predict", "pair", "--json", rows[0]["hypothesis"], rows[0]["premise"]]))
     assert json.loads(turned)["probability"] != json.loads(alone)["probability"]  # control: the order is read
     _, shown, _ = typed("predict pair --explain 'the battle' 'the kiss'")
     assert " | " in shown.splitlines()[1]
@@ -160,7 +160,7 @@ def test_inspect_tells_how_labels_are_spread(typed):
     code, shown, _ = typed("inspect labels.jsonl --test labels-test.csv --separator ;")
     assert "; none " in shown
     assert shown.count("crime ") == 2
-    code, shown, _ = typed("inspect ratings.csv --task rating --quiet")
+    _, shown, _ = typed("inspect ratings.csv --task rating --quiet")
     assert "ratings     from 1 to 5, mean " in shown
     _, shown, _ = typed("inspect pairs.csv --text-column premise --second-column hypothesis --quiet")
     assert "findings    none" in shown
