@@ -130,11 +130,11 @@ def test_a_rating_is_a_number_within_the_range_of_train(typed, folder):
 
 
 def test_a_pair_is_read_as_one_and_by_the_columns_of_training(typed, folder):
-    code, shown, _ = typed("evaluate pair pairs-test.csv --json")
+    _, shown, _ = typed("evaluate pair pairs-test.csv --json")
     assert json.loads(shown) == read_json(folder / "pair" / "result.json")["test"]
-    code, shown, _ = typed("predict pair --input pairs-test.csv")
+    _, shown, _ = typed("predict pair --input pairs-test.csv")
     rows = list(csv.DictReader(shown.splitlines()))
-    code, alone, _ = typed(shlex.join(["predict", "pair", "--json", rows[0]["premise"], rows[0]["hypothesis"]]))
+    _, alone, _ = typed(shlex.join(["predict", "pair", "--json", rows[0]["premise"], rows[0]["hypothesis"]]))
     assert json.loads(alone)["label"] == rows[0]["predicted_label"]
     assert json.loads(alone)["probability"] == pytest.approx(float(rows[0]["probability"]), abs=1e-6)
     _, turned, _ = typed(shlex.join(["predict", "pair", "--json", rows[0]["hypothesis"], rows[0]["premise"]]))
@@ -157,7 +157,7 @@ def test_twenty_classes_with_eight_examples_each(typed, folder):
 
 
 def test_inspect_tells_how_labels_are_spread(typed):
-    code, shown, _ = typed("inspect labels.jsonl --test labels-test.csv --separator ;")
+    _, shown, _ = typed("inspect labels.jsonl --test labels-test.csv --separator ;")
     assert "; none " in shown
     assert shown.count("crime ") == 2
     _, shown, _ = typed("inspect ratings.csv --task rating --quiet")
