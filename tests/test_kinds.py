@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scipy.special import expit
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import f1_score
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from headstart.data.joined import cut_pair, fair_lengths
 from headstart.evaluations import evaluate_rating
@@ -156,8 +157,6 @@ def test_a_number_has_nothing_to_calibrate():
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 30))
 def test_pairs_are_cut_to_the_token_as_tokenizers_cuts_them(first, second, room):
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
     engine = Tokenizer(models.WordLevel({"<eos>": 0, "a": 1, "b": 2}, unk_token="a"))
     engine.pre_tokenizer = pre_tokenizers.Whitespace()
     engine.post_processor = processors.TemplateProcessing(

@@ -87,9 +87,8 @@ def predict(
     if abstain is not None:
         console.say(_withheld(predictor, abstain))
     with _opened(out) as file:
-        tally = Tally()
+        tally, asked = Tally(), Asked(abstain, explain)
         shows_progress = out is not None or not sys.stdout.isatty()
-        asked = Asked(abstain, explain)
         answers = _answers(questions, predictor, asked, tally, console if shows_progress else None)
         alone = len(texts) == (2 if reading.pair else 1)
         if form == "line":

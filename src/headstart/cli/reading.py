@@ -35,7 +35,7 @@ class Reading:
         return cls(True, text or known.get("text_column"), second, known.get("separator"))
 
 
-def _as_trained(model: Path) -> tuple[bool, dict[str, str | None]]:
+def _as_trained(model: Path) -> tuple[bool, dict[str, str]]:
     """Whether a model reads pairs, and how its own files were read; of a damaged one nothing, which loading will tell."""
     from headstart.files import read_json
     from headstart.store.bundle import find_bundle
@@ -47,4 +47,5 @@ def _as_trained(model: Path) -> tuple[bool, dict[str, str | None]]:
     target, about = (facts.get(name) if isinstance(facts, dict) else None for name in ("target", "about"))
     known = about.get("labelled") if isinstance(about, dict) else None
     pair = isinstance(target, dict) and target.get("pair") is True
-    return pair, known if isinstance(known, dict) else {}
+    texts = known.items() if isinstance(known, dict) else ()
+    return pair, {name: value for name, value in texts if isinstance(value, str)}

@@ -95,7 +95,7 @@ def _config(bundle: Bundle, family: str, architecture: str) -> dict[str, Any]:
         config["id2label"] = {str(index): label for index, label in enumerate(names)}
         config["label2id"] = {label: index for index, label in enumerate(names)}
         config["problem_type"] = _PROBLEMS[bundle.target.kind]
-        if bundle.target.kind != "classes":
+        if bundle.target.kind != "classes" or bundle.target.pair:
             config["headstart"] = bundle.target.facts()  # thresholds or bounds, for whoever wants them
     return config
 

@@ -121,7 +121,8 @@ def as_trained(bundle: Bundle, config: LabelledConfig) -> LabelledConfig:
     target = bundle.target
     if config.task not in ("auto", target.kind):
         raise ConfigError(f"labelled.task is {config.task}, but {bundle.path} answers {target.kind}; leave it out")
-    known = {name: value for name, value in (bundle.about.get("labelled") or {}).items() if value is not None}
+    trained = bundle.about.get("labelled")
+    known = {name: value for name, value in (trained if isinstance(trained, dict) else {}).items() if value is not None}
     if not target.pair:
         known.pop("second_column", None)
         if config.second_column is not None:
