@@ -25,6 +25,8 @@ class Reading:
     def of(cls, model: Path, source: str | None, text: str | None, second: str | None) -> "Reading":
         """What was asked for, and of a model that reads pairs what its training file had."""
         pair, known = _as_trained(model)
+        if pair is None:
+            return cls(second is not None, text, second, None)
         if not pair:
             if second is not None:
                 raise UsageError(f"{model} reads one text; leave out --second-column")
@@ -35,15 +37,15 @@ class Reading:
         return cls(True, text or known.get("text_column"), second, known.get("separator"))
 
 
-def _as_trained(model: Path) -> tuple[bool, dict[str, str]]:
-    """Whether a model reads pairs, and how its own files were read; of a damaged one nothing, which loading will tell."""
+def _as_trained(model: Path) -> tuple[bool | None, dict[str, str]]:
+    """Whether a model reads pairs, and how its own files were read; of what is no model nothing, which loading will tell."""
     from headstart.files import read_json
     from headstart.store.bundle import find_bundle
 
     try:
         facts = read_json(find_bundle(model) / "bundle.json")
-    except StoreError:
-        return False, {}
+    except (StoreError, UsageError):
+        return None, {}
     target, about = (facts.get(name) if isinstance(facts, dict) else None for name in ("target", "about"))
     known = about.get("labelled") if isinstance(about, dict) else None
     pair = isinstance(target, dict) and target.get("pair") is True
