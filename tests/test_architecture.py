@@ -10,18 +10,33 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "headstart"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-FLOOR = {"errors", "version", "shape", "config", "layering", "files", "progress", "measures"}
+FLOOR = {
+    "errors",
+    "version",
+    "sections",
+    "shape",
+    "config",
+    "layering",
+    "files",
+    "progress",
+    "measures",
+    "evaluations",
+    "kinds",
+}
 MAY_IMPORT = {
     "__init__": {"version", "api", "estimator"},
     "__main__": {"cli"},
     "version": set(),
     "errors": set(),
-    "shape": set(),
-    "config": {"errors", "shape"},
+    "sections": {"errors"},
+    "shape": {"sections"},
+    "config": {"errors", "sections", "shape"},
     "layering": {"errors", "config"},
     "files": {"errors"},
     "progress": set(),
     "measures": set(),
+    "evaluations": {"measures"},
+    "kinds": {"measures", "evaluations"},
     "runtime": FLOOR,
     "text": FLOOR,
     "data": FLOOR | {"text"},
@@ -34,7 +49,8 @@ MAY_IMPORT = {
     "serve": FLOOR | {"runtime", "text", "store", "predict"},
     "recipes": FLOOR | {"runtime", "text", "data", "model", "train", "store", "predict", "report", "interop"},
     "api": FLOOR | {"text", "data", "model", "train", "store", "predict", "serve", "recipes", "interop"},
-    "estimator": FLOOR | {"runtime", "text", "data", "model", "train", "store", "predict", "recipes", "api"},
+    "estimator_input": FLOOR | {"text", "data", "store", "recipes"},
+    "estimator": FLOOR | {"runtime", "data", "store", "predict", "recipes", "api", "estimator_input"},
     "cli": FLOOR | {"text", "data", "model", "train", "store", "predict", "serve", "report", "recipes", "interop"},
 }
 LONGEST_FILE = 320

@@ -253,3 +253,68 @@ def test_settings_are_those_of_the_backbones_kind_unless_a_preset_is_named(tmp_p
     assert TextClassifier(tmp_path / "base")._config(source).loop.choose == "last"  # the modern preset's
     assert TextClassifier(tmp_path / "base", preset="classic")._config(source).loop.choose == "best"
     assert TextClassifier()._config(None).loop.choose == "best"
+
+
+def test_several_labels_come_as_lists_of_names_or_as_a_table():
+    names = [["good"] if index % 2 else ["bad", "dull"] for index in range(len(TEXTS))]
+    listed = small().fit(TEXTS, names)
+    assert listed.classes_.tolist() == ["bad", "dull", "good"]
+    table = np.array([["bad" in row, "dull" in row, "good" in row] for row in names]).astype(int)
+    tabled = small().fit(TEXTS, table)
+    assert tabled.classes_.tolist() == [0, 1, 2]
+    assert listed.predict_proba(TEXTS) == pytest.approx(tabled.predict_proba(TEXTS), abs=1e-6)
+    found = listed.predict(TEXTS)
+    assert found.shape == (len(TEXTS), 3)
+    assert set(found.ravel().tolist()) <= {0, 1}
+    assert (found == table).mean() > 0.6
+
+
+def test_a_regressor_gives_numbers_and_keeps_them_when_saved(tmp_path):
+    numbers = [float(index % 2) for index in range(len(TEXTS))]
+    settings = small().get_params()
+    regressor = headstart.TextRegressor(**settings).fit(TEXTS, numbers)
+    found = regressor.predict(TEXTS)
+    assert ((found >= 0) & (found <= 1)).all()
+    assert regressor.score(TEXTS, numbers) > 0  # better than always answering the mean
+    regressor.save(tmp_path / "saved")
+    assert headstart.TextRegressor.load(tmp_path / "saved").predict(TEXTS).tolist() == found.tolist()
+
+
+def test_pairs_are_tuples():
+    pairs = [(text, TEXTS[0]) for text in TEXTS]
+    fitted = small().fit(pairs, [index % 2 for index in range(len(TEXTS))])
+    assert fitted.predict(pairs[:3]).shape == (3,)
+    with pytest.raises(InputError) as caught:
+        fitted.predict(TEXTS[:3])
+    assert str(caught.value) == "X holds texts, it was fitted on pairs"
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([["a"], "b", ["a"], []], "y[1] is 'b', expected a list of label names"),
+        ([["a"], [1], ["a"], []], "y[1] is [1], expected a list of label names"),
+        ([[], [], [], []], "y has no label in any row; there is nothing to learn"),
+        (np.array([[0, 1], [2, 0], [1, 0], [0, 0]]), "y has a column a label and must hold 0 and 1 alone"),
+        ([["a"], ["b"]], "X has 4 texts and y 2 labels; expected one each"),
+    ],
+)
+def test_labels_that_are_none_get_one_line(labels, message):
+    with pytest.raises(InputError) as caught:
+        small().fit(TEXTS[:4], labels)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ([1.0, float("inf"), 2.0, 3.0], "y[1] is inf, expected a finite number"),
+        (["a", "b", "c", "d"], "y must be a number for each text"),
+        ([2, 2, 2, 2], "y has one number only, 2; there is nothing to tell apart"),
+        (None, "TextRegressor requires y to be passed, but the target y is None"),
+    ],
+)
+def test_numbers_that_are_none_get_one_line(numbers, message):
+    with pytest.raises(InputError) as caught:
+        headstart.TextRegressor(**small().get_params()).fit(TEXTS[:4], numbers)
+    assert str(caught.value) == message

@@ -29,10 +29,11 @@ if TYPE_CHECKING:
         train_tokenizer,
         tune,
     )
-    from headstart.estimator import TextClassifier
+    from headstart.estimator import TextClassifier, TextRegressor
 
 __all__ = [
     "TextClassifier",
+    "TextRegressor",
     "__version__",
     "analyse",
     "compare",
@@ -49,16 +50,17 @@ __all__ = [
     "train_tokenizer",
     "tune",
 ]
-_VERBS = set(__all__) - {"TextClassifier", "__version__"}
+_ESTIMATORS = {"TextClassifier", "TextRegressor"}
+_VERBS = set(__all__) - {*_ESTIMATORS, "__version__"}
 
 
 def __getattr__(name: str) -> object:
     if name in _VERBS:
         return getattr(import_module("headstart.api"), name)
-    if name == "TextClassifier":
-        return import_module("headstart.estimator").TextClassifier
+    if name in _ESTIMATORS:
+        return getattr(import_module("headstart.estimator"), name)
     raise AttributeError(f"module 'headstart' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_VERBS, "TextClassifier"})
+    return sorted({*globals(), *_VERBS, *_ESTIMATORS})

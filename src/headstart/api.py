@@ -14,12 +14,13 @@ from headstart.config import CorpusConfig, FinetuneConfig, LabelledConfig, Pretr
 from headstart.data.shards import Shards
 from headstart.errors import ConfigError
 from headstart.interop.export import run_export
+from headstart.kinds import AnyEvaluation
 from headstart.layering import layered
 from headstart.predict.explain import Explanation
 from headstart.predict.explain import explain as explained
 from headstart.predict.generate import Sampling, run_generate
 from headstart.predict.mistakes import ErrorAnalysis
-from headstart.predict.predictor import Predictor
+from headstart.predict.predictor import Predictor, Question
 from headstart.progress import Progress, Quiet
 from headstart.recipes.arms import DEFAULT_ARMS
 from headstart.recipes.compare import run_compare
@@ -35,7 +36,6 @@ from headstart.serve.settings import ServingConfig
 from headstart.store.compact import Storage
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import ReportCard
-from headstart.train.evaluate import Evaluation
 
 Paths = str | Path | Sequence[str | Path]
 Budgets = int | str | None | Sequence[int | str | None]
@@ -236,11 +236,14 @@ def load(folder: str | Path) -> Predictor:
     return Predictor.load(Path(folder))
 
 
-def evaluate(
-    folder: str | Path, file: str | Path, *, text_column: str | None = None, label_column: str | None = None
-) -> Evaluation:
-    """Measure a classifier on a labelled file; its columns are found by their usual names unless they are named."""
-    return run_evaluate(Path(folder), str(file), LabelledConfig(text_column=text_column, label_column=label_column))
+def evaluate(folder: str | Path, file: str | Path, **reading: str | None) -> AnyEvaluation:
+    """Measure a model on a labelled file, read as its training file was unless something else is said.
+
+    Args:
+        reading: `text_column`, `second_column`, `label_column`, and the `separator` of several labels in a cell.
+    """
+    config = layered(LabelledConfig, {name: value for name, value in reading.items() if value is not None})
+    return run_evaluate(Path(folder), str(file), config)
 
 
 def analyse(
@@ -259,7 +262,7 @@ def analyse(
     return run_errors(Path(folder), str(file), config, columns=columns, mistakes=mistakes)
 
 
-def explain(folder: str | Path, text: str, *, label: str | None = None) -> Explanation:
+def explain(folder: str | Path, text: Question, *, label: str | None = None) -> Explanation:
     """The words of a text and how much each spoke for the classifier's answer, or for another label."""
     return explained(Predictor.load(Path(folder)), text, label)
 

@@ -8,8 +8,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from headstart.sections import LabelledConfig as LabelledConfig
+from headstart.sections import Section as Section
 from headstart.shape import ModelConfig as ModelConfig
-from headstart.shape import Section as Section
 
 PADDING = -1
 """The segment of a padding position: it belongs to no document."""
@@ -43,19 +44,6 @@ class CorpusConfig(Section):
     """Share of the documents kept from training and used to measure the language model."""
     layout: Literal["packed", "documents"] = "packed"
     """packed: documents end to end in full rows, unseen by each other; documents: one a row, cut at the context."""
-
-
-class LabelledConfig(Section):
-    """How labelled text is read."""
-
-    text_column: str | None = None
-    """The column or key that holds the text; without it, the usual names are tried."""
-    label_column: str | None = None
-    """The column or key that holds the label; without it, the usual names are tried."""
-    valid_share: float = Field(0.2, gt=0, lt=1)
-    """Without a validation file, this stratified share of train is held out to choose on."""
-    long_texts: Literal["truncate", "windows"] = "truncate"
-    """Texts beyond the context: truncate counts and reports them; windows reads all of it and averages the scores."""
 
 
 class MaskingConfig(Section):

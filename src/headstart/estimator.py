@@ -1,4 +1,4 @@
-"""The classifier as a scikit-learn estimator: texts and labels in memory, the recipes as they are.
+"""The classifier, and its like for numbers, as scikit-learn estimators: texts in memory, the recipes as they are.
 
     TextClassifier(backbone="runs/base", epochs=4).fit(texts, labels).predict(["a text you wonder about"])
 
@@ -7,44 +7,36 @@ processes all speak of the same bytes; nothing is pickled here.
 """
 
 import json
-import math
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.validation import check_is_fitted
 
 from headstart.api import finetune_settings, pretrain
 from headstart.config import FinetuneConfig, RuntimeConfig
-from headstart.data.labelled import LabelledTexts, LabelSet, split_validation
-from headstart.errors import ConfigError, DataError, UsageError
+from headstart.data.labelled import Question
+from headstart.errors import ConfigError, UsageError
+from headstart.estimator_input import InputError as InputError
+from headstart.estimator_input import data_of, labels_in, names_of, numbers_in, texts_in
+from headstart.kinds import Kind, Label, Labels
 from headstart.predict.predictor import Predictor
 from headstart.progress import Quiet
 from headstart.recipes.classifier import build_classifier, class_weights, reading_of
 from headstart.recipes.finetune import SCRATCH, load_source, preset_of, settled
-from headstart.recipes.labelled_data import LabelledData, encoded
 from headstart.recipes.settings import Settings
 from headstart.recipes.training import Finetuning
 from headstart.runtime import Stop, start
 from headstart.store.bundle import Bundle, find_bundle, load_bundle, save_bundle
 from headstart.store.rundir import RunFolder
-from headstart.text.tokenizer import Tokenizer, train_tokenizer
 
 _NETWORK = ("model.", "tokenizer.")
 
 
-class InputError(DataError, ValueError):
-    """Texts or labels that cannot be learnt from; scikit-learn's own tools expect a ValueError here."""
-
-
-class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A Transformer that classifies texts, from a pretrained folder or from random weights.
-
-    Args:
+_ARGUMENTS = """    Args:
         backbone: a pretrained folder, a starter ("starter:en"), `hf:` and a folder of transformers, or "scratch" for random
             weights.
         unlabelled: texts to pretrain on before anything else, from `backbone` on; at every `fit`, so a search over many
@@ -57,6 +49,14 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed: every random choice follows from it.
         device: auto, cpu, cuda, cuda:N or mps.
     """
+_GIVES = {"classes": "classes", "labels": "labels", "rating": "a rating"}
+_OTHER = {"TextClassifier": "TextRegressor", "TextRegressor": "TextClassifier"}
+
+
+class _TextEstimator(BaseEstimator):  # type: ignore[misc]
+    """A Transformer that learns from texts in memory, from a pretrained folder or from random weights."""
+
+    _KINDS: ClassVar[tuple[Kind, ...]] = ()
 
     def __init__(
         self,
@@ -85,16 +85,15 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.seed = seed
         self.device = device
 
-    def fit(self, X: Iterable[str], y: Iterable[Any] | None = None) -> Self:
-        """Learn from texts and their labels; a share of them is held out to choose the epoch."""
-        texts = _texts(X, "X")
-        classes, gold = _classes(y, len(texts))
+    def _learn(self, texts: list[Question], labels: list[Label], kind: Kind, classes: np.ndarray | None = None) -> None:
+        """Fine-tune on texts and what they are labelled with, and take the bundle."""
         with tempfile.TemporaryDirectory(prefix="headstart-") as name:
             work = Path(name)
             source = load_source(self._pretrained(work))
             config = settled(self._config(source), source)
-            data = _data(texts, classes, gold, config, source)
-            class_weights(config, data.labels, data.train)
+            names = () if classes is None else names_of(kind, classes)
+            data = data_of(texts, labels, kind, names, config, source)
+            class_weights(config, data.target, data.train)
             model, _ = build_classifier(
                 config.model, data, source, str(self.backbone), self.seed, reading_of(config, source)
             )
@@ -103,35 +102,34 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 resume=False
             )
             about = {
-                "classes": classes.tolist(),
+                "classes": None if classes is None else classes.tolist(),
                 "parameters": self._plain(),
                 "best_epoch": outcome.best_epoch,
-                "calibration": outcome.calibration.as_dict(),
+                "calibration": outcome.settled.calibration.as_dict() if outcome.settled.calibration else None,
                 "valid": outcome.valid.as_dict(),
             }
             save_bundle(
                 work / "bundle",
                 outcome.model,
                 data.tokenizer,
-                labels=data.labels,
+                target=outcome.settled.target,
                 windows=config.labelled.long_texts == "windows",
                 visibility=outcome.model.head.visibility,
                 about=about,
             )
             self._take(work / "bundle", classes)
-        return self
 
-    def predict(self, X: Iterable[str]) -> np.ndarray:
-        """The likeliest label of each text."""
-        shares = self.predict_proba(X)
-        found: np.ndarray = self.classes_[shares.argmax(axis=1)]
-        return found
-
-    def predict_proba(self, X: Iterable[str]) -> np.ndarray:
-        """The probability of every label, in the order of `classes_`."""
+    def _shares(self, X: Iterable[Any]) -> np.ndarray:
         check_is_fitted(self)
-        answers = self._predictor().predict(_texts(X, "X"))
-        return np.array([list(answer.probabilities.values()) for answer in answers]).reshape(-1, len(self.classes_))
+        predictor = self._predictor()
+        return predictor.shares(predictor.encode(self._questions(X)))
+
+    def _questions(self, X: Iterable[Any]) -> list[Question]:
+        """Texts, or pairs where it learnt from pairs."""
+        texts, pair = texts_in(X, "X"), self._predictor().target.pair
+        if isinstance(texts[0], str) == pair:
+            raise InputError(f"X holds {'texts, it was fitted on pairs' if pair else 'pairs, it was fitted on texts'}")
+        return texts
 
     def save(self, folder: str | Path) -> Path:
         """Write the model as a bundle, which `load`, `headstart predict` and `headstart.load` read."""
@@ -144,10 +142,13 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """A fitted classifier from a folder that `save` or `headstart finetune` wrote."""
+        """A fitted estimator from a folder that `save` or `headstart finetune` wrote."""
         bundle = load_bundle(Path(folder), task="classify")
+        if bundle.target.kind not in cls._KINDS:
+            raise UsageError(f"{folder} gives {_GIVES[bundle.target.kind]}; load it with {_OTHER[cls.__name__]}")
         estimator = cls(**bundle.about.get("parameters", {}))
-        estimator._take(find_bundle(Path(folder)), np.array(bundle.about.get("classes", bundle.labels)))
+        classes = bundle.about.get("classes") or bundle.labels
+        estimator._take(find_bundle(Path(folder)), np.array(classes) if classes else None)
         return estimator
 
     def __getstate__(self) -> dict[str, Any]:
@@ -159,10 +160,11 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.string, tags.input_tags.one_d_array, tags.input_tags.two_d_array = True, True, False
         return tags
 
-    def _take(self, bundle: Path, classes: np.ndarray) -> None:
+    def _take(self, bundle: Path, classes: np.ndarray | None) -> None:
         files = (path for path in sorted(bundle.rglob("*")) if path.is_file())
         self.files_ = {path.relative_to(bundle).as_posix(): path.read_bytes() for path in files}
-        self.classes_ = classes
+        if classes is not None:
+            self.classes_ = classes
         self.__dict__.pop("_loaded", None)
         self._predictor()
 
@@ -181,7 +183,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """The folder to start from, pretrained on the unlabelled texts if there are any."""
         if self.unlabelled is None:
             return str(self.backbone)
-        lines = [json.dumps({"text": text}) for text in _texts(self.unlabelled, "unlabelled")]
+        lines = [json.dumps({"text": text}) for text in texts_in(self.unlabelled, "unlabelled")]
         (work / "unlabelled.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         scratch = str(self.backbone) == SCRATCH
         own = self._network() if scratch else {}
@@ -222,56 +224,52 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
 
 
-def _texts(X: Iterable[str], name: str) -> list[str]:
-    """Texts from whatever holds them in a row: a list, a tuple, an array or a column of a table."""
-    if isinstance(X, (str, bytes)) or not isinstance(X, Iterable):
-        raise InputError(f"{name} must be a sequence of texts, got {X!r:.40}")
-    if getattr(X, "ndim", 1) != 1:
-        raise InputError(f"{name} must be a sequence of texts, got an array of {X.ndim} dimensions; give one column")  # type: ignore[attr-defined]
-    texts = list(X)
-    for place, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise InputError(f"{name}[{place}] is {text!r:.40}, expected a text")
-        if not text.strip():
-            raise InputError(f"{name}[{place}] is empty; there is nothing to read")
-    if not texts:
-        raise InputError(f"{name} holds no texts")
-    return [str(text) for text in texts]  # numpy's strings are not quite Python's
+class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
+    __doc__ = f"""A Transformer that classifies texts: one class each, or any number of labels.
+
+    Several labels are lists of names, or a table of 0 and 1 with a column a label, as scikit-learn has it; `predict`
+    then gives such a table, by the thresholds that validation chose. A text may be a pair of texts.
+
+{_ARGUMENTS}"""
+    _KINDS = ("classes", "labels")
+
+    def fit(self, X: Iterable[Any], y: Iterable[Any] | None = None) -> Self:
+        """Learn from texts and their labels; a share of them is held out to choose the epoch."""
+        texts = texts_in(X, "X")
+        kind, classes, labels = labels_in(y, len(texts), "TextClassifier")
+        self._learn(texts, labels, kind, classes)
+        return self
+
+    def predict(self, X: Iterable[Any]) -> np.ndarray:
+        """The likeliest label of each text; of several, a row of 0 and 1 in the order of `classes_`."""
+        shares = self.predict_proba(X)
+        target = self._predictor().target
+        if isinstance(target, Labels):
+            return (shares >= target.least).astype(np.int64)
+        found: np.ndarray = self.classes_[shares.argmax(axis=1)]
+        return found
+
+    def predict_proba(self, X: Iterable[Any]) -> np.ndarray:
+        """The probability of every label, in the order of `classes_`."""
+        return self._shares(X)
 
 
-def _classes(y: Iterable[Any] | None, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """The different labels in order, and each row's place among them."""
-    if y is None:
-        raise InputError("TextClassifier requires y to be passed, but the target y is None")
-    labels = column_or_1d(y, warn=True)
-    if len(labels) != rows:
-        raise InputError(f"X has {rows:,} texts and y {len(labels):,} labels; expected one each")
-    for place, label in enumerate(labels.tolist()):
-        if label is None or (isinstance(label, float) and not math.isfinite(label)):
-            raise InputError(f"y[{place}] is {label!r}, expected a label")
-    check_classification_targets(labels)
-    classes, gold = np.unique(labels, return_inverse=True)
-    if len(classes) < 2:
-        raise InputError(f"y has one class only, {classes.tolist()[0]!r}; a classifier needs at least two labels")
-    return classes, gold
+class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
+    __doc__ = f"""A Transformer that gives texts a number, within the range of those it learnt from.
 
+{_ARGUMENTS}"""
+    _KINDS = ("rating",)
 
-def _data(
-    texts: list[str], classes: np.ndarray, gold: np.ndarray, config: FinetuneConfig, source: Bundle | None
-) -> LabelledData:
-    """The rows as fine-tuning takes them, a share held out for validation."""
-    names = tuple(map(str, classes.tolist()))
-    where = tuple(f"X[{place}]" for place in range(len(texts)))
-    rows = LabelledTexts("X", tuple(texts), tuple(names[index] for index in gold), where)
-    try:
-        parts = split_validation(rows, config.labelled.valid_share, config.runtime.seed)
-    except DataError:
-        raise InputError(
-            f"{len(texts)} texts are too few to hold out {config.labelled.valid_share:g} of each label for validation"
-        ) from None
-    tokenizer: Tokenizer = source.tokenizer if source else train_tokenizer(rows.texts, config.tokenizer)
-    train, valid = (encoded(part, LabelSet(names), tokenizer, Quiet()) for part in parts)
-    return LabelledData(names, tokenizer, train, valid, None, ())
+    def fit(self, X: Iterable[Any], y: Iterable[Any] | None = None) -> Self:
+        """Learn from texts and their numbers; a share of them is held out to choose the epoch."""
+        texts = texts_in(X, "X")
+        self._learn(texts, numbers_in(y, len(texts), "TextRegressor"), "rating")
+        return self
+
+    def predict(self, X: Iterable[Any]) -> np.ndarray:
+        """The number of each text."""
+        found: np.ndarray = self._shares(X)[:, 0]
+        return found
 
 
 def _write(files: Mapping[str, bytes], folder: Path) -> None:

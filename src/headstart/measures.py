@@ -43,6 +43,20 @@ class Reliability:
     bins: tuple[Bin, ...]
 
 
+def probabilities(scores: Floats) -> Floats:
+    """Softmax over the labels; a score of minus infinity is no chance at all."""
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    shares: Floats = powers / powers.sum(axis=1, keepdims=True)
+    return shares
+
+
+def log_loss(scores: Floats, gold: Ints) -> float:
+    """The mean over texts of -log softmax(scores)[gold]."""
+    shifted = scores - scores.max(axis=1, keepdims=True)
+    losses = np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(gold)), gold]
+    return float(losses.mean())
+
+
 def reliability(shares: Floats, gold: Ints) -> Reliability:
     """Calibration error with its interval, log-loss, and the bins behind them."""
     sure, right = shares.max(axis=1), shares.argmax(axis=1) == gold

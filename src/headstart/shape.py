@@ -2,14 +2,9 @@
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-
-class Section(BaseModel):
-    """A group of settings: frozen, and closed to names it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
+from headstart.sections import Section
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 

@@ -105,11 +105,11 @@ LABELLED = [
         "r.parquet, row 1: the label is empty; give the row a label or remove it",
     ),
     (
-        "a label that is a list",
+        "a label that is an object",
         "r.jsonl",
-        b'{"text": "fine", "label": [1]}\n',
+        b'{"text": "fine", "label": {"a": 1}}\n',
         {},
-        "r.jsonl, line 1: the label is [1], expected a string or a number",
+        "r.jsonl, line 1: the label is {'a': 1}, expected a string or a number",
     ),
     (
         "a later line without the key",

@@ -10,6 +10,7 @@ from headstart.data.batches import LabelledRows
 from headstart.data.labelled import label_subset, read_labelled
 from headstart.errors import DataError
 from headstart.files import read_json
+from headstart.kinds import Classes
 from headstart.progress import Quiet
 from headstart.recipes.baselines import run_baseline
 from headstart.recipes.classifier import build_classifier, class_weights
@@ -151,7 +152,7 @@ def test_layer_decay_reaches_the_optimizer(reviews, tmp_path):
 
 
 def test_class_weights_go_by_name_and_reach_the_loss(reviews, tmp_path):
-    labels, train = ("negative", "positive"), data_of(reviews).train
+    labels, train = Classes(("negative", "positive")), data_of(reviews).train
     named = class_weights(config(transfer__class_weights={"positive": 3.0, "negative": 5.0}), labels, train)
     assert named.tolist() == [5.0, 3.0]
     uneven = train.take([0, 2, 4, 1])  # three negative, one positive

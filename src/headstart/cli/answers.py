@@ -7,13 +7,14 @@ import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from headstart.cli.console import printable
 
 if TYPE_CHECKING:
+    from headstart.kinds import Target
+    from headstart.predict.answers import AnyPrediction
     from headstart.predict.explain import Explanation, Word
-    from headstart.predict.predictor import Prediction
 
 _FAINTEST = 0.15
 """Words that weigh less than this share of the heaviest are shown plain."""
@@ -21,10 +22,20 @@ _FAINTEST = 0.15
 
 @dataclass(frozen=True)
 class Question:
-    """One text, and all that its row holds."""
+    """One text, or a pair, and all that its row holds."""
 
     values: Mapping[str, object]
-    text: str
+    text: str | tuple[str, str]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The text or the two."""
+        return (self.text,) if isinstance(self.text, str) else self.text
+
+    @property
+    def readable(self) -> bool:
+        """Whether there is anything to answer."""
+        return all(part.strip() for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -45,8 +56,9 @@ class Answer:
     """A question and what was found; None where there is no text to answer, or nothing was to be explained."""
 
     question: Question
-    prediction: "Prediction | None"
-    explanation: "Explanation | None" = None
+    prediction: "AnyPrediction | None"
+    explanations: "tuple[Explanation, ...]" = ()
+    """One; of several labels, one for each that was given."""
 
 
 @dataclass
@@ -103,45 +115,94 @@ def _plain(explanation: "Explanation") -> dict[str, Any]:
 
 
 def write_lines(
-    answers: Iterable[Answer], file: IO[str], labels: Sequence[str], asked: Asked, *, alone: bool, colour: bool = False
+    answers: Iterable[Answer], file: IO[str], target: "Target", asked: Asked, *, alone: bool, colour: bool = False
 ) -> None:
     """For people: the label, its probability and, unless there is one text alone, the beginning of the text."""
-    width = max(map(len, (*labels, *(["abstain"] if asked.abstain is not None else []))))
+    names = (*target.labels, *(["abstain"] if asked.abstain is not None else []))
+    width = 0 if alone else max(map(len, names), default=0)
     for answer in answers:
         question, prediction = answer.question, answer.prediction
-        words = printable(" ".join(question.text.split()))
+        words = printable(" | ".join(" ".join(part.split()) for part in question.parts))
         shown = "" if alone else f"  {words if len(words) <= 60 else words[:57] + '...'}"
         if prediction is None:
             file.write("-\n")
             continue
-        file.write(f"{prediction.label:<{0 if alone else width}}  {prediction.probability:.3f}{shown}\n")
-        if answer.explanation is not None:
-            file.write(f"  for {answer.explanation.label}: {weighed(answer.explanation.words, colour=colour)}\n")
+        file.write(f"{_in_words(prediction, width)}{shown}\n")
+        for found in answer.explanations:
+            file.write(f"  for {found.label}: {weighed(found.words, colour=colour)}\n")
 
 
-def write_jsonl(answers: Iterable[Answer], file: IO[str], asked: Asked) -> None:
+NONE = "(none)"
+"""What stands for no label at all."""
+
+
+def _in_words(prediction: "AnyPrediction", width: int) -> str:
+    if prediction.kind == "rating":
+        return f"{prediction.value:.3f}"
+    if prediction.kind == "labels":
+        return ", ".join(f"{label} {prediction.probabilities[label]:.3f}" for label in prediction.labels) or NONE
+    return f"{prediction.label:<{width}}  {prediction.probability:.3f}"
+
+
+_KEYS = {
+    "classes": ("label", "probability", "probabilities", "truncated"),
+    "labels": ("labels", "probabilities", "truncated"),
+    "rating": ("value", "truncated"),
+}
+"""What an answer of each kind consists of."""
+
+
+def _figures(prediction: "AnyPrediction") -> dict[str, Any]:
+    """An answer's parts by their names, numbers to six digits after the point."""
+    found = {name: getattr(prediction, name) for name in _KEYS[prediction.kind]}
+    for name, value in found.items():
+        if isinstance(value, float):
+            found[name] = round(value, 6)
+    if "probabilities" in found:
+        found["probabilities"] = {label: round(share, 6) for label, share in found["probabilities"].items()}
+    return found
+
+
+def write_rows(
+    form: Literal["csv", "jsonl"],
+    answers: Iterable[Answer],
+    file: IO[str],
+    target: "Target",
+    asked: Asked,
+    separator: str | None,
+) -> None:
+    """For programs: the rows as they were, with the answers."""
+    if form == "csv":
+        write_csv(answers, file, target, asked, separator)
+    else:
+        write_jsonl(answers, file, target, asked)
+
+
+def write_jsonl(answers: Iterable[Answer], file: IO[str], target: "Target", asked: Asked) -> None:
     """An object a text: its row, the answer, whether its end was not read, and what else was asked for."""
     for answer in answers:
         question, prediction = answer.question, answer.prediction
-        figures: dict[str, object] = dict.fromkeys(("label", "probability", "probabilities", "truncated", *asked.more))
+        figures: dict[str, object] = dict.fromkeys((*_KEYS[target.kind], *asked.more))
         if prediction is not None:
-            figures = {
-                "label": prediction.label,
-                "probability": round(prediction.probability, 6),
-                "probabilities": {label: round(share, 6) for label, share in prediction.probabilities.items()},
-                "truncated": prediction.truncated,
-            }
+            figures = _figures(prediction)
             if asked.abstain is not None:
                 figures["abstained"] = prediction.abstained
-            if answer.explanation is not None:
-                figures["explanation"] = _plain(answer.explanation)
+            if asked.explain:
+                plain = [_plain(one) for one in answer.explanations]
+                figures["explanation"] = plain if target.kind == "labels" else plain[0]
         added = {_free(name, question.values): value for name, value in figures.items()}
         file.write(json.dumps({**question.values, **added}, ensure_ascii=False, default=str) + "\n")
 
 
-def write_csv(answers: Iterable[Answer], file: IO[str], labels: Sequence[str], asked: Asked) -> None:
-    """The rows as they were, with the label, its probability, that of every class, and whether the end was not read."""
-    names = ["label", "probability", *(f"probability_{label}" for label in labels), "truncated", *asked.more]
+def write_csv(
+    answers: Iterable[Answer], file: IO[str], target: "Target", asked: Asked, separator: str | None = None
+) -> None:
+    """The rows as they were, with the label, its probability, that of every class, and whether the end was not read.
+
+    Several labels stand in one cell with the separator between them that the training file had, else a semicolon.
+    """
+    names = [name for name in _KEYS[target.kind] if name not in ("probabilities", "truncated")]
+    names += [*(f"probability_{label}" for label in target.labels), "truncated", *asked.more]
     columns: list[str] = []
     writer = csv.writer(file, lineterminator="\n")
     for answered in answers:
@@ -152,10 +213,19 @@ def write_csv(answers: Iterable[Answer], file: IO[str], labels: Sequence[str], a
         cells = [question.values.get(column) for column in columns]
         answer = [""] * len(names)
         if prediction is not None:
-            shares = (prediction.probability, *(prediction.probabilities[label] for label in labels))
-            answer = [prediction.label, *(f"{share:.6f}" for share in shares), str(prediction.truncated).lower()]
+            answer = _cells(prediction, target, separator or ";")
             answer += [str(prediction.abstained).lower()] if asked.abstain is not None else []
         writer.writerow([*cells, *answer])
+
+
+def _cells(prediction: "AnyPrediction", target: "Target", separator: str) -> list[str]:
+    truncated = str(prediction.truncated).lower()
+    if prediction.kind == "rating":
+        return [f"{prediction.value:.6f}", truncated]
+    shares = [f"{prediction.probabilities[label]:.6f}" for label in target.labels]
+    if prediction.kind == "labels":
+        return [separator.join(prediction.labels), *shares, truncated]
+    return [prediction.label, f"{prediction.probability:.6f}", *shares, truncated]
 
 
 def _free(name: str, taken: Container[str]) -> str:

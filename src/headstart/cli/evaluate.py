@@ -7,12 +7,13 @@ from cyclopts import Parameter
 
 from headstart.cli.console import Console
 from headstart.cli.options import RUNTIME, AsJson, ConfigFile, Flags, Model, Options, Quiet, Running
+from headstart.cli.reading import LABELLED
 from headstart.config import LabelledConfig
 from headstart.errors import UsageError
 
 if TYPE_CHECKING:
+    from headstart.kinds import AnyEvaluation
     from headstart.predict.mistakes import ErrorAnalysis
-    from headstart.train.evaluate import Evaluation
 
 
 class EvaluateSettings(Running):
@@ -26,7 +27,7 @@ LONGEST = 100
 
 OPTIONS = Options(
     EvaluateSettings,
-    names={"labelled.text_column": "--text-column", "labelled.label_column": "--label-column", **RUNTIME},
+    names={**LABELLED, **RUNTIME},
 )
 
 
@@ -82,18 +83,34 @@ def evaluate(
         _show(evaluation, console)
 
 
-def _show(evaluation: "Evaluation", console: Console) -> None:
-    console.result(
-        f"accuracy {evaluation.accuracy:.4f}   macro-F1 {evaluation.macro_f1:.4f}   rows {evaluation.rows:,}"
-    )
+def _show(evaluation: "AnyEvaluation", console: Console) -> None:
+    figures = "   ".join(f"{words} {getattr(evaluation, name):.4f}" for name, words in evaluation.FIGURES.items())
+    console.result(f"{figures}   rows {evaluation.rows:,}")
     if evaluation.truncated:
         console.prose(f"texts longer than the context of the model: {evaluation.truncated:,}; their ends were not read")
+    if evaluation.kind == "rating":
+        console.result(
+            f"always answering the mean of train: RMSE {evaluation.baseline_rmse:.4f}   MAE {evaluation.baseline_mae:.4f}"
+            f"   Pearson of the answers {evaluation.pearson:.4f}"
+        )
+        return
     console.result()
+    several = evaluation.kind == "labels"
     rows = [
-        (one.label, f"{one.precision:.3f}", f"{one.recall:.3f}", f"{one.f1:.3f}", f"{one.rows:,}")
+        (
+            one.label,
+            f"{one.precision:.3f}",
+            f"{one.recall:.3f}",
+            f"{one.f1:.3f}",
+            f"{one.rows:,}",
+            *([f"{one.threshold:.3f}"] if one.threshold is not None else []),
+        )
         for one in evaluation.per_class
     ]
-    console.table(["class", "precision", "recall", "F1", "rows"], rows)
+    more = ["threshold"] if several else []
+    console.table(["label" if several else "class", "precision", "recall", "F1", "rows", *more], rows)
+    if evaluation.kind == "labels":
+        return
     console.result()
     confusion = [
         (label, *(f"{count:,}" for count in row))

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from headstart.cli.console import Console
 from headstart.cli.options import AsJson, ConfigFile, Flags, Options, Quiet
+from headstart.cli.reading import LABELLED
 from headstart.config import CorpusConfig, LabelledConfig, Section
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ class InspectSettings(Section):
 OPTIONS = Options(
     InspectSettings,
     names={
-        "labelled.text_column": "--text-column",
-        "labelled.label_column": "--label-column",
+        **LABELLED,
         "corpus.text_column": "--corpus.text-column",
         "corpus.documents": "--corpus.documents",
     },
@@ -93,7 +93,7 @@ def _show(found: "Inspection", console: Console) -> None:
     for number, file in enumerate(found.files):
         if number:
             console.result()
-        rows = [("labels", _balance(file)), *_lengths(file)]
+        rows = [("ratings" if file.kind == "rating" else "labels", _balance(file)), *_lengths(file)]
         for finding in found.findings:
             if finding.file == file.name:
                 rows.append((f"! {finding.kind}", finding.message + _examples(finding.examples, finding.rows)))
@@ -110,10 +110,13 @@ def _show(found: "Inspection", console: Console) -> None:
 
 
 def _balance(file: "FileFacts") -> str:
-    total = sum(file.labels.values())
+    if file.values is not None:
+        return "from {lowest:g} to {highest:g}, mean {mean:.3g}".format(**file.values)
+    total = file.rows if file.kind == "labels" else sum(file.labels.values())
     shown = [f"{label} {count:,} ({count / total:.1%})" for label, count in list(file.labels.items())[:_LABELS]]
     more = f", and {len(file.labels) - _LABELS:,} more" if len(file.labels) > _LABELS else ""
-    return (", ".join(shown) + more).replace("%", " %") or "none"
+    none = f"; none {file.without:,} ({file.without / total:.1%})" if file.kind == "labels" else ""
+    return (", ".join(shown) + more + none).replace("%", " %") or "none"
 
 
 def _lengths(file: "FileFacts") -> list[tuple[str, str]]:

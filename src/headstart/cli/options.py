@@ -41,7 +41,7 @@ PANELS = (
 )
 """The order in which `--help` shows sections: what one turns most often first."""
 
-SHORT = {"corpus.leave_out": "--leave-out", "loop.minutes": "--minutes"}
+SHORT = {"corpus.leave_out": "--leave-out", "loop.minutes": "--minutes", "labelled.task": "--task"}
 """Options with a short name beside that of their setting."""
 
 Out = Annotated[Path, Parameter(metavar="FOLDER", help="The folder to write.")]

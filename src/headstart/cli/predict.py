@@ -19,15 +19,16 @@ from headstart.cli.answers import (
     Question,
     Tally,
     has_colour,
-    write_csv,
-    write_jsonl,
     write_lines,
+    write_rows,
 )
 from headstart.cli.console import Console
 from headstart.cli.options import RUNTIME, AsJson, ConfigFile, Flags, Model, Options, Quiet, Running
+from headstart.cli.reading import Reading
 from headstart.errors import DataError, StoreError, UsageError
 
 if TYPE_CHECKING:
+    from headstart.predict.answers import AnyPrediction
     from headstart.predict.predictor import Predictor
 
 OPTIONS = Options(Running, names=RUNTIME)
@@ -50,6 +51,12 @@ def predict(
     text_column: Annotated[
         str | None, Parameter(metavar="TEXT", help="The column or key of the text; else the usual names are tried.")
     ] = None,
+    second_column: Annotated[
+        str | None,
+        Parameter(
+            metavar="TEXT", help="For a model that reads pairs, the column of the second text; else as in training."
+        ),
+    ] = None,
     abstain: Annotated[
         float | None,
         Parameter(
@@ -71,7 +78,8 @@ def predict(
     if explain and form == "csv":
         raise UsageError("--explain gives more than a csv can hold; add --json, or choose --out with a .jsonl file")
     _check_files(source, out)
-    questions = _questions(texts, source, text_column)
+    reading = Reading.of(model, source, text_column, second_column)
+    questions = _questions(texts, source, reading)
     from headstart.predict.predictor import Predictor
 
     console = Console(quiet=quiet)
@@ -79,18 +87,14 @@ def predict(
     if abstain is not None:
         console.say(_withheld(predictor, abstain))
     with _opened(out) as file:
-        tally = Tally()
+        tally, asked = Tally(), Asked(abstain, explain)
         shows_progress = out is not None or not sys.stdout.isatty()
-        asked = Asked(abstain, explain)
         answers = _answers(questions, predictor, asked, tally, console if shows_progress else None)
-        if form == "csv":
-            write_csv(answers, file, predictor.labels, asked)
-        elif form == "jsonl":
-            write_jsonl(answers, file, asked)
+        alone = len(texts) == (2 if reading.pair else 1)
+        if form == "line":
+            write_lines(answers, file, predictor.target, asked, alone=alone, colour=out is None and has_colour())
         else:
-            write_lines(
-                answers, file, predictor.labels, asked, alone=len(texts) == 1, colour=out is None and has_colour()
-            )
+            write_rows(form, answers, file, predictor.target, asked, reading.separator)
     for remark in tally.remarks(out):
         console.say(remark)
 
@@ -98,8 +102,8 @@ def predict(
 def _withheld(predictor: "Predictor", abstain: float) -> str:
     from headstart.predict.abstain import in_words, threshold_for
 
-    rows: int = predictor.bundle.about.get("calibration", {}).get("rows", 0)
-    return in_words(threshold_for(predictor.bundle, abstain), rows)
+    found = threshold_for(predictor.bundle, abstain)
+    return in_words(found, predictor.bundle.about["calibration"]["rows"])
 
 
 def _format(source: str | None, out: Path | None, *, as_json: bool) -> Format:
@@ -127,16 +131,16 @@ def _check_files(source: str | None, out: Path | None) -> None:
         raise UsageError(f"--out {out} is the file of --input, which would be lost; choose another --out")
 
 
-def _questions(texts: Sequence[str], source: str | None, text_column: str | None) -> Iterator[Question]:
+def _questions(texts: Sequence[str], source: str | None, reading: Reading) -> Iterator[Question]:
     """The texts in order, from wherever they are given; the first is read at once, so that its faults come first."""
     if texts and source is not None:
         raise UsageError("predict takes texts or --input, not both")
     if source is not None:
-        found = _from_file(source, text_column)
+        found = _from_file(source, reading.text, reading.second)
     elif texts:
-        found = iter([_argument(text, number) for number, text in enumerate(texts, start=1)])
+        found = iter(_arguments(texts, pair=reading.pair))
     elif not sys.stdin.isatty():
-        found = _from_stdin()
+        found = _from_stdin(pair=reading.pair)
     else:
         found = iter(())
     first = next(found, None)
@@ -155,29 +159,48 @@ def _chain(first: Question, rest: Iterator[Question]) -> Iterator[Question]:
     yield from rest
 
 
-def _from_file(path: str, wanted: str | None) -> Iterator[Question]:
-    from headstart.data.columns import as_text, cell, text_column
+def _from_file(path: str, wanted: str | None, second: str | None) -> Iterator[Question]:
+    from headstart.data.columns import as_text, cell, column_named, text_column
     from headstart.data.sources import read_rows
 
-    column = ""
+    names: list[str] = []
     for row in read_rows(path):
-        column = column or text_column(path, list(row.values), wanted, "--text-column")
-        yield Question(row.values, as_text(cell(row.values, column, row.where), row.where))
+        if not names:
+            columns = list(row.values)
+            names = [text_column(path, columns, wanted, "--text-column")]
+            names += [] if second is None else [column_named(path, columns, second)]
+        text, *more = (as_text(cell(row.values, name, row.where), row.where) for name in names)
+        yield Question(row.values, (text, more[0]) if more else text)
 
 
-def _from_stdin() -> Iterator[Question]:
+def _from_stdin(*, pair: bool) -> Iterator[Question]:
     from headstart.data.opening import lines
 
     name = "standard input"
-    for line in lines(name, sys.stdin.buffer):  # type: ignore[arg-type]
+    for number, line in enumerate(lines(name, sys.stdin.buffer), start=1):  # type: ignore[arg-type]
         text = line.rstrip("\r\n")
-        yield Question({"text": text}, text)
+        if not pair:
+            yield Question({"text": text}, text)
+            continue
+        first, tab, second = text.partition("\t")
+        if not tab:
+            raise DataError(f"{name}, line {number}: one text; this model reads pairs, with a tab between the two")
+        yield _pair(first, second)
 
 
-def _argument(text: str, number: int) -> Question:
-    if not text.strip():
-        raise DataError(f"text {number}: the text is empty; there is nothing to classify")
-    return Question({"text": text}, text)
+def _pair(first: str, second: str) -> Question:
+    return Question({"text": first, "second": second}, (first, second))
+
+
+def _arguments(texts: Sequence[str], *, pair: bool) -> list[Question]:
+    for number, text in enumerate(texts, start=1):
+        if not text.strip():
+            raise DataError(f"text {number}: the text is empty; there is nothing to classify")
+    if not pair:
+        return [Question({"text": text}, text) for text in texts]
+    if len(texts) % 2:
+        raise UsageError(f"this model reads pairs of texts: give two for each answer, got {len(texts)}")
+    return [_pair(first, second) for first, second in zip(texts[::2], texts[1::2], strict=True)]
 
 
 def _answers(
@@ -188,7 +211,7 @@ def _answers(
 
     with console.task("predicting", None, "texts") if console else nullcontext() as bar:
         while chunk := list(islice(questions, CHUNK)):
-            texts = [question.text for question in chunk if question.text.strip()]
+            texts = [question.text for question in chunk if question.readable]
             predictions = predictor.predict(texts, abstain=asked.abstain)
             tally.rows += len(chunk)
             tally.empty += len(chunk) - len(texts)
@@ -196,11 +219,18 @@ def _answers(
             tally.abstained += sum(prediction.abstained for prediction in predictions)
             found = iter(predictions)
             for question in chunk:
-                prediction = next(found) if question.text.strip() else None
-                wanted = asked.explain and prediction is not None
-                yield Answer(question, prediction, explain(predictor, question.text) if wanted else None)
+                prediction = next(found) if question.readable else None
+                asking = _labels(prediction) if asked.explain else []
+                yield Answer(question, prediction, tuple(explain(predictor, question.text, one) for one in asking))
             if bar is not None:
                 bar.advance(len(chunk))
+
+
+def _labels(prediction: "AnyPrediction | None") -> list[str | None]:
+    """The labels to explain: each of several, else the one answer, by whatever name."""
+    if prediction is None:
+        return []
+    return list(prediction.labels) if prediction.kind == "labels" else [None]
 
 
 @contextmanager

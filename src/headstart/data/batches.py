@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headstart.config import PADDING, UNSCORED, Visibility
+from headstart.data.joined import cut_pair
 from headstart.text.tokenizer import SpecialIds
 
 Ints = NDArray[np.int64]
@@ -240,19 +241,25 @@ def _widened(rows: Ints, width: int, filling: int) -> Ints:
 
 
 class LabelledRows:
-    """Texts for classification: `<sos>`, as many tokens as fit, and what closes a row; or as many windows as it takes."""
+    """Texts for classification: `<sos>`, as many tokens as fit, and what closes a row; or as many windows as it takes.
+
+    Args:
+        labels: of each text its class, its row of 0 and 1 over several labels, or its number.
+        pair: a text is two with the end token between them, and both are cut where they are too long.
+    """
 
     def __init__(
         self,
         texts: Sequence[NDArray[np.integer]],
-        labels: Sequence[int] | Ints,
+        labels: Sequence[int] | NDArray[Any],
         special: SpecialIds,
         *,
         context: int,
         windows: bool = False,
+        pair: bool = False,
     ) -> None:
-        self.texts, self.special, self.context, self.windows = texts, special, context, windows
-        self.labels = np.asarray(labels, dtype=np.int64)
+        self.texts, self.special, self.context, self.windows, self.pair = texts, special, context, windows, pair
+        self.labels = np.asarray(labels, dtype=None if isinstance(labels, np.ndarray) else np.int64)
         self.lengths = np.array([len(text) + special.around for text in texts], dtype=np.int64)
         self.long = int((self.lengths > context).sum())
         """Texts beyond the context: cut, or read in windows."""
@@ -270,10 +277,11 @@ class LabelledRows:
         ids = np.full((len(rows), max(map(len, rows))), self.special.pad, dtype=np.int64)
         for place, row in enumerate(rows):
             ids[place, : len(row)] = row
+        targets = torch.from_numpy(self.labels[np.asarray(indices)])
         return Batch(
             ids_BT=torch.from_numpy(ids),
             segments_BT=None,
-            targets=torch.from_numpy(self.labels[np.asarray(indices)]),
+            targets=targets.float() if targets.is_floating_point() else targets,
             scored=len(indices),
             lengths_B=torch.tensor([len(row) for row in rows]),
             owners_B=torch.tensor(owners) if len(rows) > len(indices) else None,
@@ -298,6 +306,8 @@ class LabelledRows:
 
     def _rows(self, text: NDArray[np.integer]) -> list[Ints]:
         room, end = self.context - self.special.around, [] if self.special.close is None else [self.special.close]
+        if self.pair:
+            text = cut_pair(text, room, self.special.eos)
         starts = range(0, max(len(text), 1), room) if self.windows else range(1)
         parts = (([self.special.sos], text[start : start + room], end) for start in starts)
         return [np.concatenate(part).astype(np.int64) for part in parts]

@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 from headstart.data.opening import one_line, suffix_of
@@ -98,6 +99,58 @@ def as_label(value: object, where: str) -> str:
     if not label:
         raise DataError(f"{where}: the label is empty; give the row a label or remove it")
     return _encodable(label, where)
+
+
+def as_labels(value: object, where: str, separator: str | None) -> tuple[str, ...]:
+    """A cell as any number of labels, sorted, none twice: a list, or a string that is cut at the separator."""
+    if isinstance(value, str) and separator is not None:
+        parts: list[object] = [part for part in value.split(separator) if part.strip()]
+    elif isinstance(value, (list, tuple)):
+        parts = list(value)
+    elif value is None:
+        raise DataError(f"{where}: the labels are missing; write an empty list for a text without any")
+    elif isinstance(value, str):
+        raise DataError(
+            f"{where}: the labels are {one_line(repr(value))}, expected a list; "
+            "name what stands between them with labelled.separator"
+        )
+    else:
+        raise DataError(f"{where}: the labels are {one_line(repr(value))}, expected a list of strings or numbers")
+    names = []
+    for part in parts:
+        if isinstance(part, bool) or not isinstance(part, (str, int, float)):
+            raise DataError(f"{where}: the labels hold {one_line(repr(part))}, expected strings or numbers in the list")
+        names.append(as_label(part, where))
+    return tuple(sorted(set(names)))
+
+
+def as_rating(value: object, where: str, lowest: float | None, highest: float | None) -> float:
+    """A cell as a finite number within the bounds that were named."""
+    number = math.nan
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        number = float(value) if abs(value) < _HUGE else math.inf
+    elif isinstance(value, str) and value.strip():
+        try:
+            number = float(value)
+        except ValueError:
+            hint = "; write a point for the decimal comma" if _COMMA.fullmatch(value.strip()) else ""
+            raise DataError(f"{where}: the rating is {one_line(repr(value))}, expected a number{hint}") from None
+    elif value is None or value == "" or isinstance(value, str):
+        raise DataError(f"{where}: the rating is empty; give the row a number or remove it")
+    else:
+        raise DataError(f"{where}: the rating is {one_line(repr(value))}, expected a number")
+    if not math.isfinite(number):
+        raise DataError(f"{where}: the rating is {one_line(str(value))}, expected a finite number")
+    if lowest is not None and number < lowest:
+        raise DataError(f"{where}: the rating is {number:g}, expected {lowest:g} (labelled.lowest) or more")
+    if highest is not None and number > highest:
+        raise DataError(f"{where}: the rating is {number:g}, expected {highest:g} (labelled.highest) or less")
+    return number
+
+
+_COMMA = re.compile(r"[+-]?\d+,\d+")
+_HUGE = 1e300
+"""Beyond this a number is as good as infinite: its square is."""
 
 
 def _encodable(text: str, where: str) -> str:

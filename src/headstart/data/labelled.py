@@ -12,12 +12,25 @@ from pathlib import Path
 import numpy as np
 
 from headstart.config import LabelledConfig
-from headstart.data.columns import as_label, as_text, cell, label_column, text_column
+from headstart.data.columns import (
+    as_label,
+    as_labels,
+    as_rating,
+    as_text,
+    cell,
+    column_named,
+    label_column,
+    text_column,
+)
 from headstart.data.digests import text_digest
 from headstart.data.opening import one_line, suffix_of
 from headstart.data.sources import Row, expand, read_rows
 from headstart.errors import DataError
+from headstart.kinds import Kind, Label
+from headstart.measures import by_number
 
+Question = str | tuple[str, str]
+"""What is read: a text, or a pair of them."""
 _ENOUGH = 20
 """Rows from which on more labels than half of them are taken for a wrong column."""
 
@@ -28,8 +41,17 @@ class LabelledTexts:
 
     name: str
     texts: tuple[str, ...]
-    labels: tuple[str, ...]
+    """Of a pair, both on lines of their own: what doubles, digests and linear models look at."""
+    labels: tuple[Label, ...]
     where: tuple[str, ...]
+    kind: Kind = "classes"
+    pairs: tuple[tuple[str, str], ...] | None = None
+    """The two texts of each row, where rows are pairs."""
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """What a model reads of each row."""
+        return self.pairs or self.texts
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -38,8 +60,8 @@ class LabelledTexts:
     def sha256(self) -> str:
         """Of the rows, not of the file: the same rows as csv or parquet, or picked out of more, have the same one."""
         digest = hashlib.sha256()
-        for pair in zip(self.texts, self.labels, strict=True):
-            digest.update(json.dumps(pair).encode("ascii") + b"\n")
+        for row in zip(self.questions, self.labels, strict=True):
+            digest.update(json.dumps(row).encode("ascii") + b"\n")
         return digest.hexdigest()
 
     @cached_property
@@ -48,8 +70,17 @@ class LabelledTexts:
         return tuple(text_digest(text) for text in self.texts)
 
     def counts(self) -> dict[str, int]:
-        """Rows of each label, in the order of the labels."""
-        return dict(sorted(Counter(self.labels).items()))
+        """Rows of each label, in the order of the labels; numbers have none."""
+        return dict(sorted(Counter(name for label in self.labels for name in names_in(label)).items()))
+
+    def strata(self) -> list[str]:
+        """What a fair share of rows is fair to: the label; of several the rarest; of a number its quarter."""
+        if self.kind == "classes":
+            return list(self.labels)
+        if self.kind == "rating":
+            return by_number(self.labels)[0]
+        counts = self.counts()
+        return [min(names, key=lambda name: (counts[name], name), default="") for names in self.labels]
 
     def take(self, indices: Iterable[int]) -> "LabelledTexts":
         """These rows, in this order."""
@@ -57,7 +88,35 @@ class LabelledTexts:
         texts, labels, where = (
             tuple(column[index] for index in chosen) for column in (self.texts, self.labels, self.where)
         )
-        return LabelledTexts(self.name, texts, labels, where)
+        pairs = None if self.pairs is None else tuple(self.pairs[index] for index in chosen)
+        return LabelledTexts(self.name, texts, labels, where, self.kind, pairs)
+
+
+def names_in(label: Label) -> tuple[str, ...]:
+    """The names that a row is labelled with.
+
+    >>> names_in("a"), names_in(("a", "b")), names_in(3.5)
+    (('a',), ('a', 'b'), ())
+    """
+    if isinstance(label, tuple):
+        return label
+    return (label,) if isinstance(label, str) else ()
+
+
+def kind_of(config: LabelledConfig, value: object) -> Kind:
+    """What a cell of labels is for: what was asked for, else several labels where it is a list or is to be cut."""
+    if config.task != "auto":
+        return config.task
+    return "labels" if config.separator is not None or isinstance(value, (list, tuple)) else "classes"
+
+
+def label_of(value: object, where: str, kind: Kind, config: LabelledConfig) -> Label:
+    """A cell as the label of a row."""
+    if kind == "labels":
+        return as_labels(value, where, config.separator)
+    if kind == "rating":
+        return as_rating(value, where, config.lowest, config.highest)
+    return as_label(value, where)
 
 
 def read_labelled(path: str, config: LabelledConfig) -> LabelledTexts:
@@ -66,34 +125,46 @@ def read_labelled(path: str, config: LabelledConfig) -> LabelledTexts:
         raise DataError(
             f"{path} is a folder; labelled text is one file, or a pattern such as {Path(path) / 'train-*.csv'}"
         )
-    texts: list[str] = []
-    labels: list[str] = []
+    pairs: list[tuple[str, ...]] = []
+    labels: list[Label] = []
     where: list[str] = []
-    for row, text, label in _cells(expand([path]), config):
-        if not text.strip():
-            raise DataError(f"{row.where}: the text is empty; give the row a text or remove it")
-        texts.append(text)
-        labels.append(label)
+    kind: Kind | None = None
+    for row, texts, value in _cells(expand([path]), config):
+        for text, name in zip(texts, ("text", "second text"), strict=False):
+            if not text.strip():
+                raise DataError(f"{row.where}: the {name} is empty; give the row a text or remove it")
+        kind = kind or kind_of(config, value)
+        pairs.append(texts)
+        labels.append(label_of(value, row.where, kind, config))
         where.append(row.where)
-    if not texts:
+    if not pairs or kind is None:
         raise DataError(f"{path} holds no rows; expected a text and a label in each")
-    return LabelledTexts(path, tuple(texts), tuple(labels), tuple(where))
+    both = tuple((first, second) for first, second in pairs) if config.second_column is not None else None
+    return LabelledTexts(path, tuple(map("\n".join, pairs)), tuple(labels), tuple(where), kind, both)
 
 
-def _cells(paths: list[str], config: LabelledConfig) -> Iterator[tuple[Row, str, str]]:
+def _cells(paths: list[str], config: LabelledConfig) -> Iterator[tuple[Row, tuple[str, ...], object]]:
+    """Each row, its text or two, and what its column of labels holds."""
     for path in paths:
-        names: tuple[str, str] | None = None
+        names: list[str] = []
         if suffix_of(path) == ".txt":
             raise DataError(
                 f"{path}: a .txt file has no labels; give a csv, tsv, jsonl or parquet file with a column of them"
             )
         for row in read_rows(path, with_labels=True):
-            if names is None:
-                columns = list(row.values)
-                text = text_column(path, columns, config.text_column, "labelled.text_column")
-                names = text, label_column(path, columns, config.label_column, text=text)
-            cells = [cell(row.values, name, row.where) for name in names]
-            yield row, as_text(cells[0], row.where), as_label(cells[1], row.where)
+            if not names:
+                names = columns_of(path, list(row.values), config)
+            *cells, value = [cell(row.values, name, row.where) for name in names]
+            yield row, tuple(as_text(one, row.where) for one in cells), value
+
+
+def columns_of(path: str, columns: list[str], config: LabelledConfig) -> list[str]:
+    """The column of the text, that of a second one if there is to be one, and that of the label."""
+    text = text_column(path, columns, config.text_column, "labelled.text_column")
+    second = [] if config.second_column is None else [column_named(path, columns, config.second_column)]
+    if second == [text]:
+        raise DataError(f"{path}: '{one_line(text)}' is both texts of a pair; name the other with labelled.text_column")
+    return [text, *second, label_column(path, columns, config.label_column, text=text)]
 
 
 @dataclass(frozen=True)
@@ -106,7 +177,9 @@ class LabelSet:
     def from_training(cls, texts: LabelledTexts) -> "LabelSet":
         """The labels that occur in the training rows; fewer than two leave nothing to learn."""
         names = tuple(texts.counts())
-        if len(names) < 2:
+        if not names:
+            raise DataError(f"{texts.name}: no row has a label; is this the label column?")
+        if len(names) < 2 and texts.kind == "classes":
             raise DataError(
                 f"{texts.name}: every row has the label '{one_line(names[0])}'; a classifier needs at least two labels"
             )
@@ -134,7 +207,8 @@ class LabelSet:
 
 def check_split(labels: LabelSet, other: LabelledTexts, train_name: str) -> None:
     """Refuse validation or test rows whose label no training row has: most often it is a typing error."""
-    for label, where in zip(other.labels, other.where, strict=True):
+    places = zip(other.labels, other.where, strict=True)
+    for label, where in ((name, where) for found, where in places for name in names_in(found)):
         if label not in labels:
             close = difflib.get_close_matches(label, labels.names, n=1)
             shown = ", ".join(map(one_line, labels.names[:10])) + (", ..." if len(labels) > 10 else "")
@@ -148,7 +222,7 @@ def split_validation(texts: LabelledTexts, share: float, seed: int) -> tuple[Lab
     Which rows are held out depends on their texts, their labels and the seed, not on their order in the file.
     """
     groups: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for index, (label, digest) in enumerate(zip(texts.labels, texts.digests, strict=True)):
+    for index, (label, digest) in enumerate(zip(texts.strata(), texts.digests, strict=True)):
         groups[label][digest].append(index)
     held: set[int] = set()
     for doubles in groups.values():

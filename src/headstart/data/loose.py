@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from headstart.config import LabelledConfig
-from headstart.data.columns import as_label, as_text, cell, label_column, text_column
+from headstart.data.columns import as_text, cell
+from headstart.data.labelled import columns_of, kind_of, label_of, names_in
 from headstart.data.opening import opened, suffix_of
 from headstart.data.shards import is_shards
 from headstart.data.sources import Row, expand, read_rows
 from headstart.errors import DataError
+from headstart.kinds import Kind
 
 _PATIENCE = 1000
 """Rows that may come before the first with both columns: keys may be missing in JSON."""
@@ -19,10 +21,15 @@ class LooseRow:
     """A row, its place in words, and what training would refuse it for."""
 
     text: str
+    """Of a pair both, on lines of their own."""
     label: str | None
+    """In words: the one, or several with commas between them, or a number."""
     where: str
     faults: tuple[str, ...] = ()
     """Of: text empty, text unreadable, label missing, label unreadable."""
+    names: tuple[str, ...] = ()
+    """The labels one by one; a number is none."""
+    number: float | None = None
 
 
 @dataclass
@@ -36,6 +43,8 @@ class LooseFile:
     """Why reading a file ended before its end, one message a file."""
     marked: list[str] = field(default_factory=list)
     """Files that begin with a byte order mark."""
+    kind: Kind = "classes"
+    """What the labels are for."""
 
 
 def read_loosely(name: str, config: LabelledConfig) -> LooseFile:
@@ -46,14 +55,14 @@ def read_loosely(name: str, config: LabelledConfig) -> LooseFile:
     for path in expand([name]):
         if suffix_of(path) == ".txt":
             raise DataError(f"{path}: a .txt file has no labels; give unlabelled text with --texts")
-        if suffix_of(path) != ".parquet":
-            with opened(path) as raw:
-                if raw.peek(3)[:3] == b"\xef\xbb\xbf":
-                    file.marked.append(path)
+        if _is_marked(path):
+            file.marked.append(path)
         before = len(file.rows)
         try:
             for row, names in _with_columns(path, config):
-                file.rows.append(_row(row, *names))
+                if not file.rows:
+                    file.kind = kind_of(config, row.values.get(names[-1]))
+                file.rows.append(_row(row, names, file.kind, config))
         except DataError as error:
             if len(file.rows) == before:  # nothing can be said about this file
                 raise
@@ -63,17 +72,22 @@ def read_loosely(name: str, config: LabelledConfig) -> LooseFile:
     return file
 
 
-def _with_columns(path: str, config: LabelledConfig) -> Iterator[tuple[Row, tuple[str, str]]]:
-    names: tuple[str, str] | None = None
+def _is_marked(path: str) -> bool:
+    if suffix_of(path) == ".parquet":
+        return False
+    with opened(path) as raw:
+        return raw.peek(3)[:3] == b"\xef\xbb\xbf"
+
+
+def _with_columns(path: str, config: LabelledConfig) -> Iterator[tuple[Row, list[str]]]:
+    names: list[str] | None = None
     waiting: list[Row] = []
     refusal: DataError | None = None
     for row in read_rows(path, with_labels=True):
         if names is None:
             waiting.append(row)
             try:
-                columns = list(row.values)
-                text = text_column(path, columns, config.text_column, "labelled.text_column")
-                names = text, label_column(path, columns, config.label_column, text=text)
+                names = columns_of(path, list(row.values), config)
             except DataError as error:
                 refusal = refusal or error
                 if len(waiting) < _PATIENCE and suffix_of(path) in (".jsonl", ".ndjson", ".json"):
@@ -86,19 +100,26 @@ def _with_columns(path: str, config: LabelledConfig) -> Iterator[tuple[Row, tupl
         raise refusal
 
 
-def _row(row: Row, text_name: str, label_name: str) -> LooseRow:
+def _row(row: Row, columns: list[str], kind: Kind, config: LabelledConfig) -> LooseRow:
     faults = []
-    text, label = "", None
+    *text_names, label_name = columns
+    texts = [""]
     try:
-        text = as_text(cell(row.values, text_name, row.where), row.where)
-        if not text.strip():
+        texts = [as_text(cell(row.values, name, row.where), row.where) for name in text_names]
+        if not all(text.strip() for text in texts):
             faults.append("text empty")
     except DataError:
-        faults.append("text unreadable" if text_name in row.values else "text empty")
+        faults.append("text unreadable" if all(name in row.values for name in text_names) else "text empty")
+    # a pair with one side is nothing to look for elsewhere
+    text = "\n".join(texts) if "text empty" not in faults else ""
     try:
-        label = as_label(cell(row.values, label_name, row.where), row.where)
+        label = label_of(cell(row.values, label_name, row.where), row.where, kind, config)
     except DataError:
         value = row.values.get(label_name)
         is_missing = value is None or value != value or not str(value).strip()  # noqa: PLR0124 (NaN is no label)
         faults.append("label missing" if is_missing else "label unreadable")
-    return LooseRow(text, label, row.where, tuple(faults))
+        return LooseRow(text, None, row.where, tuple(faults))
+    names = names_in(label)
+    if kind == "rating":
+        return LooseRow(text, f"{label:g}", row.where, tuple(faults), number=label)
+    return LooseRow(text, ", ".join(names), row.where, tuple(faults), names)

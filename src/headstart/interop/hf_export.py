@@ -11,6 +11,7 @@ from headstart.files import whole_folder, write_json
 from headstart.interop.hf_stock_export import stock_class, stock_config, stock_tensors
 from headstart.interop.hf_tokenizer import write_tokenizer
 from headstart.interop.hf_weights import Tensors, modern, opt, opt_shape, shape_of
+from headstart.kinds import Labels, Rating, Target
 from headstart.model.heads import LanguageHead
 from headstart.store.bundle import Bundle
 from headstart.text.tokenizer import SentencePieceTokenizer
@@ -38,7 +39,8 @@ def export_hf(bundle: Bundle, out: Path) -> str:
     with whole_folder(out, kind="export", about={"to": "hf", "architecture": architecture}) as draft:
         write_json(draft / "config.json", config)
         _save(draft / "model.safetensors", tensors)
-        write_tokenizer(bundle.tokenizer, draft, bundle.config.context, typed_mask=purpose == "MaskedLM")
+        typed_mask, pair = purpose == "MaskedLM", bundle.target.pair
+        write_tokenizer(bundle.tokenizer, draft, bundle.config.context, typed_mask=typed_mask, pair=pair)
         (draft / "README.md").write_text(_readme(bundle, architecture, purpose), encoding="utf-8")
     return architecture
 
@@ -63,6 +65,11 @@ def _family(bundle: Bundle) -> tuple[str, str]:
     language = isinstance(bundle.model.head, LanguageHead)
     both = bundle.visibility == "both"
     if bundle.config.block == "modern":
+        if bundle.target.kind == "rating" and not both:
+            raise UsageError(
+                f"{bundle.path} gives a rating by a head with a bias, which the head of a stock Llama lacks; "
+                "fine-tune with --transfer.reading both to export, or use --to onnx"
+            )
         if language:
             return ("EuroBert", "MaskedLM") if both else ("Llama", "CausalLM")
         return ("EuroBert" if both else "Llama"), "SequenceClassification"
@@ -90,11 +97,17 @@ def _config(bundle: Bundle, family: str, architecture: str) -> dict[str, Any]:
     }
     if family == "EuroBert":
         config |= {"classifier_pooling": "mean", "mask_token_id": special.mask if special.mask is not None else 3}
-    if bundle.labels:
-        config["id2label"] = {str(index): label for index, label in enumerate(bundle.labels)}
-        config["label2id"] = {label: index for index, label in enumerate(bundle.labels)}
-        config["problem_type"] = "single_label_classification"
+    if bundle.task == "classify":
+        names = bundle.labels or ("rating",)
+        config["id2label"] = {str(index): label for index, label in enumerate(names)}
+        config["label2id"] = {label: index for index, label in enumerate(names)}
+        config["problem_type"] = _PROBLEMS[bundle.target.kind]
+        if bundle.target.kind != "classes" or bundle.target.pair:
+            config["headstart"] = bundle.target.facts()  # thresholds or bounds, for whoever wants them
     return config
+
+
+_PROBLEMS = {"classes": "single_label_classification", "labels": "multi_label_classification", "rating": "regression"}
 
 
 def _save(path: Path, tensors: Tensors) -> None:
@@ -109,20 +122,48 @@ def _save(path: Path, tensors: Tensors) -> None:
         raise StoreError(f"cannot write {path}: {error}") from error
 
 
+_ASKED = {"classes": "", "labels": ', top_k=None, function_to_apply="sigmoid"', "rating": ', function_to_apply="none"'}
+
+
+def _meaning(target: Target) -> str:
+    """What the numbers of an exported classifier mean."""
+    if isinstance(target, Rating):
+        return (
+            f"Its one output is the rating; the scale stands in the last layer. `headstart predict` answers nothing below "
+            f"{target.lowest:g} or above {target.highest:g}: cut the output there to do the same."
+        )
+    if isinstance(target, Labels):
+        least = ", ".join(f"{label} {share:.6g}" for label, share in target.facts()["thresholds"].items())
+        return (
+            "Probabilities are calibrated, each label by itself: the temperature stands in the last layer. A label is given "
+            f"from its threshold on (`headstart.thresholds` in config.json): {least}."
+        )
+    return (
+        "Probabilities are calibrated: the temperature stands in the last layer. Answers withheld below a threshold "
+        "(`headstart predict --abstain`) are not part of it."
+    )
+
+
 def _readme(bundle: Bundle, architecture: str, purpose: str) -> str:
+    answers = bundle.task == "classify"
     lines = [
         f"Exported by Headstart {__version__} as a stock {architecture}: weights, shape and tokenizer, no code.",
         "",
         "```python",
-        f"from transformers import AutoTokenizer, {_AUTO[purpose]}{', pipeline' if bundle.labels else ''}",
+        f"from transformers import AutoTokenizer, {_AUTO[purpose]}{', pipeline' if answers else ''}",
         "",
         'tokenizer = AutoTokenizer.from_pretrained("THIS FOLDER")',
         f'model = {_AUTO[purpose]}.from_pretrained("THIS FOLDER")',
     ]
-    if bundle.labels:
+    if answers:
+        text = (
+            '{"text": "the first text", "text_pair": "the second"}'
+            if bundle.target.pair
+            else '"a text you wonder about"'
+        )
         lines += [
             'classify = pipeline("text-classification", model=model, tokenizer=tokenizer, truncation=True)',
-            'print(classify("a text you wonder about"))',
+            f"print(classify({text}{_ASKED[bundle.target.kind]}))",
         ]
     lines += [
         "```",
@@ -130,11 +171,8 @@ def _readme(bundle: Bundle, architecture: str, purpose: str) -> str:
         f"It reads {bundle.config.context} tokens, the start token included; longer texts are cut there with "
         "`truncation=True`, as `headstart predict` cuts them.",
     ]
-    if bundle.labels:
-        lines.append(
-            "Probabilities are calibrated: the temperature stands in the last layer. Answers withheld below a threshold "
-            "(`headstart predict --abstain`) are not part of it."
-        )
+    if answers:
+        lines.append(_meaning(bundle.target))
     if purpose == "MaskedLM":
         lines.append("`<mask>` in a text is the mask; write no other special token into one.")
     if bundle.objective == "hybrid":

@@ -14,13 +14,16 @@ from headstart.text.tokenizer import BytePairTokenizer, ForeignTokenizer, Tokeni
 from headstart.text.vocabulary import FOREIGN_FILE, MODEL_FILE, TOKENIZER_FILE
 
 
-def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int, *, typed_mask: bool = False) -> None:
+def write_tokenizer(
+    tokenizer: Tokenizer, folder: Path, context: int, *, typed_mask: bool = False, pair: bool = False
+) -> None:
     """Write tokenizer.json and tokenizer_config.json.
 
     Args:
+        pair: two texts become one row with the end token between them.
         typed_mask: "<mask>" in a text is the mask, for filling gaps; else it is six characters like any other, as here.
     """
-    engine = standalone(tokenizer)
+    engine = standalone(tokenizer, pair=pair)
     (folder / TOKENIZER_FILE).write_text(engine.to_str(pretty=True), encoding="utf-8")
     special = tokenizer.special
     named = {"bos_token": special.sos, "pad_token": special.pad, "eos_token": special.eos}
@@ -42,7 +45,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int, *, typed_m
     write_json(folder / "special_tokens_map.json", tokens)
 
 
-def standalone(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+def standalone(tokenizer: Tokenizer, *, pair: bool = False) -> tokenizers.Tokenizer:
     """An engine of the `tokenizers` library that gives the ids of our rows, what stands around a text included."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -58,11 +61,15 @@ def standalone(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
             engine.add_special_tokens([AddedToken(engine.id_to_token(id), normalized=False) for id in range(4)])
             _check(engine, tokenizer, pieces)
     special = tokenizer.special
-    start = str(engine.id_to_token(special.sos))
+    start, between = (str(engine.id_to_token(id)) for id in (special.sos, special.eos))
     end = [] if special.close is None else [str(engine.id_to_token(special.close))]
     named = [(start, special.sos), *((token, special.close) for token in end)]
+    if pair:
+        named.append((between, special.eos))
     engine.post_processor = processors.TemplateProcessing(
-        single=[start, "$A", *end], pair=[start, "$A", *end, "$B", *end], special_tokens=list(dict.fromkeys(named))
+        single=[start, "$A", *end],
+        pair=[start, "$A", *([between] if pair else end), "$B", *end],
+        special_tokens=list(dict.fromkeys(named)),
     )
     return engine
 

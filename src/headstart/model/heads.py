@@ -37,18 +37,21 @@ class LanguageHead(nn.Module):
 
 
 class ClassifierHead(nn.Module):
-    """Scores for every label.
+    """Scores for every label, or one number.
 
     Read causally, the last real token and one linear layer; read both ways, the mean over real tokens, for the modern kind
-    followed by dense, GELU, linear. A stock model read both ways has what its architecture has.
+    followed by dense, GELU, linear. A stock model read both ways has what its architecture has. A number always needs the
+    bias: it is not 0 on average.
     """
 
-    def __init__(self, config: ModelConfig, classes: int, visibility: Visibility = "causal") -> None:
+    def __init__(
+        self, config: ModelConfig, classes: int, visibility: Visibility = "causal", *, bias: bool = False
+    ) -> None:
         super().__init__()
         self.visibility: Visibility = visibility
         modern = config.block == "modern"
         self.dense = nn.Linear(config.width, config.width) if modern and visibility == "both" else None
-        self.linear = nn.Linear(config.width, classes, bias=config.block == "classic" or visibility == "both")
+        self.linear = nn.Linear(config.width, classes, bias=bias or config.block == "classic" or visibility == "both")
         self.stock = config.stock if visibility == "both" else None
         if self.stock:
             self.dense = nn.Linear(config.width, config.width) if self.stock.classifier != "transform" else None
@@ -95,12 +98,12 @@ def build_language_head(config: ModelConfig, vocab_size: int, seed: int) -> Lang
 
 
 def build_classifier_head(
-    config: ModelConfig, classes: int, seed: int, visibility: Visibility = "causal"
+    config: ModelConfig, classes: int, seed: int, visibility: Visibility = "causal", *, bias: bool = False
 ) -> ClassifierHead:
     """A classifier head with fresh weights that follow from the seed alone: the same in every arm of a comparison."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_apart(seed))
-        head = ClassifierHead(config, classes, visibility)
+        head = ClassifierHead(config, classes, visibility, bias=bias)
         _start(head, config)
     return head
 

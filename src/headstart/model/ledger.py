@@ -46,14 +46,20 @@ def ledger(
     classes: int | None,
     convention: Convention = "full",
     reading: Literal["causal", "both"] = "causal",
+    *,
+    bias: bool = False,
 ) -> Ledger:
     """The parameters of a language model (`classes` None) or of a classifier, part by part.
+
+    `bias` is a head's that has one whatever its kind, as that of a number.
 
     >>> ledger(ModelConfig(), 50001, None).total, ledger(ModelConfig(), 50001, 2).total
     (21018401, 10968602)
     """
     parts = {"modern": _modern, "classic": _classic, "stock": _stock}[config.block]
     weights, small = parts(config, vocab_size, classes, reading)
+    if bias and classes is not None and not any(row.part == "classifier head, biases" for row in small):
+        small.append(Entry("classifier head, biases", "C", classes))
     task = "language model" if classes is None else "classifier"
     if convention == "weights-only":
         return Ledger(task, convention, tuple(weights), tuple(small))

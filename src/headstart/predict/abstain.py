@@ -8,10 +8,15 @@ ABSTAIN = "abstain"
 """The label of a text that is left without an answer."""
 
 
+_GIVES = {"labels": "any number of labels", "rating": "a rating"}
+
+
 def threshold_for(bundle: Bundle, wanted: float) -> Threshold:
     """The lowest threshold whose answers were right often enough on validation; refused where none was."""
     if not 0 < wanted < 1:
         raise ConfigError(f"--abstain is a wanted precision between 0 and 1, such as 0.95, got {wanted:g}")
+    if bundle.target.kind != "classes":
+        raise UsageError(f"--abstain is for one class a text, and {bundle.path} gives {_GIVES[bundle.target.kind]}")
     if ABSTAIN in bundle.labels:
         raise UsageError(f"{bundle.path} has a label called {ABSTAIN}: a text left without an answer could not be told")
     calibration = bundle.about.get("calibration")

@@ -2,9 +2,10 @@
 
 The text is turned up from nothing (every token as padding, at its own place, behind the start token) to what it is; how
 the margin of the label moves with each token's vector is added up on the way. The margin is the label's score less the
-mean of the others'. What the tokens get adds up to what the text moved the margin by: nothing is invented and nothing
-lost (completeness). After Sundararajan, Taly and Yan (Axiomatic attribution, 2017). A norm may let the margin jump
-within a thousandth of the way, so the way is cut finer where the sum is not right yet.
+mean of the others'; where labels do not exclude each other, or the answer is a number, the score alone. What the tokens
+get adds up to what the text moved the margin by: nothing is invented and nothing lost (completeness). After
+Sundararajan, Taly and Yan (Axiomatic attribution, 2017). A norm may let the margin jump within a thousandth of the way,
+so the way is cut finer where the sum is not right yet.
 
 B windows of one text, T tokens, D width, C labels, S places on the way.
 """
@@ -20,8 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headstart.data.batches import Batch
+from headstart.data.labelled import Question
 from headstart.errors import DataError, UsageError
 from headstart.model.heads import ClassifierHead, Model
+from headstart.predict.answers import AnyPrediction, LabelsPrediction, Prediction
 from headstart.predict.predictor import Predictor
 from headstart.text.tokenizer import Tokenizer
 from headstart.train.objectives import class_scores
@@ -50,7 +53,7 @@ class Explanation:
     label: str
     words: tuple[Word, ...]
     margin: float
-    """By how much the label's score is above the mean of the others'."""
+    """By how much the label's score is above the mean of the others'; of several labels or a number, the score itself."""
     baseline: float
     """The same for a text of nothing, of the same length."""
     error: float
@@ -75,17 +78,23 @@ class Attribution:
     error: float
 
 
-def explain(predictor: Predictor, text: str, label: str | None = None) -> Explanation:
-    """Why the classifier gives a text this label (its own answer, if none is named)."""
-    if not isinstance(text, str) or not text.strip():
+RATING = "rating"
+"""What stands for the label where the answer is a number."""
+
+
+def explain(predictor: Predictor, text: Question, label: str | None = None) -> Explanation:
+    """Why the classifier gives a text this label (its own answer, if none is named; of several labels the likeliest)."""
+    if not all(isinstance(part, str) and part.strip() for part in ((text,) if isinstance(text, str) else text)):
         raise DataError("the text is empty; there is nothing to explain")
-    if label is not None and label not in predictor.labels:
-        raise UsageError(f"there is no label {label!r}; the labels are {', '.join(predictor.labels)}")
-    chosen = label or predictor.predict([text])[0].label
+    labels = predictor.labels or (RATING,)
+    if label is not None and label not in labels:
+        raise UsageError(f"there is no label {label!r}; the labels are {', '.join(labels)}")
+    chosen = label or _own(predictor.predict([text])[0])
     tokenizer = predictor.bundle.tokenizer
     batch = predictor.rows([text]).batch([0]).to(predictor.runtime.device)
     pad, close = tokenizer.special.pad, tokenizer.special.close
-    found = attribute(predictor.bundle.model, batch, predictor.labels.index(chosen), pad, close)
+    alone = predictor.target.kind != "classes"
+    found = attribute(predictor.bundle.model, batch, labels.index(chosen), pad, close, alone=alone)
     closed = tokenizer.special.around - 1
     assert batch.lengths_B is not None
     ids: list[int] = []
@@ -93,15 +102,33 @@ def explain(predictor: Predictor, text: str, label: str | None = None) -> Explan
     for row, length in enumerate(batch.lengths_B.tolist()):
         ids += batch.ids_BT[row, 1 : length - closed].tolist()
         weights += found.weights_BT[row, 1 : length - closed].tolist()
-    return Explanation(chosen, tuple(merged(ids, weights, tokenizer)), found.margin, found.baseline, found.error)
+    words: list[Word] = []
+    if predictor.target.pair:  # what lies between the two texts is no word of either
+        middle = ids.index(tokenizer.special.eos)
+        words = [*merged(ids[:middle], weights[:middle], tokenizer), Word(BETWEEN, weights[middle])]
+        ids, weights = ids[middle + 1 :], weights[middle + 1 :]
+    words += merged(ids, weights, tokenizer)
+    return Explanation(chosen, tuple(words), found.margin, found.baseline, found.error)
+
+
+BETWEEN = "|"
+"""The word that stands between two texts."""
+
+
+def _own(answer: AnyPrediction) -> str:
+    if isinstance(answer, Prediction):
+        return answer.label
+    if isinstance(answer, LabelsPrediction):
+        return max(answer.probabilities, key=lambda label: answer.probabilities[label])
+    return RATING
 
 
 def attribute(
-    model: Model[ClassifierHead], batch: Batch, target: int, pad: int, close: int | None = None
+    model: Model[ClassifierHead], batch: Batch, target: int, pad: int, close: int | None = None, *, alone: bool = False
 ) -> Attribution:
-    """Integrated gradients of the margin of `target`, for one text in one or more windows."""
+    """Integrated gradients of the margin of `target` (or of its score alone), for one text in one or more windows."""
     model.eval()
-    way = _Way(model, batch, target, *vectors_of(model, batch, pad, close))
+    way = _Way(model, batch, target, *vectors_of(model, batch, pad, close), alone=alone)
     pieces = [way.piece(0.0, 1.0)]
     move = way.margin(1.0) - way.margin(0.0)
     allowed = TOLERANCE * max(abs(move), 0.1)
@@ -126,7 +153,9 @@ def vectors_of(model: Model[ClassifierHead], batch: Batch, pad: int, close: int 
         return model.backbone.embedding(nothing_BT), model.backbone.embedding(batch.ids_BT)
 
 
-def margins_of(model: Model[ClassifierHead], batch: Batch, target: int, vectors_SBTD: Tensor) -> Tensor:
+def margins_of(
+    model: Model[ClassifierHead], batch: Batch, target: int, vectors_SBTD: Tensor, *, alone: bool = False
+) -> Tensor:
     """The margin of one text for each of S sets of vectors in the place of the embedding's."""
     count, windows = vectors_SBTD.shape[:2]
     assert batch.lengths_B is not None
@@ -142,6 +171,8 @@ def margins_of(model: Model[ClassifierHead], batch: Batch, target: int, vectors_
         scores_SC = class_scores(model, copies)
     finally:
         hook.remove()
+    if alone:
+        return scores_SC[:, target]
     others_C = torch.arange(scores_SC.shape[1], device=scores_SC.device) != target
     return scores_SC[:, target] - scores_SC[:, others_C].mean(dim=1)
 
@@ -158,8 +189,10 @@ class _Piece:
 class _Way:
     """The straight way from one set of vectors to another."""
 
-    def __init__(self, model: Model[ClassifierHead], batch: Batch, target: int, start: Tensor, end: Tensor) -> None:
-        self.model, self.batch, self.target = model, batch, target
+    def __init__(
+        self, model: Model[ClassifierHead], batch: Batch, target: int, start: Tensor, end: Tensor, *, alone: bool
+    ) -> None:
+        self.model, self.batch, self.target, self.alone = model, batch, target, alone
         self.start_BTD, self.way_BTD = start, end - start
         self._margins: dict[float, float] = {}
 
@@ -168,8 +201,11 @@ class _Way:
         if place not in self._margins:
             with torch.no_grad():
                 vectors = (self.start_BTD + place * self.way_BTD)[None]
-                self._margins[place] = float(margins_of(self.model, self.batch, self.target, vectors)[0])
+                self._margins[place] = float(self._margins_at(vectors)[0])
         return self._margins[place]
+
+    def _margins_at(self, vectors: Tensor) -> Tensor:
+        return margins_of(self.model, self.batch, self.target, vectors, alone=self.alone)
 
     def piece(self, start: float, end: float) -> _Piece:
         """The gradient over one piece by eight of Gauss and Legendre's places, times the way."""
@@ -178,7 +214,7 @@ class _Way:
             for values in (start + (end - start) * _PLACES, (end - start) * _SHARES)
         )
         vectors = (self.start_BTD + places_S * self.way_BTD).requires_grad_()
-        margins_S = margins_of(self.model, self.batch, self.target, vectors)
+        margins_S = self._margins_at(vectors)
         (gradient,) = torch.autograd.grad(margins_S.sum(), vectors)
         weights_BT = ((gradient * shares_S).sum(dim=0) * self.way_BTD).sum(dim=-1).cpu().double().numpy()
         error = float(weights_BT.sum()) - (self.margin(end) - self.margin(start))

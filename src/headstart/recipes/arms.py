@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from headstart.data.joined import encode_questions
 from headstart.errors import ConfigError, UsageError
 from headstart.interop.sources import load_from
 from headstart.recipes.finetune import SCRATCH
@@ -139,7 +140,7 @@ def encoded_by(data: LabelledData, tokenizer: Tokenizer, path: str) -> LabelledD
             raise UsageError(f"{part.name} was prepared with another tokenizer than {path}'s; give the file itself")
 
     def encode(part: Part) -> Part:
-        ids = (np.asarray(row, dtype=np.int32) for row in tokenizer.encode_batch(part.texts))
+        ids = (np.asarray(row, dtype=np.int32) for row in encode_questions(tokenizer, part.questions))
         return replace(part, ids=tuple(ids))
 
     train, valid = encode(data.train), encode(data.valid)

@@ -1,13 +1,12 @@
 """What a fine-tuning starts with: the network, how it reads, and the weight of each class."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from headstart.config import FinetuneConfig, ModelConfig, TransferConfig, Visibility
 from headstart.errors import ConfigError
+from headstart.kinds import Target
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import ClassifierHead, Model, build_classifier_head
 from headstart.recipes.labelled_data import LabelledData, Part
@@ -21,7 +20,7 @@ def build_classifier(
     """A classifier of this shape, from a pretrained folder or from random weights; the head is the same in both."""
     model: Model[ClassifierHead] = Model(
         build_backbone(shape, source.model.backbone.vocab_size if source else data.tokenizer.vocab_size, seed),
-        build_classifier_head(shape, len(data.labels), seed, reading),
+        build_classifier_head(shape, data.target.outputs, seed, reading, bias=data.target.kind == "rating"),
     )
     return model, transfer(name, model, data.tokenizer, source) if source else None
 
@@ -47,12 +46,21 @@ def reading_of(config: FinetuneConfig, source: Bundle | None) -> Visibility:
     return "causal" if config.model.block == "classic" else "both"
 
 
-def class_weights(config: FinetuneConfig, labels: Sequence[str], train: Part) -> Tensor | None:
-    """Weights in the order of the labels, from names or from the balance of the training rows; None without."""
+def class_weights(config: FinetuneConfig, target: Target, train: Part) -> Tensor | None:
+    """Weights in the order of the labels, from names or from the balance of the training rows; None without.
+
+    Of several labels a text, a weight is that of the rows that have the label beside those that have not.
+    """
     wanted = config.transfer.class_weights
     if wanted is None:
         return None
+    labels = target.labels
+    if target.kind == "rating":
+        raise ConfigError("transfer.class_weights is for labels, and a rating has none; leave it out")
     if wanted == "balanced":
+        if target.kind == "labels":
+            has = np.maximum(train.gold.sum(axis=0), 1)
+            return torch.tensor(np.maximum(len(train) - has, 1) / has, dtype=torch.float32)
         counts = np.bincount(train.gold, minlength=len(labels))
         return torch.tensor(len(train) / (len(labels) * np.maximum(counts, 1)), dtype=torch.float32)
     for name in wanted:

@@ -13,7 +13,7 @@ from typing import Any
 from headstart.config import FinetuneConfig
 from headstart.data.digests import text_digest
 from headstart.data.labelled import label_subset
-from headstart.errors import ConfigError, Interrupted, StoreError
+from headstart.errors import ConfigError, Interrupted, StoreError, UsageError
 from headstart.files import MANIFEST, sha256_of, write_json
 from headstart.model.ledger import ledger
 from headstart.progress import Progress, Quiet
@@ -73,6 +73,16 @@ def _worker(path: Path, config: FinetuneConfig, inputs: dict[str, Any]) -> Calla
     return comparison.make
 
 
+def _check_kind(data: LabelledData, train: str) -> None:
+    """The arms, the intervals and the report are of one class a text; other answers are measured run by run."""
+    if data.target.kind != "classes":
+        has = "several labels a text" if data.target.kind == "labels" else "ratings"
+        raise UsageError(
+            f"compare is for one class a text, and {train} has {has}; run finetune with --test once with --from a "
+            "pretrained folder and once with --from scratch, over several --runtime.seed, and compare their result.json"
+        )
+
+
 @dataclass
 class Comparison:
     """One comparison under way."""
@@ -104,6 +114,7 @@ class Comparison:
             seed=self.config.runtime.seed,
             progress=self.progress,
         )
+        _check_kind(data, self.inputs["train"])
         notes = differences(self.sources)
         for note in notes:
             self.progress.say(note)
@@ -115,7 +126,7 @@ class Comparison:
             source.bundle.tokenizer.digest: encoded_by(data, source.bundle.tokenizer, source.path)
             for source in self.sources
         }
-        class_weights(self.config, self.data.labels, self.data.train)
+        class_weights(self.config, self.data.target, self.data.train)
         self.cells = list(self._cells())
 
     def _fingerprints(self) -> dict[str, Any]:
@@ -240,7 +251,7 @@ class Comparison:
     def _write_data(self) -> None:
         data = self.data
         assert data.test is not None
-        test = data.test.describe(data.labels) | {
+        test = data.test.describe(data.target) | {
             "gold": tuple(int(label) for label in data.test.gold),
             "overlap": tuple(data.leaks.exact),
             "near": tuple(data.leaks.near),
@@ -248,8 +259,8 @@ class Comparison:
         }
         record = Data(
             labels=data.labels,
-            train=Split(**data.train.describe(data.labels)),
-            valid=Split(**data.valid.describe(data.labels), gold=tuple(int(label) for label in data.valid.gold)),
+            train=Split(**data.train.describe(data.target)),
+            valid=Split(**data.valid.describe(data.target), gold=tuple(int(label) for label in data.valid.gold)),
             test=TestSplit(**test),
             notes=data.notes,
         )

@@ -9,9 +9,13 @@ from numpy.typing import NDArray
 from headstart.config import LabelledConfig, RuntimeConfig
 from headstart.data.batches import LabelledRows
 from headstart.data.columns import cell, column_named
-from headstart.data.labelled import LabelledTexts, LabelSet, check_split, read_labelled
+from headstart.data.labelled import LabelledTexts, read_labelled
 from headstart.data.sources import expand, read_rows
-from headstart.errors import ConfigError
+from headstart.data.targets import check_target
+from headstart.errors import ConfigError, DataError, UsageError
+from headstart.evaluations import Evaluation
+from headstart.kinds import AnyEvaluation
+from headstart.layering import layered
 from headstart.measures import by_number, reliability
 from headstart.predict.explain import explain
 from headstart.predict.mistakes import (
@@ -25,7 +29,8 @@ from headstart.predict.mistakes import (
 )
 from headstart.predict.predictor import Predictor
 from headstart.progress import Progress, Quiet
-from headstart.train.evaluate import Evaluation, evaluate_scores, score_texts
+from headstart.store.bundle import Bundle
+from headstart.train.evaluate import score_texts
 from headstart.train.shares import probabilities
 
 _WORDS = 5
@@ -37,8 +42,11 @@ def run_evaluate(
     config: LabelledConfig | None = None,
     runtime: RuntimeConfig | None = None,
     progress: Progress | None = None,
-) -> Evaluation:
-    """Accuracy, macro-F1, per class and confusion of the classifier in `folder` on the rows of `file`."""
+) -> AnyEvaluation:
+    """Accuracy, macro-F1, per class and confusion of the classifier in `folder` on the rows of `file`.
+
+    Of several labels F1, exact matches and each label; of ratings errors, beside those of the training mean.
+    """
     predictor, _, rows, scores = _scored(folder, file, config, runtime, progress)
     return _evaluation(predictor, rows, scores)
 
@@ -62,8 +70,9 @@ def run_errors(
     if mistakes < 0:
         raise ConfigError(f"--mistakes must be at least 0, got {mistakes}")
     values = {column: _column(file, column) for column in columns}  # a wrong name is found out before the work
-    predictor, texts, rows, scores = _scored(folder, file, config, runtime, progress)
+    predictor, texts, rows, scores = _scored(folder, file, config, runtime, progress, verb="--errors")
     evaluation = _evaluation(predictor, rows, scores)
+    assert isinstance(evaluation, Evaluation)
     shares = probabilities(scores)
     right = shares.argmax(axis=1) == rows.labels
     lengths = by_number(rows.lengths - 1, "tokens")
@@ -90,21 +99,42 @@ def _scored(
     config: LabelledConfig | None,
     runtime: RuntimeConfig | None,
     progress: Progress | None,
+    verb: str | None = None,
 ) -> tuple[Predictor, LabelledTexts, LabelledRows, NDArray[np.float64]]:
     progress = progress or Quiet()
-    texts = read_labelled(file, config or LabelledConfig())
     predictor = Predictor.load(folder, runtime)
-    labels = LabelSet(predictor.labels)
-    check_split(labels, texts, f"the training data of {folder}")
-    gold = [labels.index(label) for label in texts.labels]
-    rows = predictor.rows(texts.texts, gold)
+    if verb and predictor.target.kind != "classes":
+        raise UsageError(
+            f"{verb} is for one class a text; of {folder} evaluate tells each label, or the errors, without it"
+        )
+    texts = read_labelled(file, as_trained(predictor.bundle, config or LabelledConfig()))
+    for note in check_target(predictor.target, texts, f"the training data of {folder}"):
+        progress.say(note)
+    rows = predictor.rows(texts.questions, predictor.target.gold(texts.labels))
     with progress.task(f"evaluating {file}", len(texts), "texts") as bar:
         scores = score_texts(predictor.bundle.model, rows, predictor.runtime, lambda: None, bar.advance)
     return predictor, texts, rows, scores
 
 
-def _evaluation(predictor: Predictor, rows: LabelledRows, scores: NDArray[np.float64]) -> Evaluation:
-    return evaluate_scores(scores, rows.labels, predictor.labels, 0 if rows.windows else rows.long)
+def as_trained(bundle: Bundle, config: LabelledConfig) -> LabelledConfig:
+    """How to read rows for a model: as asked, else as its own were read; what they are for is the model's to say."""
+    target = bundle.target
+    if config.task not in ("auto", target.kind):
+        raise ConfigError(f"labelled.task is {config.task}, but {bundle.path} answers {target.kind}; leave it out")
+    trained = bundle.about.get("labelled")
+    known = {name: value for name, value in (trained if isinstance(trained, dict) else {}).items() if value is not None}
+    if not target.pair:
+        known.pop("second_column", None)
+        if config.second_column is not None:
+            raise DataError(f"{bundle.path} reads one text; leave out labelled.second_column")
+    elif config.second_column is None and "second_column" not in known:
+        raise DataError(f"{bundle.path} reads pairs of texts; name the second column with labelled.second_column")
+    asked = {name: value for name, value in config.model_dump().items() if value is not None}
+    return layered(LabelledConfig, known | asked | {"task": target.kind})
+
+
+def _evaluation(predictor: Predictor, rows: LabelledRows, scores: NDArray[np.float64]) -> AnyEvaluation:
+    return predictor.target.measure(scores, rows.labels, 0 if rows.windows else rows.long)
 
 
 def _column(file: str, name: str) -> list[object]:
@@ -120,7 +150,7 @@ def _column(file: str, name: str) -> list[object]:
 
 def _mistake(predictor: Predictor, texts: LabelledTexts, shares: NDArray[np.float64], row: int) -> Mistake:
     answer = predictor.labels[int(shares[row].argmax())]
-    words = explain(predictor, texts.texts[row], answer).strongest(_WORDS)
+    words = explain(predictor, texts.questions[row], answer).strongest(_WORDS)
     return Mistake(
         where=texts.where[row],
         text=texts.texts[row],

@@ -17,6 +17,13 @@ _FAULTS = {
     "label missing": "no label; training stops at the first",
     "label unreadable": "a label that is neither text nor a number",
 }
+_OTHERWISE = {
+    ("label unreadable", "labels"): "labels that are no list of texts or numbers",
+    ("label unreadable", "rating"): "a rating that is no finite number within its bounds",
+    ("label missing", "labels"): "no list of labels, not even an empty one; training stops at the first",
+    ("label missing", "rating"): "no rating; training stops at the first",
+}
+"""The same where labels are several or numbers."""
 _MANY = 0.5
 _FEW_ROWS = 20
 
@@ -73,6 +80,7 @@ def faults(one: Inspected) -> Iterator[Finding]:
     for fault, words in _FAULTS.items():
         rows = [row for row in one.file.rows if fault in row.faults]
         if rows:
+            words = _OTHERWISE.get((fault, one.file.kind), words)
             yield _finding(fault, one, rows, f"{_verb(len(rows), 'have', 'has')} {words}")
     for message in one.file.stopped:
         yield Finding("cut short", one.file.name, 0, f"reading ended after {len(one.file.rows):,} rows: {message}")
@@ -84,16 +92,16 @@ def faults(one: Inspected) -> Iterator[Finding]:
 
 def labels(one: Inspected) -> Iterator[Finding]:
     """Labels that are probably typing errors, or no labels."""
-    found = Counter(row.label for row in one.file.rows if row.label is not None)
+    found = Counter(name for row in one.file.rows for name in row.names)
     spelt: dict[str, list[str]] = defaultdict(list)
     for label in sorted(found):
         spelt[label.casefold()].append(label)
     for names in spelt.values():
         if len(names) > 1:
-            rows = [row for row in one.file.rows if row.label in names[1:]]
+            rows = [row for row in one.file.rows if not set(names[1:]).isdisjoint(row.names)]
             shown = " and ".join(f"'{one_line(name)}'" for name in names)
             yield _finding("labels", one, rows, f"may be misspelt: {shown} are different labels")
-    if len(found) == 1:
+    if len(found) == 1 and one.file.kind == "classes":
         yield Finding(
             "labels", one.file.name, len(one.file.rows), f"every row has the label '{one_line(next(iter(found)))}'"
         )
@@ -105,10 +113,11 @@ def labels(one: Inspected) -> Iterator[Finding]:
 
 def strange_labels(one: Inspected, train: Inspected) -> Iterator[Finding]:
     """Labels of validation or test that no training row has."""
-    known = {row.label for row in train.file.rows}
-    rows = [row for row in one.file.rows if row.label is not None and row.label not in known]
+    known = {name for row in train.file.rows for name in row.names}
+    rows = [row for row in one.file.rows if not known.issuperset(row.names)]
     if rows:
-        names = ", ".join(f"'{one_line(name)}'" for name in sorted({row.label or "" for row in rows})[:5])
+        strange = {name for row in rows for name in row.names if name not in known}
+        names = ", ".join(f"'{one_line(name)}'" for name in sorted(strange)[:5])
         have = _verb(len(rows), "have", "has")
         yield _finding("labels", one, rows, f"{have} a label that {train.short} does not have ({names})")
 

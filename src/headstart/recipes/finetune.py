@@ -11,6 +11,7 @@ from headstart.interop.sources import SCHEME, load_from
 from headstart.layering import layered
 from headstart.progress import Progress, Quiet
 from headstart.recipes.classifier import build_classifier, class_weights, reading_of, shape_of
+from headstart.recipes.in_words import told
 from headstart.recipes.labelled_data import LabelledData, load_data
 from headstart.recipes.leaks import pretraining_noted
 from headstart.recipes.training import Finetuning, Outcome
@@ -18,9 +19,10 @@ from headstart.runtime import Halt, environment, start, stopping
 from headstart.store.bundle import Bundle, block_of, save_bundle
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
-from headstart.train.calibrate import Calibration
 
 SCRATCH = "scratch"
+READING = ("text_column", "second_column", "label_column", "separator")
+"""Of how labelled text was read, what `evaluate` and `predict` go by where nothing else is said."""
 
 
 def run_finetune(
@@ -87,7 +89,7 @@ def _finetune(
             progress=progress,
         )
         data = pretraining_noted(data, source.path if source else None, inputs["source"], progress)
-        class_weights(config, data.labels, data.train)
+        class_weights(config, data.target, data.train)
         run.same_inputs(data.fingerprints())
         model, receipt = build_classifier(
             config.model, data, source, inputs["source"], config.runtime.seed, reading_of(config, source)
@@ -111,46 +113,40 @@ def _finetune(
 def _write(
     run: RunFolder, config: FinetuneConfig, data: LabelledData, outcome: Outcome, source: str, progress: Progress
 ) -> None:
-    parts = {"train": data.train, "valid": data.valid, "test": data.test}
+    parts, settled = {"train": data.train, "valid": data.valid, "test": data.test}, outcome.settled
     result = {
         "source": source,
         "labels": list(data.labels),
-        "data": {name: part.describe(data.labels) for name, part in parts.items() if part is not None},
+        "target": settled.target.facts(),
+        "labelled": {name: getattr(config.labelled, name) for name in READING},
+        "data": {name: part.describe(data.target) for name, part in parts.items() if part is not None},
         "notes": list(data.notes),
         "best_epoch": outcome.best_epoch,
-        "temperature": outcome.calibration.temperature,
-        "calibration": outcome.calibration.as_dict(),
+        "temperature": settled.temperature,
+        "calibration": settled.calibration.as_dict() if settled.calibration else None,
         "valid": outcome.valid.as_dict(),
         "test": outcome.test.as_dict() if outcome.test else None,
     }
+    if settled.thresholds:
+        result["thresholds"] = [one.as_dict() for one in settled.thresholds]
     windows = config.labelled.long_texts == "windows"
     save_bundle(
         run.path / "bundle",
         outcome.model,
         data.tokenizer,
-        labels=data.labels,
+        target=settled.target,
         windows=windows,
         visibility=outcome.model.head.visibility,
         about=result,
     )
     write_json(run.path / "result.json", result)
     run.tidy()
-    progress.say(_calibrated(outcome.calibration))
-    test = f"; test accuracy {outcome.test.accuracy:.4f} (read once)" if outcome.test else ""
-    best = "best epoch {} by validation, accuracy" if config.loop.choose == "best" else "epoch {}, validation accuracy"
+    for line in told(settled, outcome.test or outcome.valid):
+        progress.say(line)
+    test = f"; test {outcome.test.headline} (read once)" if outcome.test else ""
+    best = "best epoch {} by validation," if config.loop.choose == "best" else "epoch {}, validation"
     kept = best.format(outcome.best_epoch)
-    progress.say(f"{kept} {outcome.valid.accuracy:.4f}{test}; model in {run.path}")
-
-
-def _calibrated(found: Calibration) -> str:
-    """What was done to the probabilities, in a line."""
-    if found.reason is not None:
-        return f"probabilities as they came (temperature 1): {found.reason}"
-    before, after = (f"{100 * one.ece:.1f}" for one in (found.before, found.after))
-    return (
-        f"probabilities calibrated on {found.rows:,} validation rows: temperature {found.temperature:.2f}, "
-        f"calibration error {before} -> {after} points"
-    )
+    progress.say(f"{kept} {outcome.valid.headline}{test}; model in {run.path}")
 
 
 def usual_preset(source: str | None) -> str:

@@ -15,6 +15,7 @@ from headstart.data.loose import read_loosely
 from headstart.data.membership import Membership
 from headstart.errors import StoreError, UsageError
 from headstart.files import read_json, read_manifest
+from headstart.kinds import Kind
 from headstart.progress import Progress, Quiet
 from headstart.recipes.findings import EXAMPLES, Finding, Inspected, all_of
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
@@ -49,12 +50,17 @@ class FileFacts:
     name: str
     rows: int
     labels: dict[str, int]
-    """Rows of each label."""
+    """Rows of each label; a row may count for several, or none."""
     lengths: tuple[Lengths, ...]
     """In characters, and in tokens or words."""
     context: int | None = None
     beyond: int | None = None
     """Texts with more tokens than the context has room for beside the start token."""
+    kind: Kind = "classes"
+    without: int = 0
+    """Of several labels: rows that have none."""
+    values: dict[str, float] | None = None
+    """Of ratings: lowest, mean and highest."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +171,10 @@ def _short(names: Sequence[str]) -> dict[str, str]:
 
 
 def _facts(one: Inspected, tokenizer: Tokenizer | None, context: int | None, progress: Progress) -> FileFacts:
-    labels = dict(sorted(Counter(row.label for row in one.file.rows if row.label is not None).items()))
+    labels = dict(sorted(Counter(name for row in one.file.rows for name in row.names).items()))
+    numbers = [row.number for row in one.file.rows if row.number is not None]
+    values = {"lowest": min(numbers), "mean": float(np.mean(numbers)), "highest": max(numbers)} if numbers else None
+    without = sum(row.label == "" for row in one.file.rows)
     texts = [row.text for row in one.rows]
     lengths = [Lengths.of("characters", [len(text) for text in texts])]
     beyond = None
@@ -175,7 +184,9 @@ def _facts(one: Inspected, tokenizer: Tokenizer | None, context: int | None, pro
         tokens = list(_tokens(texts, tokenizer, one.short, progress))
         lengths.append(Lengths.of("tokens", tokens))
         beyond = None if context is None else sum(count > context - tokenizer.special.around for count in tokens)
-    return FileFacts(one.file.name, len(one.file.rows), labels, tuple(lengths), context if tokenizer else None, beyond)
+    context = context if tokenizer else None
+    counts = one.file.name, len(one.file.rows), labels, tuple(lengths), context, beyond
+    return FileFacts(*counts, one.file.kind, without, values)
 
 
 def _tokens(texts: Sequence[str], tokenizer: Tokenizer, name: str, progress: Progress) -> Iterator[int]:

@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 from headstart.config import LabelledConfig, TokenizerConfig
 from headstart.data.batches import LabelledRows
 from headstart.data.doubles import Known, Overlap, overlap
-from headstart.data.labelled import LabelledTexts, LabelSet, check_split, read_labelled, split_validation
+from headstart.data.joined import encode_questions
+from headstart.data.labelled import LabelledTexts, Question, read_labelled, split_validation
 from headstart.data.shards import Shards
+from headstart.data.targets import balance_of, check_target, target_of
 from headstart.errors import DataError, UsageError
+from headstart.kinds import Target
 from headstart.progress import Progress
 from headstart.recipes.prepare import is_shards
 from headstart.text.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
@@ -26,8 +29,11 @@ class Part:
     name: str
     texts: tuple[str, ...]
     ids: tuple[NDArray[np.integer], ...]
-    gold: NDArray[np.int64]
+    gold: NDArray[Any]
+    """As the kind of answer has it: indices, rows of 0 and 1, or numbers."""
     sha256: str
+    questions: tuple[Question, ...]
+    """What a model reads: the texts, or pairs of them."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -39,20 +45,19 @@ class Part:
             texts=tuple(self.texts[i] for i in indices),
             ids=tuple(self.ids[i] for i in indices),
             gold=self.gold[np.asarray(indices, dtype=np.int64)],
+            questions=tuple(self.questions[i] for i in indices),
         )
 
-    def describe(self, labels: Sequence[str]) -> dict[str, Any]:
-        """Name, rows, rows a label, and hash: for the record."""
-        counts = np.bincount(self.gold, minlength=len(labels))
-        named = {label: int(n) for label, n in zip(labels, counts, strict=True)}
-        return {"name": self.name, "rows": len(self), "counts": named, "sha256": self.sha256}
+    def describe(self, target: Target) -> dict[str, Any]:
+        """Name, rows, rows a label (or what numbers), and hash: for the record."""
+        return {"name": self.name, "rows": len(self), **target.describe(self.gold), "sha256": self.sha256}
 
 
 @dataclass(frozen=True)
 class LabelledData:
-    """Train, validation and perhaps test, in one tokenizer and one set of labels."""
+    """Train, validation and perhaps test, in one tokenizer, with one thing asked of them."""
 
-    labels: tuple[str, ...]
+    target: Target
     tokenizer: Tokenizer
     train: Part
     valid: Part
@@ -60,6 +65,11 @@ class LabelledData:
     notes: tuple[str, ...]
     leaks: Overlap[int] = field(default_factory=lambda: Overlap({}, {}))
     """The rows of test that (almost) stand in train."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the labels in order."""
+        return self.target.labels
 
     def fingerprints(self) -> dict[str, Any]:
         """A hash of each file's rows and of the tokenizer, by the names a person knows them by."""
@@ -69,7 +79,8 @@ class LabelledData:
     def rows(self, part: Part, context: int, config: LabelledConfig) -> LabelledRows:
         """A part as the model will read it."""
         windows = config.long_texts == "windows"
-        return LabelledRows(part.ids, part.gold, self.tokenizer.special, context=context, windows=windows)
+        special, pair = self.tokenizer.special, self.target.pair
+        return LabelledRows(part.ids, part.gold, special, context=context, windows=windows, pair=pair)
 
 
 def load_data(
@@ -89,11 +100,15 @@ def load_data(
             raise UsageError(
                 f"{name} is both the training and the {role} file; what was learnt by heart proves nothing"
             )
-    given = {name: _read(name, config, progress) for name in (train, valid, test) if name is not None}
+    given = {train: _read(train, config, progress)}
+    same = config.model_copy(update={"task": _kind(given[train])})
+    given |= {name: _read(name, same, progress) for name in (valid, test) if name is not None}
     notes: list[str] = []
     tokenizer = _tokenizer(given[train], tokenizer, tokenizer_config, notes, progress)
     training = _texts(given[train], tokenizer)
-    labels = LabelSet.from_training(training)
+    target = target_of(training, config)
+    if uneven := balance_of(training):
+        notes.append(uneven)
     if valid is None:
         share, rows = config.valid_share, len(training)
         training, validation = split_validation(training, share, seed)
@@ -103,23 +118,23 @@ def load_data(
         )
     else:
         validation = _texts(given[valid], tokenizer)
-        check_split(labels, validation, train)
+        notes += check_target(target, validation, train)
     testing = None
     if test is not None:
         testing = _texts(given[test], tokenizer)
-        check_split(labels, testing, train)
+        notes += check_target(target, testing, train)
     with progress.task("looking for doubles", None, "files"):
         said, leaks = _overlaps(training, validation, testing)
     notes += said
     for note in notes:
         progress.say(note)
     parts = [
-        None if texts is None else encoded(texts, labels, tokenizer, progress)
+        None if texts is None else encoded(texts, target, tokenizer, progress)
         for texts in (training, validation, testing)
     ]
     assert parts[0] is not None
     assert parts[1] is not None
-    return LabelledData(labels.names, tokenizer, parts[0], parts[1], parts[2], tuple(notes), leaks)
+    return LabelledData(target, tokenizer, parts[0], parts[1], parts[2], tuple(notes), leaks)
 
 
 def _overlaps(train: LabelledTexts, valid: LabelledTexts, test: LabelledTexts | None) -> tuple[list[str], Overlap[int]]:
@@ -141,7 +156,14 @@ def _overlaps(train: LabelledTexts, valid: LabelledTexts, test: LabelledTexts | 
             )
     for judged in (valid, test):
         if judged is not None and len(set(judged.labels)) == 1:
-            notes.append(f"{judged.name} has one label only ({judged.labels[0]}): a score on it says little")
+            what = (
+                f"rating only ({judged.labels[0]:g})"
+                if judged.kind == "rating"
+                else "label only ({})".format(
+                    ", ".join(judged.labels[0]) if judged.kind == "labels" else judged.labels[0]
+                )
+            )
+            notes.append(f"{judged.name} has one {what}: a score on it says little")
     return notes, leaks
 
 
@@ -153,9 +175,17 @@ def _read(name: str, config: LabelledConfig, progress: Progress) -> Given:
         shards = Shards.open(Path(name))
         if shards.labels is None:
             raise DataError(f"{name} holds prepared text without labels; prepare it with --labelled")
+        if config.task not in ("auto", "classes") or config.second_column or config.separator:
+            raise DataError(
+                f"{name} is prepared, for one class a text; for labels, ratings or pairs give the file itself"
+            )
         return shards
     progress.say(f"reading {name}")
     return read_labelled(name, config)
+
+
+def _kind(train: Given) -> str:
+    return "classes" if isinstance(train, Shards) else train.kind
 
 
 def _tokenizer(
@@ -194,13 +224,13 @@ def _texts(given: Given, tokenizer: Tokenizer) -> LabelledTexts:
     )
 
 
-def encoded(texts: LabelledTexts, labels: LabelSet, tokenizer: Tokenizer, progress: Progress) -> Part:
+def encoded(texts: LabelledTexts, target: Target, tokenizer: Tokenizer, progress: Progress) -> Part:
     """Labelled texts as token rows."""
     ids: list[NDArray[np.integer]] = []
-    with progress.task(f"encoding {texts.name}", len(texts.texts), "texts") as bar:
-        for start in range(0, len(texts.texts), 1000):
-            bite = texts.texts[start : start + 1000]
-            ids += [np.asarray(row, dtype=np.int32) for row in tokenizer.encode_batch(bite)]
+    questions = texts.questions
+    with progress.task(f"encoding {texts.name}", len(questions), "texts") as bar:
+        for start in range(0, len(questions), 1000):
+            bite = questions[start : start + 1000]
+            ids += [np.asarray(row, dtype=np.int32) for row in encode_questions(tokenizer, bite)]
             bar.advance(len(bite))
-    gold = np.array([labels.index(label) for label in texts.labels], dtype=np.int64)
-    return Part(texts.name, texts.texts, tuple(ids), gold, texts.sha256)
+    return Part(texts.name, texts.texts, tuple(ids), target.gold(texts.labels), texts.sha256, questions)

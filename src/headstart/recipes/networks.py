@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headstart.config import FinetuneConfig, ModelConfig
 from headstart.files import write_json
+from headstart.kinds import AnyEvaluation
 from headstart.layering import layered
 from headstart.progress import Progress
 from headstart.recipes.arms import Source
@@ -80,7 +81,7 @@ def run_network(job: NetworkRun, runtime: Runtime, stop: Stop, progress: Progres
 
 def _rank(outcome: Outcome, place: int) -> tuple[float, float, int]:
     """Validation accuracy; among equals the lower loss, then the earlier setting."""
-    return outcome.valid.accuracy, -outcome.valid.loss, -place
+    return outcome.valid.merit, -outcome.valid.loss, -place
 
 
 def _folder(job: NetworkRun, place: int) -> Path:
@@ -123,7 +124,7 @@ def _cell(
     if scores is None:
         scores = score_texts(outcome.model, rows, runtime, stop.check)
     tried = [
-        {"lr": each.optim.lr, "valid_accuracy": found.valid.accuracy, "valid_loss": found.valid.loss}
+        {"lr": each.optim.lr, "valid_accuracy": found.valid.merit, "valid_loss": found.valid.loss}
         for each, found in zip(settings, outcomes, strict=True)
     ]
     frozen = {"freeze": True} if config.transfer.freeze else {}
@@ -142,11 +143,12 @@ def _cell(
         predictions=tuple(int(label) for label in scores.argmax(axis=1)),
         probabilities=rounded(probabilities(scores).tolist()),
         valid_probabilities=rounded(probabilities(outcome.valid_scores).tolist()) if few else None,
-        temperature=outcome.calibration.temperature,
+        temperature=outcome.settled.temperature,
         tried=tuple(tried) if len(tried) > 1 else (),
         seconds=0.0,
     )
 
 
-def _score(evaluation: Evaluation) -> Score:
+def _score(evaluation: AnyEvaluation) -> Score:
+    assert isinstance(evaluation, Evaluation)  # a comparison is of classes, which is checked when it begins
     return Score(accuracy=evaluation.accuracy, macro_f1=evaluation.macro_f1, confusion=evaluation.confusion)

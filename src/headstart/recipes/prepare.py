@@ -129,6 +129,9 @@ def run_prepare_labelled(
     if shards := _unchanged(out, mark, progress):
         return shards
     texts = read_labelled(path, config)
+    if texts.kind != "classes" or texts.pairs is not None:
+        has = "pairs of texts" if texts.pairs else {"labels": "several labels a text", "rating": "ratings"}[texts.kind]
+        raise DataError(f"{path} has {has}; prepared folders hold one class a text: give the file itself to finetune")
     if labels is None:
         labels = LabelSet.from_training(texts)
     else:

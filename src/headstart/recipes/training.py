@@ -19,7 +19,7 @@ from headstart.config import FinetuneConfig
 from headstart.data.batches import Batch, LabelledRows, shuffled
 from headstart.errors import StoreError
 from headstart.files import read_json, read_manifest, read_sealed, whole_folder, write_sealed
-from headstart.measures import reliability
+from headstart.kinds import AnyEvaluation
 from headstart.model.heads import ClassifierHead, Model
 from headstart.progress import Progress, Task
 from headstart.recipes.classifier import class_weights
@@ -29,14 +29,14 @@ from headstart.store.checkpoint import resume_from, save_checkpoint, steps
 from headstart.store.rundir import RunFolder
 from headstart.store.tensors import load_into, load_tensors, save_tensors
 from headstart.train.average import Average, averaged
-from headstart.train.calibrate import Calibration, calibrate, fold_temperature
-from headstart.train.evaluate import Evaluation, evaluate_scores, score_texts
+from headstart.train.calibrate import fold_affine, fold_temperature
+from headstart.train.evaluate import score_texts
 from headstart.train.loop import StepReport, TrainState, fit
-from headstart.train.objectives import LossSum, classify
+from headstart.train.objectives import LossSum, answering
 from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer, set_trainable
 from headstart.train.pace import TRAINING_SHARE, seconds_a_step
 from headstart.train.schedule import epoch_and_run
-from headstart.train.shares import probabilities
+from headstart.train.settle import Settled, reliability_of, settle
 
 _SECONDS_BETWEEN_SAVES = 20.0
 """At the end of an epoch; `loop.save_every` counts steps besides."""
@@ -49,13 +49,13 @@ class Outcome:
     model: Model[ClassifierHead]
     epochs: tuple[dict[str, Any], ...]
     best_epoch: int
-    valid: Evaluation
-    test: Evaluation | None
+    valid: AnyEvaluation
+    test: AnyEvaluation | None
     valid_scores: NDArray[np.float64]
     test_scores: NDArray[np.float64] | None
     """Scores of the rows over the labels, in file order."""
-    calibration: Calibration
-    """The temperature that stands in the head already."""
+    settled: Settled
+    """What validation settled; the temperature stands in the head already."""
 
 
 class Finetuning:
@@ -76,26 +76,21 @@ class Finetuning:
     ) -> None:
         """`began` is when the clock of `loop.minutes` started, if not now."""
         self.began = time.monotonic() if began is None else began
-        self.run, self.config, self.data, self.runtime, self.stop, self.progress = (
-            run,
-            config,
-            data,
-            runtime,
-            stop,
-            progress,
-        )
+        self.run, self.config, self.data = run, config, data
+        self.runtime, self.stop, self.progress = runtime, stop, progress
         self.model = model.to(runtime.device)
         self.seed = config.runtime.seed
         context = model.backbone.config.context
         self.train, self.valid = (data.rows(part, context, config.labelled) for part in (data.train, data.valid))
         self.test = data.rows(data.test, context, config.labelled) if data.test else None
-        weights = class_weights(config, data.labels, data.train)
-        self.weights = None if weights is None else weights.to(runtime.device)
+        weights = class_weights(config, data.target, data.train)
+        self.target, self.affine = data.target, data.target.affine
+        self.ask = answering(data.target, None if weights is None else weights.to(runtime.device))
         self.rows_a_step = config.loop.batch_size * config.loop.accumulate
         self.pass_steps = -(-len(self.train) // self.rows_a_step)
         self.epoch_steps, self.steps = epoch_and_run(len(self.train), config.loop)
         self.state = self._fresh_state()
-        self.best_epoch, self.best_accuracy, self.best_loss = 0, -1.0, 0.0
+        self.best_epoch, self.best_merit, self.best_loss = 0, -1.0, 0.0
         self.best: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
         """The weights of the best epoch, of backbone and head, in memory until a checkpoint is due."""
         self.loss, self.counted, self.seconds, self.saved = 0.0, 0, 0.0, 0
@@ -126,7 +121,7 @@ class Finetuning:
             restore_optimizer(self.state.optimizer, self.model, moments, self.state.average)
             self.state.step = self.saved = state["step"]
             if state["step"]:
-                self.best_epoch, self.best_accuracy, self.best_loss = state["best"]
+                self.best_epoch, self.best_merit, self.best_loss = state["best"]
                 self.loss, self.counted, self.seconds = state["loss"], state["counted"], state["seconds"]
         try:
             self._train()
@@ -224,7 +219,7 @@ class Finetuning:
         return [self.train.batch(order[first : first + size]) for first in range(0, len(order), size)]
 
     def _objective(self, batch: Batch) -> LossSum:
-        return classify(self.model, batch, self.weights)
+        return self.ask(self.model, batch)
 
     def _end_epoch(self, epoch: int) -> None:
         """Measure on validation, remember the best epoch, save. A stop in the middle leaves the epoch to be ended again."""
@@ -232,37 +227,38 @@ class Finetuning:
             valid = self._evaluate(self.valid)
             watched = self._evaluate(self.test) if self.config.loop.watch_test and self.test else None
             # among equals the lower validation loss, then the earlier epoch
-            better = (valid.accuracy, -valid.loss) > (self.best_accuracy, -self.best_loss)
+            better = (valid.merit, -valid.loss) > (self.best_merit, -self.best_loss)
             if better or not self.best_epoch or self.config.loop.choose == "last":
-                self.best_epoch, self.best_accuracy, self.best_loss = epoch, valid.accuracy, valid.loss
+                self.best_epoch, self.best_merit, self.best_loss = epoch, valid.merit, valid.loss
                 self.best = _copied(self.model.backbone), _copied(self.model.head)
         figures: dict[str, Any] = {
             "epoch": epoch,
             "train_loss": self.loss / self.counted,
             "valid_loss": valid.loss,
-            "valid_accuracy": valid.accuracy,
-            "valid_macro_f1": valid.macro_f1,
+            **{f"valid_{name}": value for name, value in valid.figures().items()},
             "seconds": round(self.seconds, 3),
         }
         if watched:
-            figures["test_accuracy"] = watched.accuracy
+            name = next(iter(watched.figures()))
+            figures[f"test_{name}"] = watched.figures()[name]
         self.run.metrics.write("epoch", **figures)
         self.loss, self.counted, self.seconds = 0.0, 0, 0.0
         self._say(
-            f"epoch {epoch:>2}: train loss {figures['train_loss']:.3f}, validation accuracy {valid.accuracy:.4f}"
+            f"epoch {epoch:>2}: train loss {figures['train_loss']:.3f}, validation {valid.headline}"
             f"{'  best so far' if self.best_epoch == epoch and self.config.loop.choose == 'best' else ''}"
         )
         if time.monotonic() - self.saved_at > _SECONDS_BETWEEN_SAVES:  # what is quickly done again need not be saved
             self._save()
 
-    def _evaluate(self, rows: LabelledRows) -> Evaluation:
+    def _evaluate(self, rows: LabelledRows) -> AnyEvaluation:
         return self._measured(rows, self._scores(rows))
 
-    def _measured(self, rows: LabelledRows, scores: NDArray[np.float64]) -> Evaluation:
-        return evaluate_scores(scores, rows.labels, self.data.labels, 0 if rows.windows else rows.long)
+    def _measured(self, rows: LabelledRows, scores: NDArray[np.float64]) -> AnyEvaluation:
+        return self.target.measure(scores, rows.labels, 0 if rows.windows else rows.long)
 
     def _scores(self, rows: LabelledRows) -> NDArray[np.float64]:
-        return score_texts(self.model, rows, self.runtime, self.stop.check)
+        factor, summand = self.affine
+        return score_texts(self.model, rows, self.runtime, self.stop.check) * factor + summand
 
     @property
     def _best_path(self) -> Path:
@@ -279,7 +275,7 @@ class Finetuning:
                 save_tensors(draft / "backbone.safetensors", self.best[0])
                 save_tensors(draft / "head.safetensors", self.best[1])
         state = {
-            "best": [self.best_epoch, self.best_accuracy, self.best_loss],
+            "best": [self.best_epoch, self.best_merit, self.best_loss],
             "loss": self.loss,
             "counted": self.counted,
             "seconds": self.seconds,
@@ -299,18 +295,23 @@ class Finetuning:
             self.best = next(parts), next(parts)
         load_into(self.model.backbone, self.best[0], str(self._best_path))
         load_into(self.model.head, self.best[1], str(self._best_path))
+        fold_affine(self.model.head, *self.affine)
+        self.affine = 1.0, 0.0  # it stands in the head from here on
         valid_scores, test_scores, test = self._scores(self.valid), None, None
-        calibration = calibrate(valid_scores, self.valid.labels)
-        fold_temperature(self.model.head, calibration.temperature)
-        valid_scores = valid_scores / calibration.temperature
+        settled = settle(self.target, valid_scores, self.valid.labels)
+        self.target = settled.target
+        fold_temperature(self.model.head, settled.temperature)
+        valid_scores = valid_scores / settled.temperature
         valid = self._measured(self.valid, valid_scores)
         if self.test is not None:
             test_scores = self._scores(self.test)
             test = self._measured(self.test, test_scores)
-            calibration = replace(calibration, test=reliability(probabilities(test_scores), self.test.labels))
-            self.run.metrics.write("test", epoch=self.best_epoch, accuracy=test.accuracy, macro_f1=test.macro_f1)
+            if settled.calibration:
+                sure = reliability_of(self.target, test_scores, self.test.labels)
+                settled = replace(settled, calibration=replace(settled.calibration, test=sure))
+            self.run.metrics.write("test", epoch=self.best_epoch, **test.figures())
         epochs = tuple({k: v for k, v in line.items() if k != "kind"} for line in self.run.metrics.read("epoch"))
-        return Outcome(self.model, epochs, self.best_epoch, valid, test, valid_scores, test_scores, calibration)
+        return Outcome(self.model, epochs, self.best_epoch, valid, test, valid_scores, test_scores, settled)
 
 
 def _copied(module: nn.Module) -> dict[str, Tensor]:

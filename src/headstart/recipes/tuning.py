@@ -13,7 +13,8 @@ from statistics import median
 from typing import Any, Literal
 
 from headstart.config import FinetuneConfig
-from headstart.errors import Interrupted, TrainingError
+from headstart.errors import Interrupted, TrainingError, UsageError
+from headstart.evaluations import Evaluation
 from headstart.files import MANIFEST, read_sealed, sha256_of, write_json, write_sealed
 from headstart.layering import layered, nested
 from headstart.progress import Progress, Quiet
@@ -93,7 +94,13 @@ class Tuning:
             seed=self.config.runtime.seed,
             progress=self.progress,
         )
-        class_weights(self.config, self.data.labels, self.data.train)
+        if self.data.target.kind != "classes":
+            has = "several labels a text" if self.data.target.kind == "labels" else "ratings"
+            raise UsageError(
+                f"tune is for one class a text, and {self.inputs['train']} has {has}; run finetune with other settings, "
+                "and compare what its result.json says of validation"
+            )
+        class_weights(self.config, self.data.target, self.data.train)
 
     def go(self, stop: Stop, jobs: int = 1) -> list[Trial]:
         """Run the trials that are not there yet."""
@@ -181,6 +188,7 @@ class Tuning:
         try:
             training = Finetuning(run, config, self.data, model, self.runtime, stop, Quiet(), quiet=True)
             valid = training.go(resume=resume).valid
+            assert isinstance(valid, Evaluation)
             figures = valid.accuracy, valid.loss, valid.macro_f1
         except _Behind:
             state, last = "stopped", run.metrics.read("epoch")[-1]

@@ -20,7 +20,7 @@ from headstart.serve.gate import LOG, Gate
 from headstart.serve.refusals import ERRORS, Refusal
 from headstart.serve.runs import curves_of, report_of, result_of
 from headstart.serve.schema import (
-    Answer,
+    ANSWERS,
     ExplainAnswer,
     ExplainRequest,
     GenerateAnswer,
@@ -84,13 +84,14 @@ def _answers(app: FastAPI, service: Service) -> None:
     async def predict(asked: PredictRequest, request: Request) -> Response:
         """Labels and calibrated probabilities."""
         answers = await _while_there(request, service.predict(asked.all(), asked.abstain, deadline(request, service)))
-        told = [Answer.model_construct(**vars(answer)) for answer in answers]
+        told: Any = [ANSWERS[answer.kind].model_construct(**vars(answer)) for answer in answers]
         return _json(PredictAnswer.model_construct(labels=list(service.labels), predictions=told))
 
     @app.post("/explain", response_model=ExplainAnswer, responses=PROBLEMS)
     async def explain(asked: ExplainRequest, request: Request) -> Response:
         """How much each word spoke for a label."""
-        found, cut = await _while_there(request, service.explain(asked.text, asked.label, deadline(request, service)))
+        text = asked.text if asked.pair is None else (asked.text, asked.pair)
+        found, cut = await _while_there(request, service.explain(text, asked.label, deadline(request, service)))
         words = [Weight(text=word.text, weight=word.weight) for word in found.words]
         told = ExplainAnswer(
             label=found.label,
@@ -151,6 +152,7 @@ def _about(app: FastAPI, service: Service, gate: Gate) -> None:
                 "version": __version__,
                 "task": bundle.task,
                 "labels": list(bundle.labels),
+                "target": bundle.target.facts(),
                 "context": bundle.config.context,
                 "windows": bundle.windows,
                 "precisions": [row["wanted"] for row in calibration.get("thresholds", [])],

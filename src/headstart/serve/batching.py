@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.predict.predictor import Question
 from headstart.serve.metrics import Metrics
 from headstart.serve.refusals import Refusal, too_late
 
@@ -61,7 +62,7 @@ class Batcher:
 
     def __init__(
         self,
-        encode: Callable[[Sequence[str]], list[Ids]],
+        encode: Callable[[Sequence[Question]], list[Ids]],
         score: Callable[[Sequence[Ids]], Shares],
         shape: Callable[[int], Shape],
         *,
@@ -85,13 +86,13 @@ class Batcher:
         self._load = 0
         """The padded tokens of those, and of the batch in hand."""
 
-    async def ask(self, texts: Sequence[str], deadline: float) -> tuple[list[Ids], Shares]:
+    async def ask(self, texts: Sequence[Question], deadline: float) -> tuple[list[Ids], Shares]:
         """The tokens of each text and the probabilities of each label; refused when there is no room or no time."""
         self._admit(len(texts), deadline)
         self.waiting += len(texts)
         asked = None
         try:
-            if sum(map(len, texts)) <= _INLINE:
+            if sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts) <= _INLINE:
                 ids = self._encode(texts)
             else:
                 ids = await asyncio.get_running_loop().run_in_executor(self._encoder, self._encode, texts)

@@ -12,7 +12,12 @@ CURVES = {
     "epoch": ("epoch", (("train_loss", "loss on train"), ("valid_loss", "loss on validation"))),
     "evaluation": ("step", (("loss", "loss on held-out text"),)),
 }
-ACCURACY = ("valid_accuracy", "accuracy on validation")
+MEASURES = (
+    ("Accuracy", "valid_accuracy", "accuracy on validation"),
+    ("Micro-F1", "valid_micro_f1", "micro-F1 on validation"),
+    ("RMSE", "valid_rmse", "RMSE on validation"),
+)
+"""Each kind of answer has one of them."""
 
 
 def curves_of(run: RunFolder | None) -> list[dict[str, Any]]:
@@ -27,7 +32,8 @@ def curves_of(run: RunFolder | None) -> list[dict[str, Any]]:
     for kind, (x, names) in CURVES.items():
         own = [line for line in lines if line.get("kind") == kind]
         charts += _chart("Loss", x, own, names)
-        charts += _chart("Accuracy", x, own, (ACCURACY,))
+        for title, key, words in MEASURES:
+            charts += _chart(title, x, own, ((key, words),))
     return charts
 
 
@@ -56,6 +62,10 @@ def result_of(run: RunFolder | None) -> dict[str, float]:
         ("test", "accuracy"): "accuracy on test",
         ("test", "macro_f1"): "macro-F1 on test",
         ("valid", "accuracy"): "accuracy on validation",
+        ("test", "micro_f1"): "micro-F1 on test",
+        ("valid", "micro_f1"): "micro-F1 on validation",
+        ("test", "mae"): "mean absolute error on test",
+        ("valid", "mae"): "mean absolute error on validation",
         ("held_out", "perplexity"): "perplexity of held-out text",
         ("held_out", "bits_per_byte"): "bits per byte of held-out text",
     }

@@ -24,12 +24,16 @@ class _Told(BaseModel):
 
 
 class PredictRequest(_Asked):
-    """One text or several."""
+    """One text or several; of a model that reads pairs, the second text of each beside it."""
 
     text: Text | None = None
     """One text; or give `texts`."""
+    pair: Text | None = None
+    """The second text that belongs to `text`."""
     texts: list[Text] | None = Field(None, min_length=1)
     """Several texts; answers come in their order."""
+    pairs: list[Text] | None = Field(None, min_length=1)
+    """The second texts that belong to `texts`, as many."""
     abstain: float | None = Field(None, gt=0, lt=1)
     """The share of answers that should be right, such as 0.95; what is not sure enough for it is `abstain`."""
 
@@ -37,11 +41,17 @@ class PredictRequest(_Asked):
     def _one_of_them(self) -> Self:
         if (self.text is None) == (self.texts is None):
             raise ValueError("give either text or texts")
+        if (self.pair is not None and self.text is None) or (self.pairs is not None and self.texts is None):
+            raise ValueError("pair goes with text, and pairs with texts")
+        if self.texts is not None and self.pairs is not None and len(self.texts) != len(self.pairs):
+            raise ValueError(f"texts has {len(self.texts)} and pairs {len(self.pairs)}; expected as many")
         return self
 
-    def all(self) -> list[str]:
-        """The texts, however they were given."""
-        return [self.text] if self.text is not None else list(self.texts or ())
+    def all(self) -> list[str | tuple[str, str]]:
+        """The texts, or pairs of them, however they were given."""
+        texts = [self.text] if self.text is not None else list(self.texts or ())
+        seconds = [self.pair] if self.pair is not None else self.pairs
+        return list(texts) if seconds is None else list(zip(texts, seconds, strict=True))
 
 
 class Answer(_Told):
@@ -58,17 +68,44 @@ class Answer(_Told):
     abstained: bool
 
 
-class PredictAnswer(_Told):
-    """The answers in the order of the texts."""
+class LabelsAnswer(_Told):
+    """The answer to one text of a model that gives any number of labels."""
 
     labels: list[str]
-    predictions: list[Answer]
+    """Those whose probability reaches their threshold."""
+    probabilities: dict[str, float]
+    """Of every label by itself, in label order; calibrated on validation."""
+    truncated: bool
+
+
+class RatingAnswer(_Told):
+    """The answer to one text of a model that gives a number."""
+
+    value: float
+    """Within the bounds that `/about` names."""
+    truncated: bool
+
+
+class PredictAnswer(_Told):
+    """The answers in the order of the texts; `/about` says of which kind."""
+
+    labels: list[str]
+    predictions: list[Answer] | list[LabelsAnswer] | list[RatingAnswer]
+
+
+ANSWERS: dict[str, type[Answer | LabelsAnswer | RatingAnswer]] = {
+    "classes": Answer,
+    "labels": LabelsAnswer,
+    "rating": RatingAnswer,
+}
 
 
 class ExplainRequest(_Asked):
     """A text, and the label that is to be explained: the classifier's own answer, if none is named."""
 
     text: Text
+    pair: Text | None = None
+    """The second text, of a model that reads pairs."""
     label: Text | None = None
 
 

@@ -2,16 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 from headstart.config import RuntimeConfig
 from headstart.errors import HeadstartError
-from headstart.predict.explain import Explanation, explain
+from headstart.predict.answers import AnyPrediction
+from headstart.predict.explain import RATING, Explanation, explain
 from headstart.predict.generate import Sampling, load_language, next_pieces, pieces_of
-from headstart.predict.predictor import Prediction, Predictor
+from headstart.predict.predictor import Predictor, Question
 from headstart.serve.batching import Batcher, Shape
 from headstart.serve.metrics import Metrics
 from headstart.serve.refusals import Refusal, too_late
@@ -78,13 +79,13 @@ class Service:
         """Whether whatever is asked will be read."""
         return self.predictor is None or (self._reader is not None and not self._reader.done())
 
-    async def predict(self, texts: list[str], abstain: float | None, deadline: float) -> list[Prediction]:
+    async def predict(self, texts: Sequence[Question], abstain: float | None, deadline: float) -> list[AnyPrediction]:
         """Labels and probabilities, in the order of the texts."""
         predictor = self._classifier("predict")
         if len(texts) > self.config.texts:
             raise Refusal(422, f"a request may have {self.config.texts} texts, this one has {len(texts)}")
         for place, text in enumerate(texts):
-            self._check(text, f"texts[{place}]")
+            self._check_question(text, f"texts[{place}]", f"pairs[{place}]")
         least = self._asked_rightly(lambda: predictor.least(abstain))
         assert self._batcher is not None
         ids, shares = await self._batcher.ask(texts, deadline)
@@ -92,12 +93,13 @@ class Service:
         self.metrics.events["truncated"] += sum(answer.truncated for answer in answers)
         return answers
 
-    async def explain(self, text: str, label: str | None, deadline: float) -> tuple[Explanation, bool]:
+    async def explain(self, text: Question, label: str | None, deadline: float) -> tuple[Explanation, bool]:
         """Words and weights, and whether the end was not read."""
         predictor = self._classifier("explain")
-        self._check(text, "text")
-        if label is not None and label not in self.labels:
-            raise Refusal(422, f"there is no label {label!r:.60}; the labels are {', '.join(self.labels)}")
+        self._check_question(text, "text", "pair")
+        labels = self.labels or (RATING,)
+        if label is not None and label not in labels:
+            raise Refusal(422, f"there is no label {label!r:.60}; the labels are {', '.join(labels)}")
 
         def work() -> tuple[Explanation, bool]:
             longest = self.bundle.config.context - self.bundle.tokenizer.special.around
@@ -158,6 +160,16 @@ class Service:
         if not text.strip() and not may_be_empty:
             raise Refusal(422, f"{name} is empty; there is nothing to read")
 
+    def _check_question(self, text: Question, name: str, second: str) -> None:
+        """A text for a model that reads one, two for one that reads pairs."""
+        if isinstance(text, str) == self.bundle.target.pair:
+            pairs = "reads pairs: give pair beside text, or pairs beside texts"
+            raise Refusal(
+                422, f"this model {pairs if isinstance(text, str) else 'reads one text; leave out pair and pairs'}"
+            )
+        for part, called in zip((text,) if isinstance(text, str) else text, (name, second), strict=False):
+            self._check(part, called)
+
     def _classifier(self, verb: str) -> Predictor:
         if self.predictor is None:
             raise Refusal(404, f"this server holds a language model; /{verb} needs a classifier")
@@ -177,7 +189,8 @@ class Service:
     def _warm_up(self) -> None:
         """The first text is slow: let it be ours."""
         if self.predictor is not None:
-            self._model.submit(self.predictor.predict, ["a text"]).result()
+            text: Question = ("a text", "a text") if self.bundle.target.pair else "a text"
+            self._model.submit(self.predictor.predict, [text]).result()
         else:
             self._model.submit(
                 next_pieces, self.bundle.model, self.bundle.tokenizer, "a text", 1, self.runtime

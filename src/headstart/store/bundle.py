@@ -21,6 +21,7 @@ from headstart.files import (
     whole_folder,
     write_json,
 )
+from headstart.kinds import Classes, Target, target_from
 from headstart.layering import explain
 from headstart.model.backbone import Backbone
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
@@ -52,6 +53,8 @@ class Bundle:
     objective: str
     """What it learnt by: causal, masked, hybrid, or classify."""
     about: dict[str, Any]
+    target: Target
+    """What its answers are: classes, labels or a rating."""
 
     @property
     def name(self) -> str:
@@ -71,6 +74,7 @@ def save_bundle(
     tokenizer: Tokenizer,
     *,
     labels: tuple[str, ...] = (),
+    target: Target | None = None,
     windows: bool = False,
     visibility: Visibility = "causal",
     objective: str = "classify",
@@ -81,12 +85,15 @@ def save_bundle(
     """Write a bundle whole.
 
     Args:
+        target: what the answers are; without it, one of `labels`.
         storage: what the weights are kept in; they are computed in fp32 in any case.
         about: figures and origins worth keeping with the model (result, receipt, data); plain values. Files in it are
             kept by their names, without their folders.
         extra: further files, by name.
     """
     task: Task = "language" if isinstance(model.head, LanguageHead) else "classify"
+    target = target or Classes(labels)
+    labels = target.labels
     with whole_folder(folder, kind="bundle", about={"task": task, "labels": list(labels)}) as draft:
         (draft / "tokenizer").mkdir()
         tokenizer.save(draft / "tokenizer")
@@ -98,6 +105,7 @@ def save_bundle(
             "vocab_size": model.backbone.vocab_size,
             "tokenizer": tokenizer.digest,
             "labels": list(labels),
+            "target": target.facts() if task == "classify" else None,
             "windows": windows,
             "visibility": visibility,
             "objective": objective,
@@ -155,6 +163,7 @@ def load_bundle(folder: Path, *, task: Task | None = None) -> Bundle:
         objective = str(facts["objective"])
         if found not in get_args(Task) or not all(isinstance(label, str) for label in facts["labels"]):
             raise ValueError(f"it holds a model for {found!r}, with labels {facts['labels']!r}"[:200])
+        target = target_from(facts.get("target"), labels)
     except ValidationError as error:
         raise StoreError(f"{path / 'bundle.json'} is damaged: {explain(error, ModelConfig)}") from None
     except (KeyError, TypeError, ValueError, OverflowError) as error:  # JSON of Python's has an Infinity
@@ -169,17 +178,21 @@ def load_bundle(folder: Path, *, task: Task | None = None) -> Bundle:
     if tokenizer.digest != facts.get("tokenizer") or tokenizer.vocab_size > vocab_size:
         raise StoreError(f"{path / 'tokenizer'} is not the tokenizer this model was trained with")
     head: LanguageHead | ClassifierHead
-    classes = len(labels)
+    classes, bias = target.outputs, target.kind == "rating"
     weights = {part: load_weights(path / f"{part}.safetensors") for part in ("backbone", "head")}
     # before anything is built: a shape that asks for all the memory there is must have the weights to show for it
-    told = ledger(config, vocab_size, None if found == "language" else classes, reading=visibility).total
+    told = ledger(config, vocab_size, None if found == "language" else classes, reading=visibility, bias=bias).total
     saved = sum(tensor.numel() for part in weights.values() for tensor in part.values())
     if told != saved:
         raise StoreError(
             f"{path / 'bundle.json'} is damaged: it speaks of {told:,} parameters, the files hold {saved:,}"
         )
     backbone = Backbone(config, vocab_size)
-    head = LanguageHead(config, vocab_size) if found == "language" else ClassifierHead(config, classes, visibility)
+    head = (
+        LanguageHead(config, vocab_size)
+        if found == "language"
+        else ClassifierHead(config, classes, visibility, bias=bias)
+    )
     load_into(backbone, weights["backbone"], str(path / "backbone.safetensors"))
     load_into(head, weights["head"], str(path / "head.safetensors"))
-    return Bundle(path, found, Model(backbone, head), tokenizer, labels, windows, visibility, objective, about)
+    return Bundle(path, found, Model(backbone, head), tokenizer, labels, windows, visibility, objective, about, target)

@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from headstart.files import README
-from headstart.measures import wilson
-from headstart.store.origins import HELD_OUT, renamed, without_folders
+from headstart.store.card_figures import calibration_of, figures_of, gives, results_of, rows_of
+from headstart.store.naming import bare as bare
+from headstart.store.naming import identifier
+from headstart.store.naming import plain as plain
+from headstart.store.origins import HELD_OUT, renamed
 from headstart.version import __version__
 
 CARD = README
@@ -31,7 +34,7 @@ def model_card(facts: Mapping[str, Any], parameters: int) -> str:
         f"---\n{_metadata(facts)}---\n",
         *(_classifier(facts, about) if classifier else _language_model(facts, about)),
         _shape(facts, parameters),
-        _use(classifier, facts),
+        _use(facts, classifier),
         _limits(facts, about, classifier),
     ]
     return "\n".join(part for part in parts if part)
@@ -42,7 +45,7 @@ def _metadata(facts: Mapping[str, Any]) -> str:
     task = facts["task"]
     pipeline = _PIPELINES.get(task) or _PIPELINES.get(facts["objective"], "text-generation")
     tags = ["headstart", "pytorch", "safetensors", pipeline]
-    results = _classifier_results(facts) if task == "classify" else _language_results(facts)
+    results = results_of(facts) if task == "classify" else _language_results(facts)
     metrics = list(dict.fromkeys(metric["type"] for result in results for metric in result["metrics"]))
     index = [{"name": _title(facts), "results": [{"task": {"type": pipeline}} | result for result in results]}]
     origin = facts["about"].get("starter") or {}
@@ -60,21 +63,6 @@ def _title(facts: Mapping[str, Any]) -> str:
     return "Headstart classifier" if facts["task"] == "classify" else f"Headstart language model ({facts['objective']})"
 
 
-def _classifier_results(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    about = facts["about"]
-    found = []
-    for part, split in (("test", "test"), ("valid", "validation")):
-        score, data = about.get(part), about.get("data", {}).get(part)
-        if score and data:
-            name = bare(data["name"])
-            metrics = [
-                {"type": "accuracy", "value": round(score["accuracy"], 4)},
-                {"type": "f1", "value": round(score["macro_f1"], 4), "name": "macro-F1"},
-            ]
-            found.append({"dataset": {"name": name, "type": _identifier(name), "split": split}, "metrics": metrics})
-    return found
-
-
 def _language_results(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     held, sources = facts["about"].get("held_out"), facts["about"].get("sources") or []
     if not held:
@@ -82,53 +70,21 @@ def _language_results(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     first = bare(str(sources[0]["name"])) if sources else "pretraining text"
     name = f"held-out documents of {first}" + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
     metrics = [{"type": "perplexity", "value": round(held["perplexity"], 3)}]
-    return [{"dataset": {"name": name, "type": _identifier(first), "split": "held-out"}, "metrics": metrics}]
+    return [{"dataset": {"name": name, "type": identifier(first), "split": "held-out"}, "metrics": metrics}]
 
 
 def _classifier(facts: Mapping[str, Any], about: Mapping[str, Any]) -> list[str]:
-    labels = ", ".join(f"`{plain(label)}`" for label in facts["labels"])
     source = about.get("source")
     start = "random weights" if source in (None, "scratch") else f"the pretrained model `{bare(str(source))}`"
     made = f"Fine-tuned with Headstart {__version__} from {start}; the epoch was chosen on validation."
-    head = f"# {_title(facts)}\n\nIt gives a text one of {len(facts['labels'])} labels: {labels}. {_imported(about) or made}\n"
-    rows = ["| split | accuracy | 95 % interval | macro-F1 | rows |", "|---|---|---|---|---|"]
-    for part, name in (("valid", "validation (it chose the epoch)"), ("test", "test (read once)")):
-        score = about.get(part)
-        if score:
-            low, high = wilson(round(score["accuracy"] * score["rows"]), score["rows"])
-            share = f"{100 * score['accuracy']:.1f} % | {100 * low:.1f} to {100 * high:.1f}"
-            rows.append(f"| {name} | {share} | {score['macro_f1']:.3f} | {score['rows']:,} |")
-    note = "Intervals are over the rows alone (Wilson's): one training run cannot show the luck of training."
-    figures = "\n".join(["## Figures", "", *rows, "", note, ""]) if len(rows) > 2 else ""
-    return [head, figures, _calibration(about), _labelled_data(about)]
-
-
-def _calibration(about: Mapping[str, Any]) -> str:
-    found = about.get("calibration")
-    if not found:
-        return ""
-    if found.get("reason"):
-        first = f"Probabilities are as they came (temperature 1): {found['reason']}."
-    else:
-        fitted = f"fitted on {found['rows']:,} validation rows"
-        first = f"Scores were divided by a temperature of {found['temperature']:.2f}, {fitted}."
-    lines = ["## Calibration", "", first]
-    for part, name in (("test", "test"), ("after", "validation, each row by a temperature fitted without it")):
-        one = found.get(part)
-        if one:
-            span = f"95 % interval {100 * one['low']:.1f} to {100 * one['high']:.1f}"
-            lines.append(f"Calibration error on {name}: {100 * one['ece']:.1f} points ({span}, {one['rows']:,} rows).")
-    return "\n".join([*lines, ""])
+    head = f"# {_title(facts)}\n\n{gives(facts)} {_imported(about) or made}\n"
+    return [head, figures_of(facts), calibration_of(about), _labelled_data(about)]
 
 
 def _labelled_data(about: Mapping[str, Any]) -> str:
-    data = about.get("data") or {}
-    rows = ["| split | file | rows | labels | sha256 of the rows |", "|---|---|---|---|---|"]
-    for name, split in data.items():
-        counts = ", ".join(f"{plain(label)} {count:,}" for label, count in split["counts"].items())
-        rows.append(f"| {name} | `{bare(split['name'])}` | {split['rows']:,} | {counts} | `{split['sha256']}` |")
+    rows = rows_of(about)
     notes = [f"- {note}" for note in _notes(about)]
-    return "\n".join(["## Data", "", *rows, "", *notes, *([""] if notes else [])]) if data else ""
+    return "\n".join(["## Data", "", *rows, "", *notes, *([""] if notes else [])]) if rows else ""
 
 
 def _notes(about: Mapping[str, Any]) -> list[str]:
@@ -225,12 +181,15 @@ def _shape(facts: Mapping[str, Any], parameters: int) -> str:
     )
 
 
-def _use(classifier: bool, facts: Mapping[str, Any]) -> str:
+def _use(facts: Mapping[str, Any], classifier: bool) -> str:
     starter = facts["about"].get("starter")
     place = f"starter:{starter['name']}" if starter else "path/to/this/folder"
     if classifier:
-        lines = ['headstart predict path/to/this/folder "a text you wonder about"']
-        python = 'import headstart\n\nprint(headstart.load("path/to/this/folder").predict(["a text you wonder about"]))'
+        texts, asked = '"a text you wonder about"', '"a text you wonder about"'
+        if (facts.get("target") or {}).get("pair"):
+            texts, asked = '"the first text" "the second"', '("the first text", "the second")'
+        lines = [f"headstart predict path/to/this/folder {texts}"]
+        python = f'import headstart\n\nprint(headstart.load("path/to/this/folder").predict([{asked}]))'
     else:
         lines = [f"headstart finetune train.csv --from {place} --out runs/clf"]
         if facts["objective"] != "masked":
@@ -238,6 +197,13 @@ def _use(classifier: bool, facts: Mapping[str, Any]) -> str:
         python = f'import headstart\n\nheadstart.finetune("train.csv", source="{place}", out="runs/clf")'
     shell = "\n".join(lines)
     return f"## How to use it\n\nWith Headstart installed:\n\n```sh\n{shell}\n```\n\n```python\n{python}\n```\n"
+
+
+_ALWAYS = {
+    "classes": "- It always gives one of its labels, also to a text with none of them; `--abstain` withholds unsure answers.",
+    "labels": "- It knows its own labels only: a text that has another one gets those that fit, or none.",
+    "rating": "- It always gives a number, also to a text that says nothing of it, and none outside of its bounds.",
+}
 
 
 def _limits(facts: Mapping[str, Any], about: Mapping[str, Any], classifier: bool) -> str:
@@ -254,9 +220,7 @@ def _limits(facts: Mapping[str, Any], about: Mapping[str, Any], classifier: bool
     if classifier:
         long = "read in windows" if facts["windows"] else "cut, so that what stands later is not read"
         lines.append(f"- Texts beyond {facts['model']['context']:,} tokens are {long}.")
-        lines.append(
-            "- It always gives one of its labels, also to a text that has none of them; `--abstain` withholds unsure answers."
-        )
+        lines.append(_ALWAYS[(facts.get("target") or {}).get("kind", "classes")])
         if _imported(about):
             lines.append("- It was trained elsewhere and not measured here.")
         elif not about.get("test"):
@@ -264,23 +228,3 @@ def _limits(facts: Mapping[str, Any], about: Mapping[str, Any], classifier: bool
     else:
         lines.append("- What it writes is not true because it reads well; it may repeat passages of its training text.")
     return "\n".join(["## Limits", "", *lines, ""])
-
-
-def bare(name: str) -> str:
-    """A file's name without its folders, for a page that others will read.
-
-    >>> bare("/home/jane/data/train.csv"), bare(r"C:\\\\Users\\\\jane\\\\base"), bare("held-out rows of a/train.csv")
-    ('train.csv', 'base', 'held-out rows of train.csv')
-    """
-    return plain(without_folders(name)) or "(unnamed)"
-
-
-def plain(text: str) -> str:
-    """Words that cannot become markup, metadata or a table's edge."""
-    line = "".join(mark if mark.isprintable() else " " for mark in text)
-    return " ".join(re.sub(r"[`|<>\[\]]", " ", line).split())
-
-
-def _identifier(name: str) -> str:
-    """A name as hubs write data sets."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "data"

@@ -64,25 +64,30 @@ class Calibration:
         return asdict(self)
 
 
-def calibrate(scores: Floats, gold: Ints) -> Calibration:
-    """Fit a temperature on validation scores (N, C), and measure it."""
-    temperature, reason = fit_temperature(scores, gold)
+def calibrate(scores: Floats, gold: Ints, each: int = 1) -> Calibration:
+    """Fit a temperature on validation scores (N, C), and measure it.
+
+    Args:
+        each: so many scores after one another belong to one text, as where a text has several labels.
+    """
+    temperature, reason = fit_temperature(scores, gold, each)
+    fitted = _cross_fitted(scores, gold, each) if reason is None else scores
     return Calibration(
         temperature=temperature,
         reason=reason,
-        rows=len(gold),
+        rows=len(gold) // each,
         before=reliability(probabilities(scores), gold),
-        after=reliability(probabilities(_cross_fitted(scores, gold) if reason is None else scores), gold),
+        after=reliability(probabilities(fitted), gold),
         test=None,
-        thresholds=thresholds(probabilities(scores / temperature), gold),
+        thresholds=thresholds(probabilities(scores / temperature), gold) if each == 1 else (),
     )
 
 
-def fit_temperature(scores: Floats, gold: Ints) -> tuple[float, str | None]:
+def fit_temperature(scores: Floats, gold: Ints, each: int = 1) -> tuple[float, str | None]:
     """The temperature of least log-loss, or 1 and the reason why none can be fitted."""
     answers = scores.argmax(axis=1)
-    if len(gold) < FEWEST:
-        return 1.0, f"{len(gold)} validation rows are too few to fit on (at least {FEWEST})"
+    if len(gold) < FEWEST * each:
+        return 1.0, f"{len(gold) // each} validation rows are too few to fit on (at least {FEWEST})"
     if len(np.unique(gold)) == 1:
         return 1.0, "the validation rows have one label only"
     if (answers == gold).all():
@@ -104,6 +109,17 @@ def fold_temperature(head: "ClassifierHead", temperature: float) -> None:
     with torch.no_grad():
         for parameter in head.linear.parameters():
             parameter.div_(temperature)
+
+
+def fold_affine(head: "ClassifierHead", factor: float, summand: float) -> None:
+    """Multiply the last layer and add to its bias, so that its scores come out so; 1 and 0 change nothing."""
+    import torch
+
+    if (factor, summand) == (1.0, 0.0):
+        return
+    with torch.no_grad():
+        head.linear.weight.mul_(factor)
+        head.linear.bias.mul_(factor).add_(summand)
 
 
 def thresholds(shares: Floats, gold: Ints) -> tuple[Threshold, ...]:
@@ -139,12 +155,12 @@ def thresholds(shares: Floats, gold: Ints) -> tuple[Threshold, ...]:
     return tuple(found)
 
 
-def _cross_fitted(scores: Floats, gold: Ints) -> Floats:
+def _cross_fitted(scores: Floats, gold: Ints, each: int = 1) -> Floats:
     """Scores of each row by the temperature of the others: what was fitted on a row says nothing of it."""
-    fold_of = np.random.default_rng(0).permutation(len(gold)) % FOLDS
+    fold_of = np.repeat(np.random.default_rng(0).permutation(len(gold) // each) % FOLDS, each)
     out = np.empty_like(scores)
     for fold in range(FOLDS):
         own = fold_of == fold
-        temperature, _ = fit_temperature(scores[~own], gold[~own])
+        temperature, _ = fit_temperature(scores[~own], gold[~own], each)
         out[own] = scores[own] / temperature
     return out

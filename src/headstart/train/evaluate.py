@@ -1,9 +1,9 @@
 """Measuring: a language model on held-out text, a classifier on labelled rows. Nothing here learns."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from headstart.data.batches import Batch, CausalRows, LabelledRows
+from headstart.evaluations import ClassResult as ClassResult
+from headstart.evaluations import Evaluation as Evaluation
+from headstart.evaluations import evaluate_scores as evaluate_scores
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
 from headstart.runtime import Runtime
 from headstart.train.objectives import class_scores, predict_tokens
-from headstart.train.shares import log_loss
 
 EVALUATION_TOKENS = 8192
 """Padded tokens a batch when nothing is learnt; batches are made by length, so little of it is padding."""
@@ -67,36 +69,6 @@ def score_language(
     return LanguageScore(loss, perplexity, bits, tokens, text_bytes)
 
 
-@dataclass(frozen=True)
-class ClassResult:
-    """How one label fared."""
-
-    label: str
-    precision: float
-    recall: float
-    f1: float
-    rows: int
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """How a classifier fared on labelled rows."""
-
-    labels: tuple[str, ...]
-    rows: int
-    accuracy: float
-    macro_f1: float
-    loss: float
-    per_class: tuple[ClassResult, ...]
-    confusion: tuple[tuple[int, ...], ...]
-    """Rows are the true labels, columns the predicted ones."""
-    truncated: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
-
 def score_texts(
     model: Model[ClassifierHead],
     rows: LabelledRows,
@@ -116,30 +88,3 @@ def score_texts(
             if done:
                 done(len(indices))
     return scores
-
-
-def evaluate_scores(
-    scores: NDArray[np.float64], gold: NDArray[np.int64], labels: Sequence[str], truncated: int = 0
-) -> Evaluation:
-    """Accuracy, macro-F1, loss, per class and confusion. A label that neither occurs nor is predicted is left out."""
-    predicted = scores.argmax(axis=1)
-    confusion = np.zeros((len(labels), len(labels)), dtype=np.int64)
-    np.add.at(confusion, (gold, predicted), 1)
-    hits = np.diag(confusion).astype(float)
-    precision = hits / np.maximum(confusion.sum(axis=0), 1)
-    recall = hits / np.maximum(confusion.sum(axis=1), 1)
-    both = confusion.sum(axis=0) + confusion.sum(axis=1)
-    f1 = 2 * hits / np.maximum(both, 1)
-    return Evaluation(
-        labels=tuple(labels),
-        rows=len(gold),
-        accuracy=float((predicted == gold).mean()),
-        macro_f1=float(f1[both > 0].mean()),
-        loss=log_loss(scores, gold),
-        per_class=tuple(
-            ClassResult(label, float(precision[i]), float(recall[i]), float(f1[i]), int(confusion[i].sum()))
-            for i, label in enumerate(labels)
-        ),
-        confusion=tuple(tuple(int(n) for n in row) for row in confusion),
-        truncated=truncated,
-    )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from headstart.config import PADDING, UNSCORED
 from headstart.data.batches import Batch
+from headstart.kinds import Rating, Target
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
 from headstart.train.losses import linear_cross_entropy
 
@@ -39,6 +41,16 @@ def token_loss(model: Model[LanguageHead], hidden_BTD: Tensor, batch: Batch) -> 
     return linear_cross_entropy(hidden_ND, weight, bias, targets[places], compiled=model.backbone.compiled)
 
 
+Answering = Callable[[Model[ClassifierHead], Batch], LossSum]
+
+
+def answering(target: Target, weights: Tensor | None = None) -> Answering:
+    """What a model that answers `target` is asked."""
+    if isinstance(target, Rating):
+        return partial(rate, target=target)
+    return partial(label_each if target.kind == "labels" else classify, weights=weights)
+
+
 def class_scores(model: Model[ClassifierHead], batch: Batch) -> Tensor:
     """Scores of each text over the labels; of a text in several windows, their mean."""
     assert batch.lengths_B is not None
@@ -60,3 +72,16 @@ def classify(model: Model[ClassifierHead], batch: Batch, weights: Tensor | None 
     total = F.cross_entropy(class_scores(model, batch), batch.targets, weight=weights, reduction="sum")
     count = batch.scored if weights is None else float(weights[batch.targets].sum())
     return LossSum(total, count)
+
+
+def label_each(model: Model[ClassifierHead], batch: Batch, weights: Tensor | None = None) -> LossSum:
+    """Each label of each text by itself, yes or no; of a text the mean over the labels, the yes weighted if asked."""
+    scores = class_scores(model, batch)
+    total = F.binary_cross_entropy_with_logits(scores, batch.targets, pos_weight=weights, reduction="sum")
+    return LossSum(total / scores.shape[1], batch.scored)
+
+
+def rate(model: Model[ClassifierHead], batch: Batch, target: Rating) -> LossSum:
+    """The number of each text, in units of the training rows' spread around their mean: the squared error."""
+    wanted = (batch.targets - target.mean) / target.spread
+    return LossSum(F.mse_loss(class_scores(model, batch)[:, 0], wanted, reduction="sum"), batch.scored)

@@ -70,9 +70,33 @@ function bars(list, rows) {
 
 // a text and its label
 
+/** What is asked: a text, and the second one where the model reads pairs. */
+const asked = (text) => (about.target.pair ? { text, pair: $("second").value } : { text });
+
+/** The answer in words, by its kind, and the bars below it. */
+const KINDS = {
+  classes: (found) => {
+    const likeliest = Object.entries(found.probabilities).sort((a, b) => b[1] - a[1])[0][0];
+    bars($("shares"), Object.entries(found.probabilities).map(([name, share]) => [name, share, percent(share)]));
+    return { label: likeliest, words: found.abstained
+      ? `Left open: ${likeliest} would be ${percent(found.probability)}` : `${found.label}, ${percent(found.probability)}` };
+  },
+  labels: (found) => {
+    const rows = Object.entries(found.probabilities);
+    bars($("shares"), rows.map(([name, share]) => [name, share,
+      `${percent(share)}${found.labels.includes(name) ? " ✓" : ""} (from ${percent(about.target.thresholds[name])})`]));
+    return { label: rows.sort((a, b) => b[1] - a[1])[0][0], words: found.labels.join(", ") || "None of its labels" };
+  },
+  rating: (found) => {
+    const { lowest, highest } = about.target;
+    bars($("shares"), [[`${lowest} to ${highest}`, (found.value - lowest) / (highest - lowest), found.value.toFixed(2)]]);
+    return { label: "rating", words: found.value.toFixed(2) };
+  },
+};
+
 async function classify(text, signal) {
   const answer = $("answer");
-  if (!text.trim()) {
+  if (!text.trim() || (about.target.pair && !$("second").value.trim())) {
     answer.className = "answer plain";
     answer.textContent = "Nothing typed yet.";
     $("remark").hidden = $("why").hidden = true;
@@ -81,17 +105,15 @@ async function classify(text, signal) {
   }
   try {
     const wanted = $("precision").value;
-    const body = wanted ? { text, abstain: Number(wanted) } : { text };
+    const body = wanted ? { ...asked(text), abstain: Number(wanted) } : asked(text);
     const found = (await (await ask("predict", body, signal)).json()).predictions[0];
-    const likeliest = Object.entries(found.probabilities).sort((a, b) => b[1] - a[1])[0][0];
+    const { label, words } = KINDS[about.target.kind](found);
     answer.className = "answer";
-    answer.textContent = found.abstained
-      ? `Left open: ${likeliest} would be ${percent(found.probability)}` : `${found.label}, ${percent(found.probability)}`;
+    answer.textContent = words;
     $("remark").hidden = !found.truncated;
     $("remark").className = "remark strong";
     $("remark").textContent = found.truncated ? `Only the beginning was read: the model reads ${about.context} tokens.` : "";
-    bars($("shares"), Object.entries(found.probabilities).map(([name, share]) => [name, share, percent(share)]));
-    const why = await (await ask("explain", { text, label: likeliest }, signal)).json();
+    const why = await (await ask("explain", { ...asked(text), label }, signal)).json();
     explain(why);
   } catch (error) {
     if (error.name === "AbortError") throw error;
@@ -183,22 +205,27 @@ async function choose(file) {
     return;
   }
   const usual = table.header.findIndex((name) => USUAL.includes(name.trim().toLowerCase()));
-  $("column").replaceChildren(...table.header.map((name, place) => make("option", { value: place }, name || `column ${place + 1}`)));
+  for (const id of ["column", "second-column"]) {
+    $(id).replaceChildren(...table.header.map((name, place) => make("option", { value: place }, name || `column ${place + 1}`)));
+  }
   $("column").selectedIndex = Math.max(0, usual);
+  $("second-column").selectedIndex = table.header.findIndex((_, place) => place !== Math.max(0, usual));
   $("columns").hidden = false;
   fileSays(`${file.name}: ${count(table.rows.length, "row")}.`);
 }
 
-function parts(rows, column) {
+function parts(rows, column, second) {
   const most = Math.min(CHUNK, about.limits.texts), room = about.limits.body / 8;
   const found = [[]];
   let size = 0;
   for (const [place, row] of rows.entries()) {
     const text = row[column].slice(0, about.limits.characters);
-    if (!text.trim()) continue;
-    if (found.at(-1).length >= most || (size + text.length > room && size)) { found.push([]); size = 0; }
-    found.at(-1).push({ place, text, cut: text.length < row[column].length });
-    size += text.length;
+    const pair = about.target.pair ? row[second].slice(0, about.limits.characters) : "";
+    if (!text.trim() || (about.target.pair && !pair.trim())) continue;
+    if (found.at(-1).length >= most || (size + text.length + pair.length > room && size)) { found.push([]); size = 0; }
+    const cut = text.length < row[column].length || (about.target.pair && pair.length < row[second].length);
+    found.at(-1).push({ place, text, pair, cut });
+    size += text.length + pair.length;
   }
   return found.filter((part) => part.length);
 }
@@ -215,7 +242,7 @@ async function patiently(body, signal) {
 }
 
 async function labelRows() {
-  const column = $("column").selectedIndex, own = (stopping = new AbortController());
+  const column = $("column").selectedIndex, second = $("second-column").selectedIndex, own = (stopping = new AbortController());
   const { header, rows } = table, found = new Map(), wanted = $("precision").value;
   let cut = 0;
   $("label-rows").disabled = true;
@@ -224,9 +251,10 @@ async function labelRows() {
   $("progress").max = rows.length;
   $("progress").value = 0;
   try {
-    for (const part of parts(rows, column)) {
-      const texts = part.map((one) => one.text);
-      const told = await patiently(wanted ? { texts, abstain: Number(wanted) } : { texts }, own.signal);
+    for (const part of parts(rows, column, second)) {
+      const body = { texts: part.map((one) => one.text) };
+      if (about.target.pair) body.pairs = part.map((one) => one.pair);
+      const told = await patiently(wanted ? { ...body, abstain: Number(wanted) } : body, own.signal);
       for (const [index, one] of part.entries()) {
         const answer = told.predictions[index];
         answer.truncated ||= one.cut;
@@ -250,16 +278,27 @@ async function labelRows() {
   }
 }
 
+const shareNames = () => about.labels.map((label) => `probability_${label}`);
+const shareCells = (one) => about.labels.map((label) => one.probabilities[label].toFixed(6));
+/** The columns that a file gets by the kind of answer, the cells of one row, and what the rows are counted by. */
+const COLUMNS = {
+  classes: () => ({ names: ["label", "probability", ...shareNames()], counted: (one) => [one.label],
+    cells: (one) => [one.label, one.probability.toFixed(6), ...shareCells(one)] }),
+  labels: () => ({ names: ["labels", ...shareNames()], counted: (one) => (one.labels.length ? one.labels : ["(none)"]),
+    cells: (one) => [one.labels.join(";"), ...shareCells(one)] }),
+  rating: () => ({ names: ["value"], counted: (one) => [String(Math.round(one.value))], cells: (one) => [one.value.toFixed(6)] }),
+};
+
 function offer(header, rows, found, abstaining) {
-  const names = ["label", "probability", ...about.labels.map((label) => `probability_${label}`), "truncated", ...(abstaining ? ["abstained"] : [])];
+  const kind = COLUMNS[about.target.kind]();
+  const names = [...kind.names, "truncated", ...(abstaining ? ["abstained"] : [])];
   const lines = [written([...header, ...names.map((name) => freeName(name, header))])];
   const tally = new Map();
   for (const [place, row] of rows.entries()) {
     const one = found.get(place);
     if (!one) { lines.push(written([...row, ...names.map(() => "")])); continue; }
-    tally.set(one.label, (tally.get(one.label) || 0) + 1);
-    const shares = [one.probability, ...about.labels.map((label) => one.probabilities[label])].map((share) => share.toFixed(6));
-    lines.push(written([...row, one.label, ...shares, String(one.truncated), ...(abstaining ? [String(one.abstained)] : [])]));
+    for (const name of kind.counted(one)) tally.set(name, (tally.get(name) || 0) + 1);
+    lines.push(written([...row, ...kind.cells(one), String(one.truncated), ...(abstaining ? [String(one.abstained)] : [])]));
   }
   if (made) URL.revokeObjectURL(made);
   made = URL.createObjectURL(new Blob([lines.join("\n") + "\n"], { type: "text/csv" }));
@@ -349,6 +388,12 @@ function showRun() {
   $("report").hidden = !about.report;
 }
 
+const GIVES = {
+  classes: () => `A classifier of ${about.target.pair ? "pairs of texts" : "texts"}: ${about.labels.join(", ")}.`,
+  labels: () => `It gives a text any number of these labels, or none: ${about.labels.join(", ")}.`,
+  rating: () => `It gives a text a number between ${about.target.lowest} and ${about.target.highest}.`,
+};
+
 async function begin() {
   try {
     about = await (await ask("about")).json();
@@ -361,10 +406,12 @@ async function begin() {
   $("key-form").hidden = true;
   $("name").textContent = document.title = about.name;
   $("facts").textContent = classifier
-    ? `A classifier of texts: ${about.labels.join(", ")}. It reads ${about.context} tokens${about.windows ? " at a time" : ""}.`
+    ? `${GIVES[about.target.kind]()} It reads ${about.context} tokens${about.windows ? " at a time" : ""}.`
     : `A language model; it was trained on pieces of ${about.context} tokens.`;
   $("version").textContent = `headstart ${about.version}`;
   $("classify").hidden = $("file").hidden = !classifier;
+  $("second-box").hidden = $("second-column-box").hidden = !about.target.pair;
+  $("file-title").textContent = about.target.kind === "rating" ? "Rate a file" : "Label a file";
   $("language").hidden = classifier;
   const offered = about.precisions.filter((value) => value >= 0.5 && (Math.round(value * 100) % 5 === 0 || value > 0.95));
   $("precision-box").hidden = !offered.length;
@@ -380,6 +427,7 @@ let retype = () => {};
   const again = following($("text"), classify), continued = following($("prompt"), nextPieces);
   retype = continued;
   $("precision").addEventListener("change", () => again(0));
+  $("second").addEventListener("input", () => again());
   $("csv").addEventListener("change", () => choose($("csv").files[0]));
   $("label-rows").addEventListener("click", labelRows);
   $("stop").addEventListener("click", () => stopping?.abort());

@@ -1,0 +1,71 @@
+"""The answer to one text, a record for each kind of answer, and how it follows from what the model says."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.kinds import Labels, Rating, Target
+from headstart.predict.abstain import ABSTAIN
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer to one text: one label."""
+
+    kind: ClassVar[Literal["classes"]] = "classes"
+    label: str
+    """The likeliest, or `abstain` where that is not sure enough."""
+    probability: float
+    """Of the likeliest."""
+    probabilities: dict[str, float]
+    truncated: bool
+    """True when the text was longer than the context and its end was not read."""
+    abstained: bool = False
+
+
+@dataclass(frozen=True)
+class LabelsPrediction:
+    """The answer to one text: any number of labels."""
+
+    kind: ClassVar[Literal["labels"]] = "labels"
+    labels: tuple[str, ...]
+    """Those whose probability reaches their threshold, in label order."""
+    probabilities: dict[str, float]
+    """Of every label by itself; they do not add up to 1."""
+    truncated: bool
+    abstained: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class RatingPrediction:
+    """The answer to one text: a number."""
+
+    kind: ClassVar[Literal["rating"]] = "rating"
+    value: float
+    """Within the bounds of the model."""
+    truncated: bool
+    abstained: ClassVar[bool] = False
+
+
+AnyPrediction = Prediction | LabelsPrediction | RatingPrediction
+
+
+def answer(target: Target, share: Floats, truncated: bool, least: float = 0.0) -> AnyPrediction:
+    """What a model says of one text (a row of `Target.shares`) as an answer.
+
+    Args:
+        least: of classes, the probability below which no answer is given.
+    """
+    if isinstance(target, Rating):
+        return RatingPrediction(float(share[0]), truncated)
+    named: dict[str, Any] = dict(zip(target.labels, map(float, share), strict=True))
+    if isinstance(target, Labels):
+        given = tuple(label for label, yes in zip(target.labels, share >= target.least, strict=True) if yes)
+        return LabelsPrediction(given, named, truncated)
+    unsure = bool(share.max() < least)
+    label = ABSTAIN if unsure else target.labels[int(share.argmax())]
+    return Prediction(label, float(share.max()), named, truncated, unsure)
