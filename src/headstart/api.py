@@ -26,6 +26,7 @@ from headstart.recipes.compare import run_compare
 from headstart.recipes.evaluate import run_errors, run_evaluate
 from headstart.recipes.finetune import SCRATCH, run_finetune, usual_preset
 from headstart.recipes.inspect import Inspection, run_inspect
+from headstart.recipes.merge import run_merge
 from headstart.recipes.prepare import run_prepare, run_tokenizer
 from headstart.recipes.pretrain import run_pretrain
 from headstart.recipes.settings import Settings, as_nested, dotted_names, settings_of
@@ -99,10 +100,11 @@ def prepare(
     *,
     out: str | Path,
     tokenizer: str | Path | None = None,
+    jobs: int | None = None,
     settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> Shards:
-    """Encode text files into token shards, once; nothing is done again when nothing changed."""
+    """Encode text files into token shards, once, file by file in so many processes if `jobs` says so."""
     config = layered(_Reading, as_nested(_Reading, settings))
     return run_prepare(
         _paths(texts),
@@ -111,7 +113,13 @@ def prepare(
         tokenizer=None if tokenizer is None else Path(tokenizer),
         tokenizer_config=config.tokenizer,
         progress=progress or Quiet(),
+        jobs=jobs,
     )
+
+
+def merge(folders: Sequence[str | Path], *, out: str | Path, progress: Progress | None = None) -> Shards:
+    """Put together shards that were prepared apart with one tokenizer."""
+    return run_merge([Path(folder) for folder in folders], Path(out), progress or Quiet())
 
 
 def pretrain(

@@ -46,12 +46,14 @@ def run_parallel(
     processes: int,
     stop: Stop,
     again: str,
+    kept: str = "finished runs are kept",
 ) -> Iterator[Any]:
     """Do every job in one of several processes and yield the results as they come; Halt once all have stopped.
 
     Args:
         make_worker: called in each process with `arguments`; gives what is called with a job and a stop.
         again: the command that goes on with what is left, should a process be ended from outside.
+        kept: what is not lost then.
     """
     context = multiprocessing.get_context("spawn")  # a forked process could not use a GPU
     event = context.Event()
@@ -67,7 +69,7 @@ def run_parallel(
                 stop.check()
         except BrokenProcessPool:
             raise TrainingError(
-                f"a process was ended from outside (out of memory?); finished runs are kept. Go on with: {again}"
+                f"a process was ended from outside (out of memory?); {kept}. Go on with: {again}"
             ) from None
         finally:
             event.set()  # whatever ended this ends the others, with their state saved
