@@ -195,7 +195,9 @@ def compare(
     labels: Budgets = None,
     arms: tuple[str, ...] = DEFAULT_ARMS,
     choose: bool = False,
-    jobs: int = 1,
+    jobs: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
     texts: bool = True,
     preset: str | None = None,
     settings: Settings | None = None,
@@ -209,6 +211,7 @@ def compare(
         labels: how many labelled rows to learn from, one number or several; None or "all" is all of them.
         choose: try each network at its rate and at 3 times it, and let validation choose.
         jobs: runs at the same time, in processes of their own; a script must then guard its main part.
+        engine: "ray" makes the runs on the Ray cluster at `address`, or on one that is started here.
         texts: quote the beginnings of a few mistakes in the report; without it no text is kept.
     """
     sources = [] if source is None else _paths(source)
@@ -227,6 +230,8 @@ def compare(
         arms=arms,
         choose=choose,
         jobs=jobs,
+        engine=engine,
+        address=address,
         texts=texts,
         resume=resume,
         progress=progress,
