@@ -23,6 +23,8 @@ from headstart.runtime import Halt, Stop
 RETRIES = 3
 """Times that a job is tried again after its process or its machine died; errors of its own are not tried again."""
 _LOOK_UP = 0.2
+_ANSWER = 10.0
+"""Seconds that a cluster has to answer."""
 _NOTICE = 0.5
 """Seconds between two looks for the file that asks to stop: it may lie on a slow disk."""
 
@@ -159,6 +161,13 @@ def _ray() -> Any:
         raise UsageError('--engine ray needs one more package; run: pip install "headstart[cluster]"') from None
 
 
+def _knock(address: str) -> None:
+    """See whether anyone answers there: Ray itself would try for minutes."""
+    host, _, port = address.rpartition("//")[2].rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=_ANSWER).close()
+
+
 @contextmanager
 def _connected(ray: Any, cluster: Cluster) -> Iterator[None]:
     """Join the cluster, or start one here; one that was joined before is used and left as it is."""
@@ -167,14 +176,17 @@ def _connected(ray: Any, cluster: Cluster) -> Iterator[None]:
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
+        if cluster.address:
+            _knock(cluster.address)
         ray.init(
             address=cluster.address or "local",
             include_dashboard=None if cluster.address else False,
             logging_level="ERROR",
             log_to_driver=False,
         )
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except (OSError, ValueError, RuntimeError) as error:
+        words = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+        reason = words.splitlines()[0]
         raise UsageError(f"cannot reach a Ray cluster at {cluster.address or 'this machine'}: {reason}") from None
     for number, handler in before.items():  # Ray puts its own in their place
         signal.signal(number, handler)
