@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from headstart.text.bytepair import BytePairTokenizer
+from headstart.text.quick import plain, quick_engine
 from headstart.text.vocabulary import Tokenizer
 
 _CUTS = re.compile(r"(?<!\s)(?= )|(?= \S)")
@@ -30,6 +31,7 @@ class WordEncoder:
         """`code` is the type of an id, as numpy spells it."""
         self._tokenizer, self._code = tokenizer, code
         self._by_words = isinstance(tokenizer, BytePairTokenizer)
+        self._quick = quick_engine(tokenizer.content, code) if isinstance(tokenizer, BytePairTokenizer) else None
         self._known: dict[str, bytes] = {}
         self._passed = 0
 
@@ -37,6 +39,14 @@ class WordEncoder:
         """The ids of each text."""
         if not self._by_words:
             return self._encoded(texts)
+        if self._quick is None:
+            return self._packed(texts)
+        sure = plain(texts)
+        quick = iter(self._quick.packed([text for text, fine in zip(texts, sure, strict=True) if fine]))
+        slow = iter(self._packed([text for text, fine in zip(texts, sure, strict=True) if not fine]))
+        return [next(quick if fine else slow) for fine in sure]
+
+    def _packed(self, texts: Sequence[str]) -> list[bytes]:
         slices = [list(_slices(text)) for text in texts]
         found = iter(self._looked_up([_words(piece) for row in slices for piece in row]))
         return [b"".join(next(found) for _ in row) for row in slices]
