@@ -62,20 +62,27 @@ def duration(hours: float) -> str:
 
 
 def _notes(found: list[Forecast]) -> list[str]:
-    notes = []
-    for name in (name for name in MEASURED if any(each.machine.name == name for each in found)):
-        off = ERRORS[name]
-        memory = f"; memory {off.memory_worst:.0%} at worst" if off.memory_worst is not None else ""
+    shown = [each.machine for each in found]
+    notes = [_trust(machine.name) for machine in shown if machine.name in MEASURED]
+    if any(machine.name not in MEASURED for machine in shown):
+        notes.append("not measured: peaks of the data sheets, and of them the shares that an h200 reached.")
+    if any(not machine.is_cpu for machine in shown):
         notes.append(
-            f"{name}: fitted to {off.steps} measured steps. Left out of the fit in turn, they were forecast to "
-            f"{off.middle:.0%} in the middle and {off.worst:.0%} at worst{memory}."
+            "Memory of GPUs was not measured: activations are counted as a CPU keeps them, at the width of bf16."
         )
-    if any(each.machine.name not in MEASURED for each in found):
-        notes.append("not measured: data-sheet peaks, of which the shares reached on a measured machine are assumed.")
     if any(each.communication for each in found):
-        notes.append(
-            "Talking between GPUs is counted from the data sheets, none of it hidden behind arithmetic; not measured."
-        )
-    if any(each.machine.is_cpu for each in found):
-        notes.append("cpu: one core. Memory counts weights, gradients, optimizer and no more than that of the rest.")
+        notes.append("Talk between GPUs is counted from the data sheets, none of it hidden behind arithmetic.")
+    if any(machine.is_cpu for machine in shown):
+        notes.append("cpu: one core of the machine that was measured.")
     return notes
+
+
+def _trust(name: str) -> str:
+    off = ERRORS[name]
+    if off.middle is None or off.worst is None:
+        return f"{name}: fitted to {off.steps} whole runs, too few to say how far other runs are off."
+    memory = "" if off.memory is None else f", in memory by {off.memory:.0%} at worst"
+    return (
+        f"{name}: fitted to {off.steps} measured steps. Each left out of the fit in turn, its forecast was off by "
+        f"{off.middle:.0%} in the middle and {off.worst:.0%} at worst{memory}."
+    )

@@ -17,8 +17,8 @@ from headstart.errors import UsageError
 from headstart.model.ledger import ledger
 from headstart.recipes.machines import MACHINES, MEASURED, Machine, Shares
 
-_CHUNK = 8192
-"""Rows whose scores over the vocabulary exist at a time on a GPU (train/losses.py)."""
+_CHUNK, _CPU_CHUNK = 8192, 256
+"""Rows whose scores over the vocabulary exist at a time, on a GPU and on a CPU (train/losses.py)."""
 _ITERATIONS = 5
 """Of Muon, a step and matrix."""
 _TERMS = 3
@@ -37,9 +37,8 @@ class Step:
     """Bytes through the memory: activations, scores, weights and the optimizer's state."""
     layers: int
     activations: float
-    scores: float
     state: float
-    """Bytes of weights, gradients and optimizer."""
+    """Bytes of weights, gradients and optimizer, and of the scores of some rows over the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +111,9 @@ def step_of(
         flops += L * _ITERATIONS * sum(4 * low * low * high + 2 * low**3 for low, high in small)
         state -= 4.0 * inner  # one running mean in place of two
     activations = tokens * L * (d + f) * width
-    scores = min(scored, _CHUNK) * V * 4.0
+    state += 2 * min(scored, _CHUNK if bf16 else _CPU_CHUNK) * V * 4.0
     moved += 8 * activations + 3 * scored * V * 4.0
-    return Step(parameters, flops, moved, L, activations, scores, state)
+    return Step(parameters, flops, moved, L, activations, state)
 
 
 def _measured_step(run: Mapping[str, Any]) -> Step:
@@ -139,7 +138,7 @@ def seconds_of(step: Step, machine: Machine, shares: Shares, *, bf16: bool) -> f
 
 def memory_of(step: Step, shares: Shares) -> float:
     """Bytes on one device at the worst moment."""
-    return step.state + shares.kept * step.activations + shares.kept_scores * step.scores
+    return step.state + shares.kept * step.activations + shares.other
 
 
 def forecast(
@@ -213,13 +212,13 @@ def fitted(runs: Sequence[Mapping[str, Any]], machine: Machine) -> Shares:
     kept = np.zeros(2)
     if sized:
         most = np.array([float(runs[place]["peak"]) for place in sized])
-        table = np.array([[steps[place].activations, steps[place].scores] for place in sized])
+        table = np.array([[steps[place].activations, 1.0] for place in sized])
         kept = nnls(table / most[:, None], 1 - np.array([steps[place].state for place in sized]) / most)[0]
     return Shares(*(float(f"{value:.4g}") for value in (*solved, *kept)))
 
 
 def errors(runs: Sequence[Mapping[str, Any]], machine: Machine) -> list[dict[str, float | None]]:
-    """How far the forecast of each measured step is off: as fitted, and fitted without that step."""
+    """How far the forecast of each measured step is off: its time as fitted, and both fitted without that step."""
     shares = fitted(runs, machine)
     found = []
     for place, run in enumerate(runs):
@@ -228,7 +227,7 @@ def errors(runs: Sequence[Mapping[str, Any]], machine: Machine) -> list[dict[str
             {
                 "within": _error(run, machine, shares),
                 "apart": _error(run, machine, others),
-                "memory": _memory_error(run, shares),
+                "memory": _memory_error(run, others),
             }
         )
     return found
