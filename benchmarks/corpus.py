@@ -137,7 +137,7 @@ def memory(given: argparse.Namespace, work: Path) -> dict:
         files.append(str(work / f"{number}.txt"))
         write_text(Path(files[-1]), int(given.gigabytes * 1e9 / 8), number)
     subprocess.run(
-        headstart("tokenizer", files[0], "--out", str(work / "tok"), "--tokenizer.megabytes", "20", "-q"),
+        headstart("tokenizer", files[0], "--out", str(work / "tok"), "--megabytes", "20", "-q"),
         check=True,
         stdout=subprocess.DEVNULL,
     )

@@ -96,6 +96,8 @@ TORCH_FREE = [
     "headstart.store.card",
     "headstart.measures",
     "headstart.recipes.prepare",
+    "headstart.recipes.merge",
+    "headstart.recipes.forecast",
     "headstart.recipes.inspect",
 ]
 

@@ -74,13 +74,7 @@ def run_compare(
         if config is None or train is None or test is None:
             raise UsageError("compare needs a labelled file to train on and --test with one to be judged on")
         paths = folders(source)
-        files: dict[str, Any] = {
-            "train": train,
-            "valid": valid,
-            "test": test,
-            "tokenizer": str(tokenizer) if tokenizer else None,
-        }
-        inputs = files | {"source": list(paths) if len(paths) > 1 else next(iter(paths), None), "texts": texts}
+        inputs = _inputs(train, valid, test, tokenizer, paths, texts)
         inputs |= {"seeds": seeds, "labels": list(labels), "arms": list(expanded(arms, paths)), "choose": choose}
         run, config = _started(out, config, inputs, grid, command)
     with run.locked():
@@ -92,6 +86,15 @@ def run_compare(
             page = write_report(out)
             write_json(out / "result.json", {"report": page.name})  # written last: the comparison is finished
     return page
+
+
+def _inputs(
+    train: str, valid: str | None, test: str, tokenizer: Path | None, paths: Sequence[str], texts: bool
+) -> dict[str, Any]:
+    """What is read, as the person wrote it."""
+    files: dict[str, Any] = {"train": train, "valid": valid, "test": test}
+    files["tokenizer"] = str(tokenizer) if tokenizer else None
+    return files | {"source": list(paths) if len(paths) > 1 else next(iter(paths), None), "texts": texts}
 
 
 def _started(
