@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from headstart.cli.console import Console
-from headstart.cli.forecast import show_forecast
 from headstart.cli.options import AsJson, ConfigFile, Flags, Options, Preset, Quiet
 from headstart.config import ModelConfig, PretrainConfig, Section, TokenizerConfig
 from headstart.errors import UsageError
@@ -70,6 +69,8 @@ def params(
         raise UsageError("--machine, --gpus and --rows are about --forecast; add it")
     console = Console(quiet=quiet)
     if forecast:
+        from headstart.cli.forecast import show_forecast
+
         show_forecast(
             _pretraining(preset, model, rows),
             vocab_size,
