@@ -1,4 +1,4 @@
-"""A quicker engine for byte-level BPE, where it is installed (extra `fast`): the same ids, some fifty times sooner.
+"""A quicker engine for byte-level BPE, where it is installed (extra `fast`): the same ids, sooner (docs/scaling.md).
 
 `tokenizers` remains the reference. The quicker engine, gigatoken, knows no bound on the length of a word and has other
 tables of Unicode's newest letters, so a text goes to it only where neither can matter: no word beyond the bound, no
