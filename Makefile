@@ -56,7 +56,7 @@ $(VENV)/.docs: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,dev,docs,hf,onnx,serve,tune,url]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,dev,docs,fast,hf,onnx,serve,tune,url]"
 	touch $@
 
 clean:

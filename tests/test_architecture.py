@@ -114,6 +114,8 @@ TORCH_FREE = [
     "headstart.store.origins",
     "headstart.measures",
     "headstart.recipes.prepare",
+    "headstart.recipes.merge",
+    "headstart.recipes.forecast",
     "headstart.recipes.inspect",
 ]
 

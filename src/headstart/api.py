@@ -27,6 +27,7 @@ from headstart.recipes.compare import run_compare
 from headstart.recipes.evaluate import run_errors, run_evaluate
 from headstart.recipes.finetune import run_finetune, usual_preset
 from headstart.recipes.inspect import Inspection, run_inspect
+from headstart.recipes.merge import run_merge
 from headstart.recipes.prepare import run_prepare, run_tokenizer
 from headstart.recipes.pretrain import run_pretrain
 from headstart.recipes.settings import Settings, as_nested, check_shape, settings_of
@@ -101,10 +102,11 @@ def prepare(
     *,
     out: str | Path,
     tokenizer: str | Path | None = None,
+    jobs: int | None = None,
     settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> Shards:
-    """Encode text files into token shards, once; nothing is done again when nothing changed."""
+    """Encode text files into token shards, once, file by file in so many processes if `jobs` says so."""
     config = layered(_Reading, as_nested(_Reading, settings))
     return run_prepare(
         _paths(texts),
@@ -113,7 +115,13 @@ def prepare(
         tokenizer=None if tokenizer is None else Path(tokenizer),
         tokenizer_config=config.tokenizer,
         progress=progress or Quiet(),
+        jobs=jobs,
     )
+
+
+def merge(folders: Sequence[str | Path], *, out: str | Path, progress: Progress | None = None) -> Shards:
+    """Put together shards that were prepared apart with one tokenizer."""
+    return run_merge([Path(folder) for folder in folders], Path(out), progress or Quiet())
 
 
 def pretrain(
@@ -193,7 +201,9 @@ def compare(
     labels: Budgets = None,
     arms: tuple[str, ...] = DEFAULT_ARMS,
     choose: bool = False,
-    jobs: int = 1,
+    jobs: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
     texts: bool = True,
     preset: str | None = None,
     settings: Settings | None = None,
@@ -207,6 +217,7 @@ def compare(
         labels: how many labelled rows to learn from, one number or several; None or "all" is all of them.
         choose: try each network at its rate and at 3 times it, and let validation choose.
         jobs: runs at the same time, in processes of their own; a script must then guard its main part.
+        engine: "ray" makes the runs on the Ray cluster at `address`, or on one that is started here.
         texts: quote the beginnings of a few mistakes in the report; without it no text is kept.
     """
     sources = [] if source is None else _paths(source)
@@ -225,6 +236,8 @@ def compare(
         arms=arms,
         choose=choose,
         jobs=jobs,
+        engine=engine,
+        address=address,
         texts=texts,
         resume=resume,
         progress=progress,

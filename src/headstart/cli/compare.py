@@ -65,11 +65,20 @@ NoTexts = Annotated[
 
 
 Jobs = Annotated[
-    int,
+    int | None,
     Parameter(
         metavar="INT",
+        show_default="1, or all a cluster has room for",
         help="Runs at the same time, each in a process of its own; worth it on a GPU or on many cores.",
     ),
+]
+EngineName = Annotated[
+    str,
+    Parameter(name="--engine", metavar="local|ray", help="Where the runs are made; the results are the same."),
+]
+Address = Annotated[
+    str | None,
+    Parameter(metavar="HOST:PORT", help="A Ray cluster whose machines see these folders; else one is started here."),
 ]
 
 
@@ -86,7 +95,9 @@ def compare(
     labels: Labels = None,
     arms: Arms = None,
     choose: Choose = None,
-    jobs: Jobs = 1,
+    jobs: Jobs = None,
+    engine: EngineName = "local",
+    address: Address = None,
     no_texts: NoTexts = None,
     tokenizer: Tokenizer = None,
     preset: Preset = None,
@@ -98,7 +109,7 @@ def compare(
     """Run every cell of the comparison, and print what was found."""
     others: dict[str, object] = {"from": source, "test": test, "valid": valid, "tokenizer": tokenizer, "preset": preset}
     others |= {"seeds": seeds, "labels": labels, "arms": arms, "choose": choose, "no-texts": no_texts, "config": config}
-    _check(train, test, jobs, None if not resume else out, flags, others)
+    _check(train, test, None if not resume else out, flags, others)
     sources = folders(source or ())
     OPTIONS.refuse_with_source(flags, next(iter(sources), None))
     from headstart.cli.report import show
@@ -121,6 +132,8 @@ def compare(
         arms=tuple(arm.strip() for arm in (arms or ARMS).split(",")),
         choose=bool(choose),
         jobs=jobs,
+        engine=engine,
+        address=address,
         texts=not no_texts,
         resume=resume,
         command=command_line(),
@@ -130,7 +143,7 @@ def compare(
 
 
 def _check(
-    train: str | None, test: str | None, jobs: int, resumed: Path | None, flags: Flags | None, others: dict[str, object]
+    train: str | None, test: str | None, resumed: Path | None, flags: Flags | None, others: dict[str, object]
 ) -> None:
     """Refuse what is wrong before anything heavy is loaded."""
     if resumed:
@@ -140,8 +153,6 @@ def _check(
         raise UsageError("compare needs TRAIN, a labelled file; see headstart compare --help")
     elif test is None:
         raise UsageError("compare needs --test, a labelled file to measure on; see headstart compare --help")
-    if jobs < 1:
-        raise UsageError(f"--jobs must be at least 1, got {jobs}")
 
 
 def folders(given: Sequence[str]) -> tuple[str, ...]:

@@ -52,6 +52,12 @@ COMMANDS = (
         "headstart prepare 'reviews/*.parquet' --tokenizer tok --out tokens",
     ),
     (
+        "merge",
+        "FOLDERS... --out FOLDER",
+        "Put together what was prepared apart, on several machines perhaps.",
+        "headstart merge tokens-1 tokens-2 --out tokens",
+    ),
+    (
         "pretrain",
         "[TEXTS...] --out FOLDER [OPTIONS]",
         "Learn a language model from unlabelled text.",

@@ -1,14 +1,17 @@
 """`headstart params`: the parameters of a model, part by part, by formula."""
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from headstart.cli.console import Console
 from headstart.cli.options import AsJson, ConfigFile, Flags, Options, Preset, Quiet
-from headstart.config import ModelConfig, Section, TokenizerConfig, Visibility
+from headstart.config import ModelConfig, PretrainConfig, Section, TokenizerConfig, Visibility
 from headstart.errors import UsageError
+from headstart.layering import layered
+from headstart.model import presets
+from headstart.model.ledger import Convention, ledger
 
 
 class ParamsSettings(Section):
@@ -42,12 +45,28 @@ def params(
             help="full counts all that is trained; weights-only leaves out biases and norms, as some papers do.",
         ),
     ] = "full",
+    forecast: Annotated[
+        bool,
+        Parameter(negative=(), show_default=False, help="Memory and time of pretraining it, on machines we know."),
+    ] = False,
+    machine: Annotated[
+        str | None, Parameter(metavar="NAME", help="One machine only: cpu, rtx4090, a100, h100, h200.")
+    ] = None,
+    gpus: Annotated[int, Parameter(metavar="INT", help="How many of them.")] = 1,
+    parallel: Annotated[
+        Literal["ddp", "fsdp"],
+        Parameter(metavar="ddp|fsdp", show_choices=False, help="How several of them share the work."),
+    ] = "ddp",
+    tokens: Annotated[float, Parameter(metavar="NUMBER", help="Tokens of the whole run.")] = 1e9,
+    rows: Annotated[
+        int | None, Parameter(metavar="INT", show_default="the preset's", help="Rows a step on each machine.")
+    ] = None,
     as_json: AsJson = False,
     config: ConfigFile = None,
     quiet: Quiet = False,
     flags: Flags | None = None,
 ) -> None:
-    """Print the ledger of the language model and of the classifier."""
+    """Print the ledger of the language model and of the classifier, or what pretraining will take."""
     OPTIONS.refuse_with_source(flags, source)
     reading: Visibility = "causal"
     model = OPTIONS.settings(flags, preset=preset, path=config).model
@@ -56,12 +75,45 @@ def params(
 
         bundle = load_from(source)
         model, vocab_size, reading = bundle.config, bundle.model.backbone.vocab_size, bundle.visibility
-    for name, value in (("--vocab-size", vocab_size), ("--classes", classes)):
-        if value < 1:
-            raise UsageError(f"{name} must be at least 1, got {value}")
-    from headstart.model.ledger import ledger
-
+    for name, value in (("--vocab-size", vocab_size), ("--classes", classes), ("--tokens", tokens), ("--rows", rows)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} must be at least 1, got {value:g}")
+    if not forecast and (machine or gpus != 1 or rows):
+        raise UsageError("--machine, --gpus and --rows are about --forecast; add it")
     console = Console(quiet=quiet)
+    if forecast:
+        from headstart.cli.forecast import show_forecast
+
+        show_forecast(
+            _pretraining(preset, model, rows),
+            vocab_size,
+            machine=machine,
+            gpus=gpus,
+            parallel=parallel,
+            tokens=tokens,
+            as_json=as_json,
+            console=console,
+        )
+        return
+    show_ledgers(model, vocab_size, classes, convention, reading, as_json, console)
+
+
+def _pretraining(preset: str | None, model: ModelConfig, rows: int | None) -> PretrainConfig:
+    """The settings of the run that is forecast: the preset's, with the shape and the rows that were given."""
+    own: dict[str, Any] = {"model": model.model_dump()} | ({"loop": {"batch_size": rows}} if rows else {})
+    return layered(PretrainConfig, presets.values(preset or "classic", "pretrain"), own)
+
+
+def show_ledgers(
+    model: ModelConfig,
+    vocab_size: int,
+    classes: int,
+    convention: Convention,
+    reading: Visibility,
+    as_json: bool,
+    console: Console,
+) -> None:
+    """Print the parameters of both networks, part by part."""
     ledgers = [ledger(model, vocab_size, count, convention, reading) for count in (None, classes)]
     if as_json:
         console.result(json.dumps([each.as_dict() for each in ledgers], indent=1, ensure_ascii=False))

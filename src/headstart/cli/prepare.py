@@ -32,6 +32,12 @@ OPTIONS = Options(
 )
 
 
+Jobs = Annotated[
+    int,
+    Parameter(metavar="INT", help="Files at the same time, each in a process of its own; the shards are the same."),
+]
+
+
 @OPTIONS.on
 def prepare(
     *texts: Annotated[str, Parameter(name="TEXTS", required=True, help="Text files, folders, patterns or URLs.")],
@@ -40,6 +46,7 @@ def prepare(
     labelled: Annotated[
         bool, Parameter(negative=(), show_default=False, help="Keep the labels too: for finetune and compare.")
     ] = False,
+    jobs: Jobs = 1,
     config: ConfigFile = None,
     quiet: Quiet = False,
     flags: Flags | None = None,
@@ -54,6 +61,10 @@ def prepare(
         )
     if labelled and len(texts) > 1:
         raise UsageError(f"prepare --labelled takes one file, so that its labels have one order; got {len(texts)}")
+    if jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, got {jobs}")
+    if labelled and jobs > 1:
+        raise UsageError("prepare --labelled reads one file in one process; --jobs is for files of text")
     from headstart.recipes.prepare import run_prepare, run_prepare_labelled
 
     console = Console(quiet=quiet)
@@ -62,7 +73,13 @@ def prepare(
         shards = run_prepare_labelled(texts[0], out, settings.labelled, tokenizer=tokenizer, progress=console)
     else:
         shards = run_prepare(
-            texts, out, settings.corpus, tokenizer=tokenizer, tokenizer_config=settings.tokenizer, progress=console
+            texts,
+            out,
+            settings.corpus,
+            tokenizer=tokenizer,
+            tokenizer_config=settings.tokenizer,
+            progress=console,
+            jobs=jobs,
         )
     labels = f", {len(shards.labels)} labels" if shards.labels else ""
     console.result(f"{out}: {shards.documents:,} documents, {shards.tokens:,} tokens{labels}")

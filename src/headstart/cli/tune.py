@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from headstart.cli.compare import Jobs
+from headstart.cli.compare import Address, EngineName, Jobs
 from headstart.cli.console import Console
 from headstart.cli.finetune import Source
 from headstart.cli.options import (
@@ -54,7 +54,9 @@ def tune(
     search: Annotated[
         str | None, Parameter(metavar="NAME,...", show_default=SEARCH, help="What may be turned, where it applies.")
     ] = None,
-    jobs: Jobs = 1,
+    jobs: Jobs = None,
+    engine: EngineName = "local",
+    address: Address = None,
     tokenizer: Tokenizer = None,
     preset: Preset = None,
     config: ConfigFile = None,
@@ -65,7 +67,7 @@ def tune(
     """Try settings on validation; test is never opened."""
     others: dict[str, object] = {"from": source, "valid": valid, "minutes": minutes, "trials": trials, "search": search}
     others |= {"tokenizer": tokenizer, "preset": preset, "config": config}
-    _check(train, source, jobs, out if resume else None, flags, others)
+    _check(train, source, out if resume else None, flags, others)
     OPTIONS.refuse_with_source(flags, source)
     from headstart.recipes.finetune import usual_preset
     from headstart.recipes.tune import run_tune
@@ -83,6 +85,8 @@ def tune(
         trials=trials,
         search=tuple(name.strip() for name in (search or SEARCH).split(",")),
         jobs=jobs,
+        engine=engine,
+        address=address,
         preset=kind,
         resume=resume,
         command=command_line(),
@@ -94,7 +98,6 @@ def tune(
 def _check(
     train: str | None,
     source: str | None,
-    jobs: int,
     resumed: Path | None,
     flags: Flags | None,
     others: dict[str, object],
@@ -107,8 +110,6 @@ def _check(
         raise UsageError("tune needs TRAIN, a labelled file; see headstart tune --help")
     elif source is None:
         raise UsageError("tune needs --from: a pretrained folder, as in --from runs/base, or --from scratch")
-    if jobs < 1:
-        raise UsageError(f"--jobs must be at least 1, got {jobs}")
 
 
 def _show(found: "Tuned", console: Console) -> None:

@@ -27,8 +27,8 @@ class LeaveOut:
         """What was left out, once all documents have passed: for the manifest."""
         self._rows = Known(_texts([source.name for source in sources], corpus))
 
-    def keep(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """The documents to learn from, in order."""
+    def keep(self, documents: Iterable[Document], some: bool = True) -> Iterator[Document]:
+        """The documents to learn from, in order; with `some`, there must be one."""
         self.record.clear()
         kept = dropped = exact = 0
         for batch in in_batches(documents):
@@ -37,12 +37,16 @@ class LeaveOut:
             dropped += len(found)
             kept += len(batch) - len(found)
             yield from (document for number, document in enumerate(batch) if number not in found)
-        if not kept:
-            names = ", ".join(source.name for source in self.sources)
-            raise DataError(
-                f"every document stands in {names}, which corpus.leave_out names; nothing is left to learn from"
-            )
+        if some and not kept:
+            raise nothing_left([source.name for source in self.sources])
         self.record["left_out"] = {"files": listed(self.sources), "exact": exact, "near": dropped - exact, "kept": kept}
+
+
+def nothing_left(names: Iterable[str]) -> DataError:
+    """The error for a corpus that is left out altogether."""
+    return DataError(
+        f"every document stands in {', '.join(names)}, which corpus.leave_out names; nothing is left to learn from"
+    )
 
 
 def _texts(files: list[str], corpus: CorpusConfig) -> list[str]:

@@ -22,6 +22,23 @@ class Source:
     modified: str
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Of what besides its files a fingerprint is: kept in the manifest, so that merged folders have the whole's."""
+
+    tokenizer: str
+    """Its digest, or for one trained in the flow the settings it is trained with."""
+    settings: Mapping[str, Any]
+    """What decides how the files are read."""
+    modified: tuple[str, ...] = ()
+    """The marks of the files, in order."""
+
+    def about(self) -> dict[str, Any]:
+        """As the manifest keeps it."""
+        content = {"tokenizer": self.tokenizer, "settings": dict(self.settings), "modified": list(self.modified)}
+        return {"made": content}
+
+
 def describe(paths: Sequence[str]) -> list[Source]:
     """Look at files without reading them."""
     return [_remote(path) if is_url(path) else _local(path) for path in paths]

@@ -8,7 +8,7 @@
     tokenizer/    what turned the texts into tokens
 
 All little-endian. manifest.json lists the files and says about them: documents, tokens, bytes, dtype, vocab_size,
-tokenizer, labels, sources, fingerprint, and left_out where texts were (see leaveout.py).
+tokenizer, labels, sources, fingerprint, made (what the fingerprint is of), and left_out where texts were (see leaveout.py).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,18 +23,21 @@ from numpy.typing import NDArray
 
 from headstart.data.corpus import Document
 from headstart.data.digests import text_digest
-from headstart.data.provenance import Source, fingerprint, listed
+from headstart.data.provenance import Made, Source, fingerprint, listed
 from headstart.errors import DataError, StoreError
 from headstart.files import MANIFEST, read_json, read_manifest, whole_folder
-from headstart.progress import Progress
+from headstart.progress import Progress, Task
 from headstart.text.tokenizer import Tokenizer
+from headstart.text.vocabulary import utf8_of
+from headstart.text.words import WordEncoder
 
 __all__ = ["Shards", "fingerprint", "is_shards", "text_digest", "write_shards"]
 
 _BATCH, _BATCH_CHARACTERS = 1000, 4_000_000
+_BLOCK = 1 << 20
 
-_FILES = ("tokens", "offsets", "bytes", "digests")
-_CODES = {"uint16": "<u2", "uint32": "<u4"}
+ARRAYS = ("tokens", "offsets", "bytes", "digests")
+CODES = {"uint16": "<u2", "uint32": "<u4"}
 _WANTED = {"documents": int, "tokens": int, "dtype": str, "vocab_size": int, "tokenizer": str, "fingerprint": str}
 
 
@@ -60,7 +63,7 @@ class Shards:
         shards = cls(
             folder=folder,
             about=about,
-            flat=_mapped(folder / "tokens.bin", _CODES[about["dtype"]], about["tokens"]),
+            flat=_mapped(folder / "tokens.bin", CODES[about["dtype"]], about["tokens"]),
             offsets=_mapped(folder / "offsets.bin", "<u8", documents + 1),
             text_bytes=_mapped(folder / "bytes.bin", "<u4", documents),
             digests=_mapped(folder / "digests.bin", "<u8", documents),
@@ -71,11 +74,11 @@ class Shards:
 
     def _check_sense(self, deep: bool) -> None:
         offsets = self.offsets
-        if offsets[0] != 0 or offsets[-1] != self.tokens or (offsets[1:] < offsets[:-1]).any():
+        if offsets[0] != 0 or offsets[-1] != self.tokens or not _never_falls(offsets):
             raise StoreError(
                 f"{self.folder / 'offsets.bin'} is damaged: the offsets do not run from 0 to {self.tokens}"
             )
-        if deep and self.flat.size and self.flat.max() >= self.vocab_size:
+        if deep and _largest(self.folder / "tokens.bin", CODES[self.about["dtype"]]) >= self.vocab_size:
             raise StoreError(f"{self.folder / 'tokens.bin'} is damaged: a token beyond the {self.vocab_size} entries")
         of, names = self.label_of, self.labels
         if of is not None and names is not None and of.size and (of.min() < 0 or of.max() >= len(names)):
@@ -155,43 +158,58 @@ def write_shards(
     progress: Progress,
     labels: Sequence[int] | None = None,
     label_names: Sequence[str] | None = None,
+    made: Made | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Shards:
     """Encode documents and write them through, a batch in memory at a time; the folder appears whole at the end.
 
     Args:
         labels: for labelled data, the index of each document's label in `label_names`.
+        made: of what the fingerprint was taken, for folders that may be merged.
         extra: further facts for the manifest, read when all documents have passed.
     """
     about: dict[str, Any] = {}  # filled below: whole_folder writes it down when the block ends
-    dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     total = None if labels is None else len(labels)
-    with whole_folder(folder, kind="shards", about=about) as draft, ExitStack() as stack:
-        files = {name: stack.enter_context((draft / f"{name}.bin").open("wb")) for name in _FILES}
-        task = stack.enter_context(progress.task("encode", total, "documents"))
-        count = tokens = size = 0
+    with whole_folder(folder, kind="shards", about=about) as draft:
+        with progress.task("encode", total, "documents") as task:
+            about.update(write_arrays(documents, tokenizer, draft, task))
+        if not about["documents"]:
+            raise DataError(f"no documents to write to {folder}")
+        if labels is not None:
+            assert len(labels) == about["documents"], f"{len(labels)} labels for {about['documents']} documents"
+            (draft / "labels.bin").write_bytes(np.array(labels, "<i4").tobytes())
+        save_tokenizer(tokenizer, draft)
+        about.update(fingerprint=fingerprint, sources=listed(sources), **(made.about() if made else {}))
+        about.update(labels=None if label_names is None else list(label_names), **(extra or {}))
+    return Shards.open(folder, deep=False)
+
+
+def write_arrays(documents: Iterable[Document], tokenizer: Tokenizer, draft: Path, task: Task) -> dict[str, Any]:
+    """Encode documents into the arrays of a folder, a batch in memory at a time; returns what there is to say of them."""
+    dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
+    encoder, width = WordEncoder(tokenizer, CODES[dtype]), np.dtype(CODES[dtype]).itemsize
+    count = tokens = size = 0
+    with ExitStack() as stack:
+        files = {name: stack.enter_context((draft / f"{name}.bin").open("wb")) for name in ARRAYS}
         files["offsets"].write(np.array([0], "<u8").tobytes())
         for batch in in_batches(documents):
-            encoded = tokenizer.encode_batch([document.text for document in batch])
-            ends = tokens + np.cumsum([len(ids) for ids in encoded])
-            sizes = [len(document.text.encode("utf-8")) for document in batch]
-            files["tokens"].write(b"".join(np.array(ids, _CODES[dtype]).tobytes() for ids in encoded))
+            sizes = [len(utf8_of(document.text)) for document in batch]
+            encoded = encoder.packed([document.text for document in batch])
+            ends = tokens + np.cumsum([len(ids) // width for ids in encoded])
+            files["tokens"].writelines(encoded)
             files["offsets"].write(ends.astype("<u8").tobytes())
             files["bytes"].write(np.array(sizes, "<u4").tobytes())
             files["digests"].write(np.array([text_digest(document.text) for document in batch], "<u8").tobytes())
             count, tokens, size = count + len(batch), int(ends[-1]), size + sum(sizes)
             task.advance(len(batch))
-        if not count:
-            raise DataError(f"no documents to write to {folder}")
-        if labels is not None:
-            assert len(labels) == count, f"{len(labels)} labels for {count} documents"
-            (draft / "labels.bin").write_bytes(np.array(labels, "<i4").tobytes())
-        (draft / "tokenizer").mkdir()
-        tokenizer.save(draft / "tokenizer")
-        about.update(documents=count, tokens=tokens, bytes=size, dtype=dtype, fingerprint=fingerprint)
-        about.update(vocab_size=tokenizer.vocab_size, tokenizer=tokenizer.digest, sources=listed(sources))
-        about.update(labels=None if label_names is None else list(label_names), **(extra or {}))
-    return Shards.open(folder, deep=False)
+    about = {"documents": count, "tokens": tokens, "bytes": size, "dtype": dtype}
+    return about | {"vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.digest}
+
+
+def save_tokenizer(tokenizer: Tokenizer, draft: Path) -> None:
+    """Put the tokenizer beside the arrays that it made."""
+    (draft / "tokenizer").mkdir()
+    tokenizer.save(draft / "tokenizer")
 
 
 def in_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -219,7 +237,7 @@ def is_shards(path: str | Path) -> bool:
 
 def _check_about(folder: Path, about: dict[str, Any]) -> None:
     names = about.get("labels", 0)
-    fine = all(type(about.get(name)) is kind for name, kind in _WANTED.items()) and about["dtype"] in _CODES
+    fine = all(type(about.get(name)) is kind for name, kind in _WANTED.items()) and about["dtype"] in CODES
     if not fine or not (names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names))):
         raise StoreError(f"{folder / MANIFEST} is damaged: what it says about the shards is not complete")
 
@@ -233,6 +251,21 @@ def _mapped(path: Path, dtype: str, count: int) -> NDArray[Any]:
     if count == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
+
+
+def _never_falls(numbers: NDArray[np.uint64]) -> bool:
+    """Looked at a block at a time: the comparison of a large corpus's offsets would not be small."""
+    blocks = (numbers[start : start + _BLOCK + 1] for start in range(0, len(numbers), _BLOCK))
+    return not any((block[1:] < block[:-1]).any() for block in blocks)
+
+
+def _largest(path: Path, code: str) -> int:
+    """The highest number of an array, or -1 of an empty one; read, not mapped: what is mapped counts as memory in use."""
+    largest = -1
+    with path.open("rb") as file:
+        while block := file.read(8 * _BLOCK):
+            largest = max(largest, int(np.frombuffer(block, code).max()))
+    return largest
 
 
 def _mixed(digests: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:

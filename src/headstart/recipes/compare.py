@@ -5,8 +5,9 @@ One small file a finished cell, so that a killed comparison goes on where it sto
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from headstart.config import FinetuneConfig
 from headstart.errors import ConfigError, UsageError
@@ -21,8 +22,9 @@ from headstart.recipes.arms import (
 )
 from headstart.recipes.comparison import Comparison
 from headstart.recipes.finetune import settled
+from headstart.recipes.grid import Engine, with_threads
 from headstart.report.page import write_report
-from headstart.runtime import free_cores, stopping
+from headstart.runtime import stopping
 from headstart.store.rundir import RunFolder
 
 
@@ -39,7 +41,9 @@ def run_compare(
     labels: tuple[int | None, ...] = (None,),
     arms: tuple[str, ...] = DEFAULT_ARMS,
     choose: bool = False,
-    jobs: int = 1,
+    jobs: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
     texts: bool = True,
     resume: bool = False,
     command: str = "",
@@ -53,9 +57,12 @@ def run_compare(
         source: the pretrained folder, or several to be compared with each other.
         choose: let validation choose each network's rate, as it chooses the strength of the linear arms.
         jobs: processes that run cells at the same time; the results are the same.
+        engine: "local", or "ray" for the Ray cluster at `address` (None: one that is started here).
         texts: keep the beginnings of a few test texts, to be quoted in the report.
     """
     progress, since = progress or Quiet(), time.monotonic()
+    grid = Engine(cast(Literal["local", "ray"], engine), jobs, address)
+    grid.check()
     if resume:
         run = RunFolder.open(out, kind="compare")
         config = layered(FinetuneConfig, run.settings)
@@ -67,36 +74,37 @@ def run_compare(
         if config is None or train is None or test is None:
             raise UsageError("compare needs a labelled file to train on and --test with one to be judged on")
         paths = folders(source)
-        files: dict[str, Any] = {
-            "train": train,
-            "valid": valid,
-            "test": test,
-            "tokenizer": str(tokenizer) if tokenizer else None,
-        }
-        inputs = files | {"source": list(paths) if len(paths) > 1 else next(iter(paths), None), "texts": texts}
+        inputs = _inputs(train, valid, test, tokenizer, paths, texts)
         inputs |= {"seeds": seeds, "labels": list(labels), "arms": list(expanded(arms, paths)), "choose": choose}
-        run, config = _started(out, config, inputs, jobs, command)
+        run, config = _started(out, config, inputs, grid, command)
     with run.locked():
         comparison = Comparison(run, config, inputs, progress)
         with run.discarded_on_error(new=not resume):
             comparison.prepare()
         with stopping(config.runtime.time_limit, since) as stop:
-            comparison.go(stop, jobs)
+            comparison.go(stop, replace(grid, threads=config.runtime.threads))
             page = write_report(out)
             write_json(out / "result.json", {"report": page.name})  # written last: the comparison is finished
     return page
 
 
+def _inputs(
+    train: str, valid: str | None, test: str, tokenizer: Path | None, paths: Sequence[str], texts: bool
+) -> dict[str, Any]:
+    """What is read, as the person wrote it."""
+    files: dict[str, Any] = {"train": train, "valid": valid, "test": test}
+    files["tokenizer"] = str(tokenizer) if tokenizer else None
+    return files | {"source": list(paths) if len(paths) > 1 else next(iter(paths), None), "texts": texts}
+
+
 def _started(
-    out: Path, config: FinetuneConfig, inputs: dict[str, Any], jobs: int, command: str
+    out: Path, config: FinetuneConfig, inputs: dict[str, Any], engine: Engine, command: str
 ) -> tuple[RunFolder, FinetuneConfig]:
     """The folder of a new comparison, and the settings that all its runs will have."""
     _check(inputs, config)
     # a wrong folder is found out before anything is written
     first = next(iter(load_sources(folders(inputs["source"]), inputs["tokenizer"])), None)
-    if jobs > 1 and config.runtime.threads is None:
-        config = layered(FinetuneConfig, config.model_dump(), {"runtime": {"threads": max(1, free_cores() // jobs)}})
-    config = settled(config, first.bundle if first else None)
+    config = settled(with_threads(config, engine), first.bundle if first else None)
     return RunFolder.create(out, kind="compare", command=command, config=config, inputs=inputs), config
 
 

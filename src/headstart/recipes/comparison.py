@@ -15,6 +15,7 @@ from headstart.data.digests import text_digest
 from headstart.data.labelled import label_subset
 from headstart.errors import ConfigError, Interrupted, StoreError, UsageError
 from headstart.files import MANIFEST, sha256_of, write_json
+from headstart.layering import layered
 from headstart.model.ledger import ledger
 from headstart.progress import Progress, Quiet
 from headstart.recipes.arms import (
@@ -28,7 +29,7 @@ from headstart.recipes.arms import (
 from headstart.recipes.baselines import run_baseline
 from headstart.recipes.classifier import class_weights, reading_of
 from headstart.recipes.finetune import choose_tokenizer
-from headstart.recipes.grid import run_parallel
+from headstart.recipes.grid import Engine, run_grid
 from headstart.recipes.labelled_data import LabelledData, load_data
 from headstart.recipes.leaks import pretraining_noted
 from headstart.recipes.networks import NetworkRun, run_network
@@ -66,11 +67,17 @@ def _square(place: Place) -> tuple[str, str]:
     return place[0], str(place[1])
 
 
-def _worker(path: Path, config: FinetuneConfig, inputs: dict[str, Any]) -> Callable[[Place, Stop], Cell]:
-    """What a process of its own does with the cells it is given."""
-    comparison = Comparison(RunFolder(path), config, inputs, Quiet())
+def worker(path: str) -> Callable[[Place, Stop], Place]:
+    """What a process of its own, here or on another machine, does with the cells it is given: all it needs is on disk."""
+    run = RunFolder.open(Path(path), kind="compare")
+    comparison = Comparison(run, layered(FinetuneConfig, run.settings), run.facts["inputs"], Quiet())
     comparison.read()
-    return comparison.make
+
+    def make(place: Place, stop: Stop) -> Place:
+        comparison.make(place, stop)
+        return place
+
+    return make
 
 
 def _check_kind(data: LabelledData, train: str) -> None:
@@ -135,7 +142,7 @@ class Comparison:
         drawn = {"the drawing of label subsets": "by text"} if self.inputs["labels"] != [None] else {}
         return self.data.fingerprints() | models | drawn
 
-    def go(self, stop: Stop, jobs: int = 1) -> None:
+    def go(self, stop: Stop, engine: Engine) -> None:
         """Run what is not there yet."""
         paths = {place: cell_path(self.run.path, *place) for place in self.cells}
         # now, so that a damaged one is named before the last run
@@ -148,7 +155,7 @@ class Comparison:
                 table.add(_square(place), cell.test.accuracy)
                 bar.advance(_weight(place), _words(place))
             try:
-                for cell in self._done(left, min(jobs, len(left)), stop, table.start):
+                for cell in self._done(left, engine, stop, table.start):
                     place = cell.arm, cell.labels, cell.seed
                     table.add(_square(place), cell.test.accuracy)
                     bar.advance(_weight(place), _words(place))
@@ -175,12 +182,14 @@ class Comparison:
         return f"headstart compare --resume --out {self.run.path}"
 
     def _done(
-        self, left: list[Place], jobs: int, stop: Stop, begin: Callable[[tuple[str, str]], None]
+        self, left: list[Place], engine: Engine, stop: Stop, begin: Callable[[tuple[str, str]], None]
     ) -> Iterator[Cell]:
         """The cells that are left, as they are finished; each is on disk when it comes."""
-        if jobs > 1:
-            cells = run_parallel(_worker, (self.run.path, self.config, self.inputs), left, jobs, stop, self._again)
-            yield from (cell for cell in cells if cell is not None)
+        if engine.is_apart and left:
+            folder = self.run.path
+            for place in run_grid(engine, worker, (str(folder.resolve()),), left, folder, stop, self._again):
+                if place is not None:
+                    yield _read(cell_path(folder, *place))
             stop.check()
             return
         for place in left:

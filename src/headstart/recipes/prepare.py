@@ -10,15 +10,16 @@ from headstart.data.formats import label_path
 from headstart.data.labelled import LabelledTexts, LabelSet, check_split, read_labelled
 from headstart.data.leaveout import LeaveOut, leave_out_sources, left_out_words
 from headstart.data.opening import suffix_of
-from headstart.data.provenance import describe, fingerprint
+from headstart.data.provenance import Made, describe, fingerprint
 from headstart.data.shards import Shards, is_shards, write_shards
 from headstart.data.sources import expand
 from headstart.errors import DataError, StoreError, UsageError
 from headstart.files import MANIFEST, read_json, read_manifest, whole_folder
 from headstart.progress import Progress
+from headstart.recipes.parts import kept_tokenizer, prepare_by_parts
 from headstart.text.tokenizer import ReportCard, Tokenizer, load_tokenizer, report_card, train_tokenizer
 
-__all__ = ["is_shards", "run_prepare", "run_prepare_labelled", "run_shared_tokenizer", "run_tokenizer"]
+__all__ = ["check_out", "is_shards", "run_prepare", "run_prepare_labelled", "run_shared_tokenizer", "run_tokenizer"]
 
 _CARD_CHARACTERS = 2_000_000
 
@@ -27,7 +28,7 @@ def run_tokenizer(
     paths: Sequence[str], out: Path, config: TokenizerConfig, corpus: CorpusConfig, progress: Progress
 ) -> ReportCard:
     """Train a tokenizer on text, save it at `out`, and measure it on the beginning of the text."""
-    _check_out(out, "tokenizer")
+    check_out(out, "tokenizer")
     if (out / MANIFEST).is_file():
         raise UsageError(f"{out} already holds a tokenizer; choose another --out")
     files = _text_files(paths)
@@ -69,13 +70,16 @@ def run_prepare(
     tokenizer: Tokenizer | Path | None,
     tokenizer_config: TokenizerConfig,
     progress: Progress,
+    jobs: int | None = None,
 ) -> Shards:
     """Encode unlabelled text into shards at `out`, unless those are there already.
 
     Args:
         tokenizer: one in hand, a folder or file to load one from, or None to train one on this text.
+        jobs: work file by file in so many processes, keeping what is finished; None goes through all of it at once. The
+            shards are the same.
     """
-    _check_out(out, "shards")
+    check_out(out, "shards")
     files = _text_files(paths)
     if isinstance(tokenizer, Path):
         tokenizer = load_tokenizer(tokenizer)
@@ -85,15 +89,28 @@ def run_prepare(
         settings["leave_out"] = [[source.name, source.size, source.modified] for source in unwanted]
     made_with = tokenizer.digest if tokenizer else f"trained {tokenizer_config.model_dump_json()}"
     mark = fingerprint(sources, made_with, settings)
+    made = Made(made_with, settings, tuple(source.modified for source in sources))
     if shards := _unchanged(out, mark, progress):
         return shards
+    if jobs is not None and len(files) > 1:
+        tokenizer = tokenizer or kept_tokenizer(
+            out, mark, lambda: train_tokenizer(_texts(files, corpus), tokenizer_config, progress)
+        )
+        shards = prepare_by_parts(sources, out, corpus, tokenizer, made=made, mark=mark, jobs=jobs, progress=progress)
+        return _told(shards, progress)
     if tokenizer is None:
         tokenizer = train_tokenizer(_texts(files, corpus), tokenizer_config, progress)
     guard = LeaveOut(unwanted, corpus) if unwanted else None
     documents, extra = read_documents(files, corpus), guard.record if guard else None
     if guard:
         documents = guard.keep(documents)
-    shards = write_shards(documents, tokenizer, out, sources=sources, fingerprint=mark, progress=progress, extra=extra)
+    shards = write_shards(
+        documents, tokenizer, out, sources=sources, fingerprint=mark, progress=progress, made=made, extra=extra
+    )
+    return _told(shards, progress)
+
+
+def _told(shards: Shards, progress: Progress) -> Shards:
     if words := left_out_words(shards):
         progress.say(words)
     return shards
@@ -115,7 +132,7 @@ def run_prepare_labelled(
         labels: the classes of the training file, for validation and test files; None when this is the training file.
         train_name: the training file as the user wrote it, for the message about a label that it does not have.
     """
-    _check_out(out, "shards")
+    check_out(out, "shards")
     files = _text_files([path])
     if isinstance(tokenizer, Path):
         tokenizer = load_tokenizer(tokenizer)
@@ -152,7 +169,7 @@ def _documents(texts: LabelledTexts) -> Iterator[Document]:
     return (Document(text, where) for text, where in zip(texts.texts, texts.where, strict=True))
 
 
-def _check_out(out: Path, kind: str) -> None:
+def check_out(out: Path, kind: str) -> None:
     """Refuse to put a folder of ours in the place of something else: what is there would be gone."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return

@@ -4,9 +4,9 @@ import json
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from headstart.config import FinetuneConfig
 from headstart.errors import UsageError
@@ -15,10 +15,11 @@ from headstart.layering import layered
 from headstart.model.presets import values
 from headstart.progress import Progress, Quiet
 from headstart.recipes.finetune import load_source, settled, usual_preset
+from headstart.recipes.grid import Engine, with_threads
 from headstart.recipes.settings import Settings, check_shape, settings_of
 from headstart.recipes.space import SEARCHED, check_installed, knobs_of
 from headstart.recipes.tuning import Tuning
-from headstart.runtime import free_cores, stopping
+from headstart.runtime import stopping
 from headstart.store.rundir import RunFolder
 from headstart.store.trials import Trial, best_of
 
@@ -48,7 +49,9 @@ def tune(
     minutes: float | None = None,
     trials: int | None = None,
     search: Sequence[str] = SEARCHED,
-    jobs: int = 1,
+    jobs: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
     preset: str | None = None,
     settings: Settings | None = None,
     resume: bool = False,
@@ -61,6 +64,7 @@ def tune(
         minutes: no trial is begun that would end later; beside `trials`, whichever comes first.
         search: what may be turned: lr, epochs, layer_decay, dropout, reading.
         jobs: trials at the same time, in processes of their own; a script must then guard its main part.
+        engine: "ray" makes the trials on the Ray cluster at `address`, or on one that is started here.
     """
     check_shape(source, settings)
     preset = preset or usual_preset(str(source))
@@ -75,6 +79,8 @@ def tune(
         trials=trials,
         search=search,
         jobs=jobs,
+        engine=engine,
+        address=address,
         preset=preset,
         resume=resume,
         progress=progress,
@@ -92,7 +98,9 @@ def run_tune(
     minutes: float | None = None,
     trials: int | None = None,
     search: Sequence[str] = SEARCHED,
-    jobs: int = 1,
+    jobs: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
     preset: str = "classic",
     resume: bool = False,
     command: str = "",
@@ -100,6 +108,8 @@ def run_tune(
 ) -> Tuned:
     """Run the trials; with `resume`, those that are left of the search in `out`."""
     progress, since = progress or Quiet(), time.monotonic()
+    grid = Engine(cast(Literal["local", "ray"], engine), jobs, address)
+    grid.check()
     check_installed()
     if resume:
         run = RunFolder.open(out, kind="tune")
@@ -109,19 +119,19 @@ def run_tune(
             raise UsageError("tune needs a labelled file, and --from with a pretrained folder or the word scratch")
         inputs = {"train": train, "valid": valid, "source": source, "tokenizer": str(tokenizer) if tokenizer else None}
         inputs |= {"minutes": minutes, "trials": trials, "search": list(search), "preset": preset}
-        run, config = _started(out, config, inputs, jobs, command)
+        run, config = _started(out, config, inputs, grid, command)
     with run.locked():
         tuning = Tuning(run, config, dict(inputs), progress)
-        tuning.inputs["until"] = _until(run, inputs["minutes"], jobs)
+        tuning.inputs["until"] = _until(run, inputs["minutes"], jobs or 1)
         with run.discarded_on_error(new=not resume):
             tuning.prepare()
         with stopping(config.runtime.time_limit, since) as stop:
-            found = tuning.go(stop, jobs)
+            found = tuning.go(stop, replace(grid, threads=config.runtime.threads))
             return _finish(run, tuning, found)
 
 
 def _started(
-    out: Path, config: FinetuneConfig, inputs: dict[str, Any], jobs: int, command: str
+    out: Path, config: FinetuneConfig, inputs: dict[str, Any], engine: Engine, command: str
 ) -> tuple[RunFolder, FinetuneConfig]:
     """The folder of a new search, and the settings that its trials begin from."""
     if inputs["minutes"] is None and inputs["trials"] is None:
@@ -132,8 +142,7 @@ def _started(
     if config.loop.watch_test:
         raise UsageError("loop.watch_test looks at test, which a search for settings may not see")
     bundle = load_source(inputs["source"])  # a wrong folder is found out before anything is written
-    if jobs > 1 and config.runtime.threads is None:
-        config = layered(FinetuneConfig, config.model_dump(), {"runtime": {"threads": max(1, free_cores() // jobs)}})
+    config = with_threads(config, engine)
     config = settled(config, bundle)
     knobs_of(config, bundle, inputs["search"])
     return RunFolder.create(out, kind="tune", command=command, config=config, inputs=inputs), config

@@ -20,13 +20,13 @@ from headstart.layering import layered, nested
 from headstart.progress import Progress, Quiet
 from headstart.recipes.classifier import build_classifier, class_weights, reading_of, shape_of
 from headstart.recipes.finetune import choose_tokenizer, load_source
-from headstart.recipes.grid import run_parallel
+from headstart.recipes.grid import Engine, run_grid
 from headstart.recipes.labelled_data import LabelledData, load_data
 from headstart.recipes.space import Knob, knobs_of, suggest, worth
 from headstart.recipes.training import Finetuning
 from headstart.runtime import Halt, Runtime, Stop, environment, start
 from headstart.store.rundir import Metrics, RunFolder
-from headstart.store.trials import Trial, read_trials, trial_path, write_trial
+from headstart.store.trials import Trial, read_trial, read_trials, trial_path, write_trial
 
 MOST = 1000
 """Trials of a search that is bounded by minutes alone."""
@@ -54,11 +54,18 @@ class _Watched(Metrics):
             self._look(values)
 
 
-def _worker(path: Path, config: FinetuneConfig, inputs: dict[str, Any]) -> Callable[[int, Stop], Trial | None]:
-    """What a process of its own does with the trials it is given."""
-    tuning = Tuning(RunFolder(path), config, inputs, Quiet())
+def worker(path: str, until: str) -> Callable[[tuple[int], Stop], int | None]:
+    """What a process of its own, here or on another machine, does with the trials it is given; their files say the rest."""
+    run = RunFolder.open(Path(path), kind="tune")
+    inputs = run.facts["inputs"] | {"until": float(until) if until else None}
+    tuning = Tuning(run, layered(FinetuneConfig, run.settings), inputs, Quiet())
     tuning.read()
-    return tuning.make
+
+    def make(job: tuple[int], stop: Stop) -> int | None:
+        trial = tuning.make(job[0], stop)
+        return None if trial is None else trial.trial
+
+    return make
 
 
 @dataclass
@@ -102,7 +109,7 @@ class Tuning:
             )
         class_weights(self.config, self.data.target, self.data.train)
 
-    def go(self, stop: Stop, jobs: int = 1) -> list[Trial]:
+    def go(self, stop: Stop, engine: Engine) -> list[Trial]:
         """Run the trials that are not there yet."""
         path, wanted = self.run.path, self.inputs["trials"] or MOST
         there = read_trials(path)
@@ -110,7 +117,7 @@ class Tuning:
         with self.progress.task("tuning", self.inputs["trials"], "trials") as bar:
             bar.advance(len(there))
             try:
-                for trial in self._done(left, min(jobs, len(left)), stop):
+                for trial in self._done(left, engine, stop):
                     bar.advance(1, f"accuracy {trial.accuracy:.4f}")
                     self.progress.say(words(trial))
             except Halt:
@@ -125,11 +132,15 @@ class Tuning:
     def _again(self) -> str:
         return f"headstart tune --resume --out {self.run.path}"
 
-    def _done(self, left: list[int], jobs: int, stop: Stop) -> Iterator[Trial]:
+    def _done(self, left: list[int], engine: Engine, stop: Stop) -> Iterator[Trial]:
         """The trials that are left, as they are finished; each is on disk when it comes."""
-        if jobs > 1:
-            found = run_parallel(_worker, (self.run.path, self.config, self.inputs), left, jobs, stop, self._again)
-            yield from (trial for trial in found if trial is not None)
+        if engine.is_apart and left:
+            folder, until = self.run.path, self.inputs["until"]
+            arguments = str(folder.resolve()), "" if until is None else repr(until)
+            jobs = [(number,) for number in left]
+            for number in run_grid(engine, worker, arguments, jobs, folder, stop, self._again):
+                if number is not None:
+                    yield read_trial(folder, number)
             stop.check()
             return
         for number in left:

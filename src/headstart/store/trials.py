@@ -59,6 +59,11 @@ def read_trials(folder: Path) -> list[Trial]:
     return [_read(path) for path in sorted((folder / TRIALS).glob("[0-9]*.json"))]
 
 
+def read_trial(folder: Path, number: int) -> Trial:
+    """One finished trial."""
+    return _read(trial_path(folder, number))
+
+
 def best_of(trials: Iterable[Trial]) -> Trial:
     """The trial that validation likes best."""
     return max(trials, key=lambda trial: trial.rank)

@@ -25,6 +25,11 @@ class EngineTokenizer:
     def digest(self) -> str:
         return self._digest
 
+    @property
+    def content(self) -> bytes:
+        """Of the file that `save` writes."""
+        return self._content
+
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 

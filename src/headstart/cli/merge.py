@@ -1,0 +1,27 @@
+"""`headstart merge`: shards prepared apart, put together."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from headstart.cli.console import Console
+from headstart.cli.options import Out, Quiet
+from headstart.errors import UsageError
+
+
+def merge(
+    *folders: Annotated[
+        Path, Parameter(name="FOLDERS", required=True, help="Prepared folders of one tokenizer, in order.")
+    ],
+    out: Out,
+    quiet: Quiet = False,
+) -> None:
+    """Put prepared folders together."""
+    if len(folders) < 2:
+        raise UsageError(f"merge needs two prepared folders or more, got {len(folders)}")
+    from headstart.recipes.merge import run_merge
+
+    console = Console(quiet=quiet)
+    shards = run_merge(folders, out, console)
+    console.result(f"{out}: {shards.documents:,} documents, {shards.tokens:,} tokens")
