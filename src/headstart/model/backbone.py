@@ -9,6 +9,7 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from headstart.config import ModelConfig, Visibility
 from headstart.model.attention import KeyValues, View, visible
@@ -28,6 +29,8 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList(BLOCKS[config.block](config) for _ in range(config.depth))
         self.norm = nn.RMSNorm(config.width, eps=config.norm_epsilon) if self.modern else nn.Identity()
         self.compiled = False
+        self.recompute = False
+        """Whether what is inside a layer is worked out again on the way back, which saves memory, instead of being kept."""
 
     def forward(
         self,
@@ -60,8 +63,13 @@ class Backbone(nn.Module):
         view = View(seen, self._rotary(positions))
         hidden_BTD = self._embed(ids_BT, positions)
         for layer in self.layers:
-            hidden_BTD, _ = layer(hidden_BTD, view)
+            hidden_BTD = self._through_layer(layer, hidden_BTD, view)
         return cast(Tensor, self.norm(hidden_BTD))
+
+    def _through_layer(self, layer: nn.Module, hidden: Tensor, view: View) -> Tensor:
+        if self.recompute and torch.is_grad_enabled():
+            return cast(Tensor, checkpoint(layer, hidden, view, use_reentrant=False)[0])
+        return cast(Tensor, layer(hidden, view)[0])
 
     def _has_kernel(self, ids_BT: Tensor) -> bool:
         """Whether attention between bounds can run here: its kernel wants CUDA, bf16 and round heads, and drops nothing."""
@@ -85,7 +93,7 @@ class Backbone(nn.Module):
         if self.compiled and real is not None:
             _say_dynamic(hidden, rotary)
         for layer in self.layers:
-            hidden, _ = layer(hidden, view)
+            hidden = self._through_layer(layer, hidden, view)
         hidden_ND = cast(Tensor, self.norm(hidden))[0]
         if real is not None:
             hidden_ND = hidden_ND.new_zeros(ids_BT.numel(), hidden_ND.shape[1]).index_copy(0, real, hidden_ND)

@@ -5,19 +5,21 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from headstart.train.loop import StepReport
+from headstart.train.ranks import ALONE, Ranks
 
 TRAINING_SHARE = 0.93
 """Of the minutes; measuring, saving and sampling take their part too."""
 _WARM, _LEAST, _MOST, _SHARE = 2, 2, 40, 0.05
 
 
-def seconds_a_step(reports: Iterable[StepReport], budget: float) -> float:
+def seconds_a_step(reports: Iterable[StepReport], budget: float, ranks: Ranks = ALONE) -> float:
     """The mean time of the first steps but those that warm up: some dozens, or what fits in a twentieth of `budget` seconds."""
     started = time.monotonic()
     ends = []
     for count, _ in enumerate(reports, start=1):
         ends.append(time.monotonic())
-        if count >= _WARM + _MOST or (count >= _WARM + _LEAST and ends[-1] - started > _SHARE * budget):
+        enough = count >= _WARM + _MOST or (count >= _WARM + _LEAST and ends[-1] - started > _SHARE * budget)
+        if ranks.any(enough):  # clocks differ, and all must stop after the same step
             break
     taken = [after - before for before, after in pairwise(ends)]
     taken = taken[_WARM - 1 :] or taken or [ends[-1] - started]
