@@ -251,6 +251,10 @@ def stopping(time_limit: float | None = None, since: float | None = None) -> Ite
         signal.signal(number, ask)
     try:
         yield stop
+    except BaseException:
+        if place().world > 1:  # this process ends, and torchrun's wish that it should must not come between
+            before = dict.fromkeys(before, signal.SIG_IGN)
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -110,6 +110,7 @@ ALONE = Ranks()
 
 _met: Any = None
 """The store of this process's run, by which it is settled who speaks."""
+_meetings = 0
 
 
 @contextmanager
@@ -123,11 +124,12 @@ def joined() -> Iterator[Ranks]:
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
 
-    global _met
+    global _met, _meetings
+    _meetings += 1  # a script may train several times
     within = dist.PrefixStore  # type: ignore[attr-defined]
     try:
         store, rank, world = next(rendezvous("env://", timeout=_PATIENCE))
-        store = within(f"headstart/{here.restarts}", store)
+        store = within(f"headstart/{here.restarts}/{_meetings}", store)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=_PATIENCE)
     except (ValueError, RuntimeError) as error:
@@ -135,7 +137,7 @@ def joined() -> Iterator[Ranks]:
             f"process {here.rank} of {here.world} could not meet the others ({_first_line(error)}); "
             "start them with torchrun, all with the same command"
         ) from None
-    _met = within("headstart", store)
+    _met = within("end", store)
     try:
         yield Ranks(rank, world, within("ranks", store))
         dist.barrier()  # one that ends early with an error code would have the others killed
@@ -186,4 +188,4 @@ def restarted() -> bool:
 def _first_line(error: Exception) -> str:
     """The reason alone: gloo's begins with a place in its source."""
     line = next(iter(str(error).splitlines()), type(error).__name__)
-    return re.sub(r"^\[[^\]]*\]\s*", "", line).rstrip(".")[:200]
+    return re.sub(r"^\[[^\]]*\]\s*", "", line).partition(". ")[0].rstrip(".")[:200]
