@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from headstart.store.rundir import RunFolder
@@ -56,3 +57,21 @@ def weights(out: Path) -> dict:
     """The weights that a run ended with, by name."""
     parts = {name: load_tensors(out / "bundle" / f"{name}.safetensors") for name in ("backbone", "head")}
     return {f"{name}.{key}": tensor for name, part in parts.items() for key, tensor in part.items()}
+
+
+def pid_of(agent: subprocess.Popen, rank: int) -> int:
+    """The process of a rank: the one of torchrun's children whose environment says so."""
+    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+    for child in children:
+        if f"RANK={rank}" in Path(f"/proc/{child}/environ").read_text().split("\0"):
+            return int(child)
+    raise AssertionError(f"no process has rank {rank} among {children}")
+
+
+def until(there: Path, process: subprocess.Popen, seconds: float = 120.0) -> None:
+    """Wait for something to appear on the disk."""
+    deadline = time.monotonic() + seconds
+    while not there.exists():
+        assert process.poll() is None, process.communicate()[0][-4000:]
+        assert time.monotonic() < deadline, f"{there} did not appear"
+        time.sleep(0.02)
