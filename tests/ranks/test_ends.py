@@ -30,7 +30,7 @@ held_out = 0.1
 [pretrain.loop]
 batch_size = 4
 accumulate = 2
-steps = 300
+steps = 140
 evaluate_every = 1000
 save_every = 20
 [pretrain.optim]
@@ -72,7 +72,7 @@ def test_a_killed_process_is_started_again_and_the_run_ends_as_if_nothing_had_ha
     assert "resuming run from step" in text
     assert len(lines) == 1  # of the first attempt
     assert lines[0].startswith("headstart: another process of this run has ended or cannot be reached (")
-    assert len(RunFolder(here / "run").metrics.read("step")) == 300
+    assert len(RunFolder(here / "run").metrics.read("step")) == 140
     assert apart(here / "whole", here / "run") < BOUND
 
 
@@ -105,7 +105,7 @@ def test_a_signal_to_torchrun_saves_once_and_two_processes_go_on_where_three_sto
     assert len(lines) == 1, text
     step = sorted((here / "run" / "checkpoints").iterdir())[-1].name.removeprefix("step-").lstrip("0")
     assert lines == [
-        f"headstart: SIGTERM at step {step} of 300; saved. Go on with: headstart pretrain --resume --out run"
+        f"headstart: SIGTERM at step {step} of 140; saved. Go on with: headstart pretrain --resume --out run"
     ]
     again = pretrain(here, "run", 2, "--resume", texts=None)
     assert said(again)[0] == []
@@ -118,7 +118,7 @@ def test_a_time_that_is_over_is_no_failure_where_torchrun_would_start_again(here
     lines, text = said(process)
     assert process.returncode == 0, text
     assert lines == [
-        "headstart: time limit reached at step 1 of 300; saved. Go on with: headstart pretrain --resume --out run"
+        "headstart: time limit reached at step 1 of 140; saved. Go on with: headstart pretrain --resume --out run"
     ]
     assert not (here / "run" / "result.json").exists()
 
@@ -126,7 +126,7 @@ def test_a_time_that_is_over_is_no_failure_where_torchrun_would_start_again(here
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["missing.txt"], "missing.txt does not exist"),
+        (["missing.txt"], "no such file: missing.txt"),
         (["texts.txt", "--loop.batch-size", "none"], "--loop.batch-size must be a whole number, got 'none'"),
         (["texts.txt", "--model.context", "5000"], "the training text holds"),
     ],

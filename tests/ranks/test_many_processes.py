@@ -93,11 +93,14 @@ def test_four_processes_resume_to_the_same_bits(data, tmp_path):
     assert all(bool((ours[name] == theirs[name]).all()) for name in theirs)
 
 
+SHARDED = {"runtime.parallel": "fsdp"}
+
+
 def test_minutes_are_planned_once_for_all(data, tmp_path):
     settings = {"loop.minutes": 0.02, "loop.evaluate_every": 10_000, "loop.save_every": 10_000}
     jobs_here = [
         {"recipe": "pretrain", "out": str(tmp_path / "base"), "settings": {"loop.steps": None, **settings}},
-        {"recipe": "finetune", "out": str(tmp_path / "clf"), "settings": {"loop.minutes": 0.02}},
+        {"recipe": "finetune", "out": str(tmp_path / "clf"), "settings": {**SHARDED, "loop.minutes": 0.02}},
     ]
     crew(2, data, jobs_here, tmp_path)
     steps = read_json(tmp_path / "base" / "plan.json")["steps"]

@@ -11,13 +11,13 @@ from typing import Any
 from headstart.config import FinetuneConfig, PretrainConfig, RuntimeConfig
 from headstart.data.shards import Shards
 from headstart.errors import ConfigError, LostError, StoreError
-from headstart.files import read_manifest
+from headstart.files import read_json, read_manifest
 from headstart.runtime import place
 from headstart.store.checkpoint import Check, load_checkpoint, resume_from, save_checkpoint, steps
 from headstart.store.rundir import RunFolder
 from headstart.train.loop import TrainState
 from headstart.train.optim import optimizer_tensors, restore_optimizer
-from headstart.train.ranks import Ranks, joined, restarted
+from headstart.train.ranks import Ranks, joined, launch, restarted
 
 
 @contextmanager
@@ -36,17 +36,20 @@ def together(out: Path) -> Iterator[Ranks]:
 
 def is_continued(out: Path, command: str) -> bool:
     """Whether the launcher starts this command again, and it had begun a run in `out`: then that run goes on."""
-    if not restarted() or not (out / "run.json").is_file():
-        return False
+    begun = [out / name for name in ("run.json", "environment.json")]
+    if not all(path.is_file() for path in begun):
+        return restarted() and begun[0].is_file()
     try:
-        return bool(RunFolder(out).facts.get("command") == command)
+        facts, before = (read_json(path) for path in begun)
     except StoreError:
-        return True  # opening it says what is wrong with it
+        return restarted()  # opening the run says what is wrong with it
+    same = launch() is not None and before.get("launch") == launch()
+    return (restarted() or same) and bool(facts.get("command") == command)
 
 
 def of_several(config: RuntimeConfig, ranks: Ranks) -> dict[str, Any]:
     """For the record; empty for one process."""
-    return {"processes": ranks.world, "parallel": config.parallel} if ranks.world > 1 else {}
+    return {"processes": ranks.world, "parallel": config.parallel, "launch": launch()} if ranks.world > 1 else {}
 
 
 def several_words(config: RuntimeConfig, ranks: Ranks) -> str:

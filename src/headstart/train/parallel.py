@@ -131,6 +131,8 @@ class Shards(Copies):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+        # about keys and values, which are views, and which nobody changes
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         self._device = runtime.device
         self._skeleton = copy.deepcopy(model).to("meta")
         self._skeleton.backbone.compiled = False  # type: ignore[union-attr]
@@ -146,10 +148,7 @@ class Shards(Copies):
     @contextmanager
     def adding(self, model: nn.Module) -> Iterator[None]:  # noqa: ARG002
         """torch adds up, in its own time."""
-        with warnings.catch_warnings():
-            # about keys and values, which are views, and which nobody changes
-            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-            yield
+        yield
 
     def ask(self, model: nn.Module, objective: Objective, batch: Batch) -> LossSum:
         """Put the question through the model itself, which gathers what the question needs."""

@@ -139,8 +139,9 @@ def joined() -> Iterator[Ranks]:
         ) from None
     _met = within("end", store)
     try:
-        yield Ranks(rank, world, within("ranks", store))
-        dist.barrier()  # one that ends early with an error code would have the others killed
+        ranks = Ranks(rank, world, within("ranks", store))
+        yield ranks
+        ranks.wait()
     except RuntimeError as error:
         if not _LOST.search(str(error)):
             raise
@@ -183,6 +184,12 @@ def await_speaker() -> None:
 def restarted() -> bool:
     """Whether a launcher starts this very command once more, because it ended before it was done."""
     return place().restarts > 0 or int(os.environ.get("SLURM_RESTART_COUNT") or 0) > 0
+
+
+def launch() -> str | None:
+    """The name of the launch, where torchrun was given or made one: it stays when machines come and go."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return None if place().world == 1 or name == "none" else name
 
 
 def _first_line(error: Exception) -> str:
