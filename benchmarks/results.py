@@ -546,6 +546,33 @@ def serving() -> str:
     )
 
 
+def ranks() -> str:
+    """What several processes gain, and what they spend on talking."""
+    record = load("ranks.json")
+    alone = record["rows"][0]["ways"]["apart"]
+    lines = [
+        "## Several processes",
+        "",
+        f"A language model of {record['parameters']:,} parameters in fp32, {record['tokens_a_step']:,} tokens a step shared by all processes, one thread each, gloo; {record['cores']} CPU cores that other work "
+        f"used too (load {record['load']:g}), so time on the clock says little and processor time more. Medians of {record['steps']} steps; `apart` adds nothing up, and the communication share is what the other "
+        "ways cost more than it. A process holds so much of weights and moments.",
+        "",
+        "| processes | way | processor ms a step, all together | communication share of it | ms a step on the clock | tokens a second | MB a process | loss, last step |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        apart = row["ways"]["apart"]
+        for name, way in row["ways"].items():
+            share = "" if name == "apart" else percent(max(0.0, 1 - apart["processor_ms"] / way["processor_ms"]))
+            # what is not added up has another loss
+            loss = f"{way['loss']:.6f}" if name != "apart" or row["processes"] == 1 else ""
+            lines.append(
+                f"| {row['processes']} | {'one process' if way is alone else name} | {way['processor_ms']:.0f} | {share} | {way['step_ms']:.0f} | "
+                f"{1000 * record['tokens_a_step'] / way['step_ms']:,.0f} | {way['megabytes']:.1f} | {loss} |"
+            )
+    return "\n".join([*lines, "", f"Command: `python benchmarks/ranks.py`; torch {record['torch']}, {record['date']}."])
+
+
 def filled(text: str, marker: str, content: str) -> str:
     """A document with what stands between two markers replaced."""
     before, _, rest = text.partition(f"<!-- {marker} -->\n")
@@ -558,7 +585,7 @@ def pages() -> dict[Path, str]:
     lesson = ROOT / "docs" / "course.md"
     lesson_text = filled(lesson.read_text(encoding="utf-8"), "RESULTS:course", course_table())
     lesson_text = filled(lesson_text, "RESULTS:course-lm", language_table())
-    parts = [PROTOCOL, course(), "", recipe(), "", coverage(), "", torture(), "", serving(), ""]
+    parts = [PROTOCOL, course(), "", recipe(), "", coverage(), "", torture(), "", serving(), "", ranks(), ""]
     return {ROOT / "RESULTS.md": "\n".join(parts), lesson: lesson_text}
 
 

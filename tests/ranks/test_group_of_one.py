@@ -1,6 +1,4 @@
-"""Copies and shards on a GPU, through NCCL: a group of one process, which takes every step that a larger one takes."""
-
-import os
+"""Copies and shards in a group of one process, which takes every step that a larger one takes: gloo here, NCCL on a GPU."""
 
 import pytest
 import torch
@@ -18,22 +16,17 @@ from headstart.train.parallel import ONE, Copies, Shards
 from headstart.train.ranks import ALONE
 from tiny import SHAPE, SPECIAL, corpus, language_model
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
 
 @pytest.fixture
-def group():
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29517"}
-    dist.init_process_group("cpu:gloo,cuda:nccl", rank=0, world_size=1)
+def group(tmp_path):
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-def trained(way, precision, recompute):
-    runtime = start(RuntimeConfig(device="cuda", precision=precision))
+def trained(way, device, precision, recompute):
+    runtime = start(RuntimeConfig(device=device, precision=precision, threads=1))
     shape = layered(type(SHAPE), {**SHAPE.model_dump(), "block": "modern", "width": 64, "heads": 4, "context": 32})
     model = language_model(shape=shape).to(runtime.device)
     model.backbone.recompute = recompute
@@ -52,12 +45,10 @@ def trained(way, precision, recompute):
     return losses, held, names, way.gathered(optimizer_tensors(state.optimizer, model))
 
 
-@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-5), ("bf16", 2e-2)])
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("kind", [Copies, Shards])
-def test_the_losses_are_those_without_a_group(kind, recompute, precision, bound, group):
-    alone, held, names, moments = trained(ONE, precision, recompute)
-    ours, ours_held, ours_names, ours_moments = trained(kind(ALONE), precision, recompute)
+def compare(kind, device, precision, recompute):
+    alone, held, names, moments = trained(ONE, device, precision, recompute)
+    ours, ours_held, ours_names, ours_moments = trained(kind(ALONE), device, precision, recompute)
+    bound = 1e-5 if precision == "fp32" else 2e-2
     assert alone[-1] < alone[0]
     assert ours == pytest.approx(alone, rel=bound)
     assert ours_held == pytest.approx(held, rel=bound)
@@ -65,3 +56,21 @@ def test_the_losses_are_those_without_a_group(kind, recompute, precision, bound,
     assert {name: tensor.shape for name, tensor in ours_moments.items()} == {
         name: tensor.shape for name, tensor in moments.items()
     }
+
+
+@pytest.mark.parametrize("kind", [Copies, Shards])
+def test_the_losses_are_those_without_a_group(kind, group):
+    compare(kind, "cpu", "fp32", recompute=True)
+
+
+def test_layers_may_travel_in_bf16(group):
+    compare(Shards, "cpu", "bf16", recompute=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("kind", [Copies, Shards])
+def test_the_losses_on_a_gpu_are_those_without_a_group(kind, recompute, precision, group):
+    compare(kind, "cuda", precision, recompute)
