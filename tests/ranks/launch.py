@@ -18,7 +18,7 @@ BOUND = 1e-5
 def environment() -> dict[str, str]:
     """One thread a process, this checkout's sources, and none of the variables of a launcher around us."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC", "SLURM"))}
-    return own | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "error::UserWarning:torch"}
+    return own | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
 
 
 def torchrun(world: int, *arguments: str, restarts: int = 0, **options) -> subprocess.Popen:

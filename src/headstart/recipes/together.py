@@ -43,7 +43,8 @@ def is_continued(out: Path, command: str) -> bool:
         facts, before = (read_json(path) for path in begun)
     except StoreError:
         return restarted()  # opening the run says what is wrong with it
-    same = launch() is not None and before.get("launch") == launch()
+    # a script has no command line to tell its runs apart by
+    same = bool(command) and launch() is not None and before.get("launch") == launch()
     return (restarted() or same) and bool(facts.get("command") == command)
 
 
