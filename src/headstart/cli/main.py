@@ -126,7 +126,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)
     # threads that spin while they wait halve the speed of two cores, and quarter it when another program wants one
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    sys.exit(run(sys.argv[1:]))
+    several.leave(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -1,7 +1,10 @@
 """A command that torchrun started several times: one process speaks, and exit codes say what the launcher should do."""
 
+import atexit
 import os
+import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from headstart.errors import ElsewhereError, Interrupted, UsageError
 
@@ -34,6 +37,16 @@ def say_once(error: BaseException, message: str, say: Callable[[str], None]) -> 
     elif ranks.may_speak():
         say(message)
         ranks.has_spoken()
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End this process. One of several does without Python's own end, where threads of gloo can abort what was well done."""
+    if are_several():
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+    sys.exit(exit_code)
 
 
 def for_the_launcher(error: BaseException, exit_code: int) -> int:

@@ -5,6 +5,8 @@ processors, NCCL between GPUs); whatever else one process has to tell the others
 they met. Nothing is pickled.
 """
 
+import atexit
+import gc
 import json
 import os
 import re
@@ -126,6 +128,8 @@ def joined() -> Iterator[Ranks]:
 
     global _met, _meetings
     _meetings += 1  # a script may train several times
+    if _meetings == 1:
+        atexit.register(_let_threads_end)
     within = dist.PrefixStore  # type: ignore[attr-defined]
     try:
         store, rank, world = next(rendezvous("env://", timeout=_PATIENCE))
@@ -148,6 +152,12 @@ def joined() -> Iterator[Ranks]:
         raise LostError(f"another process of this run has ended or cannot be reached ({_first_line(error)})") from error
     dist.destroy_process_group()
     _met = None
+
+
+def _let_threads_end() -> None:
+    """Give gloo's threads the time to let go of their tensors: once Python has gone, doing so would abort the process."""
+    gc.collect()
+    time.sleep(0.25)
 
 
 def may_speak() -> bool:
