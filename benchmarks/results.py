@@ -702,6 +702,33 @@ def arm_name(arm: str) -> str:
     return f"{NAMES[kind]} ({name})" if name else NAMES[kind]
 
 
+def ranks() -> str:
+    """What several processes gain, and what they spend on talking."""
+    record = load("ranks.json")
+    alone = record["rows"][0]["ways"]["apart"]
+    lines = [
+        "## Several processes",
+        "",
+        f"A language model of {record['parameters']:,} parameters in fp32, {record['tokens_a_step']:,} tokens a step shared by all processes, one thread each, gloo; {record['cores']} CPU cores that other work "
+        f"used too (load {record['load']:g}), so time on the clock says little and processor time more. Medians of {record['steps']} steps; `apart` adds nothing up, and the communication share is what the other "
+        "ways cost more than it. A process holds so much of weights and moments.",
+        "",
+        "| processes | way | processor ms a step, all together | communication share of it | ms a step on the clock | tokens a second | MB a process | loss, last step |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        apart = row["ways"]["apart"]
+        for name, way in row["ways"].items():
+            share = "" if name == "apart" else percent(max(0.0, 1 - apart["processor_ms"] / way["processor_ms"]))
+            # what is not added up has another loss
+            loss = f"{way['loss']:.6f}" if name != "apart" or row["processes"] == 1 else ""
+            lines.append(
+                f"| {row['processes']} | {'one process' if way is alone else name} | {way['processor_ms']:.0f} | {share} | {way['step_ms']:.0f} | "
+                f"{1000 * record['tokens_a_step'] / way['step_ms']:,.0f} | {way['megabytes']:.1f} | {loss} |"
+            )
+    return "\n".join([*lines, "", f"Command: `python benchmarks/ranks.py`; torch {record['torch']}, {record['date']}."])
+
+
 def filled(text: str, marker: str, content: str) -> str:
     """A document with what stands between two markers replaced."""
     before, _, rest = text.partition(f"<!-- {marker} -->\n")
@@ -726,6 +753,8 @@ def pages() -> dict[Path, str]:
         torture(),
         "",
         serving(),
+        "",
+        ranks(),
         "",
         *filter(None, [starters()]),
     ]

@@ -27,7 +27,7 @@ from headstart.recipes.compare import run_compare
 from headstart.recipes.evaluate import run_errors, run_evaluate
 from headstart.recipes.finetune import run_finetune, usual_preset
 from headstart.recipes.inspect import Inspection, run_inspect
-from headstart.recipes.merge import run_merge
+from headstart.recipes.merge import merge as merge
 from headstart.recipes.prepare import run_prepare, run_tokenizer
 from headstart.recipes.pretrain import run_pretrain
 from headstart.recipes.settings import Settings, as_nested, check_shape, settings_of
@@ -117,11 +117,6 @@ def prepare(
         progress=progress or Quiet(),
         jobs=jobs,
     )
-
-
-def merge(folders: Sequence[str | Path], *, out: str | Path, progress: Progress | None = None) -> Shards:
-    """Put together shards that were prepared apart with one tokenizer."""
-    return run_merge([Path(folder) for folder in folders], Path(out), progress or Quiet())
 
 
 def pretrain(

@@ -1,7 +1,6 @@
 """Every setting, in one frozen class a concern. No torch here.
 
-The command line, the TOML file and Python share these classes, so an option has one name, one default, one bound and
-one sentence of documentation: the docstring under the field, which `--help` prints.
+Command line, TOML file and Python share them: an option has one name, default, bound and docstring, which `--help` prints.
 """
 
 from typing import Any, Literal, Self
@@ -16,7 +15,6 @@ PADDING = -1
 """The segment of a padding position: it belongs to no document."""
 UNSCORED = -100
 """The target of a position that the loss leaves out."""
-
 
 Visibility = Literal["causal", "both"]
 """What a token may look at: those before it, or both sides."""
@@ -217,6 +215,10 @@ class RuntimeConfig(Section):
     """CPU threads; unset takes the cores free at the start. Recorded and restored on resume: other threads, other bits."""
     deterministic: bool = False
     """On a GPU, the same bits every time, resumed or not: kernels that add in a fixed order, slower. A CPU has no others."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """Where torchrun starts several processes. ddp: each has the whole model. fsdp: each has a shard of model and optimizer."""
+    recompute: bool = False
+    """Keep less in memory: what is inside a layer is worked out again on the way back; slower, the same numbers."""
     compile: bool = False
     """Let torch compile the network for pretraining: a minute at the start, then faster on a GPU; other bits than without."""
     time_limit: float | None = Field(None, gt=0)

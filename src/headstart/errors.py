@@ -7,6 +7,8 @@
     ├── StoreError            one of our own folders: damaged, of another format, in use, not finished
     │   └── TransferError     exit code 2: the backbone of a folder does not fit where it should go
     ├── TrainingError         the numbers went wrong: a loss that is not finite
+    ├── LostError             one of several processes of a run ended or cannot be reached
+    ├── ElsewhereError        another process of the run failed, says why, and gives its exit code
     └── Interrupted           exit code 130, 143 or 75: a signal or a time limit stopped the run after its state was saved
 
 A message names the option or file as the person wrote it, what was found, what was expected, and what to try.
@@ -48,6 +50,18 @@ class TransferError(StoreError):
 
 class TrainingError(HeadstartError):
     """Training cannot go on."""
+
+
+class LostError(HeadstartError):
+    """Several processes train together, and one of them ended or cannot be reached."""
+
+
+class ElsewhereError(HeadstartError):
+    """Another process of this run failed and says why; this one ends with it, in silence."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class Interrupted(HeadstartError):

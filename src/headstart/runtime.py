@@ -21,6 +21,31 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Which of several processes this is, of all and of those on this machine; torchrun says so in the environment."""
+
+    rank: int = 0
+    world: int = 1
+    local: int = 0
+    neighbours: int = 1
+    restarts: int = 0
+
+
+def place() -> Place:
+    """The place of this process; alone unless a launcher gave all three numbers."""
+    given = os.environ
+    if not all(given.get(name, "").isdecimal() for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
+        return Place()
+    return Place(
+        rank=int(given["RANK"]),
+        world=int(given["WORLD_SIZE"]),
+        local=int(given["LOCAL_RANK"]),
+        neighbours=int(given.get("LOCAL_WORLD_SIZE") or 1),
+        restarts=int(given.get("TORCHELASTIC_RESTART_COUNT") or 0),
+    )
+
+
+@dataclass(frozen=True)
 class Runtime:
     """A device and the precision of its matrix products."""
 
@@ -54,7 +79,7 @@ def start(config: RuntimeConfig) -> Runtime:
     """Choose the device and set the threads of this process."""
     import torch
 
-    threads = config.threads or free_cores()
+    threads = config.threads or max(1, free_cores() // place().neighbours)
     torch.set_num_threads(threads)
     if config.deterministic:  # before CUDA starts, which reads it once
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -96,6 +121,8 @@ def _processor_ticks(cores: set[int]) -> tuple[int, int]:
 def _device(name: str) -> "torch.device":
     import torch
 
+    if place().world > 1:
+        return _own_device(name)
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -111,11 +138,35 @@ def _device(name: str) -> "torch.device":
     return device
 
 
-def seed_step(seed: int, step: int) -> None:
-    """Set torch's random state for one step: a pure function of (seed, step), so there is no state to save."""
+def _own_device(name: str) -> "torch.device":
+    """Of several processes on a machine, each takes the GPU of its number, or all take the CPU."""
     import torch
 
-    torch.manual_seed((seed * 0x9E3779B1 + step * 0x85EBCA6B + 1) % 2**63)
+    here, gpus = place(), torch.cuda.device_count()
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(
+            f"runtime.device must be auto, cpu or cuda where torchrun starts several processes, got {name!r}"
+        )
+    if name == "cpu" or (name == "auto" and not gpus):
+        return torch.device("cpu")
+    if here.neighbours > gpus:
+        raise ConfigError(
+            f"{here.neighbours} processes were started here and there are {gpus} GPUs; "
+            f"try torchrun --nproc-per-node {max(gpus, 1)}, or runtime.device cpu"
+        )
+    torch.cuda.set_device(here.local)
+    return torch.device("cuda", here.local)
+
+
+def seed_step(seed: int, step: int, rank: int = 0) -> None:
+    """Set torch's random state for one step: a pure function of (seed, step), so there is no state to save.
+
+    Args:
+        rank: several processes drop different activations, because they read different rows.
+    """
+    import torch
+
+    torch.manual_seed((seed * 0x9E3779B1 + step * 0x85EBCA6B + rank * 0xC2B2AE3D27D4EB4F + 1) % 2**63)
 
 
 def environment(runtime: Runtime) -> dict[str, Any]:
@@ -154,6 +205,8 @@ class Stop:
     def __init__(self, time_limit: float | None = None, since: float | None = None) -> None:
         self.reason: str | None = None
         self.may_cut = False
+        self.agree: Callable[[str | None], str | None] | None = None
+        """Where several processes train together: makes one reason of theirs, so that all stop at the same moment."""
         begun = time.monotonic() if since is None else since
         self._deadline = None if time_limit is None else begun + 60 * time_limit
 
@@ -166,7 +219,11 @@ class Stop:
 
     def check(self) -> None:
         """Leave the work in hand if a stop was asked for."""
-        if self.requested:
+        requested = self.requested
+        if self.agree is not None:
+            self.reason = self.agree(self.reason)
+            requested = self.reason is not None
+        if requested:
             raise Halt
 
     @contextmanager
@@ -181,12 +238,16 @@ class Stop:
 
 def cuts(config: RuntimeConfig, stop: Stop) -> Callable[[], AbstractContextManager[None]]:
     """How a step is entered: one that torch may compile in takes too long for a signal to wait for its end."""
-    return stop.cutting if config.compile else nullcontext
+    # where several train together, one that leaves would keep the others waiting
+    return stop.cutting if config.compile and stop.agree is None else nullcontext
 
 
 @contextmanager
 def stopping(time_limit: float | None = None, since: float | None = None) -> Iterator[Stop]:
     """Catch the first SIGINT or SIGTERM as a wish to stop soon; the second one acts at once, as usual.
+
+    Where torchrun started several processes, it sends signals of its own after the first, and ends those that take too long:
+    further ones are not listened to.
 
     Args:
         time_limit: minutes, counted from `since` (as `time.monotonic` has it): what came before training counts too.
@@ -198,7 +259,9 @@ def stopping(time_limit: float | None = None, since: float | None = None) -> Ite
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def ask(number: int, _frame: FrameType | None) -> None:
-        stop.reason = signal.Signals(number).name
+        stop.reason = stop.reason or signal.Signals(number).name
+        if place().world > 1:
+            return
         for each, handler in before.items():
             signal.signal(each, handler)
         # not print: a handler may run in the middle of one
@@ -211,6 +274,10 @@ def stopping(time_limit: float | None = None, since: float | None = None) -> Ite
         signal.signal(number, ask)
     try:
         yield stop
+    except BaseException:
+        if place().world > 1:  # this process ends, and torchrun's wish that it should must not come between
+            before = dict.fromkeys(before, signal.SIG_IGN)
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

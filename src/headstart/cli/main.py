@@ -20,6 +20,7 @@ from typing import Any, NoReturn, get_args
 from cyclopts import App, CoercionError, CycloptsError, Group, MissingArgumentError, UnknownOptionError
 from cyclopts.exceptions import RepeatArgumentError, UnknownCommandError, UnusedCliTokensError
 
+from headstart.cli import several
 from headstart.errors import HeadstartError
 from headstart.version import __version__
 
@@ -137,12 +138,13 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)
     # threads that spin while they wait halve the speed of two cores, and quarter it when another program wants one
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    sys.exit(run(sys.argv[1:]))
+    several.leave(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; every error becomes one line on stderr and the exit code that is returned."""
     try:
+        several.refuse_several(arguments)
         build_app()(_in_order(list(arguments)), exit_on_error=False, print_error=False, verbose=False)
         sys.stdout.flush()
     except BrokenPipeError:
@@ -153,8 +155,8 @@ def run(arguments: Sequence[str]) -> int:
         if os.environ.get("HEADSTART_TRACEBACK") == "1":
             traceback.print_exc()
         message, exit_code = explain(error, _option_names(arguments))
-        _complain(message)
-        return exit_code
+        several.say_once(error, message, _complain)
+        return several.for_the_launcher(error, exit_code)
     return 0
 
 

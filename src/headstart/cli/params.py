@@ -68,13 +68,9 @@ def params(
 ) -> None:
     """Print the ledger of the language model and of the classifier, or what pretraining will take."""
     OPTIONS.refuse_with_source(flags, source)
-    reading: Visibility = "causal"
-    model = OPTIONS.settings(flags, preset=preset, path=config).model
+    model, reading = OPTIONS.settings(flags, preset=preset, path=config).model, _CAUSAL
     if source is not None:
-        from headstart.interop.sources import load_from
-
-        bundle = load_from(source)
-        model, vocab_size, reading = bundle.config, bundle.model.backbone.vocab_size, bundle.visibility
+        model, vocab_size, reading = _of(source)
     for name, value in (("--vocab-size", vocab_size), ("--classes", classes), ("--tokens", tokens), ("--rows", rows)):
         if value is not None and value < 1:
             raise UsageError(f"{name} must be at least 1, got {value:g}")
@@ -84,18 +80,21 @@ def params(
     if forecast:
         from headstart.cli.forecast import show_forecast
 
-        show_forecast(
-            _pretraining(preset, model, rows),
-            vocab_size,
-            machine=machine,
-            gpus=gpus,
-            parallel=parallel,
-            tokens=tokens,
-            as_json=as_json,
-            console=console,
-        )
+        kind = {"machine": machine, "gpus": gpus, "parallel": parallel, "tokens": tokens}
+        show_forecast(_pretraining(preset, model, rows), vocab_size, **kind, as_json=as_json, console=console)  # type: ignore[arg-type]
         return
     show_ledgers(model, vocab_size, classes, convention, reading, as_json, console)
+
+
+_CAUSAL: Visibility = "causal"
+
+
+def _of(source: str) -> tuple[ModelConfig, int, Visibility]:
+    """The shape, the vocabulary and the reading of a model that is there."""
+    from headstart.interop.sources import load_from
+
+    bundle = load_from(source)
+    return bundle.config, bundle.model.backbone.vocab_size, bundle.visibility
 
 
 def _pretraining(preset: str | None, model: ModelConfig, rows: int | None) -> PretrainConfig:

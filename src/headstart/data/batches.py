@@ -59,6 +59,8 @@ class Batch:
     """With bounds, the flat places of real tokens; None when padding is counted as a document."""
     places: Tensor | None = None
     """The flat places of the tokens that are scored; from `bounded`."""
+    idle: bool = False
+    """Read along to keep step with other processes, and counted by nobody; see `portions`."""
 
     def to(self, device: torch.device) -> Self:
         """The same batch on a device; for a GPU, told beforehand what would have to be asked of it."""

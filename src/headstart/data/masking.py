@@ -38,16 +38,19 @@ def ask(
     vocab_size: int,
     seed: int,
     pairs: PairRows | None = None,
+    *,
+    size: int | None = None,
 ) -> Batch:
-    """Rows as the objective asks about them; `count` is the size of every batch of the run.
+    """Rows as the objective asks about them.
 
     Args:
+        size: of every batch of the run, where these rows are a part of one.
         pairs: read in place of `rows` wherever tokens are hidden; what is read left to right stays plain text.
     """
     if config.objective == "causal":
         return rows.batch(first, count)
     hybrid = config.objective == "hybrid"
-    if hybrid and is_causal_turn(first // count, seed, config.masking.causal):
+    if hybrid and is_causal_turn(first // (size or count), seed, config.masking.causal):
         return rows.batch(first, count, segments_always=True)
     batch = (pairs or rows).batch(first, count, segments_always=True)
     return hide(batch, first, config.masking, special, vocab_size, seed, next_token=hybrid)

@@ -10,6 +10,7 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from headstart.config import ModelConfig, Visibility
 from headstart.model.attention import KeyValues, View, visible
@@ -36,6 +37,8 @@ class Backbone(nn.Module):
             self.layers = nn.ModuleList(StockBlock(config, place) for place in range(config.depth))
             self.norm = stock_norm(config) if config.stock.final_norm else self.norm
         self.compiled = False
+        self.recompute = False
+        """Whether what is inside a layer is worked out again on the way back, which saves memory, instead of being kept."""
 
     def forward(
         self,
@@ -67,7 +70,7 @@ class Backbone(nn.Module):
         """Hidden states of tokens at given places (T, or B, T) that see what `visible` says, or None: those before them."""
         hidden_BTD = self._embed(ids_BT, positions)
         for layer, view in zip(self.layers, self._views(View(seen), positions), strict=True):
-            hidden_BTD, _ = layer(hidden_BTD, view)
+            hidden_BTD = self._through_layer(layer, hidden_BTD, view)
         return cast(Tensor, self.norm(hidden_BTD))
 
     def _views(self, view: View, positions: Tensor) -> list[View]:
@@ -81,6 +84,11 @@ class Backbone(nn.Module):
         rotary = self._rotary(positions, stock.local_base, flat=flat)
         local = replace(view, seen=seen, rotary=rotary, window=stock.window)
         return [local if place in stock.local_layers else whole for place in range(len(self.layers))]
+
+    def _through_layer(self, layer: nn.Module, hidden: Tensor, view: View) -> Tensor:
+        if self.recompute and torch.is_grad_enabled():
+            return cast(Tensor, checkpoint(layer, hidden, view, use_reentrant=False)[0])
+        return cast(Tensor, layer(hidden, view)[0])
 
     def _has_kernel(self, ids_BT: Tensor) -> bool:
         """Whether attention between bounds can run here: its kernel wants CUDA, bf16 and round heads, and drops nothing.
@@ -106,7 +114,7 @@ class Backbone(nn.Module):
         if self.compiled and real is not None:
             _say_dynamic(hidden, [view.rotary for view in views])
         for layer, view in zip(self.layers, views, strict=True):
-            hidden, _ = layer(hidden, view)
+            hidden = self._through_layer(layer, hidden, view)
         hidden_ND = cast(Tensor, self.norm(hidden))[0]
         if real is not None:
             hidden_ND = hidden_ND.new_zeros(ids_BT.numel(), hidden_ND.shape[1]).index_copy(0, real, hidden_ND)

@@ -39,15 +39,23 @@ class ClassicBlock(nn.Module):
         return F.dropout(x, self.dropout, self.training)
 
 
+class RootMeanSquare(nn.RMSNorm):
+    """RMSNorm in fp32, whatever its weights came in: sharded layers travel in bf16, and hidden states stay in fp32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale each token to a mean square of 1."""
+        return F.rms_norm(x, self.normalized_shape, self.weight.float(), self.eps)
+
+
 class ModernBlock(nn.Module):
     """Llama's: norm, attention, add; norm, two gated matrices and one back, add. No bias anywhere."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.norm1 = nn.RMSNorm(config.width, eps=config.norm_epsilon)
+        self.norm1 = RootMeanSquare(config.width, eps=config.norm_epsilon)
         # nothing is dropped inside attention: Llama's shells do not, and the fast kernels cannot
         self.attention = SelfAttention(config.width, config.heads, 0.0, bias=False)
-        self.norm2 = nn.RMSNorm(config.width, eps=config.norm_epsilon)
+        self.norm2 = RootMeanSquare(config.width, eps=config.norm_epsilon)
         self.gate = nn.Linear(config.width, config.feedforward, bias=False)
         self.up = nn.Linear(config.width, config.feedforward, bias=False)
         self.down = nn.Linear(config.feedforward, config.width, bias=False)

@@ -4,6 +4,7 @@ Swapping the head is building another `Model` around the same backbone. The mode
 that hold the same block elsewhere, so that an export can be exact.
 """
 
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import torch
@@ -72,6 +73,7 @@ class ClassifierHead(nn.Module):
 
 
 H = TypeVar("H", LanguageHead, ClassifierHead)
+R = TypeVar("R")
 
 
 class Model(nn.Module, Generic[H]):
@@ -81,6 +83,10 @@ class Model(nn.Module, Generic[H]):
         super().__init__()
         self.backbone = backbone
         self.head: H = head
+
+    def forward(self, question: Callable[[], R]) -> R:
+        """A question about the network, asked through it: what gathers sharded weights listens here."""
+        return question()
 
 
 def vocabulary_scores(model: Model[LanguageHead], hidden: Tensor) -> Tensor:

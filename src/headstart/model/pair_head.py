@@ -12,8 +12,7 @@ from headstart.model.heads import LanguageHead
 class PairedHead(LanguageHead):
     """A language head that answers it too, from what the start token has gathered.
 
-    The language head inside stays the caller's own, layer for layer: a bundle is made from that one, and knows nothing
-    of pairs.
+    The layer of the language head inside stays the caller's own: a bundle is made from `plain`, and knows nothing of pairs.
     """
 
     def __init__(self, head: LanguageHead, width: int, seed: int) -> None:
@@ -29,3 +28,10 @@ class PairedHead(LanguageHead):
         """Scores for no and yes, one row a pair."""
         scores: Tensor = self.pair(hidden_BTD[:, 0])
         return scores
+
+    def plain(self) -> LanguageHead:
+        """The language head alone, with the layer it has here."""
+        head = LanguageHead.__new__(LanguageHead)
+        nn.Module.__init__(head)
+        head.linear = self.linear
+        return head

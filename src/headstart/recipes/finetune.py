@@ -1,12 +1,13 @@
 """Fine-tuning: a pretrained folder, or random weights, and labelled text in; a classifier and its figures out."""
 
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from headstart.config import FinetuneConfig
 from headstart.errors import Interrupted, UsageError
-from headstart.files import write_json
 from headstart.interop.sources import SCHEME, load_from
 from headstart.layering import layered
 from headstart.progress import Progress, Quiet
@@ -14,11 +15,14 @@ from headstart.recipes.classifier import build_classifier, class_weights, readin
 from headstart.recipes.in_words import told
 from headstart.recipes.labelled_data import LabelledData, load_data
 from headstart.recipes.leaks import pretraining_noted
+from headstart.recipes.together import is_continued, of_several, refuse_sharded, together
 from headstart.recipes.training import Finetuning, Outcome
 from headstart.runtime import Halt, environment, start, stopping
 from headstart.store.bundle import Bundle, block_of, save_bundle
-from headstart.store.rundir import RunFolder
+from headstart.store.rundir import Onlooker, RunFolder
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
+from headstart.train.parallel import way_of
+from headstart.train.ranks import Ranks
 
 SCRATCH = "scratch"
 READING = ("text_column", "second_column", "label_column", "separator")
@@ -40,30 +44,45 @@ def run_finetune(
 ) -> RunFolder:
     """Fine-tune a classifier from `source` (a folder, or "scratch"); with `resume`, go on with the run in `out`."""
     progress, since = progress or Quiet(), time.monotonic()
+    files = {"train": train, "valid": valid, "test": test, "source": source}
+    inputs = files | {"tokenizer": str(tokenizer) if tokenizer else None}
+    with together(out) as ranks:
+        progress = progress if ranks.first else Quiet()
+        resume = ranks.tell(lambda: resume or is_continued(out, command))
+        load = cache(load_source)  # a wrong folder is found out before anything is written
+        facts = ranks.tell(lambda: _begin(out, config, inputs, resume, command, progress, load))
+        run = RunFolder(out) if ranks.first else Onlooker(out)
+        if facts is not None:
+            settings, inputs = layered(FinetuneConfig, facts["config"]), facts["inputs"]
+            with run.locked():
+                _finetune(run, settings, inputs, resume, progress, load(str(inputs["source"])), since, ranks)
+    return run
+
+
+def _begin(
+    out: Path,
+    config: FinetuneConfig | None,
+    inputs: dict[str, str | None],
+    resume: bool,
+    command: str,
+    progress: Progress,
+    load: Callable[[str], Bundle | None],
+) -> dict[str, Any] | None:
+    """Make the run folder or find the run in it: its settings and inputs; None where it is finished."""
     if resume:
         run = RunFolder.open(out, kind="finetune")
         if run.finished:
             progress.say(f"{out} is finished already; its result is in {out / 'result.json'}")
-            return run
-        config = layered(FinetuneConfig, run.settings)
-        inputs = run.facts["inputs"]
+            return None
+        config, inputs = layered(FinetuneConfig, run.settings), run.facts["inputs"]
+        refuse_sharded(config)
     else:
-        if config is None or train is None or source is None:
+        if config is None or inputs["train"] is None or inputs["source"] is None:
             raise UsageError("finetune needs a labelled file, and --from with a pretrained folder or the word scratch")
-        inputs = {
-            "train": train,
-            "valid": valid,
-            "test": test,
-            "source": source,
-            "tokenizer": str(tokenizer) if tokenizer else None,
-        }
-        bundle = load_source(source)  # a wrong folder is found out before anything is written
-        config = settled(config, bundle)
-        run = RunFolder.create(out, kind="finetune", command=command, config=config, inputs=inputs)
-    with run.locked():
-        bundle = load_source(inputs["source"]) if resume else bundle
-        _finetune(run, config, inputs, resume, progress, bundle, since)
-    return run
+        config = settled(config, load(inputs["source"]))
+        refuse_sharded(config)
+        RunFolder.create(out, kind="finetune", command=command, config=config, inputs=inputs)
+    return {"config": config.model_dump(mode="json"), "inputs": inputs}
 
 
 def _finetune(
@@ -74,9 +93,10 @@ def _finetune(
     progress: Progress,
     source: Bundle | None,
     since: float,
+    ranks: Ranks,
 ) -> None:
     runtime = start(config.runtime)
-    write_json(run.path / "environment.json", environment(runtime))
+    run.note("environment.json", environment(runtime) | of_several(config.runtime, ranks))
     with run.discarded_on_error(new=not resume):
         data = load_data(
             inputs["train"],
@@ -95,10 +115,12 @@ def _finetune(
             config.model, data, source, inputs["source"], config.runtime.seed, reading_of(config, source)
         )
     if receipt:
-        write_json(run.path / "receipt.json", receipt.as_dict())
+        run.note("receipt.json", receipt.as_dict())
         progress.say(receipt.summary())
     with stopping(config.runtime.time_limit, since) as stop:
-        training = Finetuning(run, config, data, model, runtime, stop, progress, began=since)
+        stop.agree = ranks.agree if ranks.world > 1 else None
+        way = way_of(config.runtime, ranks)
+        training = Finetuning(run, config, data, model, runtime, stop, progress, began=since, way=way)
         try:
             outcome = training.go(resume=resume)
         except Halt:
@@ -107,7 +129,9 @@ def _finetune(
                 f"headstart finetune --resume --out {run.path}",
                 stop.reason or "",
             ) from None
-        _write(run, config, data, outcome, inputs["source"], progress)  # seconds: a stop waits for it
+        ranks.tell(
+            lambda: _write(run, config, data, outcome, inputs["source"], progress)
+        )  # seconds: a stop waits for it
 
 
 def _write(
@@ -139,7 +163,7 @@ def _write(
         visibility=outcome.model.head.visibility,
         about=result,
     )
-    write_json(run.path / "result.json", result)
+    run.note("result.json", result)
     run.tidy()
     for line in told(settled, outcome.test or outcome.valid):
         progress.say(line)

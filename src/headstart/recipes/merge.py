@@ -9,9 +9,14 @@ from headstart.data.provenance import Made, Source, fingerprint
 from headstart.data.shards import Shards
 from headstart.errors import UsageError
 from headstart.files import read_manifest
-from headstart.progress import Progress
+from headstart.progress import Progress, Quiet
 from headstart.recipes.prepare import check_out, is_shards
 from headstart.text.tokenizer import load_tokenizer
+
+
+def merge(folders: Sequence[str | Path], *, out: str | Path, progress: Progress | None = None) -> Shards:
+    """Put together shards that were prepared apart with one tokenizer."""
+    return run_merge([Path(folder) for folder in folders], Path(out), progress or Quiet())
 
 
 def run_merge(folders: Sequence[Path], out: Path, progress: Progress) -> Shards:

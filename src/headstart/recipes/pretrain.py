@@ -1,23 +1,28 @@
 """Pretraining: text in, a language model and its measure on held-out text out."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from headstart.config import PretrainConfig
 from headstart.data.shards import Shards
 from headstart.errors import ConfigError, UsageError
-from headstart.files import MANIFEST, read_json, write_json
+from headstart.files import MANIFEST, read_json
 from headstart.interop.sources import load_from
 from headstart.layering import layered
 from headstart.progress import Progress, Quiet
 from headstart.recipes.pretraining import Pretraining
 from headstart.recipes.stages import open_shards
 from headstart.recipes.teaching import Teaching, check_weight
+from headstart.recipes.together import is_continued, of_several, refuse_sharded, shared_shards, together
 from headstart.runtime import environment, start, stopping
 from headstart.store.bundle import Bundle
-from headstart.store.rundir import RunFolder
+from headstart.store.rundir import Onlooker, RunFolder
+from headstart.text.tokenizer import Tokenizer
+from headstart.train.parallel import way_of
+from headstart.train.ranks import Ranks
 
 
 def run_pretrain(
@@ -42,43 +47,79 @@ def run_pretrain(
         teacher_weight: how much it counts, from 0 to 1; a half unless told.
     """
     progress, since = progress or Quiet(), time.monotonic()
+    asked: dict[str, Any] = {"tokenizer": str(tokenizer) if tokenizer else None, "source": source}
+    asked |= {"teacher": teacher, "teacher_weight": teacher_weight}
+    with together(out) as ranks:
+        progress = progress if ranks.first else Quiet()
+        resume = ranks.tell(lambda: resume or is_continued(out, command))
+        load = cache(partial(load_from, task="language"))  # looked at before a folder is made, used after
+        facts = ranks.tell(lambda: _begin(texts, out, config, asked, resume, command, progress, load))
+        run = RunFolder(out) if ranks.first else Onlooker(out)
+        if facts is not None:
+            _go(run, layered(PretrainConfig, facts["config"]), facts["inputs"], resume, progress, since, ranks, load)
+    return run
+
+
+def _begin(
+    texts: Sequence[str],
+    out: Path,
+    config: PretrainConfig | None,
+    asked: dict[str, Any],
+    resume: bool,
+    command: str,
+    progress: Progress,
+    load: Callable[[str], Bundle],
+) -> dict[str, Any] | None:
+    """Make the run folder or find the run in it: its settings and inputs; None where it is finished."""
     if resume:
         run = RunFolder.open(out, kind="pretrain")
         if run.finished:
             progress.say(f"{out} is finished already; its result is in {out / 'result.json'}")
-            return run
-        config = layered(PretrainConfig, run.settings)
-        inputs = run.facts["inputs"]
-        texts, source = inputs["texts"], inputs["source"]
-        tokenizer = Path(inputs["tokenizer"]) if inputs["tokenizer"] else None
-        start_from = load_from(source, task="language") if source else None
-    else:
-        texts, weight = _texts(texts, config), check_weight(teacher, teacher_weight)
-        assert config is not None
-        # the thread count is part of the run: other threads add in another order
-        threads = start(config.runtime).threads
-        start_from = load_from(source, task="language") if source else None
-        used: dict[str, Any] = {"runtime": {"threads": threads}}
-        if start_from:
-            _check_objective(start_from, config)
-            used["model"] = start_from.config.model_dump()
-        config = layered(PretrainConfig, config.model_dump(), used)
-        inputs = {"texts": list(texts), "tokenizer": str(tokenizer) if tokenizer else None, "source": source}
-        inputs |= {"teacher": teacher, "teacher_weight": weight} if teacher else {}
-        run = RunFolder.create(out, kind="pretrain", command=command, config=config, inputs=inputs)
-    taught = _taught(inputs)
+            return None
+        settings = layered(PretrainConfig, run.settings)
+        refuse_sharded(settings)
+        return {"config": settings.model_dump(mode="json"), "inputs": run.facts["inputs"]}
+    texts, weight = _texts(texts, config), check_weight(asked["teacher"], asked["teacher_weight"])
+    assert config is not None
+    # the thread count is part of the run: other threads add in another order
+    used: dict[str, Any] = {"runtime": {"threads": start(config.runtime).threads}}
+    if source := asked["source"]:
+        _check_objective(load(source), config)
+        used["model"] = load(source).config.model_dump()
+    config = layered(PretrainConfig, config.model_dump(), used)
+    refuse_sharded(config)
+    inputs = {"texts": list(texts), "tokenizer": asked["tokenizer"], "source": source}
+    inputs |= {"teacher": asked["teacher"], "teacher_weight": weight} if asked["teacher"] else {}
+    RunFolder.create(out, kind="pretrain", command=command, config=config, inputs=inputs)
+    return {"config": config.model_dump(mode="json"), "inputs": inputs}
+
+
+def _go(
+    run: RunFolder,
+    config: PretrainConfig,
+    inputs: dict[str, Any],
+    resume: bool,
+    progress: Progress,
+    since: float,
+    ranks: Ranks,
+    load: Callable[[str], Bundle],
+) -> None:
+    source, texts = inputs["source"], inputs["texts"]
+    start_from, taught = load(source) if source else None, _taught(inputs)
     with run.locked():
         runtime = start(config.runtime)
-        write_json(out / "environment.json", environment(runtime))
+        run.note("environment.json", environment(runtime) | of_several(config.runtime, ranks))
         with run.discarded_on_error(new=not resume):
-            own = start_from.tokenizer if start_from and tokenizer is None else tokenizer
-            shards = open_shards(texts, out, config, own, progress)
+            own: Tokenizer | Path | None = start_from.tokenizer if start_from else None
+            own = Path(inputs["tokenizer"]) if inputs["tokenizer"] else own
+            shards = shared_shards(ranks, lambda: open_shards(texts, run.path, config, own, progress))
             run.same_inputs(_facts(texts, config, shards, taught))
-            pretraining = Pretraining(run, config, shards, runtime, progress, start_from, taught, began=since)
+            way = way_of(config.runtime, ranks)
+            pretraining = Pretraining(run, config, shards, runtime, progress, start_from, taught, began=since, way=way)
             pretraining.prepare()
         with stopping(config.runtime.time_limit, since) as stop:
+            stop.agree = ranks.agree if ranks.world > 1 else None
             pretraining.go(stop, resume=resume)
-    return run
 
 
 def _taught(inputs: dict[str, Any]) -> Teaching | None:

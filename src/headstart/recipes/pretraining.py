@@ -13,7 +13,7 @@ from headstart.data.masking import mask_token
 from headstart.data.provenance import origins
 from headstart.data.shards import Shards
 from headstart.errors import Interrupted
-from headstart.files import read_sealed, write_json, write_sealed
+from headstart.files import read_sealed
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import LanguageHead, Model, build_language_head
 from headstart.model.pair_head import PairedHead
@@ -23,9 +23,9 @@ from headstart.recipes.leaks import carried
 from headstart.recipes.measured import HeldOutScore
 from headstart.recipes.stages import Stage, lay_out, spread, stage_at
 from headstart.recipes.teaching import Teaching
+from headstart.recipes.together import resume_state, save_state, several_words
 from headstart.runtime import Halt, Runtime, Stop, cuts
 from headstart.store.bundle import Bundle, save_bundle
-from headstart.store.checkpoint import resume_from, save_checkpoint
 from headstart.store.receipt import new_lines, transfer
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
@@ -34,9 +34,10 @@ from headstart.train.distil import predict_like
 from headstart.train.evaluate import score_language, uncompiled
 from headstart.train.loop import StepReport, TrainState, fit
 from headstart.train.objectives import LossSum
-from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer
+from headstart.train.optim import build_optimizer
 from headstart.train.pace import TRAINING_SHARE, seconds_a_step
 from headstart.train.pairs import predict_tokens_and_pairs, score_pairs
+from headstart.train.parallel import ONE, Way
 
 _PROMPT_TOKENS = 6
 _SAMPLE_TOKENS = 40
@@ -57,6 +58,7 @@ class Pretraining:
     stop: Stop = field(default_factory=Stop)
     began: float = field(default_factory=time.monotonic)
     """When the clock of `loop.minutes` started."""
+    way: Way = ONE
 
     def prepare(self) -> None:
         """Lay out the rows and build the model; whatever is wrong with the text shows here."""
@@ -65,42 +67,49 @@ class Pretraining:
         self.tokenizer: Tokenizer = load_tokenizer(self.shards[0].tokenizer_folder)
         if config.objective != "causal":
             mask_token(self.tokenizer.special)  # refuse now what could not be done later
-        self.stages = lay_out(config, self.shards, self.tokenizer.special)
+        self.stages = lay_out(config, self.shards, self.tokenizer.special, self.way.portion)
         self.model: Model[LanguageHead] = Model(
             build_backbone(config.model, vocab_size, seed), build_language_head(config.model, vocab_size, seed)
         ).to(self.runtime.device)
         receipt = None
         if self.source:
             receipt = transfer(self.source.name, self.model, self.tokenizer, self.source, head=True)
-        self.language_head = self.model.head  # what the bundle gets; a pair head is for this run alone
         if config.pairs.weight:
-            head = PairedHead(self.language_head, config.model.width, seed).to(self.runtime.device)
+            head = PairedHead(self.model.head, config.model.width, seed).to(self.runtime.device)
             self.model.head = head
             receipt = receipt and replace(receipt, new=new_lines(head.pair, "head.pair"))
         if receipt:
-            write_json(self.run.path / "receipt.json", receipt.as_dict())
+            self.run.note("receipt.json", receipt.as_dict())
             self.progress.say(receipt.summary())
-        average = Average(self.model, config.optim.average) if config.optim.average else None
-        self.state = TrainState(self.model, build_optimizer(self.model, config.optim), seed, average=average)
+        self.model.backbone.recompute = config.runtime.recompute
+        if not self.way.sharded:
+            self.state = self._fresh_state()
         self.evaluated, self.saved = 0, 0
         self.teacher = self.teaching.begin(config, self.tokenizer, self.runtime) if self.teaching else None
+
+    def _fresh_state(self) -> TrainState:
+        config = self.config.optim
+        average = Average(self.model, config.average) if config.average else None
+        optimizer = build_optimizer(self.model, config)
+        return TrainState(self.model, optimizer, self.config.runtime.seed, average=average, way=self.way)
 
     def go(self, stop: Stop, *, resume: bool) -> None:
         """Train to the end, or to a stop."""
         self.stop = stop
         if self.config.runtime.compile:
             self.model.backbone.compile_layers()
+        if self.way.sharded:
+            self.way.spread(self.model, self.runtime)
+            self.state = self._fresh_state()
         self.steps = self._plan()
         self._tell()
         if resume:
-            moments, state = resume_from(self.run, self.model, self.progress.say)
-            restore_optimizer(self.state.optimizer, self.model, moments, self.state.average)
-            self.state.step, self.evaluated = state["step"], state.get("evaluated", 0)
+            self.evaluated = resume_state(self.run, self.state, self.progress.say).get("evaluated", 0)
             self.saved = self.state.step
         try:
             self._train()
-            with averaged(self.model, self.state.average):
-                self._finish()
+            with averaged(self.model, self.state.average), self.way.whole(self.model) as model:
+                self._finish(model)
         except Halt:
             self._save()
             raise Interrupted(
@@ -112,7 +121,7 @@ class Pretraining:
     def _plan(self) -> int:
         """How many steps: as set, or as many as the minutes allow. What was timed is written down: resuming keeps it."""
         loop, path, several = self.config.loop, self.run.path / "plan.json", len(self.stages) > 1
-        plan = read_sealed(path) if path.is_file() else {}
+        plan: dict[str, Any] = self.way.ranks.tell(lambda: read_sealed(path) if path.is_file() else {})
         if loop.minutes is not None:
             plan = plan or self._time()
         else:
@@ -123,7 +132,7 @@ class Pretraining:
         if several:
             plan["stages"] = [stage.plan() for stage in self.stages]
         if several or loop.minutes is not None:
-            write_sealed(path, plan)
+            self.run.note(path.name, plan, sealed=True)
         return steps
 
     def _time(self) -> dict[str, Any]:
@@ -132,20 +141,22 @@ class Pretraining:
         before = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         a_step, budget = 0.0, 60 * (self.config.loop.minutes or 0)
         for stage in self.stages:
-            trial = TrainState(self.model, build_optimizer(self.model, self.config.optim), self.config.runtime.seed)
+            trial = replace(self._fresh_state(), average=None)
             passes = fit(
                 trial, stage.fetch, self._objective, self.config.optim, 2**31, self.runtime,
                 cuts(self.config.runtime, self.stop),
             )  # fmt: skip
             with closing(passes) as reports:
-                a_step += stage.share * seconds_a_step(reports, budget / len(self.stages))
+                a_step += stage.share * seconds_a_step(reports, budget / len(self.stages), self.way.ranks)
         self.model.load_state_dict(before)
         affordable = int(max(0.0, TRAINING_SHARE * budget - (time.monotonic() - self.began)) / a_step)
-        return {"steps": max(len(self.stages), affordable), "seconds_a_step": a_step}
+        plan = {"steps": max(len(self.stages), affordable), "seconds_a_step": a_step}
+        return self.way.ranks.tell(lambda: plan)
 
     def _tell(self) -> None:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         threads = f"{self.runtime.threads} thread{'s' if self.runtime.threads > 1 else ''}"
+        threads += several_words(self.config.runtime, self.way.ranks)
         stages, rows = self.stages, [stage.rows for stage in self.stages]
         self.progress.say(
             f"{sum(len(part.documents) for part in rows):,} documents to learn from, "
@@ -192,13 +203,14 @@ class Pretraining:
         step = self.state.step
         if step == 0 or step % self.config.loop.evaluate_every or self.evaluated >= step or step == self.steps:
             return
-        with averaged(self.model, self.state.average):
-            scores = self._measure(self.config.loop.evaluate_tokens // len(self.stages))
+        with averaged(self.model, self.state.average), self.way.whole(self.model) as model:
+            scores = self._measure(model, self.config.loop.evaluate_tokens // len(self.stages))
         self.evaluated = step
         bar.advance(0, f"held-out {scores[-1].text.loss:.3f}")
         for stage, score in zip(self.stages, scores, strict=True):
             self.progress.say(f"step {step:,}: {self._of(stage)}{score.words()}")
-        self._sample()
+        with self.way.whole(self.model) as model:
+            self._sample(model)
 
     def _fetch(self, step: int) -> list[Batch]:
         stage = stage_at(self.stages, step)
@@ -221,17 +233,16 @@ class Pretraining:
     def _of(self, stage: Stage) -> str:
         return f"stage {stage.number}: " if len(self.stages) > 1 else ""
 
-    def _measure(self, tokens: int | None) -> list[HeldOutScore]:
+    def _measure(self, model: Model[LanguageHead], tokens: int | None) -> list[HeldOutScore]:
         """Score the held-out documents of each stage, all or as many as reach `tokens`, and write the scores down."""
         scores = []
         for stage in self.stages:
             rows, size = stage.measured(tokens)
             gaps = partial(stage.ask, rows) if self.config.objective == "masked" else None
-            text = score_language(self.model, rows, size, self.runtime, self.stop.check, gaps)
+            ranks, check = self.way.ranks, self.stop.check
+            text = score_language(model, rows, size, self.runtime, check, gaps, ranks)
             pairs = stage.measured_pairs(tokens) if stage.pairs else None
-            scores.append(
-                HeldOutScore(text, score_pairs(self.model, pairs, self.runtime, self.stop.check) if pairs else None)
-            )
+            scores.append(HeldOutScore(text, score_pairs(model, pairs, self.runtime, check, ranks) if pairs else None))
         # together, once a stop can no longer come between them
         for stage, score in zip(self.stages, scores, strict=True):
             self.run.metrics.write(
@@ -239,30 +250,31 @@ class Pretraining:
             )
         return scores
 
-    def _sample(self) -> None:
+    def _sample(self, model: Model[LanguageHead]) -> None:
         """Let the model go on from the prompt, or from how a held-out document begins."""
-        if self.config.objective == "masked":
-            return  # it fills gaps and cannot go on
+        if self.config.objective == "masked" or not self.way.ranks.first:
+            return  # it fills gaps and cannot go on; and one continuation is enough
         last = self.stages[-1]
         opening = [int(token) for token in last.shards.ids(int(last.held_out[0]))[:_PROMPT_TOKENS]]
         prompt = self.config.loop.prompt or self.tokenizer.decode(opening)
-        with uncompiled(self.model):
-            text = continue_text(self.model, self.tokenizer, prompt, Sampling(tokens=_SAMPLE_TOKENS), self.runtime)
+        with uncompiled(model):
+            text = continue_text(model, self.tokenizer, prompt, Sampling(tokens=_SAMPLE_TOKENS), self.runtime)
         self.run.metrics.write("sample", step=self.state.step, prompt=prompt, text=text)
         self.progress.say(f"  {prompt} | {text.strip()}")
 
     def _save(self) -> None:
         if self.state.step == self.saved:
             return
-        moments = optimizer_tensors(self.state.optimizer, self.model, self.state.average)
-        state = {"evaluated": self.evaluated}
-        save_checkpoint(self.run, self.state.step, self.model, moments, state, self.config.loop.keep)
+        save_state(self.run, self.state, {"evaluated": self.evaluated}, self.config.loop.keep)
         self.saved = self.state.step
 
-    def _finish(self) -> None:
+    def _finish(self, model: Model[LanguageHead]) -> None:
         self.progress.say("measuring on all held-out text")
-        scores = self._measure(None)
-        self._sample()
+        scores = self._measure(model, None)
+        self._sample(model)
+        self.way.ranks.tell(lambda: self._write(model, scores))
+
+    def _write(self, model: Model[LanguageHead], scores: list[HeldOutScore]) -> None:
         last, score = self.stages[-1], scores[-1]
         result = {
             "steps": self.state.step,
@@ -287,16 +299,17 @@ class Pretraining:
                 "head": "learnt beside the language head, left out of the bundle",
             }
             result["pairs"] = about | score.about_pairs().get("pairs", {})
+        head = model.head.plain() if isinstance(model.head, PairedHead) else model.head  # pairs were for this run alone
         save_bundle(
             self.run.path / "bundle",
-            Model(self.model.backbone, self.language_head),
+            Model(model.backbone, head),
             self.tokenizer,
             objective=self.config.objective,
             visibility="causal" if self.config.objective == "causal" else "both",
             about=result,
             extra=carried([stage.shards for stage in self.stages], self.source, taught),
         )
-        write_json(self.run.path / "result.json", result)
+        self.run.note("result.json", result)
         self.run.tidy()
         for stage, part in zip(self.stages, scores, strict=True):
             end = f"; model in {self.run.path}" if stage is last else ""

@@ -12,7 +12,7 @@ from headstart.model.backbone import build_backbone
 from headstart.model.heads import LanguageHead, Model, build_language_head
 from headstart.model.presets import SIZES, values
 from headstart.progress import Progress
-from headstart.runtime import Runtime, start
+from headstart.runtime import Runtime, place, start
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import predict_tokens
 from headstart.train.optim import build_optimizer
@@ -45,6 +45,8 @@ def choose_preset(config: PretrainConfig, progress: Progress) -> str:
     minutes = config.loop.minutes
     if minutes is None:
         raise UsageError("--preset auto plans for a time; say how long with --minutes")
+    if place().rank:
+        return next(iter(SIZES))  # the first of several processes chooses: its settings are everybody's
     runtime = start(config.runtime)
     progress.say(f"timing sizes for {minutes:g} minutes on {runtime.device}")
     chosen: Trial | None = None
@@ -78,7 +80,7 @@ def _try(preset: str, minutes: float, config: PretrainConfig, runtime: Runtime) 
         return None
     seconds = min(report.seconds for report in reports[_WARM:])
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Trial(preset, parameters, 60 * minutes * batch.ids_BT.numel() / seconds)
+    return Trial(preset, parameters, 60 * minutes * place().world * batch.ids_BT.numel() / seconds)
 
 
 def _random(rows: int, context: int, vocab_size: int, rate: float) -> Batch:

@@ -18,6 +18,7 @@ from headstart.data.batches import Batch, CausalRows
 from headstart.data.leaveout import refuse_prepared
 from headstart.data.masking import ask
 from headstart.data.pairs import PairRows, weighted
+from headstart.data.portions import ALL, Portion, idle, rows_of
 from headstart.data.shards import Shards
 from headstart.errors import DataError, UsageError
 from headstart.progress import Progress
@@ -45,6 +46,8 @@ class Stage:
     """Read in place of `rows` wherever tokens are hidden, if the second question is asked."""
     first: int = 0
     steps: int = 0
+    portion: Portion = ALL
+    """The rows of each step that this process reads."""
 
     @property
     def rows_a_step(self) -> int:
@@ -63,14 +66,28 @@ class Stage:
 
     def fetch(self, step: int) -> list[Batch]:
         """The batches of a step, counted from the first of this stage."""
-        first, size = step * self.rows_a_step, self.batch_size
+        begin, size = step * self.rows_a_step, self.batch_size
+        pieces = self.portion.pieces(self.rows_a_step, size)
+        if not self.pairs:
+            return [self._plain(begin, piece) for piece in pieces]
+        # what a pair weighs depends on all rows of the step: they are laid out by every process
         parts = range(self.config.loop.accumulate)
-        batches = [self.ask(self.rows, first + part * size, size, self.pairs) for part in parts]
-        return weighted(batches, self.config.pairs.weight) if self.pairs else batches
+        batches = weighted(
+            [self.ask(self.rows, begin + part * size, size, self.pairs) for part in parts], self.config.pairs.weight
+        )
+        return [_piece_of(batches, size, *piece) for piece in pieces]
 
-    def ask(self, rows: CausalRows, first: int, count: int, pairs: PairRows | None = None) -> Batch:
+    def _plain(self, begin: int, piece: tuple[int, int]) -> Batch:
+        first, last = piece
+        batch = self.ask(self.rows, begin + first, max(1, last - first), size=self.batch_size)
+        return batch if first < last else idle(batch)
+
+    def ask(
+        self, rows: CausalRows, first: int, count: int, pairs: PairRows | None = None, *, size: int | None = None
+    ) -> Batch:
         """Some rows as the objective asks about them."""
-        return ask(rows, first, count, self.config, self.special, self.shards.vocab_size, self.seed, pairs)
+        vocab_size = self.shards.vocab_size
+        return ask(rows, first, count, self.config, self.special, vocab_size, self.seed, pairs, size=size)
 
     def measured(self, tokens: int | None) -> tuple[CausalRows, int]:
         """Held-out rows, of all documents or of as many as reach `tokens`, and the bytes of their text."""
@@ -126,6 +143,14 @@ class Stage:
         return f"{pairs.rows:,} pairs of pieces an epoch from {len(pairs.documents):,} documents{short}"
 
 
+def _piece_of(batches: Sequence[Batch], size: int, first: int, last: int) -> Batch:
+    """Some rows of a step whose batches are all laid out; a piece lies in one of them."""
+    batch, start = batches[first // size], first % size
+    if first == last:
+        return idle(rows_of(batch, 0, 1))
+    return batch if last - first == size else rows_of(batch, start, start + last - first)
+
+
 def open_shards(
     texts: Sequence[str], out: Path, config: PretrainConfig, tokenizer: Tokenizer | Path | None, progress: Progress
 ) -> list[Shards]:
@@ -156,7 +181,9 @@ def open_shards(
     return [opened[tuple(paths)] for paths in wanted]
 
 
-def lay_out(config: PretrainConfig, shards: Sequence[Shards], special: SpecialIds) -> list[Stage]:
+def lay_out(
+    config: PretrainConfig, shards: Sequence[Shards], special: SpecialIds, portion: Portion = ALL
+) -> list[Stage]:
     """The stages with their rows. No document that any stage holds out is learnt from in another."""
     wanted = config.stages or [StageConfig(texts=["TEXTS"])]
     seed, total = config.runtime.seed, sum(stage.share for stage in wanted)
@@ -170,6 +197,7 @@ def lay_out(config: PretrainConfig, shards: Sequence[Shards], special: SpecialId
         rows = CausalRows(part, documents, special, context=context, layout=config.corpus.layout, seed=own)
         batch_size = config.loop.batch_size * config.model.context // context
         stages.append(Stage(index + 1, stage.share / total, config, part, held, rows, special, batch_size, own))
+        stages[-1].portion = portion
         _check(stages[-1], one_of=len(wanted))
         if config.pairs.weight:
             stages[-1].pairs = PairRows(part, documents, special, context=context, seed=own)

@@ -3,38 +3,38 @@
 The head is drawn from the seed before the backbone is loaded, so two arms of a comparison differ in the backbone alone.
 """
 
-import shutil
 import time
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from headstart.config import FinetuneConfig
 from headstart.data.batches import Batch, LabelledRows, shuffled
-from headstart.errors import StoreError
-from headstart.files import read_json, read_manifest, read_sealed, whole_folder, write_sealed
+from headstart.data.portions import idle
+from headstart.files import read_sealed
 from headstart.kinds import AnyEvaluation
 from headstart.model.heads import ClassifierHead, Model
 from headstart.progress import Progress, Task
+from headstart.recipes.best import Weights, best_folder, check_best, copied, let_go, load_best, save_best
 from headstart.recipes.classifier import class_weights
 from headstart.recipes.labelled_data import LabelledData
+from headstart.recipes.together import resume_state, save_state
 from headstart.runtime import Halt, Runtime, Stop, cuts
-from headstart.store.checkpoint import resume_from, save_checkpoint, steps
 from headstart.store.rundir import RunFolder
-from headstart.store.tensors import load_into, load_tensors, save_tensors
+from headstart.store.tensors import load_into
 from headstart.train.average import Average, averaged
 from headstart.train.calibrate import fold_affine, fold_temperature
 from headstart.train.evaluate import score_texts
 from headstart.train.loop import StepReport, TrainState, fit
 from headstart.train.objectives import LossSum, answering
-from headstart.train.optim import build_optimizer, optimizer_tensors, restore_optimizer, set_trainable
+from headstart.train.optim import build_optimizer, set_trainable
 from headstart.train.pace import TRAINING_SHARE, seconds_a_step
+from headstart.train.parallel import ONE, Way
 from headstart.train.schedule import epoch_and_run
 from headstart.train.settle import Settled, reliability_of, settle
 
@@ -73,12 +73,14 @@ class Finetuning:
         *,
         quiet: bool = False,
         began: float | None = None,
+        way: Way = ONE,
     ) -> None:
         """`began` is when the clock of `loop.minutes` started, if not now."""
         self.began = time.monotonic() if began is None else began
-        self.run, self.config, self.data = run, config, data
+        self.run, self.config, self.data, self.way = run, config, data, way
         self.runtime, self.stop, self.progress = runtime, stop, progress
         self.model = model.to(runtime.device)
+        self.model.backbone.recompute = config.runtime.recompute
         self.seed = config.runtime.seed
         context = model.backbone.config.context
         self.train, self.valid = (data.rows(part, context, config.labelled) for part in (data.train, data.valid))
@@ -89,10 +91,11 @@ class Finetuning:
         self.rows_a_step = config.loop.batch_size * config.loop.accumulate
         self.pass_steps = -(-len(self.train) // self.rows_a_step)
         self.epoch_steps, self.steps = epoch_and_run(len(self.train), config.loop)
-        self.state = self._fresh_state()
+        if not way.sharded:
+            self.state = self._fresh_state()
         self.best_epoch, self.best_merit, self.best_loss = 0, -1.0, 0.0
-        self.best: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
-        """The weights of the best epoch, of backbone and head, in memory until a checkpoint is due."""
+        self.best: Weights | None = None
+        """The weights of the best epoch, in memory until a checkpoint is due."""
         self.loss, self.counted, self.seconds, self.saved = 0.0, 0, 0.0, 0
         self.saved_at = time.monotonic()
         self._ordered, self._order = -1, shuffled(0, 0, 0)
@@ -115,11 +118,14 @@ class Finetuning:
         """Train, choose by validation, read test once. On a stop the state is saved and Halt goes on to the caller."""
         if self.config.runtime.compile:
             self.model.backbone.compile_layers()
+        if self.way.sharded:
+            set_trainable(self.model, self.config.transfer, 0)
+            self.way.spread(self.model, self.runtime)
+            self.state = self._fresh_state()
         self.steps = self._plan()
         if resume:
-            moments, state = resume_from(self.run, self.model, self._say, self._check_best, self.progress.say)
-            restore_optimizer(self.state.optimizer, self.model, moments, self.state.average)
-            self.state.step = self.saved = state["step"]
+            state = resume_state(self.run, self.state, self._say, partial(check_best, self.run), self.progress.say)
+            self.saved = state["step"]
             if state["step"]:
                 self.best_epoch, self.best_merit, self.best_loss = state["best"]
                 self.loss, self.counted, self.seconds = state["loss"], state["counted"], state["seconds"]
@@ -130,41 +136,33 @@ class Finetuning:
             self._save()
             raise
 
-    def _check_best(self, state: dict[str, Any]) -> None:
-        """A checkpoint is worth no more than the best epoch's weights that it speaks of."""
-        if state["best"][0]:
-            folder = self._best_folder(state["best"][0])
-            try:
-                read_manifest(folder, kind="best")
-            except StoreError:
-                shutil.rmtree(folder, ignore_errors=True)  # out of the way of the one to be written again
-                raise
-
     def _fresh_state(self) -> TrainState:
         config = self.config
         optimizer = build_optimizer(self.model, config.optim, config.transfer.layer_decay)
         average = Average(self.model, config.optim.average) if config.optim.average else None
-        return TrainState(self.model, optimizer, self.seed, average=average)
+        return TrainState(self.model, optimizer, self.seed, average=average, way=self.way)
 
     def _plan(self) -> int:
         """How many steps: all epochs, or as many steps as the minutes allow; written down, so that resuming keeps it."""
         wanted, path = self.steps, self.run.path / "plan.json"
         if self.config.loop.minutes is None:
             return wanted
-        if not path.is_file():
+        ranks = self.way.ranks
+        if not ranks.tell(path.is_file):
             self._say("timing a few steps")
             before = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
             started = time.monotonic()
-            self._evaluate(self.valid)
+            with self.way.whole(self.model) as model:
+                self._evaluate(model, self.valid)
             measuring = time.monotonic() - started
             budget, state = 60 * self.config.loop.minutes, self._fresh_state()
             with closing(self._fit(state, wanted)) as reports:
-                a_step = seconds_a_step(reports, budget)
+                a_step = seconds_a_step(reports, budget, ranks)
             self.model.load_state_dict(before)
             left = max(0.0, TRAINING_SHARE * budget - (time.monotonic() - self.began) - measuring)
             steps = max(1, min(wanted, int(left / (measuring + self.epoch_steps * a_step) * self.epoch_steps)))
-            write_sealed(path, {"steps": steps, "seconds_a_step": a_step})
-        steps = int(read_sealed(path)["steps"])
+            self.run.note(path.name, {"steps": steps, "seconds_a_step": a_step}, sealed=True)
+        steps = ranks.tell(lambda: int(read_sealed(path)["steps"]))
         self._say(f"{steps:,} steps, {steps / self.epoch_steps:.1f} epochs, in {self.config.loop.minutes:g} minutes")
         return steps
 
@@ -215,22 +213,25 @@ class Finetuning:
         if passes != self._ordered:
             self._ordered, self._order = passes, shuffled(len(self.train), self.seed, passes)
         order = self._order[place * self.rows_a_step : (place + 1) * self.rows_a_step]
-        size = self.config.loop.batch_size
-        return [self.train.batch(order[first : first + size]) for first in range(0, len(order), size)]
+        pieces = self.way.portion.pieces(len(order), self.config.loop.batch_size)
+        return [
+            self.train.batch(order[first:last]) if first < last else idle(self.train.batch(order[:1]))
+            for first, last in pieces
+        ]
 
     def _objective(self, batch: Batch) -> LossSum:
         return self.ask(self.model, batch)
 
     def _end_epoch(self, epoch: int) -> None:
         """Measure on validation, remember the best epoch, save. A stop in the middle leaves the epoch to be ended again."""
-        with averaged(self.model, self.state.average):
-            valid = self._evaluate(self.valid)
-            watched = self._evaluate(self.test) if self.config.loop.watch_test and self.test else None
+        with averaged(self.model, self.state.average), self.way.whole(self.model) as model:
+            valid = self._evaluate(model, self.valid)
+            watched = self._evaluate(model, self.test) if self.config.loop.watch_test and self.test else None
             # among equals the lower validation loss, then the earlier epoch
             better = (valid.merit, -valid.loss) > (self.best_merit, -self.best_loss)
             if better or not self.best_epoch or self.config.loop.choose == "last":
                 self.best_epoch, self.best_merit, self.best_loss = epoch, valid.merit, valid.loss
-                self.best = _copied(self.model.backbone), _copied(self.model.head)
+                self.best = copied(model.backbone), copied(model.head)
         figures: dict[str, Any] = {
             "epoch": epoch,
             "train_loss": self.loss / self.counted,
@@ -247,73 +248,57 @@ class Finetuning:
             f"epoch {epoch:>2}: train loss {figures['train_loss']:.3f}, validation {valid.headline}"
             f"{'  best so far' if self.best_epoch == epoch and self.config.loop.choose == 'best' else ''}"
         )
-        if time.monotonic() - self.saved_at > _SECONDS_BETWEEN_SAVES:  # what is quickly done again need not be saved
+        # what is quickly done again need not be saved
+        if self.way.ranks.any(time.monotonic() - self.saved_at > _SECONDS_BETWEEN_SAVES):
             self._save()
 
-    def _evaluate(self, rows: LabelledRows) -> AnyEvaluation:
-        return self._measured(rows, self._scores(rows))
+    def _evaluate(self, model: Model[ClassifierHead], rows: LabelledRows) -> AnyEvaluation:
+        return self._measured(rows, self._scores(model, rows))
 
     def _measured(self, rows: LabelledRows, scores: NDArray[np.float64]) -> AnyEvaluation:
         return self.target.measure(scores, rows.labels, 0 if rows.windows else rows.long)
 
-    def _scores(self, rows: LabelledRows) -> NDArray[np.float64]:
+    def _scores(self, model: Model[ClassifierHead], rows: LabelledRows) -> NDArray[np.float64]:
         factor, summand = self.affine
-        return score_texts(self.model, rows, self.runtime, self.stop.check) * factor + summand
-
-    @property
-    def _best_path(self) -> Path:
-        return self._best_folder(self.best_epoch)
-
-    def _best_folder(self, epoch: int) -> Path:
-        return self.run.path / f"best-epoch-{epoch:04d}"
+        return score_texts(model, rows, self.runtime, self.stop.check, ranks=self.way.ranks) * factor + summand
 
     def _save(self) -> None:
         if self.state.step == self.saved:
             return
-        if self.best and not self._best_path.exists():  # before the checkpoint that speaks of it
-            with whole_folder(self._best_path, kind="best") as draft:
-                save_tensors(draft / "backbone.safetensors", self.best[0])
-                save_tensors(draft / "head.safetensors", self.best[1])
+        self.way.ranks.tell(
+            lambda: save_best(self.run, self.best_epoch, self.best)
+        )  # before the checkpoint that speaks of it
         state = {
             "best": [self.best_epoch, self.best_merit, self.best_loss],
             "loss": self.loss,
             "counted": self.counted,
             "seconds": self.seconds,
         }
-        moments = optimizer_tensors(self.state.optimizer, self.model, self.state.average)
-        save_checkpoint(self.run, self.state.step, self.model, moments, state, self.config.loop.keep)
+        save_state(self.run, self.state, state, self.config.loop.keep)
         self.saved, self.saved_at = self.state.step, time.monotonic()
-        spoken_of = {self._best_folder(read_json(step / "state.json")["best"][0]) for step in steps(self.run)}
-        for old in self.run.path.glob("best-epoch-*"):
-            if old not in spoken_of:
-                shutil.rmtree(old, ignore_errors=True)
+        self.way.ranks.tell(lambda: let_go(self.run))
 
     def _conclude(self) -> Outcome:
         if self.best is None:  # found before an interruption
-            read_manifest(self._best_path, kind="best")
-            parts = (load_tensors(self._best_path / f"{name}.safetensors") for name in ("backbone", "head"))
-            self.best = next(parts), next(parts)
-        load_into(self.model.backbone, self.best[0], str(self._best_path))
-        load_into(self.model.head, self.best[1], str(self._best_path))
-        fold_affine(self.model.head, *self.affine)
+            self.best = load_best(self.run, self.best_epoch)
+        name = str(best_folder(self.run, self.best_epoch))
+        with self.way.whole(self.model) as model:
+            load_into(model.backbone, self.best[0], name)
+            load_into(model.head, self.best[1], name)
+        fold_affine(model.head, *self.affine)
         self.affine = 1.0, 0.0  # it stands in the head from here on
-        valid_scores, test_scores, test = self._scores(self.valid), None, None
+        valid_scores, test_scores, test = self._scores(model, self.valid), None, None
         settled = settle(self.target, valid_scores, self.valid.labels)
         self.target = settled.target
-        fold_temperature(self.model.head, settled.temperature)
+        fold_temperature(model.head, settled.temperature)
         valid_scores = valid_scores / settled.temperature
         valid = self._measured(self.valid, valid_scores)
         if self.test is not None:
-            test_scores = self._scores(self.test)
+            test_scores = self._scores(model, self.test)
             test = self._measured(self.test, test_scores)
             if settled.calibration:
                 sure = reliability_of(self.target, test_scores, self.test.labels)
                 settled = replace(settled, calibration=replace(settled.calibration, test=sure))
             self.run.metrics.write("test", epoch=self.best_epoch, **test.figures())
         epochs = tuple({k: v for k, v in line.items() if k != "kind"} for line in self.run.metrics.read("epoch"))
-        return Outcome(self.model, epochs, self.best_epoch, valid, test, valid_scores, test_scores, settled)
-
-
-def _copied(module: nn.Module) -> dict[str, Tensor]:
-    """The weights of a module, away from the device and safe from what comes next."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in module.state_dict().items()}
+        return Outcome(model, epochs, self.best_epoch, valid, test, valid_scores, test_scores, settled)

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from headstart.train.local import like, local
+
 AVERAGE = "average"
 """The name under which a checkpoint keeps a parameter's mean, beside what the optimizer remembers of it."""
 
@@ -21,8 +23,8 @@ class Average:
     def update(self, step: int) -> None:
         """Take in the weights after a step, counted from 1."""
         share = max(1 - self._decay, 1 / step)
-        weights = [parameter.detach() for parameter in self._model.parameters()]
-        torch._foreach_lerp_(list(self.means.values()), weights, share)
+        weights = [local(parameter.detach()) for parameter in self._model.parameters()]
+        torch._foreach_lerp_([local(mean) for mean in self.means.values()], weights, share)
 
     def tensors(self) -> dict[str, Tensor]:
         """For a checkpoint."""
@@ -31,7 +33,7 @@ class Average:
     def take_back(self, saved: Mapping[str, Tensor]) -> None:
         """Restore what `tensors` gave."""
         for name, mean in self.means.items():
-            mean.copy_(saved[f"{name}/{AVERAGE}"])
+            local(mean).copy_(local(like(saved[f"{name}/{AVERAGE}"], mean)))
 
 
 @contextmanager
@@ -51,4 +53,4 @@ def averaged(model: nn.Module, average: Average | None) -> Iterator[None]:
 @torch.no_grad()
 def _put(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     for name, parameter in model.named_parameters():
-        parameter.copy_(weights[name])
+        local(parameter).copy_(local(weights[name]))

@@ -1,7 +1,7 @@
 """Measuring: a language model on held-out text, a classifier on labelled rows. Nothing here learns."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from headstart.evaluations import evaluate_scores as evaluate_scores
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
 from headstart.runtime import Runtime
 from headstart.train.objectives import class_scores, predict_tokens
+from headstart.train.ranks import ALONE, Ranks
 
 EVALUATION_TOKENS = 8192
 """Padded tokens a batch when nothing is learnt; batches are made by length, so little of it is padding."""
@@ -47,26 +48,41 @@ def score_language(
     runtime: Runtime,
     check: Callable[[], None],
     fetch: Callable[[int, int], Batch] | None = None,
+    ranks: Ranks = ALONE,
 ) -> LanguageScore:
     """Measure a language model on `rows`; `check` may raise between batches.
 
     Args:
         fetch: gives batches in which some tokens are hidden; without it every next token is asked for.
+        ranks: processes that share the work; the figures are those of one process, to the bit.
     """
     model.eval()
-    nats, tokens = 0.0, 0
     bite = max(1, EVALUATION_TOKENS // rows.context)
+    bites = range(0, rows.rows, bite)
+    found = np.zeros((len(bites), 2))
     with torch.inference_mode(), uncompiled(model):
-        for first in range(0, rows.rows, bite):
-            check()
+        for index in in_turns(len(bites), ranks, check):
+            first = bites[index]
             batch = (fetch or rows.batch)(first, min(bite, rows.rows - first))
             with runtime.autocast():
                 part = predict_tokens(model, batch.to(runtime.device))
-            nats, tokens = nats + float(part.total), tokens + int(part.count)
+            found[index] = float(part.total), part.count
+    nats, tokens = 0.0, 0
+    for more, count in ranks.merged(found).tolist():  # in order, whoever measured them
+        nats, tokens = nats + more, tokens + int(count)
     loss = nats / max(1, tokens)
     perplexity = math.exp(min(loss, 700))  # JSON has no infinity
     bits = nats / math.log(2) / max(1, text_bytes) if fetch is None else None
     return LanguageScore(loss, perplexity, bits, tokens, text_bytes)
+
+
+def in_turns(count: int, ranks: Ranks, check: Callable[[], None]) -> Iterator[int]:
+    """The numbers below `count` that fall to this process; between two of them all processes look up together."""
+    for index in range(count):
+        if index % ranks.world == 0:
+            check()
+        if index % ranks.world == ranks.rank:
+            yield index
 
 
 def score_texts(
@@ -75,16 +91,18 @@ def score_texts(
     runtime: Runtime,
     check: Callable[[], None],
     done: Callable[[int], None] | None = None,
+    ranks: Ranks = ALONE,
 ) -> NDArray[np.float64]:
     """Scores of every text over the labels, in the order of `rows`; texts of like length are read together."""
     model.eval()
-    scores = np.empty((len(rows), model.head.linear.out_features))
+    scores = np.zeros((len(rows), model.head.linear.out_features))
+    buckets = rows.buckets(EVALUATION_TOKENS)
     with torch.inference_mode(), uncompiled(model), runtime.scoring():
-        for indices in rows.buckets(EVALUATION_TOKENS):
-            check()
+        for index in in_turns(len(buckets), ranks, check):
+            indices = buckets[index]
             # no bf16 here: an answer must not depend on what else was in the batch
             part = class_scores(model, rows.batch(indices).to(runtime.device))
             scores[indices] = part.cpu().double().numpy()  # in this order: Apple's GPUs have no float64
             if done:
                 done(len(indices))
-    return scores
+    return ranks.merged(scores)

@@ -17,7 +17,9 @@ from headstart.data.batches import Batch
 from headstart.errors import TrainingError
 from headstart.runtime import Runtime, seed_step
 from headstart.train.average import Average
+from headstart.train.local import local
 from headstart.train.objectives import LossSum, Objective
+from headstart.train.parallel import ONE, Way
 from headstart.train.schedule import lr_share
 
 
@@ -31,6 +33,8 @@ class TrainState:
     step: int = 0
     average: Average | None = None
     """The running mean of the weights, if one is kept."""
+    way: Way = ONE
+    """How several processes train it together, if they do."""
 
 
 @dataclass(frozen=True)
@@ -70,21 +74,24 @@ def fit(
     """
     # on a GPU the next step's rows are laid out while this one's are computed
     started = time.perf_counter()  # before the rows are fetched: waiting for them is part of a step
-    for batches in in_turn(fetch, state.step, steps, runtime.device, ahead=runtime.device.type == "cuda"):
+    ahead, way = runtime.device.type == "cuda", state.way
+    for batches in in_turn(fetch, state.step, steps, runtime.device, ahead=ahead):
         state.model.train()
         share = lr_share(state.step, steps, config)
         for group in state.optimizer.param_groups:
             group["lr"] = share * group["peak_lr"]
-        seed_step(state.seed, state.step)
+        seed_step(state.seed, state.step, way.ranks.rank)
         parts: list[LossSum] = []
-        with cutting():
-            for batch in batches:
-                with runtime.autocast():
-                    parts.append(objective(batch))
-                parts[-1].total.backward()  # type: ignore[no-untyped-call]
-        count, scored = sum(part.count for part in parts), sum(batch.scored for batch in batches)
-        length = _scale_and_clip(state.model, 1 / max(count, 1e-12), config.clip)
-        read = _asked(torch.stack([*(part.total.detach().float() for part in parts), length.float()]))
+        with way.adding(state.model):
+            with cutting():
+                for number, batch in enumerate(batches, start=1):
+                    with runtime.autocast():
+                        parts.append(way.ask(state.model, objective, batch))
+                    way.backward(parts[-1].total, last=number == len(batches))
+            own = sum(batch.scored for batch in batches if not batch.idle)
+            count, scored = way.settle(sum(part.count for part in parts), own)
+        length = _scale_and_clip(state.model, 1 / max(count, 1e-12), config.clip, way)
+        read = _asked(way.figures([part.total for part in parts], length))
         if early := runtime.device.type == "cuda":
             state.optimizer.step()  # before the numbers are known: so the device has work while its answer travels
         *totals, norm = read()  # the one moment of a step at which the device is waited for
@@ -102,7 +109,7 @@ def fit(
         state.step += 1
         if state.average:
             state.average.update(state.step)
-        yield StepReport(state.step, total / count, share * config.lr, norm, scored, time.perf_counter() - started)
+        yield StepReport(state.step, total / count, share * config.lr, norm, int(scored), time.perf_counter() - started)
         started = time.perf_counter()
 
 
@@ -140,11 +147,12 @@ def _asked(numbers: Tensor) -> Callable[[], list[float]]:
     return read
 
 
-def _scale_and_clip(model: nn.Module, scale: float, clip: float) -> Tensor:
+def _scale_and_clip(model: nn.Module, scale: float, clip: float, way: Way) -> Tensor:
     """Turn summed gradients into means, then bound their norm; returns the norm before."""
-    grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    grads = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
     torch._foreach_mul_(grads, scale)
-    norm = nn.utils.get_total_norm(grads)
+    norm = way.norm(grads)
     if clip:
-        nn.utils.clip_grads_with_norm_([p for p in model.parameters() if p.grad is not None], clip, norm)
+        # as torch.nn.utils.clip_grads_with_norm_, on the parts that this process holds
+        torch._foreach_mul_(grads, torch.clamp(clip / (norm + 1e-6), max=1.0))
     return norm

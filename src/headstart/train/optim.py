@@ -10,6 +10,7 @@ from headstart.config import OptimConfig, TransferConfig
 from headstart.errors import StoreError
 from headstart.model.heads import Model
 from headstart.train.average import AVERAGE, Average
+from headstart.train.local import like
 from headstart.train.muon import Muon
 
 
@@ -121,7 +122,7 @@ def restore_optimizer(
             )
         if item == AVERAGE:
             continue
-        owners[id(parameter)].state[parameter][item] = tensor.to(parameter.device, torch.float32)
+        owners[id(parameter)].state[parameter][item] = like(tensor.to(parameter.device, torch.float32), parameter)
     if average and saved:
         average.take_back(saved)
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 from statistics import median
 
 from headstart.train.loop import StepReport
+from headstart.train.ranks import ALONE, Ranks
 
 TRAINING_SHARE = 0.93
 """Of the minutes; measuring, saving and sampling take their part too."""
@@ -13,7 +14,7 @@ _WARM, _LEAST, _MOST, _SHARE = 2, 2, 40, 0.05
 _UNUSUAL = 5.0
 
 
-def seconds_a_step(reports: Iterable[StepReport], budget: float) -> float:
+def seconds_a_step(reports: Iterable[StepReport], budget: float, ranks: Ranks = ALONE) -> float:
     """The mean time of the first steps: some dozens, or what fits in a twentieth of `budget` seconds.
 
     Those that warm up do not count, nor do those that take many times as long as the one in the middle: a compiler that
@@ -23,7 +24,8 @@ def seconds_a_step(reports: Iterable[StepReport], budget: float) -> float:
     ends = []
     for count, _ in enumerate(reports, start=1):
         ends.append(time.monotonic())
-        if count >= _WARM + _MOST or (count >= _WARM + _LEAST and ends[-1] - started > _SHARE * budget):
+        enough = count >= _WARM + _MOST or (count >= _WARM + _LEAST and ends[-1] - started > _SHARE * budget)
+        if ranks.any(enough):  # clocks differ, and all must stop after the same step
             break
     taken = [after - before for before, after in pairwise(ends)]
     taken = taken[_WARM - 1 :] or taken or [ends[-1] - started]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -11,8 +12,9 @@ from headstart.data.pairs import PairBatch, PairRows
 from headstart.model.heads import LanguageHead, Model
 from headstart.model.pair_head import PairedHead
 from headstart.runtime import Runtime
-from headstart.train.evaluate import EVALUATION_TOKENS, uncompiled
+from headstart.train.evaluate import EVALUATION_TOKENS, in_turns, uncompiled
 from headstart.train.objectives import LossSum, predict_tokens, token_loss
+from headstart.train.ranks import ALONE, Ranks
 
 
 def predict_tokens_and_pairs(model: Model[LanguageHead], batch: Batch) -> LossSum:
@@ -40,20 +42,26 @@ class PairScore:
     pairs: int
 
 
-def score_pairs(model: Model[LanguageHead], rows: PairRows, runtime: Runtime, check: Callable[[], None]) -> PairScore:
+def score_pairs(
+    model: Model[LanguageHead], rows: PairRows, runtime: Runtime, check: Callable[[], None], ranks: Ranks = ALONE
+) -> PairScore:
     """Measure the pair head on `rows`, nothing hidden; `check` may raise between batches."""
     assert isinstance(model.head, PairedHead)
     model.eval()
-    right, nats = 0, 0.0
     bite = max(1, EVALUATION_TOKENS // rows.context)
+    bites = range(0, rows.rows, bite)
+    found = np.zeros((len(bites), 2))
     with torch.inference_mode(), uncompiled(model):
-        for first in range(0, rows.rows, bite):
-            check()
+        for index in in_turns(len(bites), ranks, check):
+            first = bites[index]
             batch = replace(rows.batch(first, min(bite, rows.rows - first)), visibility="both").to(runtime.device)
             assert batch.pairs_B is not None
             with runtime.autocast():
                 hidden_BTD = model.backbone(batch.ids_BT, batch.segments_BT, batch.visibility, batch.bounds, batch.real)
                 scores = model.head.follows(hidden_BTD).float()
-            right += int((scores.argmax(dim=1) == batch.pairs_B).sum())
-            nats += float(F.cross_entropy(scores, batch.pairs_B, reduction="sum"))
+            found[index, 0] = int((scores.argmax(dim=1) == batch.pairs_B).sum())
+            found[index, 1] = float(F.cross_entropy(scores, batch.pairs_B, reduction="sum"))
+    right, nats = 0, 0.0
+    for hits, more in ranks.merged(found).tolist():
+        right, nats = right + int(hits), nats + more
     return PairScore(right / rows.rows, nats / rows.rows, rows.rows)

@@ -1,0 +1,154 @@
+"""How fast several processes train one model on the cores at hand, and what of a step is communication.
+
+python benchmarks/ranks.py                 starts torchrun for each number of processes, writes docs/results/ranks.json
+python benchmarks/ranks.py --worlds 1,2    for some numbers of them
+
+Every process reads its part of the same steps of random tokens. Three ways take turns in the same processes: `apart`, which
+adds nothing up (what the arithmetic alone takes), copies (ddp) and shards (fsdp). The communication share of a way is what a step
+costs more than one of `apart`: in processor time, which other work on the machine hardly changes, and in time on the clock.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from headstart.config import ModelConfig, OptimConfig, RuntimeConfig
+from headstart.data.batches import CausalRows
+from headstart.data.portions import Portion, idle
+from headstart.model.backbone import build_backbone
+from headstart.model.heads import Model, build_language_head
+from headstart.runtime import start
+from headstart.text.tokenizer import SpecialIds
+from headstart.train.local import local
+from headstart.train.loop import TrainState, fit
+from headstart.train.objectives import predict_tokens
+from headstart.train.optim import build_optimizer, optimizer_tensors
+from headstart.train.parallel import ONE, Copies, Shards
+from headstart.train.ranks import joined
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "docs" / "results" / "ranks.json"
+SPECIAL = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
+VOCABULARY, BATCH, CONTEXT = 8192, 16, 64
+SHAPE = ModelConfig(context=CONTEXT)
+WARM, STEPS, ROUNDS = 2, 5, 4
+
+
+class Corpus:
+    """Random tokens in documents of 200."""
+
+    def __init__(self) -> None:
+        self.flat = np.random.default_rng(0).integers(4, VOCABULARY, 200 * 2000)
+        self.offsets = np.arange(0, len(self.flat), 200)
+        self.lengths = np.full(2000, 200)
+
+    def ids(self, index: int) -> np.ndarray:
+        return self.flat[200 * index : 200 * (index + 1)]
+
+
+def timed(way, portion: Portion, runtime) -> tuple[list[float], float, float, float]:
+    """Seconds of each step after the first, processor seconds a step, megabytes of weights and moments, and the last loss."""
+    model = Model(build_backbone(SHAPE, VOCABULARY, 0), build_language_head(SHAPE, VOCABULARY, 0))
+    way.spread(model, runtime)
+    config = OptimConfig()
+    state = TrainState(model, build_optimizer(model, config), 0, way=way)
+    rows = CausalRows(Corpus(), np.arange(2000), SPECIAL, context=CONTEXT, layout="packed", seed=0)
+
+    def fetch(step: int):
+        pieces = portion.pieces(BATCH, BATCH)
+        begin = step * BATCH
+        return [
+            rows.batch(begin + first, last - first) if first < last else idle(rows.batch(begin, 1))
+            for first, last in pieces
+        ]
+
+    reports = []
+    for report in fit(state, fetch, lambda batch: predict_tokens(model, batch), config, WARM + STEPS, runtime):
+        reports.append(report)
+        if len(reports) == WARM:
+            before = time.process_time()
+    processor = (time.process_time() - before) / STEPS
+    kept = [*model.parameters(), *optimizer_tensors(state.optimizer, model).values()]
+    megabytes = sum(local(tensor).numel() * tensor.element_size() for tensor in kept) / 1e6
+    return [report.seconds for report in reports[WARM:]], processor, megabytes, reports[-1].loss
+
+
+def measure() -> None:
+    """One of the processes; the first prints what was measured."""
+    runtime = start(RuntimeConfig(device="cpu", threads=1))
+    with joined() as ranks:
+        portion = Portion(ranks.rank, ranks.world)
+        ways = {"apart": lambda: ONE}
+        if ranks.world > 1:
+            ways |= {"ddp": lambda: Copies(ranks), "fsdp": lambda: Shards(ranks)}
+        clock, processor, found = {}, {}, {}
+        for _ in range(ROUNDS):
+            for name, make in ways.items():
+                ranks.wait()
+                seconds, spent, megabytes, loss = timed(make(), portion, runtime)
+                clock.setdefault(name, []).extend(seconds)
+                processor.setdefault(name, []).append(spent)
+                found[name] = {"megabytes": round(megabytes, 1), "loss": loss}
+        for name, way in found.items():
+            # what all processes spent together; and a step is as slow as the slowest of them
+            (way["processor_ms"],) = (
+                round(1000 * value, 1) for value in ranks.add([statistics.median(processor[name])])
+            )
+            each = np.zeros(ranks.world)
+            each[ranks.rank] = statistics.median(clock[name])
+            way["step_ms"] = round(1000 * float(ranks.merged(each).max()), 1)
+        if ranks.first:
+            print("MEASURED " + json.dumps({"processes": ranks.world, "ways": found}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--worlds", default="1,2,4")
+    parser.add_argument("--one", action="store_true", help="be one of the processes")
+    given = parser.parse_args()
+    if given.one:
+        measure()
+        return
+    rows = []
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    for world in given.worlds.split(","):
+        launch = [
+            "-m",
+            "torch.distributed.run",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=localhost:0",
+            f"--nproc-per-node={world}",
+        ]
+        done = subprocess.run(
+            [sys.executable, *launch, __file__, "--one"], env=environment, capture_output=True, text=True, check=True
+        )
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith("MEASURED ")]
+        rows.append(json.loads(line.removeprefix("MEASURED ")))
+        print(line)
+    parameters = sum(p.numel() for p in build_backbone(SHAPE, VOCABULARY, 0).parameters()) + VOCABULARY * (
+        SHAPE.width + 1
+    )
+    record = {
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 1),
+        "processor": platform.machine(),
+        "torch": torch.__version__,
+        "tokens_a_step": BATCH * CONTEXT,
+        "parameters": parameters,
+        "steps": STEPS * ROUNDS,
+        "date": time.strftime("%Y-%m-%d"),
+        "rows": rows,
+    }
+    TARGET.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+main()

@@ -1,0 +1,76 @@
+"""Copies and shards in a group of one process, which takes every step that a larger one takes: gloo here, NCCL on a GPU."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from headstart.config import OptimConfig, RuntimeConfig
+from headstart.data.batches import CausalRows
+from headstart.layering import layered
+from headstart.runtime import start
+from headstart.train.evaluate import score_language
+from headstart.train.loop import TrainState, fit
+from headstart.train.objectives import predict_tokens
+from headstart.train.optim import build_optimizer, optimizer_tensors
+from headstart.train.parallel import ONE, Copies, Shards
+from headstart.train.ranks import ALONE
+from tiny import SHAPE, SPECIAL, corpus, language_model
+
+
+@pytest.fixture
+def group(tmp_path):
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def trained(way, device, precision, recompute):
+    runtime = start(RuntimeConfig(device=device, precision=precision, threads=1))
+    shape = layered(type(SHAPE), {**SHAPE.model_dump(), "block": "modern", "width": 64, "heads": 4, "context": 32})
+    model = language_model(shape=shape).to(runtime.device)
+    model.backbone.recompute = recompute
+    way.spread(model, runtime)
+    config = OptimConfig(optimizer="muon", lr=3e-3, weight_decay=0.1)
+    state = TrainState(model, build_optimizer(model, config), 0, way=way)
+    documents = corpus([40, 7, 31, 12, 60, 25])
+    rows = CausalRows(documents, torch.arange(6).numpy(), SPECIAL, context=32, layout="packed", seed=0)
+    reports = fit(
+        state, lambda step: [rows.batch(4 * step, 4)], lambda b: predict_tokens(model, b), config, 20, runtime
+    )
+    losses = [report.loss for report in reports]
+    with way.whole(model) as plain:
+        held = score_language(plain, rows, 100, runtime, lambda: None).loss
+        names = list(plain.state_dict())
+    return losses, held, names, way.gathered(optimizer_tensors(state.optimizer, model))
+
+
+def compare(kind, device, precision, recompute):
+    alone, held, names, moments = trained(ONE, device, precision, recompute)
+    ours, ours_held, ours_names, ours_moments = trained(kind(ALONE), device, precision, recompute)
+    bound = 1e-5 if precision == "fp32" else 2e-2
+    assert alone[-1] < alone[0]
+    assert ours == pytest.approx(alone, rel=bound)
+    assert ours_held == pytest.approx(held, rel=bound)
+    assert ours_names == names
+    assert {name: tensor.shape for name, tensor in ours_moments.items()} == {
+        name: tensor.shape for name, tensor in moments.items()
+    }
+
+
+@pytest.mark.parametrize("kind", [Copies, Shards])
+def test_the_losses_are_those_without_a_group(kind, group):
+    compare(kind, "cpu", "fp32", recompute=True)
+
+
+def test_layers_may_travel_in_bf16(group):
+    compare(Shards, "cpu", "bf16", recompute=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("kind", [Copies, Shards])
+def test_the_losses_on_a_gpu_are_those_without_a_group(kind, recompute, precision, group):
+    compare(kind, "cuda", precision, recompute)

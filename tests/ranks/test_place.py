@@ -1,0 +1,152 @@
+"""Which of several processes this is, what that changes, and what is refused because of it."""
+
+import pytest
+import torch
+
+from headstart.cli.several import for_the_launcher
+from headstart.config import FinetuneConfig, OptimConfig, PretrainConfig
+from headstart.data.batches import CausalRows
+from headstart.errors import ConfigError, Interrupted
+from headstart.files import write_json
+from headstart.layering import layered, nested
+from headstart.recipes.together import is_continued, refuse_sharded
+from headstart.runtime import Place, place, start
+from headstart.store.rundir import Onlooker, RunFolder
+from headstart.train.loop import TrainState, fit
+from headstart.train.objectives import predict_tokens
+from headstart.train.optim import build_optimizer
+from headstart.train.ranks import ALONE
+from tiny import CPU, SHAPE, SPECIAL, corpus, language_model, pretrain_config
+
+TWO = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+
+
+@pytest.fixture
+def second_of_two(monkeypatch):
+    for name, value in TWO.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+def settings(kind, **values):
+    return layered(kind, nested({name.replace("__", "."): value for name, value in values.items()}))
+
+
+def test_a_process_is_alone_unless_a_launcher_says_who_it_is(monkeypatch):
+    assert place() == Place(0, 1, 0, 1, 0)
+    monkeypatch.setenv("WORLD_SIZE", "4")  # some platforms count machines by it
+    assert place().world == 1
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert place() == Place(rank=3, world=4, local=1, neighbours=1, restarts=0)
+
+
+def test_each_of_several_takes_its_own_device(second_of_two):
+    runtime = start(settings(PretrainConfig, runtime__device="cpu", runtime__threads=1).runtime)
+    assert runtime.device == torch.device("cpu")
+    with pytest.raises(ConfigError) as wrong:
+        start(settings(PretrainConfig, runtime__device="cuda:1", runtime__threads=1).runtime)
+    assert str(wrong.value) == (
+        "runtime.device must be auto, cpu or cuda where torchrun starts several processes, got 'cuda:1'"
+    )
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError) as few:
+            start(settings(PretrainConfig, runtime__device="cuda", runtime__threads=1).runtime)
+        assert str(few.value) == (
+            "2 processes were started here and there are 0 GPUs; try torchrun --nproc-per-node 1, or runtime.device cpu"
+        )
+
+
+REFUSED = [
+    (
+        PretrainConfig,
+        {"objective": "hybrid", "pairs__weight": 1.0},
+        "pairs.weight with objective hybrid needs runtime.parallel ddp, got fsdp",
+    ),
+    (FinetuneConfig, {"transfer__unfreeze_every": 1}, "transfer.unfreeze_every needs runtime.parallel ddp, got fsdp"),
+]
+
+
+@pytest.mark.parametrize(("kind", "values", "message"), REFUSED)
+def test_what_shards_cannot_do_is_refused_and_alone_it_is_not(kind, values, message, second_of_two):
+    config = settings(kind, runtime__parallel="fsdp", **values)
+    with pytest.raises(ConfigError) as wrong:
+        refuse_sharded(config)
+    assert str(wrong.value) == message
+    refuse_sharded(settings(kind, **values))
+    second_of_two.setenv("WORLD_SIZE", "1")
+    refuse_sharded(config)
+
+
+def test_a_run_goes_on_by_itself_when_its_launcher_starts_it_again(tmp_path, second_of_two):
+    RunFolder.create(tmp_path / "run", kind="pretrain", command="headstart a", config=pretrain_config(), inputs={})
+    write_json(tmp_path / "run" / "environment.json", {"launch": "night"})
+    assert not is_continued(tmp_path / "run", "headstart a")
+    second_of_two.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert is_continued(tmp_path / "run", "headstart a")
+    assert not is_continued(tmp_path / "run", "headstart b")
+    assert not is_continued(tmp_path / "none", "headstart a")
+
+
+@pytest.mark.parametrize(("count", "goes_on"), [("2", True), ("0", False)])
+def test_a_job_that_is_queued_again_goes_on_too(count, goes_on, tmp_path, monkeypatch):
+    RunFolder.create(tmp_path / "run", kind="pretrain", command="headstart a", config=pretrain_config(), inputs={})
+    monkeypatch.setenv("SLURM_RESTART_COUNT", count)
+    assert is_continued(tmp_path / "run", "headstart a") == goes_on
+
+
+def test_the_same_launch_with_other_machines_goes_on(tmp_path, second_of_two):
+    RunFolder.create(tmp_path / "run", kind="pretrain", command="headstart a", config=pretrain_config(), inputs={})
+    write_json(tmp_path / "run" / "environment.json", {"launch": "night"})
+    second_of_two.setenv("TORCHELASTIC_RUN_ID", "night")
+    assert is_continued(tmp_path / "run", "headstart a")
+    second_of_two.setenv("TORCHELASTIC_RUN_ID", "day")
+    assert not is_continued(tmp_path / "run", "headstart a")
+
+
+def test_a_time_limit_is_no_failure_only_where_one_would_be_restarted(second_of_two):
+    over, stopped = Interrupted("", "time limit reached"), Interrupted("", "SIGTERM")
+    assert for_the_launcher(over, over.exit_code) == 75
+    second_of_two.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    assert for_the_launcher(over, over.exit_code) == 0
+    assert for_the_launcher(stopped, stopped.exit_code) == 143
+    second_of_two.delenv("RANK")
+    second_of_two.setenv("WORLD_SIZE", "1")
+    assert for_the_launcher(over, over.exit_code) == 75
+
+
+def test_an_onlooker_writes_nothing(tmp_path):
+    run = Onlooker(tmp_path)
+    with run.locked(), run.discarded_on_error(new=True):
+        run.note("result.json", {})
+        run.metrics.write("step", loss=1.0)
+        run.metrics.flush()
+        run.same_inputs({"a": 1})
+        run.tidy()
+    assert list(tmp_path.iterdir()) == []
+    RunFolder(tmp_path).note("result.json", {})  # control
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_alone_there_is_nobody_to_agree_with():
+    assert ALONE.add([1.5, 2.0]) == [1.5, 2.0]
+    assert (ALONE.any(True), ALONE.any(False)) == (True, False)
+    assert (ALONE.agree("SIGINT"), ALONE.agree(None)) == ("SIGINT", None)
+    assert ALONE.tell(lambda: 3) == 3
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("block", ["classic", "modern"])
+def test_what_is_worked_out_again_is_the_same_to_the_bit(block, dropout):
+    def losses(recompute):
+        shape = layered(type(SHAPE), {**SHAPE.model_dump(), "block": block, "dropout": dropout})
+        model = language_model(shape=shape)
+        model.backbone.recompute = recompute
+        rows = CausalRows(corpus([9, 30, 14]), torch.arange(3).numpy(), SPECIAL, context=12, layout="packed", seed=0)
+        config = OptimConfig(lr=1e-2)
+        state = TrainState(model, build_optimizer(model, config), 0)
+        reports = fit(state, lambda step: [rows.batch(step, 2)], lambda b: predict_tokens(model, b), config, 6, CPU)
+        return [report.loss for report in reports]
+
+    assert losses(True) == losses(False)
+    assert losses(True)[-1] < losses(True)[0]
