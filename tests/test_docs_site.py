@@ -12,10 +12,8 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
-NOT_OURS = {"--index-url", "--tiny", "--pretrain", "--part", "--reader", "--cases"} | {
-    "--nproc-per-node",
-    "--max-restarts",
-}
+NOT_OURS = {"--index-url", "--tiny", "--pretrain", "--part", "--reader", "--cases"}
+NOT_OURS |= {"--nproc-per-node", "--max-restarts", "--nnodes"}
 """Options on pages that are pip's or torchrun's, or of a script of examples/ or tests/."""
 
 

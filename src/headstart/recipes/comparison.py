@@ -71,7 +71,7 @@ def worker(path: str) -> Callable[[Place, Stop], Place]:
     """What a process of its own, here or on another machine, does with the cells it is given: all it needs is on disk."""
     run = RunFolder.open(Path(path), kind="compare")
     comparison = Comparison(run, layered(FinetuneConfig, run.settings), run.facts["inputs"], Quiet())
-    comparison.read()
+    comparison.read(doubles=False)  # the first process has looked for them
 
     def make(place: Place, stop: Stop) -> Place:
         comparison.make(place, stop)
@@ -106,7 +106,7 @@ class Comparison:
         self.run.same_inputs(self._fingerprints())
         self._write_data()
 
-    def read(self) -> None:
+    def read(self, *, doubles: bool = True) -> None:
         """Read and check everything."""
         self.runtime: Runtime = start(self.config.runtime)
         self.sources = load_sources(folders(self.inputs["source"]), self.inputs["tokenizer"])
@@ -120,6 +120,7 @@ class Comparison:
             tokenizer_config=self.config.tokenizer,
             seed=self.config.runtime.seed,
             progress=self.progress,
+            doubles=doubles,
         )
         _check_kind(data, self.inputs["train"])
         notes = differences(self.sources)

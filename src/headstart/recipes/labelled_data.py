@@ -93,8 +93,13 @@ def load_data(
     tokenizer_config: TokenizerConfig,
     seed: int,
     progress: Progress,
+    doubles: bool = True,
 ) -> LabelledData:
-    """Read, check and encode. Without `valid` a stratified share of train is held out; without a tokenizer one is trained."""
+    """Read, check and encode. Without `valid` a stratified share of train is held out; without a tokenizer one is trained.
+
+    Args:
+        doubles: look for texts that stand in two files; a process that only trains, where another has looked, need not.
+    """
     for name, role in ((valid, "validation"), (test, "test")):
         if name is not None and Path(name).resolve() == Path(train).resolve():
             raise UsageError(
@@ -123,9 +128,11 @@ def load_data(
     if test is not None:
         testing = _texts(given[test], tokenizer)
         notes += check_target(target, testing, train)
-    with progress.task("looking for doubles", None, "files"):
-        said, leaks = _overlaps(training, validation, testing)
-    notes += said
+    leaks: Overlap[int] = Overlap({}, {})
+    if doubles:
+        with progress.task("looking for doubles", None, "files"):
+            said, leaks = _overlaps(training, validation, testing)
+        notes += said
     for note in notes:
         progress.say(note)
     parts = [
