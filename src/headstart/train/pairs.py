@@ -11,7 +11,7 @@ from headstart.data.pairs import PairBatch, PairRows
 from headstart.model.heads import LanguageHead, Model
 from headstart.model.pair_head import PairedHead
 from headstart.runtime import Runtime
-from headstart.train.evaluate import EVALUATION_TOKENS, uncompiled
+from headstart.train.evaluate import tokens_at_once, uncompiled
 from headstart.train.objectives import LossSum, predict_tokens, token_loss
 
 
@@ -45,7 +45,7 @@ def score_pairs(model: Model[LanguageHead], rows: PairRows, runtime: Runtime, ch
     assert isinstance(model.head, PairedHead)
     model.eval()
     right, nats = 0, 0.0
-    bite = max(1, EVALUATION_TOKENS // rows.context)
+    bite = max(1, tokens_at_once(runtime) // rows.context)
     with torch.inference_mode(), uncompiled(model):
         for first in range(0, rows.rows, bite):
             check()
