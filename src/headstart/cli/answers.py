@@ -13,7 +13,7 @@ from headstart.cli.console import printable
 
 if TYPE_CHECKING:
     from headstart.predict.explain import Explanation, Word
-    from headstart.predict.predictor import Prediction
+    from headstart.predict.prediction import Prediction
 
 _FAINTEST = 0.15
 """Words that weigh less than this share of the heaviest are shown plain."""

@@ -25,10 +25,14 @@ from headstart.cli.answers import (
 )
 from headstart.cli.console import Console
 from headstart.cli.options import RUNTIME, AsJson, ConfigFile, Flags, Model, Options, Quiet, Running
+from headstart.config import RuntimeConfig
 from headstart.errors import DataError, StoreError, UsageError
 
 if TYPE_CHECKING:
+    from headstart.predict.explain import Explanation
+    from headstart.predict.prediction import Prediction
     from headstart.predict.predictor import Predictor
+    from headstart.predict.quick import QuickPredictor
 
 OPTIONS = Options(Running, names=RUNTIME)
 CHUNK = 1000
@@ -72,16 +76,12 @@ def predict(
         raise UsageError("--explain gives more than a csv can hold; add --json, or choose --out with a .jsonl file")
     _check_files(source, out)
     questions = _questions(texts, source, text_column)
-    from headstart.predict.predictor import Predictor
-
     console = Console(quiet=quiet)
-    predictor = Predictor.load(model, runtime)
-    if abstain is not None:
-        console.say(_withheld(predictor, abstain))
+    asked = Asked(abstain, explain)
+    predictor = _quick(model, texts, asked, runtime) or _usual(model, asked, runtime, console)
     with _opened(out) as file:
         tally = Tally()
         shows_progress = out is not None or not sys.stdout.isatty()
-        asked = Asked(abstain, explain)
         answers = _answers(questions, predictor, asked, tally, console if shows_progress else None)
         if form == "csv":
             write_csv(answers, file, predictor.labels, asked)
@@ -95,11 +95,26 @@ def predict(
         console.say(remark)
 
 
-def _withheld(predictor: "Predictor", abstain: float) -> str:
-    from headstart.predict.abstain import in_words, threshold_for
+def _quick(model: Path, texts: Sequence[str], asked: Asked, runtime: RuntimeConfig) -> "QuickPredictor | None":
+    """For a few texts on the command line, an answer that does not wait for torch; None where that is not to be had."""
+    if not texts or asked.explain or asked.abstain is not None:
+        return None
+    if runtime.device not in ("auto", "cpu") or runtime.precision == "bf16":
+        return None
+    from headstart.predict.quick import QuickPredictor
 
-    rows: int = predictor.bundle.about.get("calibration", {}).get("rows", 0)
-    return in_words(threshold_for(predictor.bundle, abstain), rows)
+    return QuickPredictor.load(model, texts)
+
+
+def _usual(model: Path, asked: Asked, runtime: RuntimeConfig, console: Console) -> "Predictor":
+    from headstart.predict.abstain import in_words, threshold_for
+    from headstart.predict.predictor import Predictor
+
+    predictor = Predictor.load(model, runtime)
+    if asked.abstain is not None:
+        rows: int = predictor.bundle.about.get("calibration", {}).get("rows", 0)
+        console.say(in_words(threshold_for(predictor.bundle, asked.abstain), rows))
+    return predictor
 
 
 def _format(source: str | None, out: Path | None, *, as_json: bool) -> Format:
@@ -181,11 +196,13 @@ def _argument(text: str, number: int) -> Question:
 
 
 def _answers(
-    questions: Iterator[Question], predictor: "Predictor", asked: Asked, tally: Tally, console: Console | None
+    questions: Iterator[Question],
+    predictor: "Predictor | QuickPredictor",
+    asked: Asked,
+    tally: Tally,
+    console: Console | None,
 ) -> Iterator[Answer]:
     """Every question with its answer; a row without text keeps its place."""
-    from headstart.predict.explain import explain
-
     with console.task("predicting", None, "texts") if console else nullcontext() as bar:
         while chunk := list(islice(questions, CHUNK)):
             texts = [question.text for question in chunk if question.text.strip()]
@@ -197,10 +214,21 @@ def _answers(
             found = iter(predictions)
             for question in chunk:
                 prediction = next(found) if question.text.strip() else None
-                wanted = asked.explain and prediction is not None
-                yield Answer(question, prediction, explain(predictor, question.text) if wanted else None)
+                yield Answer(question, prediction, _explained(predictor, question, prediction, asked))
             if bar is not None:
                 bar.advance(len(chunk))
+
+
+def _explained(
+    predictor: "Predictor | QuickPredictor", question: Question, prediction: "Prediction | None", asked: Asked
+) -> "Explanation | None":
+    if not asked.explain or prediction is None:
+        return None
+    from headstart.predict.explain import explain
+    from headstart.predict.predictor import Predictor
+
+    assert isinstance(predictor, Predictor)
+    return explain(predictor, question.text)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """A classifier that answers: texts in, labels and probabilities out, the same alone and in any batch."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,24 +10,11 @@ from headstart.config import RuntimeConfig
 from headstart.data.batches import LabelledRows
 from headstart.errors import DataError, UsageError
 from headstart.predict.abstain import ABSTAIN, threshold_for
+from headstart.predict.prediction import Prediction
 from headstart.runtime import Runtime, start
 from headstart.store.bundle import Bundle, load_bundle
 from headstart.train.evaluate import score_texts
 from headstart.train.shares import probabilities
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The answer to one text."""
-
-    label: str
-    """The likeliest, or `abstain` where that is not sure enough."""
-    probability: float
-    """Of the likeliest."""
-    probabilities: dict[str, float]
-    truncated: bool
-    """True when the text was longer than the context and its end was not read."""
-    abstained: bool = False
 
 
 class Predictor:

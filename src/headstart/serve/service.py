@@ -11,7 +11,8 @@ from headstart.config import RuntimeConfig
 from headstart.errors import HeadstartError
 from headstart.predict.explain import Explanation, explain
 from headstart.predict.generate import Sampling, load_language, next_pieces, pieces_of
-from headstart.predict.predictor import Prediction, Predictor
+from headstart.predict.prediction import Prediction
+from headstart.predict.predictor import Predictor
 from headstart.serve.batching import Batcher, Shape
 from headstart.serve.metrics import Metrics
 from headstart.serve.refusals import Refusal, too_late

@@ -88,7 +88,7 @@ class _Chunked(torch.autograd.Function):
 def _in_one_buffer(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The loss and its slopes by hidden, weight and bias; every chunk's scores in the same memory, for memory is slow to get."""
+    """The loss and its slopes by hidden, weight and bias; chunks share one memory, which is slow to get."""
     vocabulary = len(weight)
     buffer = hidden.new_empty(min(rows, len(hidden)), -(-vocabulary // _LINE) * _LINE)
     total = hidden.new_zeros(())
