@@ -15,6 +15,7 @@ from headstart.version import __version__
 if TYPE_CHECKING:
     from headstart.api import (
         analyse,
+        bench,
         compare,
         evaluate,
         explain,
@@ -34,6 +35,7 @@ __all__ = [
     "TextClassifier",
     "__version__",
     "analyse",
+    "bench",
     "compare",
     "evaluate",
     "explain",

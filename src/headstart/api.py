@@ -22,6 +22,7 @@ from headstart.predict.mistakes import ErrorAnalysis
 from headstart.predict.predictor import Predictor
 from headstart.progress import Progress, Quiet
 from headstart.recipes.arms import DEFAULT_ARMS
+from headstart.recipes.bench import Bench, run_bench
 from headstart.recipes.compare import run_compare
 from headstart.recipes.evaluate import run_errors, run_evaluate
 from headstart.recipes.finetune import SCRATCH, run_finetune, usual_preset
@@ -274,6 +275,11 @@ def serve(folder: str | Path, *, settings: Settings | None = None) -> None:
 
     config = layered(ServingConfig, as_nested(ServingConfig, settings))
     run_server(Path(folder), config.serve, config.runtime)
+
+
+def bench(preset: str = "classic", *, settings: Settings | None = None, progress: Progress | None = None) -> Bench:
+    """Time training and prediction on this machine: steps, short and long texts, the first answer."""
+    return run_bench(preset, settings, progress)
 
 
 def finetune_settings(preset: str, settings: Settings | None, source: str | Path | None = None) -> FinetuneConfig:
