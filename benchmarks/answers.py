@@ -26,6 +26,7 @@ from cpu import keep, machine
 import headstart
 from headstart.config import RuntimeConfig
 from headstart.data.builtin import builtin_reviews
+from headstart.predict.exported import ExportedPredictor
 from headstart.predict.predictor import Predictor
 
 KINDS = {
@@ -55,14 +56,14 @@ COLD = {
 
 
 def texts() -> tuple[list[dict[str, str]], list[str], list[str]]:
-    """Rows to learn from, snippets, and reviews of one to two hundred words' length."""
+    """Rows to learn from, snippets, and reviews of up to a hundred words."""
     with builtin_reviews().open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     short = [row for row in rows if row["source"] == "rotten_tomatoes"]
     order = np.random.default_rng(0).permutation(len(short))
     short = [short[place] for place in order]
-    long = [row["text"] for row in rows if row["source"] == "imdb" and len(row["text"].split()) < 142]
-    return short[:LEARN], [row["text"] for row in short[LEARN : LEARN + 400]], long[:100]
+    long = [row["text"] for row in rows if row["source"] == "imdb" and len(row["text"].split()) < 100]
+    return short[:LEARN], [row["text"] for row in short[LEARN : LEARN + 600]], long[:200]
 
 
 def made(work: Path, kind: str) -> Path:
@@ -84,43 +85,19 @@ def made(work: Path, kind: str) -> Path:
 
 def answerers(folder: Path, threads: int) -> dict:
     """Each a function from texts to labels."""
-    import onnxruntime
-    import tokenizers
     from transformers import pipeline
 
     predictor = Predictor.load(folder, RuntimeConfig(device="cpu", threads=threads))
+    small = ExportedPredictor(Path(f"{folder}-onnx"), int8=True, threads=threads)
+    full = ExportedPredictor(Path(f"{folder}-onnx"), threads=threads)
     plain = pipeline("text-classification", model=f"{folder}-hf", device="cpu")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    found = {
+    return {
         "headstart": lambda asked: [answer.label for answer in predictor.predict(asked)],
-        "pipeline, one at a time": lambda asked: [row["label"] for row in plain(asked, truncation=True)],
+        "headstart, int8 export": lambda asked: [answer.label for answer in small.predict(asked)],
+        "headstart, fp32 export in onnxruntime": lambda asked: [answer.label for answer in full.predict(asked)],
+        "pipeline, one at a time (its default)": lambda asked: [row["label"] for row in plain(asked, truncation=True)],
         "pipeline, batches of 8": lambda asked: [row["label"] for row in plain(asked, truncation=True, batch_size=8)],
-        "pipeline, batches of 32": lambda asked: [row["label"] for row in plain(asked, truncation=True, batch_size=32)],
     }
-    engine = tokenizers.Tokenizer.from_file(str(Path(f"{folder}-onnx") / "tokenizer.json"))
-    engine.encode_special_tokens = True
-    for name in ("model.onnx", "model.int8.onnx"):
-        session = onnxruntime.InferenceSession(
-            str(Path(f"{folder}-onnx") / name), options, providers=["CPUExecutionProvider"]
-        )
-
-        def answer(asked: list[str], session=session) -> list[str]:
-            order = sorted(range(len(asked)), key=lambda place: len(asked[place]))
-            labels = [""] * len(asked)
-            for first in range(0, len(asked), 16):
-                places = order[first : first + 16]
-                rows = engine.encode_batch([asked[place] for place in places])
-                feed = {
-                    "input_ids": np.array([row.ids for row in rows]),
-                    "attention_mask": np.array([row.attention_mask for row in rows]),
-                }
-                for place, share in zip(places, session.run(["probabilities"], feed)[0], strict=True):
-                    labels[place] = predictor.labels[int(share.argmax())]
-            return labels
-
-        found[f"onnxruntime, {'int8' if 'int8' in name else 'fp32'}, sorted by length"] = answer
-    return found
 
 
 def compared(kind: str, folder: Path, threads: int, rounds: int) -> list[dict]:

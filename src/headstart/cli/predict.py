@@ -30,9 +30,12 @@ from headstart.errors import DataError, StoreError, UsageError
 
 if TYPE_CHECKING:
     from headstart.predict.explain import Explanation
+    from headstart.predict.exported import ExportedPredictor
     from headstart.predict.prediction import Prediction
     from headstart.predict.predictor import Predictor
     from headstart.predict.quick import QuickPredictor
+
+    AnyPredictor = Predictor | QuickPredictor | ExportedPredictor
 
 OPTIONS = Options(Running, names=RUNTIME)
 CHUNK = 1000
@@ -64,6 +67,10 @@ def predict(
     explain: Annotated[
         bool, Parameter(negative=(), show_default=False, help="Show how much each word spoke for the answer.")
     ] = False,
+    int8: Annotated[
+        bool,
+        Parameter(negative=(), show_default=False, help="With a folder of export --to onnx: its int8 weights."),
+    ] = False,
     as_json: AsJson = False,
     config: ConfigFile = None,
     quiet: Quiet = False,
@@ -78,7 +85,8 @@ def predict(
     questions = _questions(texts, source, text_column)
     console = Console(quiet=quiet)
     asked = Asked(abstain, explain)
-    predictor = _quick(model, texts, asked, runtime) or _usual(model, asked, runtime, console)
+    predictor: AnyPredictor | None = _exported(model, asked, runtime, console, int8=int8)
+    predictor = predictor or _quick(model, texts, asked, runtime) or _usual(model, asked, runtime, console)
     with _opened(out) as file:
         tally = Tally()
         shows_progress = out is not None or not sys.stdout.isatty()
@@ -93,6 +101,27 @@ def predict(
             )
     for remark in tally.remarks(out):
         console.say(remark)
+
+
+def _exported(
+    model: Path, asked: Asked, runtime: RuntimeConfig, console: Console, *, int8: bool
+) -> "AnyPredictor | None":
+    """For a folder that was exported for onnxruntime."""
+    if not (model / "model.onnx").is_file():
+        if int8:
+            raise UsageError(f"--int8 takes a folder that headstart export {model} --to onnx writes")
+        return None
+    from headstart.predict.exported import ExportedPredictor, is_exported
+
+    if not is_exported(model):
+        return None
+    if asked.explain or asked.abstain is not None:
+        wish = "--explain" if asked.explain else "--abstain"
+        raise UsageError(f"{model} is an export for onnxruntime, which cannot {wish}; give the model it was made from")
+    predictor = ExportedPredictor(model, int8=int8, threads=runtime.threads)
+    if predictor.agreement:
+        console.say(predictor.agreement)
+    return predictor
 
 
 def _quick(model: Path, texts: Sequence[str], asked: Asked, runtime: RuntimeConfig) -> "QuickPredictor | None":
@@ -197,7 +226,7 @@ def _argument(text: str, number: int) -> Question:
 
 def _answers(
     questions: Iterator[Question],
-    predictor: "Predictor | QuickPredictor",
+    predictor: "AnyPredictor",
     asked: Asked,
     tally: Tally,
     console: Console | None,
@@ -220,7 +249,7 @@ def _answers(
 
 
 def _explained(
-    predictor: "Predictor | QuickPredictor", question: Question, prediction: "Prediction | None", asked: Asked
+    predictor: "AnyPredictor", question: Question, prediction: "Prediction | None", asked: Asked
 ) -> "Explanation | None":
     if not asked.explain or prediction is None:
         return None

@@ -77,7 +77,7 @@ class QuickPredictor:
             class_scores(self._weights, self._config, self._visibility, self._row(ids[start : start + room]))
             for start in starts
         ]
-        share = probabilities(np.mean(scores, axis=0, dtype=np.float64)[None])[0]
+        share = probabilities(np.stack(scores).mean(axis=0, keepdims=True, dtype=np.float64))[0]
         best = int(share.argmax())
         return Prediction(
             label=self.labels[best],

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from headstart.config import FinetuneConfig, PretrainConfig, TokenizerConfig
+from headstart.config import FinetuneConfig, PretrainConfig, TokenizerConfig, Visibility
 from headstart.data.batches import Batch, CausalRows, LabelledRows
 from headstart.data.masking import ask
 from headstart.layering import layered
@@ -116,7 +116,7 @@ def run_bench(
     language = Model(build_backbone(model, vocab_size, 0), build_language_head(model, vocab_size, 0)).to(runtime.device)
     figures = [_pretraining(language, pretraining, runtime, rate, seconds)]
     parameters = sum(parameter.numel() for parameter in language.parameters())
-    visibility = "causal" if pretraining.objective == "causal" else "both"
+    visibility: Visibility = "causal" if pretraining.objective == "causal" else "both"
     head = build_classifier_head(model, 2, 0, visibility)
     del language
     classifier = Model(build_backbone(model, vocab_size, 0), head).to(runtime.device)
@@ -222,7 +222,7 @@ def _prediction(
     )
 
 
-def _first_answer(model: Model[ClassifierHead], visibility: Any) -> Figure:
+def _first_answer(model: Model[ClassifierHead], visibility: Visibility) -> Figure:
     """The whole command in a process of its own, the importing of everything included."""
     tokenizer = train_tokenizer(["a text to learn the letters from"] * 4, TokenizerConfig(vocab_size=300))
     with tempfile.TemporaryDirectory() as place:
