@@ -125,6 +125,27 @@ def curves(rounds: int) -> list[dict[str, float | str]]:
     return rows
 
 
+def profile(shape: Shape) -> dict[str, object]:
+    """Where the time of one step goes: each operation's own share, and that of the whole loss with its gradients."""
+    step = PEERS["headstart"](shape)
+    step()
+    step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
+        step()
+    found = recorded.key_averages()
+    whole = sum(event.self_cpu_time_total for event in found)
+    loss = sum(event.cpu_time_total for event in found if event.key == "_Chunked")
+    rows = sorted(found, key=lambda event: -event.self_cpu_time_total)[:12]
+    return {
+        "shape": asdict(shape),
+        "loss": round(loss / whole, 3),
+        "rows": [
+            {"name": event.key, "share": round(event.self_cpu_time_total / whole, 3), "calls": event.count}
+            for event in rows
+        ],
+    }
+
+
 def keep(path: Path, **parts: object) -> None:
     """Put figures into the record, beside what other scripts put there."""
     record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -152,7 +173,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--only", choices=("steps", "memory", "curves"))
+    parser.add_argument("--only", choices=("steps", "memory", "curves", "profile"))
     parser.add_argument("--alone", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "docs" / "results" / "cpu.json")
     given = parser.parse_args()
@@ -182,6 +203,8 @@ def main() -> None:
         memory = {name: peak(name, shape, given.threads) for name in PEERS}
         keep(given.out, memory={"shape": asdict(shape), "mib": memory})
         print(memory, flush=True)
+    if given.only in (None, "profile"):
+        keep(given.out, profile=profile(replace(shape, batch=min(4, given.batch))))
     if given.only in (None, "curves"):
         keep(given.out, curves={"shape": asdict(SMALL), "rounds": 2, "rows": curves(2)})
 
