@@ -34,6 +34,7 @@ KINDS = {
     "modern-nano": ("modern-nano", {"loop.epochs": 2, "loop.least_steps": 1, "optim.lr": 1e-3}),
 }
 LEARN = 1500
+LINEAR = "TF-IDF + logistic regression (another model)"
 COLD = {
     "headstart": [
         sys.executable,
@@ -85,18 +86,25 @@ def made(work: Path, kind: str) -> Path:
 
 def answerers(folder: Path, threads: int) -> dict:
     """Each a function from texts to labels."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
     from transformers import pipeline
 
     predictor = Predictor.load(folder, RuntimeConfig(device="cpu", threads=threads))
     small = ExportedPredictor(Path(f"{folder}-onnx"), int8=True, threads=threads)
     full = ExportedPredictor(Path(f"{folder}-onnx"), threads=threads)
     plain = pipeline("text-classification", model=f"{folder}-hf", device="cpu")
+    linear = make_pipeline(TfidfVectorizer(), LogisticRegression(max_iter=1000))
+    learnt = texts()[0]
+    linear.fit([row["text"] for row in learnt], [row["label"] for row in learnt])
     return {
         "headstart": lambda asked: [answer.label for answer in predictor.predict(asked)],
         "headstart, int8 export": lambda asked: [answer.label for answer in small.predict(asked)],
         "headstart, fp32 export in onnxruntime": lambda asked: [answer.label for answer in full.predict(asked)],
         "pipeline, one at a time (its default)": lambda asked: [row["label"] for row in plain(asked, truncation=True)],
         "pipeline, batches of 8": lambda asked: [row["label"] for row in plain(asked, truncation=True, batch_size=8)],
+        LINEAR: lambda asked: list(linear.predict(asked)),
     }
 
 
@@ -129,7 +137,7 @@ def compared(kind: str, folder: Path, threads: int, rounds: int) -> list[dict]:
                     "texts_a_cpu_second": round(len(asked) / median(taken["cpu"]), 1),
                     "wall": round(median(taken["wall"]) / median(seconds["headstart"]["wall"]), 2),
                     "cpu": round(median(taken["cpu"]) / median(seconds["headstart"]["cpu"]), 2),
-                    "same": same[name],
+                    "same": None if name == LINEAR else same[name],
                 }
             )
             print(rows[-1], flush=True)

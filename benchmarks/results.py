@@ -585,8 +585,9 @@ def cpu() -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in record["predict"]["rows"]:
+        same = "–" if row["same"] is None else f"{row['same']} of {row['count']}"
         lines.append(
-            f"| {row['model']} | {row['count']} {row['texts']} ({row['mean_tokens']:.0f}) | {row['who']} | {times(row['cpu'])} | {times(row['wall'])} | {row['same']} of {row['count']} |"
+            f"| {row['model']} | {row['count']} {row['texts']} ({row['mean_tokens']:.0f}) | {row['who']} | {times(row['cpu'])} | {times(row['wall'])} | {same} |"
         )
     lines += [
         "",
