@@ -106,7 +106,7 @@ def test_much_text_is_left_to_torch(trained, monkeypatch):
     assert QuickPredictor.load(trained / "classic", ["dull"]) is None
 
 
-@pytest.mark.parametrize("more", [{"kind": "several labels"}, {"model": {"sliding": 8}}])
+@pytest.mark.parametrize("more", [{"kind": "several labels"}, {"model": {"sliding": 8}}, {"model": {"depth": 10**9}}])
 def test_a_bundle_that_says_more_than_is_known_here_is_left_to_the_predictor(trained, tmp_path, more):
     copy = tmp_path / "copy"
     shutil.copytree(trained / "classic" / "bundle", copy)

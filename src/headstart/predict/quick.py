@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from headstart.config import ModelConfig, Visibility
 from headstart.errors import HeadstartError
 from headstart.files import MANIFEST, read_json, read_manifest
+from headstart.model.ledger import ledger
 from headstart.model.plain import Floats, class_scores, shapes
 from headstart.predict.prediction import Prediction
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
@@ -49,6 +50,10 @@ class QuickPredictor:
             if set(facts) != _FACTS or set(facts["model"]) != _SHAPE or facts["task"] != "classify":
                 return None
             config, vocab_size = ModelConfig.model_validate(facts["model"]), int(facts["vocab_size"])
+            # before anything is counted out: a shape must have the weights to show for it
+            told = ledger(config, vocab_size, len(facts["labels"]), reading=facts["visibility"]).total
+            if 4 * told > sum((path / f"{part}.safetensors").stat().st_size for part in ("backbone", "head")):
+                return None
             wanted = shapes(config, vocab_size, len(facts["labels"]), facts["visibility"])
             inner = sum(np.prod(shape) for name, shape in wanted.items() if name.startswith("layers."))
             # a byte is a token at most
