@@ -149,7 +149,7 @@ def profile(shape: Shape) -> dict[str, object]:
 def keep(path: Path, **parts: object) -> None:
     """Put figures into the record, beside what other scripts put there."""
     record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    record |= parts
+    record |= json.loads(json.dumps(parts), parse_float=lambda digits: round(float(digits), 4))
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
@@ -186,18 +186,16 @@ def main() -> None:
         rate = matmul_rate()
         found = in_turn(shape, list(PEERS), given.rounds)
         used = {name: flops(shape) * 1e-9 / median(seconds["cpu"]) / rate for name, seconds in found.items()}
-        keep(
-            given.out,
-            step={
-                "shape": asdict(shape),
-                "rounds": given.rounds,
-                "seconds": found,
-                "ratios": ratios(found),
-                "matmul_gflops": round(rate, 1),
-                "mfu": used,
-                "machine": machine(given.threads),
-            },
-        )
+        step = {
+            "shape": asdict(shape),
+            "rounds": given.rounds,
+            "seconds": found,
+            "ratios": ratios(found),
+            "matmul_gflops": round(rate, 1),
+            "mfu": used,
+            "machine": machine(given.threads),
+        }
+        keep(given.out, **{f"step_{given.threads}": step})
         print(ratios(found), used, flush=True)
     if given.only in (None, "memory"):
         memory = {name: peak(name, shape, given.threads) for name in PEERS}

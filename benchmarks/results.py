@@ -553,30 +553,32 @@ def times(ratio: float) -> str:
 def cpu() -> str:
     """Steps, memory and answers on CPU cores, beside others."""
     record = load("cpu.json")
-    step, memory, here = record["step"], record["memory"]["mib"], record["step"]["machine"]
-    shape, ours = step["shape"], memory["headstart"]
+    memory, steps = record["memory"]["mib"], [record["step_1"], record["step_2"]]
+    shape, here, ours = steps[0]["shape"], steps[0]["machine"], memory["headstart"]
+    loads = " and ".join(f"{step['machine']['load']:g}" for step in steps)
     lines = [
         "## Speed on CPU cores",
         "",
-        f"Whoever is compared takes turns with the others in one process, {here['threads']} thread each, on a machine of {here['cores']} cores that many other processes shared (load "
-        f"{here['load']:g}): seconds mean little there, so the table has ratios of medians, of seconds of the processor and of the clock. torch {here['torch']}, transformers {here['transformers']}.",
+        f"Whoever is compared takes turns with the others in one process, on a machine of {here['cores']} cores that other processes shared (load {loads} when the steps with one and with two threads "
+        "were timed): seconds mean little there, so these are ratios of medians, of seconds of the processor and of the clock. "
+        f"torch {here['torch']}, transformers {here['transformers']}.",
         "",
-        f"One training step of the course's language model ({shape['batch']} rows of {shape['length']} tokens, {shape['vocabulary']:,} entries, {step['rounds']} rounds). The course's code: torch's own encoder, "
-        "full scores, Adam. transformers: GPT-2 in the same size, fused AdamW. MFU is what weights multiply, as a share of the "
-        f"{step['matmul_gflops']:.0f} GFLOP/s of one large product.",
+        f"One training step of the course's language model ({shape['batch']} rows of {shape['length']} tokens, {shape['vocabulary']:,} entries). The course's code: torch's own encoder, "
+        "full scores, Adam. transformers: GPT-2 in the same size, fused AdamW. MFU is what weights multiply, as a share of one large product's rate. Peak memory is that of a process of "
+        "its own for each, all that it imports included.",
         "",
-        "| | times Headstart's processor seconds (each round) | times its clock | MFU | peak memory, MiB | times Headstart's |",
-        "|---|---|---|---|---|---|",
-        f"| Headstart | 1 | 1 | {percent(step['mfu']['headstart'])} | {ours['peak']:,} | 1 |",
+        "| threads | | times Headstart's processor seconds (rounds) | times its clock | MFU | peak memory, MiB | times Headstart's |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for name, ratio in step["ratios"].items():
-        lines.append(
-            f"| {name} | {times(ratio['cpu'])} ({times(ratio['cpu_least'])} to {times(ratio['cpu_most'])}) | {times(ratio['wall'])} | {percent(step['mfu'][name])} | "
-            f"{memory[name]['peak']:,} | {memory[name]['peak'] / ours['peak']:.1f} |"
-        )
+    for step in steps:
+        threads = step["machine"]["threads"]
+        lines.append(f"| {threads} | Headstart | 1 | 1 | {percent(step['mfu']['headstart'])} | {ours['peak']:,} | 1 |")
+        for name, ratio in step["ratios"].items():
+            lines.append(
+                f"| {threads} | {name} | {times(ratio['cpu'])} ({times(ratio['cpu_least'])} to {times(ratio['cpu_most'])}, {step['rounds']}) | {times(ratio['wall'])} | "
+                f"{percent(step['mfu'][name])} | {memory[name]['peak']:,} | {memory[name]['peak'] / ours['peak']:.1f} |"
+            )
     lines += [
-        "",
-        "Peak memory is that of a process of its own for each, all that it imports included.",
         "",
         "Answers of one classifier to the same texts; the others are a transformers `pipeline` of what `headstart export --to hf` wrote, and its exports for onnxruntime read by `headstart predict`. "
         "A classic network becomes an OPT of twice the width there (that is the only stock architecture it fits), a modern one a EuroBERT of its own size.",
@@ -602,7 +604,7 @@ def cpu() -> str:
         "",
         *cpu_curves(record["curves"]),
         "",
-        "Commands: `python benchmarks/cpu.py` and `python benchmarks/answers.py --work FOLDER`; [docs/performance.md](docs/performance.md) says where the time goes and what did not help.",
+        "Commands: `python benchmarks/cpu.py` (with `--threads 1` and `--threads 2`) and `python benchmarks/answers.py --work FOLDER`; [docs/performance.md](docs/performance.md) says where the time goes and what did not help.",
     ]
     return "\n".join(lines)
 
