@@ -729,6 +729,102 @@ def ranks() -> str:
     return "\n".join([*lines, "", f"Command: `python benchmarks/ranks.py`; torch {record['torch']}, {record['date']}."])
 
 
+def times(ratio: float) -> str:
+    return f"{ratio:.2f}"
+
+
+def cpu() -> str:
+    """Steps, memory and answers on CPU cores, beside others."""
+    record = load("cpu.json")
+    memory, steps = record["memory"]["mib"], [record["step_1"], record["step_2"]]
+    shape, here, ours = steps[0]["shape"], steps[0]["machine"], memory["headstart"]
+    loads = " and ".join(f"{step['machine']['load']:g}" for step in steps)
+    lines = [
+        "## Speed on CPU cores",
+        "",
+        f"Whoever is compared takes turns with the others in one process, on a machine of {here['cores']} cores that other processes shared (load {loads} when the steps with one and with two threads "
+        "were timed): seconds mean little there, so these are ratios of medians, of seconds of the processor and of the clock. "
+        f"torch {here['torch']}, transformers {here['transformers']}.",
+        "",
+        f"One training step of the course's language model ({shape['batch']} rows of {shape['length']} tokens, {shape['vocabulary']:,} entries). The course's code: torch's own encoder, "
+        "full scores, Adam. transformers: GPT-2 in the same size, fused AdamW. MFU is what weights multiply, as a share of one large product's rate. Peak memory is that of a process of "
+        "its own for each, all that it imports included.",
+        "",
+        "| threads | | times Headstart's processor seconds (rounds) | times its clock | MFU | peak memory, MiB | times Headstart's |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for step in steps:
+        threads = step["machine"]["threads"]
+        lines.append(f"| {threads} | Headstart | 1 | 1 | {percent(step['mfu']['headstart'])} | {ours['peak']:,} | 1 |")
+        for name, ratio in step["ratios"].items():
+            lines.append(
+                f"| {threads} | {name} | {times(ratio['cpu'])} ({times(ratio['cpu_least'])} to {times(ratio['cpu_most'])}, {step['rounds']}) | {times(ratio['wall'])} | "
+                f"{percent(step['mfu'][name])} | {memory[name]['peak']:,} | {memory[name]['peak'] / ours['peak']:.1f} |"
+            )
+    lines += [
+        "",
+        "Answers of one classifier to the same texts; the others are a transformers `pipeline` of what `headstart export --to hf` wrote, and its exports for onnxruntime read by `headstart predict`. "
+        "A classic network becomes an OPT of twice the width there (that is the only stock architecture it fits), a modern one a EuroBERT of its own size.",
+        "",
+        "| model | texts (mean tokens) | who | times Headstart's processor seconds | times its clock | same label |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in record["predict"]["rows"]:
+        same = "–" if row["same"] is None else f"{row['same']} of {row['count']}"
+        lines.append(
+            f"| {row['model']} | {row['count']} {row['texts']} ({row['mean_tokens']:.0f}) | {row['who']} | {times(row['cpu'])} | {times(row['wall'])} | {same} |"
+        )
+    lines += [
+        "",
+        "From the start of the process to the answer to one short text:",
+        "",
+        "| model | who | processor seconds | times Headstart's | times its clock |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {row['model']} | {COLD[row['who']]} | {row['cpu_s']:.2f} | {times(row['cpu'])} | {times(row['wall'])} |"
+            for row in record["cold"]["rows"]
+        ),
+        "",
+        *cpu_curves(record["curves"]),
+        "",
+        "Commands: `python benchmarks/cpu.py` (with `--threads 1` and `--threads 2`) and `python benchmarks/answers.py --work FOLDER`; [docs/performance.md](docs/performance.md) says where the time goes and what did not help.",
+    ]
+    return "\n".join(lines)
+
+
+COLD = {"headstart": "`headstart predict`", "transformers": "a script with a transformers `pipeline`"}
+
+
+def cpu_curves(record: dict) -> list[str]:
+    """How the step grows with each size, the others held."""
+    shape = record["shape"]
+    lines = [
+        f"How the step grows, from {shape['batch']} rows of {shape['length']} tokens, width {shape['width']}, {shape['vocabulary']:,} entries, one size changed at a time:",
+        "",
+        "| size | value | tokens a processor second, Headstart | course code | ratio |",
+        "|---|---|---|---|---|",
+    ]
+    return lines + [
+        f"| {row['what']} | {row['value']:,} | {row['tokens_a_cpu_second']:,} | {row['course_tokens_a_cpu_second']:,} | {times(row['cpu'])} |"
+        for row in record["rows"]
+    ]
+
+
+def profile_table() -> str:
+    """Where one step's time goes, for docs/performance.md."""
+    record = load("cpu.json")["profile"]
+    shape = record["shape"]
+    return "\n".join(
+        [
+            f"One step of the classic language model ({shape['batch']} rows of {shape['length']} tokens, {shape['vocabulary']:,} entries); the loss with its gradients is {percent(record['loss'])} of it.",
+            "",
+            "| operation | share of the step, by itself | calls |",
+            "|---|---|---|",
+            *(f"| `{row['name']}` | {percent(row['share'])} | {row['calls']} |" for row in record["rows"]),
+        ]
+    )
+
+
 def filled(text: str, marker: str, content: str) -> str:
     """A document with what stands between two markers replaced."""
     before, _, rest = text.partition(f"<!-- {marker} -->\n")
@@ -756,9 +852,13 @@ def pages() -> dict[Path, str]:
         "",
         ranks(),
         "",
+        cpu(),
+        "",
         *filter(None, [starters()]),
     ]
-    return {ROOT / "RESULTS.md": "\n".join(parts), lesson: lesson_text}
+    speed = ROOT / "docs" / "performance.md"
+    speed_text = filled(speed.read_text(encoding="utf-8"), "RESULTS:profile", profile_table())
+    return {ROOT / "RESULTS.md": "\n".join(parts), lesson: lesson_text, speed: speed_text}
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from headstart.version import __version__
 if TYPE_CHECKING:
     from headstart.api import (
         analyse,
+        bench,
         compare,
         evaluate,
         explain,
@@ -37,6 +38,7 @@ __all__ = [
     "TextRegressor",
     "__version__",
     "analyse",
+    "bench",
     "compare",
     "evaluate",
     "explain",

@@ -23,6 +23,7 @@ from headstart.predict.mistakes import ErrorAnalysis
 from headstart.predict.predictor import Predictor, Question
 from headstart.progress import Progress, Quiet
 from headstart.recipes.arms import DEFAULT_ARMS
+from headstart.recipes.bench import bench as bench
 from headstart.recipes.compare import run_compare
 from headstart.recipes.evaluate import run_errors, run_evaluate
 from headstart.recipes.finetune import run_finetune, usual_preset

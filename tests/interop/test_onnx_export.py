@@ -13,6 +13,7 @@ from headstart.cli.main import run
 from headstart.errors import UsageError
 from headstart.interop import onnx_export
 from headstart.interop.onnx_export import export_onnx
+from headstart.predict.exported import ExportedPredictor
 from headstart.predict.predictor import Predictor
 from tiny import CPU
 
@@ -124,3 +125,53 @@ def test_checking_is_for_onnx(tmp_path, capsys):
     arguments = ["export", str(tmp_path / "ours"), "--to", "hf", "--out", str(tmp_path / "x"), "--check", "a.txt"]
     assert run(arguments) == 2
     assert capsys.readouterr().err == "headstart: --check is for --to onnx, got --to hf\n"
+
+
+def test_predict_reads_an_export_and_answers_as_the_model_does(exported, capsys):
+    bundle, folder, _ = exported(("classic", "causal"))
+    texts = [*TEXTS[:3], " ".join(TEXTS)]
+    ours = Predictor(bundle, CPU).predict(texts)
+    theirs = ExportedPredictor(folder, threads=1).predict(texts)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a.label, a.truncated) == (b.label, b.truncated)
+        assert b.probabilities == pytest.approx(a.probabilities, abs=1e-5)
+    assert [answer.truncated for answer in theirs] == [False, False, False, True]
+    assert run(["predict", str(folder), *texts, "--json", "--runtime.threads", "1"]) == 0
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["label"] for row in shown] == [answer.label for answer in ours]
+
+
+def test_an_answer_of_an_export_does_not_depend_on_its_batch(exported, monkeypatch):
+    _, folder, _ = exported(("classic", "causal"))
+    predictor = ExportedPredictor(folder, threads=1)
+    together = predictor.predict(TEXTS)
+    monkeypatch.setattr("headstart.predict.exported.TOKENS", 1)
+    for a, b in zip(together, predictor.predict(TEXTS), strict=True):
+        assert a.probabilities == pytest.approx(b.probabilities, abs=1e-6)
+    assert len({round(answer.probability, 4) for answer in together}) > 1  # control: they do differ
+
+
+def test_int8_says_how_well_it_agreed(exported, capsys):
+    _, folder, _ = exported(("classic", "causal"))
+    assert run(["predict", str(folder), TEXTS[0], "--int8"]) == 0
+    row = json.loads((folder / "headstart.json").read_text())["files"][1]
+    assert capsys.readouterr().err == (
+        f"int8: {row['same_answers']} of {row['texts']} answers as in full precision, on {row['texts']} texts made up from "
+        "the vocabulary\n"
+    )
+
+
+@pytest.mark.parametrize("wish", ["--explain", "--abstain"])
+def test_what_an_export_cannot_do_is_said(exported, capsys, wish):
+    _, folder, _ = exported(("classic", "causal"))
+    more = ["0.9"] if wish == "--abstain" else []
+    assert run(["predict", str(folder), TEXTS[0], wish, *more]) == 2
+    said = f"{folder} is an export for onnxruntime, which cannot {wish}; give the model it was made from"
+    assert capsys.readouterr().err == f"headstart: {said}\n"
+
+
+def test_int8_is_for_exports(exported, capsys):
+    bundle, _, _ = exported(("classic", "causal"))
+    assert run(["predict", str(bundle.path), TEXTS[0], "--int8"]) == 2
+    said = f"--int8 takes a folder that headstart export {bundle.path} --to onnx writes"
+    assert capsys.readouterr().err == f"headstart: {said}\n"

@@ -49,7 +49,7 @@ def test_measuring_is_the_same_in_any_bite(monkeypatch):
     model = language_model().eval()
     rows = CausalRows(corpus([3, 9, 14, 6, 20]), np.arange(5), SPECIAL, context=12, layout="packed", seed=None)
     whole = score_language(model, rows, 100, CPU, lambda: None)
-    monkeypatch.setattr(evaluate, "EVALUATION_TOKENS", 1)
+    monkeypatch.setattr(evaluate, "CPU_TOKENS", 1)
     assert score_language(model, rows, 100, CPU, lambda: None).loss == pytest.approx(whole.loss, rel=1e-6)
 
 

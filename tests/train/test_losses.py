@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.train import losses
@@ -14,6 +14,7 @@ def plain(hidden, weight, bias, targets):
     return F.cross_entropy(hidden @ weight.T + bias, targets, reduction="sum")
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(2, 30), st.integers(1, 16), st.integers(0, 99))
 def test_it_equals_plain_cross_entropy_and_its_gradients(rows, width, vocabulary, chunk, seed):
     torch.manual_seed(seed)
@@ -46,6 +47,37 @@ def test_large_scores_do_not_overflow():
     total.backward()
     assert total.item() == pytest.approx(2e4)
     assert torch.isfinite(hidden.grad).all()
+
+
+def test_a_target_without_any_chance_has_a_finite_loss_and_a_slope():
+    hidden = torch.tensor([[300.0]], requires_grad=True)
+    total = linear_cross_entropy(hidden, torch.tensor([[1.0], [-1.0]]), torch.zeros(2), torch.tensor([1]))
+    total.backward()  # the share of the target is exp(-600), which is 0 in this precision
+    assert total.item() == pytest.approx(600)
+    assert hidden.grad.item() == pytest.approx(2)
+
+
+def test_the_vocabulary_need_not_fill_its_rows():
+    """Rows of scores are laid out longer than the vocabulary; what lies behind it must have no share."""
+    torch.manual_seed(0)
+    parts = [torch.randn(5, 3), -100 * torch.ones(65, 3), -50 * torch.ones(65)]
+    targets = torch.randint(65, (5,))
+    total = linear_cross_entropy(*(part.requires_grad_() for part in parts), targets)
+    torch.testing.assert_close(total, plain(*parts, targets))
+
+
+def test_accumulated_gradients_are_the_sum_of_both():
+    torch.manual_seed(0)
+    weight = torch.randn(7, 3, requires_grad=True)
+    bias, targets = torch.randn(7, requires_grad=True), torch.randint(7, (4,))
+    hidden = [torch.randn(4, 3), torch.randn(4, 3)]
+    for part in hidden:
+        linear_cross_entropy(part, weight, bias, targets).backward()
+    found, expected = (
+        weight.grad.clone(),
+        torch.autograd.grad(plain(torch.cat(hidden), weight, bias, targets.repeat(2)), weight),
+    )
+    torch.testing.assert_close(found, *expected)
 
 
 def test_nothing_scored_is_nothing_lost():

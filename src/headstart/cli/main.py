@@ -113,6 +113,12 @@ COMMANDS = (
         "headstart params --preset classic --vocab-size 50001",
     ),
     (
+        "bench",
+        "[OPTIONS]",
+        "Time training and prediction on this machine, in a minute or so.",
+        "headstart bench --preset modern-nano",
+    ),
+    (
         "import",
         "FILE|hf:FOLDER --out FOLDER [OPTIONS]",
         "Turn weights of the published course, or a model of transformers, into a model here.",

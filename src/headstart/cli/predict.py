@@ -25,11 +25,17 @@ from headstart.cli.answers import (
 from headstart.cli.console import Console
 from headstart.cli.options import RUNTIME, AsJson, ConfigFile, Flags, Model, Options, Quiet, Running
 from headstart.cli.reading import Reading
+from headstart.config import RuntimeConfig
 from headstart.errors import DataError, StoreError, UsageError
 
 if TYPE_CHECKING:
     from headstart.predict.answers import AnyPrediction
+    from headstart.predict.explain import Explanation
+    from headstart.predict.exported import ExportedPredictor
     from headstart.predict.predictor import Predictor
+    from headstart.predict.quick import QuickPredictor
+
+    AnyPredictor = Predictor | QuickPredictor | ExportedPredictor
 
 OPTIONS = Options(Running, names=RUNTIME)
 CHUNK = 1000
@@ -67,6 +73,10 @@ def predict(
     explain: Annotated[
         bool, Parameter(negative=(), show_default=False, help="Show how much each word spoke for the answer.")
     ] = False,
+    int8: Annotated[
+        bool,
+        Parameter(negative=(), show_default=False, help="With a folder of export --to onnx: its int8 weights."),
+    ] = False,
     as_json: AsJson = False,
     config: ConfigFile = None,
     quiet: Quiet = False,
@@ -80,14 +90,12 @@ def predict(
     _check_files(source, out)
     reading = Reading.of(model, source, text_column, second_column)
     questions = _questions(texts, source, reading)
-    from headstart.predict.predictor import Predictor
-
     console = Console(quiet=quiet)
-    predictor = Predictor.load(model, runtime)
-    if abstain is not None:
-        console.say(_withheld(predictor, abstain))
+    asked = Asked(abstain, explain)
+    predictor: AnyPredictor | None = _exported(model, asked, runtime, console, int8=int8)
+    predictor = predictor or _quick(model, texts, asked, runtime) or _usual(model, asked, runtime, console)
     with _opened(out) as file:
-        tally, asked = Tally(), Asked(abstain, explain)
+        tally = Tally()
         shows_progress = out is not None or not sys.stdout.isatty()
         answers = _answers(questions, predictor, asked, tally, console if shows_progress else None)
         alone = len(texts) == (2 if reading.pair else 1)
@@ -99,11 +107,47 @@ def predict(
         console.say(remark)
 
 
-def _withheld(predictor: "Predictor", abstain: float) -> str:
-    from headstart.predict.abstain import in_words, threshold_for
+def _exported(
+    model: Path, asked: Asked, runtime: RuntimeConfig, console: Console, *, int8: bool
+) -> "AnyPredictor | None":
+    """For a folder that was exported for onnxruntime."""
+    if not (model / "model.onnx").is_file():
+        if int8:
+            raise UsageError(f"--int8 takes a folder that headstart export {model} --to onnx writes")
+        return None
+    from headstart.predict.exported import ExportedPredictor, is_exported
 
-    found = threshold_for(predictor.bundle, abstain)
-    return in_words(found, predictor.bundle.about["calibration"]["rows"])
+    if not is_exported(model):
+        return None
+    if asked.explain or asked.abstain is not None:
+        wish = "--explain" if asked.explain else "--abstain"
+        raise UsageError(f"{model} is an export for onnxruntime, which cannot {wish}; give the model it was made from")
+    predictor = ExportedPredictor(model, int8=int8, threads=runtime.threads)
+    if predictor.agreement:
+        console.say(predictor.agreement)
+    return predictor
+
+
+def _quick(model: Path, texts: Sequence[str], asked: Asked, runtime: RuntimeConfig) -> "QuickPredictor | None":
+    """For a few texts on the command line, an answer that does not wait for torch; None where that is not to be had."""
+    if not texts or asked.explain or asked.abstain is not None:
+        return None
+    if runtime.device not in ("auto", "cpu") or runtime.precision == "bf16":
+        return None
+    from headstart.predict.quick import QuickPredictor
+
+    return QuickPredictor.load(model, texts)
+
+
+def _usual(model: Path, asked: Asked, runtime: RuntimeConfig, console: Console) -> "Predictor":
+    from headstart.predict.abstain import in_words, threshold_for
+    from headstart.predict.predictor import Predictor
+
+    predictor = Predictor.load(model, runtime)
+    if asked.abstain is not None:
+        found = threshold_for(predictor.bundle, asked.abstain)
+        console.say(in_words(found, predictor.bundle.about["calibration"]["rows"]))
+    return predictor
 
 
 def _format(source: str | None, out: Path | None, *, as_json: bool) -> Format:
@@ -204,15 +248,17 @@ def _arguments(texts: Sequence[str], *, pair: bool) -> list[Question]:
 
 
 def _answers(
-    questions: Iterator[Question], predictor: "Predictor", asked: Asked, tally: Tally, console: Console | None
+    questions: Iterator[Question],
+    predictor: "AnyPredictor",
+    asked: Asked,
+    tally: Tally,
+    console: Console | None,
 ) -> Iterator[Answer]:
     """Every question with its answer; a row without text keeps its place."""
-    from headstart.predict.explain import explain
-
     with console.task("predicting", None, "texts") if console else nullcontext() as bar:
         while chunk := list(islice(questions, CHUNK)):
             texts = [question.text for question in chunk if question.readable]
-            predictions = predictor.predict(texts, abstain=asked.abstain)
+            predictions = predictor.predict(texts, abstain=asked.abstain)  # type: ignore[arg-type]  # some read no pairs
             tally.rows += len(chunk)
             tally.empty += len(chunk) - len(texts)
             tally.cut += sum(prediction.truncated for prediction in predictions)
@@ -220,17 +266,26 @@ def _answers(
             found = iter(predictions)
             for question in chunk:
                 prediction = next(found) if question.readable else None
-                asking = _labels(prediction) if asked.explain else []
-                yield Answer(question, prediction, tuple(explain(predictor, question.text, one) for one in asking))
+                yield Answer(question, prediction, _explained(predictor, question, prediction, asked))
             if bar is not None:
                 bar.advance(len(chunk))
 
 
-def _labels(prediction: "AnyPrediction | None") -> list[str | None]:
+def _labels(prediction: "AnyPrediction") -> list[str | None]:
     """The labels to explain: each of several, else the one answer, by whatever name."""
-    if prediction is None:
-        return []
     return list(prediction.labels) if prediction.kind == "labels" else [None]
+
+
+def _explained(
+    predictor: "AnyPredictor", question: Question, prediction: "AnyPrediction | None", asked: Asked
+) -> "tuple[Explanation, ...]":
+    if not asked.explain or prediction is None:
+        return ()
+    from headstart.predict.explain import explain
+    from headstart.predict.predictor import Predictor
+
+    assert isinstance(predictor, Predictor)
+    return tuple(explain(predictor, question.text, label) for label in _labels(prediction))
 
 
 @contextmanager

@@ -40,7 +40,7 @@ class Reading:
 def _as_trained(model: Path) -> tuple[bool | None, dict[str, str]]:
     """Whether a model reads pairs, and how its own files were read; of what is no model nothing, which loading will tell."""
     from headstart.files import read_json
-    from headstart.store.bundle import find_bundle
+    from headstart.store.finding import find_bundle
 
     try:
         facts = read_json(find_bundle(model) / "bundle.json")

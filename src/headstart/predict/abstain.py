@@ -1,12 +1,9 @@
 """How sure an answer must be: the table that fine-tuning left in a bundle, read for a wanted precision."""
 
 from headstart.errors import ConfigError, UsageError
+from headstart.predict.answers import ABSTAIN as ABSTAIN
 from headstart.store.bundle import Bundle
 from headstart.train.calibrate import FEWEST, Threshold
-
-ABSTAIN = "abstain"
-"""The label of a text that is left without an answer."""
-
 
 _GIVES = {"labels": "any number of labels", "rating": "a rating"}
 

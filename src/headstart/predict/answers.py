@@ -1,4 +1,4 @@
-"""The answer to one text, a record for each kind of answer, and how it follows from what the model says."""
+"""The answer to one text, a record for each kind of answer, and how it follows from what the model says. No torch."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.kinds import Labels, Rating, Target
-from headstart.predict.abstain import ABSTAIN
 
 Floats = NDArray[np.float64]
+ABSTAIN = "abstain"
+"""The label of a text that is left without an answer."""
 
 
 @dataclass(frozen=True)

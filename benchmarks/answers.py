@@ -1,0 +1,192 @@
+"""Answers of a classifier on CPU cores beside a transformers pipeline of the same model: many texts, and the first one.
+
+python benchmarks/answers.py --work FOLDER [--threads 1] [--rounds 3] [--out docs/results/cpu.json]
+
+The first run makes the models in FOLDER: tokenizer and a short fine-tuning on the demo's snippets, for each kind of
+network, then `headstart export --to hf` and `--to onnx`. Everyone answers the same texts in turn, in one process;
+cold starts are processes of their own, in turn too.
+"""
+
+import argparse
+import csv
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import numpy as np
+import torch
+from cpu import keep, machine
+
+import headstart
+from headstart.config import RuntimeConfig
+from headstart.data.builtin import builtin_reviews
+from headstart.predict.exported import ExportedPredictor
+from headstart.predict.predictor import Predictor
+
+KINDS = {
+    "classic": ("classic", {"loop.epochs": 2, "optim.lr": 3e-4}),
+    "modern-nano": ("modern-nano", {"loop.epochs": 2, "loop.least_steps": 1, "optim.lr": 1e-3}),
+}
+LEARN = 1500
+LINEAR = "TF-IDF + logistic regression (another model)"
+COLD = {
+    "headstart": [
+        sys.executable,
+        "-m",
+        "headstart",
+        "predict",
+        "{folder}",
+        "a wonderful film",
+        "--runtime.threads",
+        "1",
+    ],
+    "transformers": [
+        sys.executable,
+        "-c",
+        "import sys; from transformers import pipeline; "
+        "print(pipeline('text-classification', model=sys.argv[1])('a wonderful film'))",
+        "{folder}-hf",
+    ],
+}
+
+
+def texts() -> tuple[list[dict[str, str]], list[str], list[str]]:
+    """Rows to learn from, snippets, and reviews of up to a hundred words."""
+    with builtin_reviews().open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    short = [row for row in rows if row["source"] == "rotten_tomatoes"]
+    order = np.random.default_rng(0).permutation(len(short))
+    short = [short[place] for place in order]
+    long = [row["text"] for row in rows if row["source"] == "imdb" and len(row["text"].split()) < 100]
+    return short[:LEARN], [row["text"] for row in short[LEARN : LEARN + 600]], long[:200]
+
+
+def made(work: Path, kind: str) -> Path:
+    """The classifier of a kind, and its two exports beside it."""
+    folder = work / kind
+    if not (folder / "bundle").exists():
+        train = work / "train.csv"
+        with train.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, ["text", "label"], extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(texts()[0])
+        preset, settings = KINDS[kind]
+        settings = settings | {"tokenizer.vocab_size": 16384, "runtime.threads": 1}
+        headstart.finetune(train, out=folder, source="scratch", preset=preset, settings=settings)
+        headstart.export(folder, out=f"{folder}-hf", to="hf")
+        headstart.export(folder, out=f"{folder}-onnx", to="onnx")
+    return folder
+
+
+def answerers(folder: Path, threads: int) -> dict:
+    """Each a function from texts to labels."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from transformers import pipeline
+
+    predictor = Predictor.load(folder, RuntimeConfig(device="cpu", threads=threads))
+    small = ExportedPredictor(Path(f"{folder}-onnx"), int8=True, threads=threads)
+    full = ExportedPredictor(Path(f"{folder}-onnx"), threads=threads)
+    plain = pipeline("text-classification", model=f"{folder}-hf", device="cpu")
+    linear = make_pipeline(TfidfVectorizer(), LogisticRegression(max_iter=1000))
+    learnt = texts()[0]
+    linear.fit([row["text"] for row in learnt], [row["label"] for row in learnt])
+    return {
+        "headstart": lambda asked: [answer.label for answer in predictor.predict(asked)],
+        "headstart, int8 export": lambda asked: [answer.label for answer in small.predict(asked)],
+        "headstart, fp32 export in onnxruntime": lambda asked: [answer.label for answer in full.predict(asked)],
+        "pipeline, one at a time (its default)": lambda asked: [row["label"] for row in plain(asked, truncation=True)],
+        "pipeline, batches of 8": lambda asked: [row["label"] for row in plain(asked, truncation=True, batch_size=8)],
+        LINEAR: lambda asked: list(linear.predict(asked)),
+    }
+
+
+def compared(kind: str, folder: Path, threads: int, rounds: int) -> list[dict]:
+    """Rates and agreement on snippets and reviews."""
+    predictor = Predictor.load(folder, RuntimeConfig(device="cpu", threads=threads))
+    rows = []
+    _, short, long = texts()
+    everyone = answerers(folder, threads)
+    for what, asked in (("snippets", short), ("reviews", long)):
+        ours = everyone["headstart"](asked)
+        seconds = {name: {"wall": [], "cpu": []} for name in everyone}
+        same = {}
+        for _ in range(rounds):
+            for name, answer in everyone.items():
+                wall, cpu = time.perf_counter(), time.process_time()
+                labels = answer(asked)
+                seconds[name]["wall"].append(time.perf_counter() - wall)
+                seconds[name]["cpu"].append(time.process_time() - cpu)
+                same[name] = sum(a == b for a, b in zip(ours, labels, strict=True))
+        tokens = float(np.mean([len(ids) + 1 for ids in predictor.encode(asked)]))
+        for name, taken in seconds.items():
+            rows.append(
+                {
+                    "model": kind,
+                    "texts": what,
+                    "count": len(asked),
+                    "mean_tokens": round(tokens, 1),
+                    "who": name,
+                    "texts_a_cpu_second": round(len(asked) / median(taken["cpu"]), 1),
+                    "wall": round(median(taken["wall"]) / median(seconds["headstart"]["wall"]), 2),
+                    "cpu": round(median(taken["cpu"]) / median(seconds["headstart"]["cpu"]), 2),
+                    "same": None if name == LINEAR else same[name],
+                }
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
+def cold(kind: str, folder: Path, rounds: int) -> list[dict]:
+    """Seconds from the shell's order to the answer."""
+    found = {name: {"wall": [], "cpu": []} for name in COLD}
+    for _ in range(rounds):
+        for name, command in COLD.items():
+            before, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+            subprocess.run([part.format(folder=folder) for part in command], check=True, capture_output=True)
+            found[name]["wall"].append(time.perf_counter() - wall)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            found[name]["cpu"].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    rows = [
+        {
+            "model": kind,
+            "who": name,
+            "wall_s": round(median(taken["wall"]), 2),
+            "cpu_s": round(median(taken["cpu"]), 2),
+            "wall": round(median(taken["wall"]) / median(found["headstart"]["wall"]), 2),
+            "cpu": round(median(taken["cpu"]) / median(found["headstart"]["cpu"]), 2),
+        }
+        for name, taken in found.items()
+    ]
+    print(rows, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=("make", "predict", "cold"))
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "docs" / "results" / "cpu.json")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    given.work.mkdir(parents=True, exist_ok=True)
+    folders = {kind: made(given.work, kind) for kind in KINDS}
+    if given.only in (None, "predict"):
+        rows = [row for kind, folder in folders.items() for row in compared(kind, folder, given.threads, given.rounds)]
+        keep(given.out, predict={"rounds": given.rounds, "rows": rows, "machine": machine(given.threads)})
+    if given.only in (None, "cold"):
+        rows = [row for kind, folder in folders.items() for row in cold(kind, folder, given.rounds)]
+        keep(given.out, cold={"rounds": given.rounds, "rows": rows, "machine": machine(given.threads)})
+
+
+if __name__ == "__main__":
+    main()

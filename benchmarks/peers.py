@@ -1,0 +1,143 @@
+"""The other side of benchmarks/cpu.py: one training step of a language model as a course writes it, and as transformers does."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+Step = Callable[[], float]
+"""One optimizer step on the next batch; gives its loss."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The classic network of the course unless told otherwise, and one step's rows."""
+
+    batch: int = 16
+    length: int = 256
+    width: int = 200
+    depth: int = 4
+    heads: int = 2
+    vocabulary: int = 50001
+
+    def rows(self, step: int) -> tuple[Tensor, Tensor]:
+        """Tokens and those after them, each row a document without padding; the same for everyone."""
+        chance = torch.Generator().manual_seed(step)
+        ids = torch.randint(4, self.vocabulary, (self.batch, self.length + 1), generator=chance)
+        ids[:, 0] = 0
+        return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+class CourseModel(nn.Module):
+    """Embedding, sinusoids, torch's own encoder under a square mask, a linear layer over the whole vocabulary."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.width = shape.width
+        self.embedding = nn.Embedding(shape.vocabulary, shape.width)
+        layer = nn.TransformerEncoderLayer(shape.width, shape.heads, shape.width, dropout=0.0, batch_first=False)
+        self.encoder = nn.TransformerEncoder(layer, shape.depth, enable_nested_tensor=False)
+        self.head = nn.Linear(shape.width, shape.vocabulary)
+        place = torch.arange(shape.length)[:, None]
+        rates = torch.exp(torch.arange(0, shape.width, 2) * (-math.log(10000.0) / shape.width))
+        table = torch.zeros(shape.length, 1, shape.width)
+        table[:, 0, 0::2], table[:, 0, 1::2] = torch.sin(place * rates), torch.cos(place * rates)
+        self.register_buffer("table", table)
+
+    def forward(self, ids_TB: Tensor, mask_TT: Tensor) -> Tensor:
+        x = self.embedding(ids_TB) * math.sqrt(self.width) + self.table[: len(ids_TB)]
+        return self.head(self.encoder(x, mask_TT))
+
+
+def course_step(shape: Shape) -> Step:
+    """Adam as it comes, full scores, gradient norm clipped at 0.5."""
+    torch.manual_seed(0)
+    model = CourseModel(shape).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-4)
+    criterion = nn.CrossEntropyLoss(ignore_index=1)
+    mask = nn.Transformer.generate_square_subsequent_mask(shape.length)
+    count = iter(range(1 << 30))
+
+    def step() -> float:
+        ids, targets = shape.rows(next(count))
+        optimizer.zero_grad()
+        scores = model(ids.T, mask)
+        loss = criterion(scores.view(-1, shape.vocabulary), targets.T.reshape(-1))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        return float(loss)
+
+    return step
+
+
+def hf_step(shape: Shape) -> Step:
+    """GPT-2 of transformers in the same size, untied, no dropout; fused AdamW, which its Trainer takes by itself."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=shape.vocabulary,
+        n_positions=shape.length,
+        n_embd=shape.width,
+        n_layer=shape.depth,
+        n_head=shape.heads,
+        n_inner=shape.width,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        tie_word_embeddings=False,
+    )
+    model = GPT2LMHeadModel(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+    count = iter(range(1 << 30))
+
+    def step() -> float:
+        ids, targets = shape.rows(next(count))
+        # the model moves the labels by one itself, so that the last target is not asked for
+        loss = model(input_ids=ids, labels=torch.cat((ids[:, :1], targets[:, :-1]), dim=1)).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss)
+
+    return step
+
+
+def headstart_step(shape: Shape) -> Step:
+    """Headstart's own loop with the classic preset's settings."""
+    from headstart.config import ModelConfig, PretrainConfig, RuntimeConfig
+    from headstart.data.batches import Batch
+    from headstart.layering import layered
+    from headstart.model import presets
+    from headstart.model.backbone import build_backbone
+    from headstart.model.heads import Model, build_language_head
+    from headstart.runtime import start
+    from headstart.train.loop import TrainState, fit
+    from headstart.train.objectives import predict_tokens
+    from headstart.train.optim import build_optimizer
+
+    optim = layered(PretrainConfig, presets.values("classic", "pretrain"), {}).optim
+    config = ModelConfig(
+        width=shape.width, depth=shape.depth, heads=shape.heads, feedforward=shape.width, context=shape.length
+    )
+    runtime = start(RuntimeConfig(device="cpu", threads=torch.get_num_threads()))
+    model = Model(build_backbone(config, shape.vocabulary, 0), build_language_head(config, shape.vocabulary, 0))
+
+    def fetch(step: int) -> list[Batch]:
+        ids, targets = shape.rows(step)
+        return [Batch(ids, None, targets, targets.numel())]
+
+    state = TrainState(model, build_optimizer(model, optim), 0)
+    reports = fit(state, fetch, lambda batch: predict_tokens(model, batch), optim, 1 << 30, runtime)
+    return lambda: next(reports).loss
+
+
+PEERS: dict[str, Callable[[Shape], Step]] = {
+    "headstart": headstart_step,
+    "course": course_step,
+    "transformers": hf_step,
+}

@@ -1,0 +1,146 @@
+"""The classifier in numpy, for a text or two: torch alone takes longer to import than a short text takes to read.
+
+The same numbers as `Backbone` and `ClassifierHead` within rounding (tested). One text at a time, so there is neither
+padding nor a mask beside the causal one.
+
+T tokens, D width, H heads, K width of one head, C labels.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.config import ModelConfig, Visibility
+
+Floats = NDArray[np.float32]
+Weights = Mapping[str, Floats]
+_LAYER_NORM_EPSILON = 1e-5
+
+
+def shapes(config: ModelConfig, vocab_size: int, classes: int, visibility: Visibility) -> dict[str, tuple[int, ...]]:
+    """What the weights of a classifier are called, and their shapes; those of the head begin with `head.`."""
+    width, inner = config.width, config.feedforward
+    modern = config.block == "modern"
+    found: dict[str, tuple[int, ...]] = {"embedding.weight": (vocab_size, width)}
+    linear = {"attention.inward": (3 * width, width), "attention.outward": (width, width)}
+    linear |= {"up": (inner, width), "down": (width, inner)} | ({"gate": (inner, width)} if modern else {})
+    for layer in range(config.depth):
+        for name, shape in linear.items():
+            found[f"layers.{layer}.{name}.weight"] = shape
+            if not modern:
+                found[f"layers.{layer}.{name}.bias"] = shape[:1]
+        for name in ("norm1", "norm2"):
+            found[f"layers.{layer}.{name}.weight"] = (width,)
+            if not modern:
+                found[f"layers.{layer}.{name}.bias"] = (width,)
+    found["head.linear.weight"] = (classes, width)
+    if modern:
+        found["norm.weight"] = (width,)
+    if modern and visibility == "both":
+        found |= {"head.dense.weight": (width, width), "head.dense.bias": (width,)}
+    if not modern or visibility == "both":
+        found["head.linear.bias"] = (classes,)
+    return found
+
+
+def class_scores(weights: Weights, config: ModelConfig, visibility: Visibility, ids_T: NDArray[np.int64]) -> Floats:
+    """Scores of one text over the labels; `ids_T` begins with the start token."""
+    hidden_TD = _hidden(weights, config, visibility, ids_T)
+    vector_D = hidden_TD[-1] if visibility == "causal" else hidden_TD.mean(axis=0)
+    if "head.dense.weight" in weights:
+        vector_D = _gelu(_linear(weights, "head.dense", vector_D))
+    return _linear(weights, "head.linear", vector_D)
+
+
+def _hidden(weights: Weights, config: ModelConfig, visibility: Visibility, ids_T: NDArray[np.int64]) -> Floats:
+    x_TD = weights["embedding.weight"][ids_T]
+    places = np.arange(len(ids_T), dtype=np.float32)[:, None]
+    hidden_from = np.triu(np.ones((len(ids_T),) * 2, dtype=bool), 1) if visibility == "causal" else None
+    if config.block == "classic":
+        rates = np.exp(np.arange(0, config.width, 2, dtype=np.float32) * np.float32(-math.log(10000.0) / config.width))
+        waves = np.stack((np.sin(places * rates), np.cos(places * rates)), axis=-1).reshape(len(ids_T), -1)
+        x_TD = x_TD * np.float32(math.sqrt(config.width)) + waves
+        for layer in range(config.depth):
+            x_TD = _classic(weights, f"layers.{layer}.", x_TD, config.heads, hidden_from)
+        return x_TD
+    head = config.width // config.heads
+    rates = np.float32(config.rotary_base) ** (-np.arange(0, head, 2, dtype=np.float32) / np.float32(head))
+    turns = np.tile(places * rates, 2)
+    angles = (np.cos(turns), np.sin(turns))
+    for layer in range(config.depth):
+        x_TD = _modern(weights, f"layers.{layer}.", x_TD, config, hidden_from, angles)
+    return _rms_norm(x_TD, weights["norm.weight"], config.norm_epsilon)
+
+
+def _classic(weights: Weights, name: str, x_TD: Floats, heads: int, hidden_from: NDArray[np.bool_] | None) -> Floats:
+    x_TD = _layer_norm(weights, f"{name}norm1", x_TD + _attention(weights, name, x_TD, heads, hidden_from, None))
+    widened = np.maximum(_linear(weights, f"{name}up", x_TD), 0)
+    return _layer_norm(weights, f"{name}norm2", x_TD + _linear(weights, f"{name}down", widened))
+
+
+def _modern(
+    weights: Weights,
+    name: str,
+    x_TD: Floats,
+    config: ModelConfig,
+    hidden_from: NDArray[np.bool_] | None,
+    angles: tuple[Floats, Floats],
+) -> Floats:
+    normed = _rms_norm(x_TD, weights[f"{name}norm1.weight"], config.norm_epsilon)
+    x_TD = x_TD + _attention(weights, name, normed, config.heads, hidden_from, angles)
+    normed = _rms_norm(x_TD, weights[f"{name}norm2.weight"], config.norm_epsilon)
+    gate = _linear(weights, f"{name}gate", normed)
+    with np.errstate(over="ignore"):  # exp of much, and then a division by it: 0, as it should be
+        gate = gate / (1 + np.exp(-gate))
+    return x_TD + _linear(weights, f"{name}down", gate * _linear(weights, f"{name}up", normed))
+
+
+def _attention(
+    weights: Weights,
+    name: str,
+    x_TD: Floats,
+    heads: int,
+    hidden_from: NDArray[np.bool_] | None,
+    angles: tuple[Floats, Floats] | None,
+) -> Floats:
+    tokens, width = x_TD.shape
+    parts = _linear(weights, f"{name}attention.inward", x_TD).reshape(tokens, 3, heads, -1).transpose(1, 2, 0, 3)
+    query_HTK, key_HTK, value_HTK = parts
+    if angles is not None:
+        query_HTK, key_HTK = _turn(query_HTK, *angles), _turn(key_HTK, *angles)
+    scores_HTT = query_HTK @ key_HTK.transpose(0, 2, 1) * np.float32(1 / math.sqrt(width // heads))
+    if hidden_from is not None:
+        scores_HTT[:, hidden_from] = -np.inf
+    powers = np.exp(scores_HTT - scores_HTT.max(axis=-1, keepdims=True))
+    mixed_HTK = powers / powers.sum(axis=-1, keepdims=True) @ value_HTK
+    return _linear(weights, f"{name}attention.outward", mixed_HTK.transpose(1, 0, 2).reshape(tokens, width))
+
+
+def _turn(x: Floats, cos: Floats, sin: Floats) -> Floats:
+    low, high = np.split(x, 2, axis=-1)
+    turned: Floats = x * cos + np.concatenate((-high, low), axis=-1) * sin
+    return turned
+
+
+def _linear(weights: Weights, name: str, x: Floats) -> Floats:
+    out: Floats = x @ weights[f"{name}.weight"].T
+    bias = weights.get(f"{name}.bias")
+    return out if bias is None else out + bias
+
+
+def _layer_norm(weights: Weights, name: str, x: Floats) -> Floats:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    scale = np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + np.float32(_LAYER_NORM_EPSILON))
+    normed: Floats = centred / scale * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+    return normed
+
+
+def _rms_norm(x: Floats, weight: Floats, epsilon: float) -> Floats:
+    normed: Floats = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + np.float32(epsilon)) * weight
+    return normed
+
+
+def _gelu(x_D: Floats) -> Floats:
+    return np.array([value / 2 * (1 + math.erf(value / math.sqrt(2))) for value in x_D.tolist()], dtype=np.float32)

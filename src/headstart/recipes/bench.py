@@ -1,0 +1,265 @@
+"""How fast this machine is: a step of pretraining and of fine-tuning, answers to short and long texts, the first answer.
+
+On random tokens in texts of usual lengths, with a preset's network and settings. What a step multiplies, set beside the
+rate of one large product on the same device, is the share of the machine that is put to use (MFU).
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from headstart.config import FinetuneConfig, PretrainConfig, TokenizerConfig, Visibility
+from headstart.data.batches import Batch, CausalRows, LabelledRows
+from headstart.data.masking import ask
+from headstart.layering import layered
+from headstart.model.backbone import Backbone, build_backbone
+from headstart.model.heads import ClassifierHead, Model, build_classifier_head, build_language_head
+from headstart.model.presets import values
+from headstart.progress import Progress, Quiet
+from headstart.recipes.settings import Settings, settings_of
+from headstart.runtime import Runtime, environment, start
+from headstart.store.bundle import save_bundle
+from headstart.text.tokenizer import SpecialIds, train_tokenizer
+from headstart.train.evaluate import score_texts
+from headstart.train.loop import TrainState, fit
+from headstart.train.objectives import LossSum, classify, predict_tokens
+from headstart.train.optim import build_optimizer
+
+SNIPPET, REVIEW = 24, 135
+"""Tokens of a short text and of a long one, on average."""
+_SPECIAL = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
+_CPU_TOKENS = 4096
+"""A step's tokens on a CPU, where the batches of larger presets would take minutes."""
+_DOCUMENTS, _SHORT, _LONG = 2000, 256, 64
+_LEAST, _MOST = 3, 30
+"""Repetitions of whatever is timed, the first aside."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One thing that was timed."""
+
+    what: str
+    seconds: float
+    """The median, of one step, one pass over the texts, or one command."""
+    tokens_a_second: float | None = None
+    texts_a_second: float | None = None
+    mfu: float | None = None
+    """What was multiplied by weights, as a share of what one large product reaches here; attention's own is left out."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What was measured, and where."""
+
+    preset: str
+    parameters: int
+    """Of the language model."""
+    matmul_gflops: float
+    figures: tuple[Figure, ...]
+    peak_mib: float | None
+    """The most memory held so far: of the device where it counts it, else of this process."""
+    environment: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+class _Tokens:
+    """Documents of random tokens in memory, offering what shards offer."""
+
+    def __init__(self, count: int, mean: float, vocab_size: int) -> None:
+        self.lengths = lengths(count, mean)
+        self.flat = np.random.default_rng(1).integers(4, vocab_size, int(self.lengths.sum()))
+        self.offsets = np.concatenate(([0], np.cumsum(self.lengths)))
+
+    def ids(self, index: int, /) -> NDArray[np.int64]:
+        """The tokens of one document."""
+        return self.flat[self.offsets[index] : self.offsets[index + 1]]
+
+
+def lengths(count: int, mean: float) -> NDArray[np.int64]:
+    """Log-normal, as those of reviews are, with this mean."""
+    spread = 0.6
+    drawn = np.random.default_rng(0).lognormal(np.log(mean) - spread**2 / 2, spread, count)
+    return np.maximum(3, drawn).astype(np.int64)
+
+
+def bench(preset: str = "classic", *, settings: Settings | None = None, progress: Progress | None = None) -> Bench:
+    """Time training and prediction on this machine: steps, short and long texts, the first answer."""
+    return run_bench(preset, settings, progress)
+
+
+def run_bench(
+    preset: str, settings: Settings | None = None, progress: Progress | None = None, seconds: float = 8.0
+) -> Bench:
+    """Measure a preset here.
+
+    Args:
+        settings: such as {"runtime.threads": 1} or {"model.depth": 2}.
+        seconds: about how long each figure may take, three repetitions at least.
+    """
+    progress = progress or Quiet()
+    pretraining = settings_of(PretrainConfig, preset, "pretrain", settings)
+    model, vocab_size = pretraining.model, pretraining.tokenizer.vocab_size
+    finetuning = layered(FinetuneConfig, values(preset, "finetune"), {"model": model.model_dump()})
+    runtime = start(pretraining.runtime)
+    progress.say(f"timing {preset} on {runtime.device}, threads: {runtime.threads}")
+    rate = matmul_rate(runtime)
+    language = Model(build_backbone(model, vocab_size, 0), build_language_head(model, vocab_size, 0)).to(runtime.device)
+    figures = [_pretraining(language, pretraining, runtime, rate, seconds)]
+    parameters = sum(parameter.numel() for parameter in language.parameters())
+    visibility: Visibility = "causal" if pretraining.objective == "causal" else "both"
+    head = build_classifier_head(model, 2, 0, visibility)
+    del language
+    classifier = Model(build_backbone(model, vocab_size, 0), head).to(runtime.device)
+    figures.append(_finetuning(classifier, finetuning, runtime, rate, seconds))
+    for what, count, mean in (("short", _SHORT, SNIPPET), ("long", _LONG, REVIEW)):
+        texts = _Tokens(count, mean, vocab_size)
+        figures.append(_prediction(f"predicting {what} texts", classifier, texts, runtime, rate, seconds))
+    figures.append(_first_answer(classifier, visibility))
+    return Bench(preset, parameters, rate, tuple(figures), peak_mib(runtime), environment(runtime))
+
+
+def matmul_rate(runtime: Runtime) -> float:
+    """GFLOP/s of a square product, the best of a few, in the precision of training."""
+    size = 1024 if runtime.device.type == "cpu" else 4096
+    factor = torch.randn(size, size, device=runtime.device, dtype=torch.bfloat16 if runtime.bf16 else torch.float32)
+
+    def once() -> None:
+        factor @ factor
+        _wait(runtime)
+
+    return 2e-9 * size**3 / min(_timed(once, 1.0))
+
+
+def peak_mib(runtime: Runtime) -> float | None:
+    """The most memory that was held at a time, so far."""
+    if runtime.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(runtime.device) / 2**20
+    try:
+        import resource
+    except ImportError:  # Windows has no such count
+        return None
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def _pretraining(model: Any, config: PretrainConfig, runtime: Runtime, rate: float, seconds: float) -> Figure:
+    rows = config.loop.batch_size
+    if runtime.device.type == "cpu":
+        rows = max(1, min(rows, _CPU_TOKENS // config.model.context))
+    vocab_size = model.backbone.vocab_size
+    corpus = _Tokens(_DOCUMENTS, REVIEW, vocab_size)
+    every = CausalRows(corpus, np.arange(_DOCUMENTS), _SPECIAL, context=config.model.context, layout="packed", seed=0)
+    batches = [ask(every, step * rows, rows, config, _SPECIAL, vocab_size, step) for step in range(4)]
+    inner = sum(batch.ids_BT.numel() for batch in batches) / len(batches) * weights_of(model.backbone)
+    scored = sum(batch.scored for batch in batches) / len(batches) * vocab_size * config.model.width
+    taken = _steps(model, batches, predict_tokens, config, runtime, seconds)
+    return Figure(
+        f"pretraining step, {rows} rows of {config.model.context} tokens",
+        taken,
+        tokens_a_second=rows * config.model.context / taken,
+        mfu=6e-9 * (inner + scored) / taken / rate,
+    )
+
+
+def _finetuning(model: Any, config: FinetuneConfig, runtime: Runtime, rate: float, seconds: float) -> Figure:
+    count = config.loop.batch_size
+    texts = _Tokens(4 * count, REVIEW, model.backbone.vocab_size)
+    rows = _rows(texts, config.model.context)
+    batches = [rows.batch(range(first, first + count)) for first in range(0, 4 * count, count)]
+    tokens = float(np.minimum(rows.lengths, config.model.context).sum()) / len(batches)
+    taken = _steps(model, batches, classify, config, runtime, seconds)
+    return Figure(
+        f"fine-tuning step, {count} texts of {tokens / count:.0f} tokens",
+        taken,
+        tokens_a_second=tokens / taken,
+        texts_a_second=count / taken,
+        mfu=6e-9 * tokens * weights_of(model.backbone) / taken / rate,
+    )
+
+
+def _steps(
+    model: Any,
+    batches: list[Batch],
+    objective: Callable[[Any, Batch], LossSum],
+    config: PretrainConfig | FinetuneConfig,
+    runtime: Runtime,
+    seconds: float,
+) -> float:
+    state = TrainState(model, build_optimizer(model, config.optim), 0)
+    reports = fit(
+        state,
+        lambda step: [batches[step % len(batches)]],
+        lambda batch: objective(model, batch),
+        config.optim,
+        _MOST + 1,
+        runtime,
+    )
+    return median(_timed(lambda: next(reports), seconds))
+
+
+def _prediction(
+    what: str, model: Model[ClassifierHead], texts: _Tokens, runtime: Runtime, rate: float, seconds: float
+) -> Figure:
+    rows = _rows(texts, model.backbone.config.context)
+    tokens = int(np.minimum(rows.lengths, rows.context).sum())
+    taken = median(_timed(lambda: score_texts(model, rows, runtime, lambda: None), seconds))
+    return Figure(
+        f"{what}, {tokens / len(rows):.0f} tokens",
+        taken,
+        tokens_a_second=tokens / taken,
+        texts_a_second=len(rows) / taken,
+        mfu=2e-9 * tokens * weights_of(model.backbone) / taken / rate,
+    )
+
+
+def _first_answer(model: Model[ClassifierHead], visibility: Visibility) -> Figure:
+    """The whole command in a process of its own, the importing of everything included."""
+    tokenizer = train_tokenizer(["a text to learn the letters from"] * 4, TokenizerConfig(vocab_size=300))
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "classifier"
+        save_bundle(folder, model.cpu(), tokenizer, labels=("no", "yes"), visibility=visibility, about={})
+        command = [sys.executable, "-m", "headstart", "predict", str(folder), "a text"]
+        taken = _timed(lambda: subprocess.run(command, check=True, capture_output=True), 0.0)
+    return Figure("headstart predict, one text, from the start of the process", median(taken))
+
+
+def _rows(texts: _Tokens, context: int) -> LabelledRows:
+    count = len(texts.lengths)
+    return LabelledRows([texts.ids(index) for index in range(count)], np.arange(count) % 2, _SPECIAL, context=context)
+
+
+def weights_of(backbone: Backbone) -> int:
+    """The numbers that each token's vector is multiplied by in the layers."""
+    matrices = (module.weight for module in backbone.layers.modules() if isinstance(module, nn.Linear))
+    return sum(matrix.numel() for matrix in matrices)
+
+
+def _timed(once: Callable[[], object], seconds: float) -> list[float]:
+    """How long each repetition took, after one that warms up: some at least, and no more than fit into the time."""
+    once()
+    taken: list[float] = []
+    while len(taken) < _LEAST or (len(taken) < _MOST and sum(taken) < seconds):
+        before = time.perf_counter()
+        once()
+        taken.append(time.perf_counter() - before)
+    return taken
+
+
+def _wait(runtime: Runtime) -> None:
+    if runtime.device.type == "cuda":
+        torch.cuda.synchronize(runtime.device)

@@ -1,0 +1,54 @@
+"""What `headstart bench` says of a machine."""
+
+import json
+
+import numpy as np
+import pytest
+
+import headstart
+from headstart.config import ModelConfig
+from headstart.errors import ConfigError
+from headstart.model.backbone import build_backbone
+from headstart.model.ledger import ledger
+from headstart.recipes.bench import lengths, run_bench, weights_of
+
+TINY = {"model": {"width": 16, "depth": 1, "heads": 2, "feedforward": 16, "context": 32}, "tokenizer.vocab_size": 400}
+
+
+@pytest.mark.parametrize("preset", ["classic", "modern-nano"])
+def test_everything_is_timed_and_set_beside_what_the_machine_can(preset):
+    found = run_bench(preset, {**TINY, "runtime": {"threads": 1, "device": "cpu"}}, seconds=0)
+    assert [figure.what.split(",")[0] for figure in found.figures] == [
+        "pretraining step",
+        "fine-tuning step",
+        "predicting short texts",
+        "predicting long texts",
+        "headstart predict",
+    ]
+    for figure in found.figures:
+        assert figure.seconds > 0
+        assert figure.mfu is None or 0 < figure.mfu < 1.5
+    assert found.parameters == ledger(ModelConfig(**_shape(preset)), 400, None).total
+    assert found.environment["threads"] == 1
+    assert json.loads(json.dumps(found.as_dict()))["preset"] == preset
+
+
+def _shape(preset: str) -> dict:
+    return {**TINY["model"], "block": "classic" if preset == "classic" else "modern"}
+
+
+def test_lengths_have_the_mean_that_was_asked_for():
+    assert np.mean(lengths(20_000, 135)) == pytest.approx(135, rel=0.03)
+
+
+def test_what_a_token_is_multiplied_by_are_the_matrices_of_the_layers():
+    shape = ModelConfig(width=16, depth=3, heads=2, feedforward=24)
+    assert weights_of(build_backbone(shape, 50, 0)) == 3 * (4 * 16 * 16 + 2 * 16 * 24)
+
+
+def test_an_unknown_preset_is_named():
+    with pytest.raises(ConfigError) as caught:
+        headstart.bench("large")
+    assert str(caught.value) == (
+        "preset must be one of classic, modern-nano, modern-micro, modern, modern-base, got 'large'"
+    )
