@@ -13,7 +13,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 ARMS = ("majority", "tfidf", "scratch", "pretrained")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # an open browser keeps an event loop running, in which others could start none
 def browser():
     """The machine's own chromium: nothing is downloaded."""
     reason = 'playwright is not installed: pip install -c constraints.txt ".[dev]"'
@@ -30,7 +30,7 @@ def browser():
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # an open browser keeps an event loop running, in which others could start none
 def comparison(tmp_path_factory) -> Path:
     """Two numbers of labels, two seeds, probabilities, mistakes with their texts, a leaked text."""
     folder = write_reviews(tmp_path_factory.mktemp("reviews"), valid=60, test=60)

@@ -67,6 +67,7 @@ def test_the_deterministic_mode_changes_no_bit_on_a_cpu(data, tmp_path):
     assert told == [False, True]
 
 
+TUNES = find_spec("optuna") is not None
 SMALL = ("--runtime.threads", "1", "--quiet")
 SHAPE = ("--model.width", "16", "--model.depth", "1", "--model.feedforward", "24", "--model.context", "24")
 
@@ -81,11 +82,14 @@ def commands(data, out):
         ["inspect", train, "--test", test, "--texts", texts, "--json", "--quiet"],
         ["tokenizer", texts, "--vocab-size", "300", "--out", str(out / "tok"), "--quiet"],
         ["prepare", texts, "--tokenizer", str(out / "tok"), "--out", str(out / "tokens"), "--quiet"],
+        ["merge", str(out / "tokens"), str(out / "tokens"), "--out", str(out / "twice"), "--quiet"],
         ["pretrain", str(out / "tokens"), "--preset", "modern", "--loop.steps", "3", "--corpus.held-out", "0.1", *SHAPE,
          "--out", base, *SMALL],
         ["finetune", train, *files, "--from", base, "--out", clf, *few],
         ["compare", train, *files, "--from", base, "--seeds", "1", "--arms", "tfidf,pretrained", "--out", cmp, *few],
         ["report", cmp, "--json", "--quiet"],
+        *([["tune", train, "--valid", valid, "--from", base, "--trials", "2", "--out", str(out / "tuned"), *few]]
+          if TUNES else []),
         ["evaluate", clf, test, "--errors", "--json", "--runtime.threads", "1"],
         ["predict", clf, "a lovely film", "the plot was dull", "--explain", "--json", "--runtime.threads", "1"],
         ["generate", base, "the film", "--tokens", "8", "--temperature", "0.9", "--samples", "2", "--seed", "3"],
@@ -95,7 +99,11 @@ def commands(data, out):
     ]  # fmt: skip
 
 
-APART = {"demo": "made of pretrain, compare and report, with a test of its own below", "serve": "the same"}
+APART = {
+    "demo": "made of pretrain, compare and report, with a test of its own below",
+    "serve": "the same",
+    "bench": "it says nothing but times",
+} | ({} if TUNES else {"tune": "needs the extra tune"})
 CLOCK = {"run.json", "environment.json", "report.html", "results.csv"}
 """Files that hold when or how long, or the folder: what a run depended on, and a page with seconds on it."""
 
@@ -113,8 +121,9 @@ def written(out):
     for path in sorted(out.rglob("*")):
         if path.is_file() and path.name not in CLOCK and not path.name.startswith("."):
             content = path.read_bytes()
-            if path.name in ("metrics.jsonl", "results.json") or path.parent.name == "cells":
+            if path.name in ("metrics.jsonl", "results.json") or path.parent.name in ("cells", "trials", "tuned"):
                 lines = content.splitlines() if path.name == "metrics.jsonl" else [content]
+                lines = [] if path.suffix == ".toml" else lines
                 found[str(path.relative_to(out))] = [without_seconds(json.loads(line)) for line in lines]
             else:
                 found[str(path.relative_to(out))] = content

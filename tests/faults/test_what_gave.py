@@ -21,6 +21,7 @@ from headstart.errors import ConfigError, Interrupted, StoreError
 from headstart.files import read_json, whole_folder
 from headstart.layering import read_toml
 from headstart.predict.generate import Sampling, choose
+from headstart.recipes.best import best_folder
 from headstart.recipes.finetune import run_finetune
 from headstart.recipes.training import Finetuning
 from headstart.runtime import Halt, Stop
@@ -171,7 +172,7 @@ def test_a_checkpoint_keeps_the_best_epoch_that_it_speaks_of(data, tmp_path, mon
         save(own)
         spoken = {read_json(step / "state.json")["best"][0] for step in steps(own.run)} - {0}
         checked.append(len(spoken))
-        assert all(own._best_folder(epoch).is_dir() for epoch in spoken)
+        assert all(best_folder(own.run, epoch).is_dir() for epoch in spoken)
 
     monkeypatch.setattr(Finetuning, "_save", saving)
     run_finetune(str(data / "train.csv"), tmp_path / "run", config, source=str(data / "base"), **files)

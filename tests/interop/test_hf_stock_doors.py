@@ -184,7 +184,7 @@ def test_the_card_of_an_imported_model_says_where_it_came_from(transformers, tmp
     saved(transformers, tmp_path / "theirs", "bert", "ForSequenceClassification", num_labels=2)
     assert run(["import", f"hf:{tmp_path / 'theirs'}", "--out", str(tmp_path / "ours"), "--quiet"]) == 0
     card = (tmp_path / "ours" / "bundle" / "README.md").read_text()
-    assert "from `theirs`, a BertForSequenceClassification." in card
+    assert "from `hf:theirs`, a BertForSequenceClassification." in card
     assert "It was trained elsewhere and not measured here." in card
     assert "Fine-tuned with Headstart" not in card
     assert str(tmp_path) not in card

@@ -75,7 +75,7 @@ def predict(
     ] = False,
     int8: Annotated[
         bool,
-        Parameter(negative=(), show_default=False, help="With a folder of export --to onnx: its int8 weights."),
+        Parameter(negative=(), show_default=False, help="Of a folder that export --to onnx wrote, the int8 weights."),
     ] = False,
     as_json: AsJson = False,
     config: ConfigFile = None,
@@ -90,16 +90,15 @@ def predict(
     _check_files(source, out)
     reading = Reading.of(model, source, text_column, second_column)
     questions = _questions(texts, source, reading)
-    console = Console(quiet=quiet)
-    asked = Asked(abstain, explain)
-    predictor: AnyPredictor | None = _exported(model, asked, runtime, console, int8=int8)
-    predictor = predictor or _quick(model, texts, asked, runtime) or _usual(model, asked, runtime, console)
+    console, asked = Console(quiet=quiet), Asked(abstain, explain)
+    exported = _exported(model, asked, runtime, console, int8=int8)
+    predictor = exported or _quick(model, texts, asked, runtime) or _usual(model, asked, runtime, console)
     with _opened(out) as file:
         tally = Tally()
         shows_progress = out is not None or not sys.stdout.isatty()
         answers = _answers(questions, predictor, asked, tally, console if shows_progress else None)
-        alone = len(texts) == (2 if reading.pair else 1)
         if form == "line":
+            alone = len(texts) == (2 if reading.pair else 1)
             write_lines(answers, file, predictor.target, asked, alone=alone, colour=out is None and has_colour())
         else:
             write_rows(form, answers, file, predictor.target, asked, reading.separator)
