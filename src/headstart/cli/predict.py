@@ -83,8 +83,7 @@ def predict(
     flags: Flags | None = None,
 ) -> None:
     """Answer texts with labels and probabilities."""
-    runtime = OPTIONS.settings(flags, path=config).runtime
-    form = _format(source, out, as_json=as_json)
+    runtime, form = OPTIONS.settings(flags, path=config).runtime, _format(source, out, as_json=as_json)
     if explain and form == "csv":
         raise UsageError("--explain gives more than a csv can hold; add --json, or choose --out with a .jsonl file")
     _check_files(source, out)
