@@ -116,6 +116,36 @@ def test_a_cluster_gives_the_files_of_one_process(reviews, tmp_path, address):
 
 @needs_ray
 @pytest.mark.slow
+def test_a_search_for_settings_on_a_cluster_is_that_of_one_process(reviews, tmp_path, address):
+    pytest.importorskip("optuna", reason="needs the extra tune")
+    shape = ["--tokenizer.vocab-size", "300", "--model.width", "16", "--model.depth", "1", "--model.context", "24"]
+    words = [
+        sys.executable,
+        "-m",
+        "headstart",
+        "tune",
+        str(reviews / "train.csv"),
+        "--valid",
+        str(reviews / "valid.csv"),
+    ]
+    words += ["--from", "scratch", "--trials", "3", "--loop.epochs", "1", "--runtime.threads", "1", *shape, "-q"]
+    on_ray = ["--engine", "ray", "--address", address, "--jobs", "1"]
+    for name, more in (("ray", on_ray), ("here", [])):
+        done = subprocess.run(
+            [*words, *more, "--out", str(tmp_path / name)], env=ENVIRONMENT, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+    def trials(out):
+        found = [read_json(path) for path in sorted((out / "trials").iterdir())]
+        return [{key: value for key, value in trial.items() if key not in ("seconds", "seal")} for trial in found]
+
+    assert trials(tmp_path / "ray") == trials(tmp_path / "here")
+    assert len(trials(tmp_path / "ray")) == 3
+
+
+@needs_ray
+@pytest.mark.slow
 def test_a_run_whose_process_is_killed_goes_on_from_its_checkpoint(reviews, tmp_path, address):
     out = tmp_path / "ray"
     long = ["--loop.epochs", "150", "--loop.save-every", "20", "-q"]
