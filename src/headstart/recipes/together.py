@@ -77,7 +77,9 @@ def shared_shards(ranks: Ranks, prepare: Callable[[], list[Shards]]) -> list[Sha
         return [str(part.folder) for part in ready]
 
     told = ranks.tell(folders)
-    return ready or [Shards.open(Path(folder), deep=False) for folder in told]
+    opened = ready or [Shards.open(Path(folder), deep=False) for folder in told]
+    ranks.any(False)  # all have opened them: whoever finds something wrong next may take the folder away
+    return opened
 
 
 def save_state(run: RunFolder, state: TrainState, about: Mapping[str, Any], keep: int) -> None:
