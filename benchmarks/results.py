@@ -709,8 +709,8 @@ def ranks() -> str:
     lines = [
         "## Several processes",
         "",
-        f"A language model of {record['parameters']:,} parameters in fp32, {record['tokens_a_step']:,} tokens a step shared by all processes, one thread each, gloo; {record['cores']} CPU cores that other work "
-        f"used too (load {record['load']:g}), so time on the clock says little and processor time more. Medians of {record['steps']} steps; `apart` adds nothing up, and the communication share is what the other "
+        f"A language model of {record['parameters']:,} parameters in fp32, {record['tokens_a_step']:,} tokens a step shared by all processes, one thread each, gloo; {record['cores']} CPU cores (load "
+        f"{record['load']:g}; where that is high, time on the clock says little and processor time more). Medians of {record['steps']} steps; `apart` adds nothing up, and the communication share is what the other "
         "ways cost more than it. A process holds so much of weights and moments.",
         "",
         "| processes | way | processor ms a step, all together | communication share of it | ms a step on the clock | tokens a second | MB a process | loss, last step |",
