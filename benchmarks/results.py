@@ -400,7 +400,7 @@ def film_reviews() -> str:
         )
     lines += [
         "",
-        "Networks with 5,000 and with all labels are not there: the time on the GPU ended before those runs did. Each cell read the test file once, with settings fixed before; the "
+        "Networks with 5,000 and with all labels were not run. Each cell read the test file once, with settings fixed before; the "
         "settings were chosen on the French reviews, without a test file.",
         "",
         f"Commands: `{text['command']}` (`texts` prepared from `DATA/imdb/train.parquet` and `unlabelled.parquet` with a tokenizer of 16,384 entries learnt from them), then `{record['command']}`; "

@@ -157,7 +157,7 @@ def test_a_classifier_learns_the_same_without_padding(reading):
     cpu, cuda, short = found
     assert cuda == pytest.approx(cpu, rel=2e-3)
     assert short == pytest.approx(cpu, rel=0.05, abs=0.05)
-    assert short[-1] < 0.5 * short[0]  # control: it learns
+    assert short[-1] < 0.7 * short[0]  # control: it learns
 
 
 def test_a_compiled_network_learns_as_a_plain_one(tmp_path):
