@@ -31,7 +31,7 @@ COMMANDS = (
     (
         "demo",
         "[OPTIONS]",
-        "Tell the whole story with 50 and 200 labels in minutes, and write a report.",
+        "Tell the whole story with few labels in minutes, and write a report.",
         "headstart demo --out runs/demo",
     ),
     (
