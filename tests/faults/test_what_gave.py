@@ -29,6 +29,7 @@ from headstart.store.bundle import load_bundle
 from headstart.store.checkpoint import newest_good, resume_from, steps
 from headstart.store.quotes import read_quotes
 from headstart.store.rundir import RunFolder
+from headstart.text.foreign import read_engine
 from tiny import SPECIAL, Listener, finetune_config, language_model, pretrain_config
 
 
@@ -277,3 +278,15 @@ def test_a_server_answers_whatever_the_share_and_the_temperature(data):
         assert (status, answer["done"]) == (200, "length")
     desk.service.stop()
     desk.loop.close()
+
+
+def test_a_tokenizer_whose_steps_multiply_a_text_is_refused(tmp_path):
+    """Thirty times the bytes as letters: a few words became more than there is memory for."""
+    steps = [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}] * 30
+    settings = {"version": "1.0", "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
+    with pytest.raises(StoreError) as caught:
+        read_engine(settings, "foreign.json")
+    assert str(caught.value) == (
+        "foreign.json is not a tokenizer that can be trusted: its steps may make a text 1,073,741,824 times as long, "
+        "and 64 is the most"
+    )

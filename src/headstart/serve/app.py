@@ -66,6 +66,7 @@ def build_app(service: Service, key: str | None = None) -> Gate:
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
+        redirect_slashes=False,  # an address that is not in the document is not there
     )
     gate = Gate(app, service.config, service.metrics, key)
     _answers(app, service)

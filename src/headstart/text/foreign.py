@@ -6,6 +6,7 @@ and no code.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -65,8 +66,41 @@ class ForeignTokenizer(EngineTokenizer):
         return str(self._engine.id_to_token(id) or f"<{id}>").replace("Ġ", "▁")
 
 
+MOST_GROWTH = 64
+"""Times its length that a text may have once all steps before the pieces have been over it."""
+
+
+def growth(step: Any) -> float:
+    """How many times longer a step of a tokenizer.json can make a text, at least 1: steps in a row multiply.
+
+    >>> growth({"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}, {"type": "ByteLevel"}]})
+    4.0
+    >>> growth({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})
+    1.0
+    """
+    if not isinstance(step, Mapping):
+        return 1.0
+    inner = [part for key in ("normalizers", "pretokenizers") for part in (step.get(key) or ()) if step.get(key)]
+    if inner:
+        return math.prod(map(growth, inner))
+    if step.get("type") == "ByteLevel":
+        return 2.0  # a byte beyond ASCII becomes a letter of two
+    content, pattern = step.get("content"), step.get("pattern")
+    if step.get("type") != "Replace" or not isinstance(content, str) or not isinstance(pattern, Mapping):
+        return 1.0
+    found = pattern.get("String")
+    # what an expression finds may be empty, between any two letters
+    return max(1.0, len(content) / len(found)) if isinstance(found, str) and found else 1.0 + len(content)
+
+
 def read_engine(settings: Mapping[str, Any], name: str) -> tokenizers.Tokenizer:
     """The engine that a tokenizer.json describes."""
+    steps = [settings.get(key) for key in ("normalizer", "pre_tokenizer")] if isinstance(settings, Mapping) else []
+    if (times := math.prod(map(growth, steps))) > MOST_GROWTH:
+        raise StoreError(
+            f"{name} is not a tokenizer that can be trusted: its steps may make a text {times:,.0f} times as long, "
+            f"and {MOST_GROWTH} is the most"
+        )
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(settings))
     except BaseException as error:
