@@ -80,8 +80,8 @@ def growth(step: Any) -> float:
     """
     if not isinstance(step, Mapping):
         return 1.0
-    inner = [part for key in ("normalizers", "pretokenizers") for part in (step.get(key) or ()) if step.get(key)]
-    if inner:
+    steps = [step.get(key) for key in ("normalizers", "pretokenizers")]
+    if inner := [part for each in steps if isinstance(each, list) for part in each]:
         return math.prod(map(growth, inner))
     if step.get("type") == "ByteLevel":
         return 2.0  # a byte beyond ASCII becomes a letter of two
