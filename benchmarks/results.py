@@ -453,7 +453,7 @@ def torture() -> str:
         "",
         f"Commands: `make torture-full` (Python {record['machine']['python']}, torch {record['machine']['torch']}, one core) and `python benchmarks/torture_peer.py "
         "docs/results/torture_peer.json` (which needs transformers and accelerate). The kills, the failed "
-        "operations and the damaged files are of commit 74c3990; most mutations, the ends and the hostile text of earlier states of the source, with other work on the machine."
+        "writes and the damaged files are of commit ee34ed4 (failed operations: 06a272a); most mutations, the ends and the hostile text of earlier states of the source, with other work on the machine."
         + counted(record["bytes"]["rows"]),
     ]
     return "\n".join(lines)
@@ -465,7 +465,7 @@ def counted(rows: list[dict]) -> str:
     if not apart:
         return ""
     return (
-        f" HTTP bodies and requests, `sealed again`, `alone`, `elsewhere` and `quotes.json` are of later states; for the other readers lines were counted on {max(apart):,} mutations of their own, which "
+        f" HTTP, classifiers, labelled shards, sentencepiece alone, foreign tokenizers and `quotes.json` are of later states; for the other readers lines were counted on {max(apart):,} mutations of their own, which "
         "(unlike the 50,000 of the table) were changed within the form of the file as well."
     )
 
