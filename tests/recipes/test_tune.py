@@ -233,3 +233,21 @@ def test_one_more_right_answer_is_always_worth_more_than_any_loss(accuracy, loss
 def test_a_setting_outside_the_usual_bounds_widens_them():
     config = FinetuneConfig.model_validate({"model": {"dropout": 0.5}})
     assert knobs_of(config, None, ("dropout",)) == (Knob("model.dropout", 0.5, 0.0, 0.5),)
+
+
+def test_ratings_are_not_searched_for(tmp_path):
+    rows = "".join(f"a text of number {number},{number % 5}\n" for number in range(40))
+    (tmp_path / "train.csv").write_text("text,label\n" + rows)
+    with pytest.raises(UsageError) as caught:
+        api.tune(
+            tmp_path / "train.csv",
+            out=tmp_path / "out",
+            source="scratch",
+            trials=2,
+            settings=SCRATCH | {"labelled.task": "rating"},
+        )
+    assert str(caught.value) == (
+        f"tune is for one class a text, and {tmp_path / 'train.csv'} has ratings; run finetune with other settings, "
+        "and compare what its result.json says of validation"
+    )
+    assert not (tmp_path / "out").exists()

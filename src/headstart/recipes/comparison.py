@@ -13,7 +13,7 @@ from typing import Any
 from headstart.config import FinetuneConfig
 from headstart.data.digests import text_digest
 from headstart.data.labelled import label_subset
-from headstart.errors import ConfigError, Interrupted, StoreError, UsageError
+from headstart.errors import ConfigError, Interrupted, StoreError
 from headstart.files import MANIFEST, sha256_of, write_json
 from headstart.layering import layered
 from headstart.model.ledger import ledger
@@ -30,7 +30,7 @@ from headstart.recipes.baselines import run_baseline
 from headstart.recipes.classifier import class_weights, reading_of
 from headstart.recipes.finetune import choose_tokenizer
 from headstart.recipes.grid import Engine, run_grid
-from headstart.recipes.labelled_data import LabelledData, load_data
+from headstart.recipes.labelled_data import LabelledData, check_one_class, load_data
 from headstart.recipes.leaks import pretraining_noted
 from headstart.recipes.networks import NetworkRun, run_network
 from headstart.report.collect import collect
@@ -80,16 +80,6 @@ def worker(path: str) -> Callable[[Place, Stop], Place]:
     return make
 
 
-def _check_kind(data: LabelledData, train: str) -> None:
-    """The arms, the intervals and the report are of one class a text; other answers are measured run by run."""
-    if data.target.kind != "classes":
-        has = "several labels a text" if data.target.kind == "labels" else "ratings"
-        raise UsageError(
-            f"compare is for one class a text, and {train} has {has}; run finetune with --test once with --from a "
-            "pretrained folder and once with --from scratch, over several --runtime.seed, and compare their result.json"
-        )
-
-
 @dataclass
 class Comparison:
     """One comparison under way."""
@@ -122,7 +112,12 @@ class Comparison:
             progress=self.progress,
             doubles=doubles,
         )
-        _check_kind(data, self.inputs["train"])
+        check_one_class(
+            data,
+            "compare",
+            "run finetune with --test once with --from a pretrained folder and once with --from scratch, over several "
+            "--runtime.seed, and compare their result.json",
+        )
         notes = differences(self.sources)
         for note in notes:
             self.progress.say(note)

@@ -144,6 +144,13 @@ def load_data(
     return LabelledData(target, tokenizer, parts[0], parts[1], parts[2], tuple(notes), leaks)
 
 
+def check_one_class(data: LabelledData, command: str, instead: str) -> None:
+    """Refuse what a command that counts right answers cannot judge, and say what to do instead."""
+    if data.target.kind != "classes":
+        has = "several labels a text" if data.target.kind == "labels" else "ratings"
+        raise UsageError(f"{command} is for one class a text, and {data.train.name} has {has}; {instead}")
+
+
 def _overlaps(train: LabelledTexts, valid: LabelledTexts, test: LabelledTexts | None) -> tuple[list[str], Overlap[int]]:
     """What a careful person would want to know about the files before believing a number; and what test has of train."""
     notes = []

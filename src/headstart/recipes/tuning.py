@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, Literal
 
 from headstart.config import FinetuneConfig
-from headstart.errors import Interrupted, TrainingError, UsageError
+from headstart.errors import Interrupted, TrainingError
 from headstart.evaluations import Evaluation
 from headstart.files import MANIFEST, read_sealed, sha256_of, write_json, write_sealed
 from headstart.layering import layered, nested
@@ -21,7 +21,7 @@ from headstart.progress import Progress, Quiet
 from headstart.recipes.classifier import build_classifier, class_weights, reading_of, shape_of
 from headstart.recipes.finetune import choose_tokenizer, load_source
 from headstart.recipes.grid import Engine, run_grid
-from headstart.recipes.labelled_data import LabelledData, load_data
+from headstart.recipes.labelled_data import LabelledData, check_one_class, load_data
 from headstart.recipes.space import Knob, knobs_of, suggest, worth
 from headstart.recipes.training import Finetuning
 from headstart.runtime import Halt, Runtime, Stop, environment, start
@@ -101,12 +101,8 @@ class Tuning:
             seed=self.config.runtime.seed,
             progress=self.progress,
         )
-        if self.data.target.kind != "classes":
-            has = "several labels a text" if self.data.target.kind == "labels" else "ratings"
-            raise UsageError(
-                f"tune is for one class a text, and {self.inputs['train']} has {has}; run finetune with other settings, "
-                "and compare what its result.json says of validation"
-            )
+        instead = "run finetune with other settings, and compare what its result.json says of validation"
+        check_one_class(self.data, "tune", instead)
         class_weights(self.config, self.data.target, self.data.train)
 
     def go(self, stop: Stop, engine: Engine) -> list[Trial]:
