@@ -135,7 +135,7 @@ def test_an_unknown_label_is_told_the_known_ones(ask):
     [
         ("GET", "/nowhere", 404, ("not_found", "there is nothing here")),
         ("GET", "/docs", 404, ("not_found", "there is nothing here")),
-        ("POST", "/predict/", 404, ("not_found", "there is nothing here")),
+        ("GET", "/health/", 404, ("not_found", "there is nothing here")),
         ("GET", "/page/../settings.py", 404, ("not_found", "there is nothing here")),
         ("GET", "/predict", 405, ("method_not_allowed", "this path is asked with another method")),
         ("PUT", "/predict", 405, ("method_not_allowed", "this path is asked with another method")),
