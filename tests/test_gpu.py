@@ -17,6 +17,7 @@ from headstart.recipes.finetune import run_finetune
 from headstart.recipes.pretrain import run_pretrain
 from headstart.runtime import Halt, Runtime, Stop
 from headstart.shape import StockConfig
+from headstart.train.evaluate import score_texts
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import classify, predict_tokens
 from headstart.train.optim import build_optimizer
@@ -160,6 +161,22 @@ def test_a_classifier_learns_the_same_without_padding(reading):
     assert short[-1] < 0.7 * short[0]  # control: it learns
 
 
+@pytest.mark.parametrize("reading", ["causal", "both"])
+def test_scores_between_bounds_are_scores_under_a_mask(reading):
+    texts = [np.arange(4, 4 + size) % 13 + 4 for size in (3, 11, 7, 2, 9, 40, 46)]
+    rows = LabelledRows(texts, [0] * len(texts), SPECIAL, context=48)
+    head = build_classifier_head(MODERN, 2, 0, reading)
+    model = Model(build_backbone(MODERN, VOCABULARY, 0), head).cuda()
+    torch.nn.init.normal_(model.head.linear.weight)  # scores worth comparing
+    expected, found = (score_texts(model, rows, runtime, lambda: None) for runtime in (CUDA, CUDA_BF16))
+    assert np.abs(found - expected).max() < 3e-3 * np.abs(expected).max()
+    assert (found != expected).any()  # control: it went another way
+    alone = [
+        score_texts(model, LabelledRows([text], [0], SPECIAL, context=48), CUDA_BF16, lambda: None) for text in texts
+    ]
+    assert np.abs(np.concatenate(alone) - found).max() < 3e-3 * np.abs(expected).max()
+
+
 def test_a_compiled_network_learns_as_a_plain_one(tmp_path):
     data = write_reviews(tmp_path / "data")
     settings = {
@@ -198,19 +215,19 @@ def weights(run):
 
 
 SAME = {"runtime__device": "cuda", "runtime__deterministic": True}
-KINDS = {
+WAYS = {
     "classic": {"model__dropout": 0.1},
     "modern, hybrid, muon": {"objective": "hybrid", "optim__optimizer": "muon", "model__block": "modern"},
     "fp32": {"runtime__precision": "fp32"},
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WAYS)
 def test_pretraining_gives_the_same_bits_twice_and_when_it_is_resumed(kind, tmp_path):
     """Width 32 in 2 heads: without the mode, bf16 would take the kernel that knows no order."""
     data = write_reviews(tmp_path / "data")
     text = [str(data / "texts.txt")]
-    settings = {"model__width": 32, "model__heads": 2, "loop__steps": 24, **KINDS[kind]}
+    settings = {"model__width": 32, "model__heads": 2, "loop__steps": 24, **WAYS[kind]}
     for name in ("one", "two"):
         run_pretrain(text, tmp_path / name, pretrain_config(**settings, **SAME))
     assert weights(tmp_path / "one") == weights(tmp_path / "two")

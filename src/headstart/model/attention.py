@@ -86,12 +86,14 @@ class SelfAttention(nn.Module):
         if view.rotary is not None:
             cos_N1K, sin_N1K = (part[:, None] for part in view.rotary)
             query, key = turn(query, cos_N1K, sin_N1K), turn(key, cos_N1K, sin_N1K)
+        given = query.dtype  # fp32 comes from scoring in TF32, whose products are as exact as those of fp16
+        low = torch.float16 if given == torch.float32 else given
         mixed_NHK = cast(
             Tensor,
             varlen_attn(
-                query,
-                key,
-                value,
+                query.to(low),
+                key.to(low),
+                value.to(low),
                 bounds,
                 bounds,
                 view.longest,
@@ -99,7 +101,7 @@ class SelfAttention(nn.Module):
                 window_size=(view.window, 0) if view.causal else (view.window, view.window),
             ),
         )
-        return self.outward(mixed_NHK.flatten(-2))[None], (key, value)
+        return self.outward(mixed_NHK.to(given).flatten(-2))[None], (key, value)
 
     def _split(self, x_BTD: Tensor) -> Tensor:
         return x_BTD.view(*x_BTD.shape[:-1], self.heads, -1).transpose(1, 2)

@@ -91,13 +91,16 @@ class Backbone(nn.Module):
         return cast(Tensor, layer(hidden, view)[0])
 
     def _has_kernel(self, ids_BT: Tensor) -> bool:
-        """Whether attention between bounds can run here: its kernel wants CUDA, bf16 and round heads, and drops nothing.
+        """Whether attention between bounds can run here: it wants CUDA, short numbers and round heads, and drops nothing.
 
+        Numbers are short under autocast, and where nothing is learnt and products may be of TF32 (`Runtime.scoring`).
         Its gradients are added in whatever order they are ready: where the same bits are asked for, a mask does instead.
         """
         config = self.config
         drops = config.block == "classic" and self.training and config.dropout > 0
-        fits = ids_BT.is_cuda and torch.is_autocast_enabled("cuda") and config.width // config.heads % 8 == 0
+        scoring = not torch.is_grad_enabled() and torch.backends.cuda.matmul.allow_tf32
+        short = torch.is_autocast_enabled("cuda") or scoring
+        fits = ids_BT.is_cuda and short and config.width // config.heads % 8 == 0
         return fits and not drops and not torch.are_deterministic_algorithms_enabled()
 
     def _between_bounds(self, ids_BT: Tensor, visibility: Visibility, bounds: Tensor, real: Tensor | None) -> Tensor:
