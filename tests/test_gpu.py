@@ -34,7 +34,11 @@ from tiny import (
 )
 
 # importing the compiler warns about parts of torch that Headstart never touches
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
 
 # the command line sets it when it is asked for; here other tests may start CUDA first
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -194,8 +194,11 @@ class Comparison:
             yield self.make(place, stop)
 
     def make(self, place: Place, stop: Stop) -> Cell:
-        """Run one cell and write it down."""
+        """Run one cell and write it down, unless another machine has done so meanwhile."""
         arm, budget, seed = place
+        path = cell_path(self.run.path, *place)
+        if path.is_file():
+            return _read(path)
         run = self._network if is_network(arm) else self._linear
         cell = run(arm, budget, seed, stop)
         write_cell(self.run.path, cell)
