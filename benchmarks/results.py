@@ -222,12 +222,12 @@ def epochs_coverage(record: dict) -> list[str]:
     lines = [
         f"What it is worth in epochs is read off the accuracies on validation after every epoch. {record['tables']:,} tables were drawn from each of {len(rows)} worlds: "
         "the other arm is as high at once, after two, three or five epochs (rising on, or falling again), or stays a point or a hair below for good; seeds spread by 1 and 3 points, "
-        "of which 30 and 80 % is drawn anew at every epoch; on test the arms are a little or much better than after their first epochs. "
+        "of which 30 and 80 % is drawn anew at every epoch; on test the arms are a little or much better than after their first epochs, and may agree less over seeds. "
         f"The interval held the truth {100 * min(row['coverage'] for row in ours):.1f} to {100 * max(row['coverage'] for row in ours):.1f} % of the time: it is cautious. "
         f"An earlier version, which took the first epoch that was surely as high, held it {100 * min(other):.1f} % of the time in the worst world and fell short in {short}: "
-        "of many epochs one is high by luck.",
+        "of many epochs one is high by luck, and right and wrong may spread less on test than after an epoch.",
         "",
-        "| seeds | validation texts | coverage, worst world to best | says a head start where there is none, at most | says that the other arm arrives where it never does, at most | has an upper end where there is one | mean width, epochs |",
+        "| seeds | validation texts | coverage, worst world to best | says a head start where there is none, at most | says that the other arm arrives where it never does, at most | has an upper end where the other arm arrives | mean width, epochs |",
         "|---|---|---|---|---|---|---|",
     ]
     for seeds, texts in sorted({(row["seeds"], row["texts"]) for row in rows}):
@@ -291,7 +291,7 @@ def power(rows: list[dict], points: float) -> str:
 def trainings(record: dict) -> list[str]:
     """What the report claims of real trainings whose truth is known."""
     lines = [
-        f"The same with real trainings: for each kind of world, {record['each']} times a tiny network was pretrained on made-up texts and compared with random weights "
+        f"Points with real trainings: for each kind of world, {record['each']} times a tiny network was pretrained on made-up texts and compared with random weights "
         "(12 labels, 300 test texts), and this is what the report claims of pretraining:",
         "",
         "| world | seeds | a gain | a loss | nothing measurable |",

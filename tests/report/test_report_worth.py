@@ -13,6 +13,7 @@ from headstart.report.arms import best_linear, pair
 from headstart.report.collect import collect
 from headstart.report.page import write_report
 from headstart.report.worth import (
+    LEAST_SHARE,
     Place,
     best_so_far,
     epochs_needed,
@@ -206,8 +207,8 @@ def test_texts_count_as_much_on_validation_as_their_share_on_test():
     ours, theirs = np.ones((3, 200)), np.ones((3, 200))
     ours[:, :10], theirs[:, -10:] = 0, 0
     assert texts_share(ours, theirs) == pytest.approx(0.1 / 0.095 * 200 / 199)  # they never err on the same text
-    assert texts_share(ours, ours) == 0.0
-    assert texts_share(np.ones((3, 9)), np.ones((3, 9))) == 1.0  # no mistake says nothing
+    # arms that err alike on test, or never, may still have differed after an epoch
+    assert texts_share(ours, ours) == texts_share(np.ones((3, 9)), np.ones((3, 9))) == LEAST_SHARE
     start, curve = np.full(3, 0.65), np.tile([0.5, 0.6, 0.7, 0.8], (3, 1))
     assert read_epochs(start, curve, 0.0, 200) == Place(3, 3, 3, 1, 4)  # control
     # 1.97 sqrt((.2275 + .24) 1.06 / 200) = .098: .6 and .7 cannot be told from .65, .8 can

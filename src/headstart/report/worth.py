@@ -2,7 +2,8 @@
 
 Epochs and labels are both read off a curve of the other arm: where on it does it stand as high as the head start? The
 interval is made of the places that cannot be told apart from it: those at which the paired difference between the two
-has an interval that holds zero. So there is one interval in a report, the one whose coverage was measured.
+has an interval that holds zero. So there is one interval in a report. `benchmarks/coverage.py` says how often what is
+read off with it holds the truth; in epochs it is cautious.
 """
 
 import math
@@ -21,6 +22,8 @@ from headstart.store.cells import Budget, Cell
 
 STEPS = 4
 """Places looked at between two numbers of labels."""
+LEAST_SHARE = 1 / 3
+"""Of the spread of right and wrong, how much texts bring at least: runs that err alike in the end may not at first."""
 TIE = 1e-9
 """A lead that is no lead: what is left of two equal means that were added up in another order."""
 
@@ -159,7 +162,7 @@ def epochs_needed(comparison: Comparison, arm: str, other: str, budget: Budget) 
     """How many epochs `other` needs for what `arm` has after one; None if they share no seed or have no epochs.
 
     The answers on validation are not kept text by text. How much of the spread of right and wrong the texts alone bring
-    is therefore taken from test, where the two arms differ on texts of the same kind.
+    is therefore taken from test, where the two arms differ on texts of the same kind, if that is much.
     """
     ours, theirs = ({cell.seed: cell for cell in comparison.of(name, budget)} for name in (arm, other))
     shared = sorted(ours.keys() & theirs.keys())
@@ -175,9 +178,9 @@ def epochs_needed(comparison: Comparison, arm: str, other: str, budget: Budget) 
 
 
 def texts_share(ours_SN: Floats, theirs_SN: Floats) -> float:
-    """How much of the spread of right and wrong of two arms is of the texts; all of it where nothing was wrong."""
+    """How much of the spread of right and wrong of two arms is of the texts, and not less than `LEAST_SHARE`."""
     spread = float(_spread(ours_SN.mean()) + _spread(theirs_SN.mean()))
-    return float(components(ours_SN - theirs_SN)[1]) / spread if spread else 1.0
+    return max(LEAST_SHARE, float(components(ours_SN - theirs_SN)[1]) / spread if spread else 0.0)
 
 
 def read_epochs(start_S: Floats, curve_SE: Floats, share: float, texts: int) -> Place:
