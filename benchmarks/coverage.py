@@ -1,9 +1,11 @@
 """How often a report's intervals hold the truth, and what they miss: on made-up result tables, and on real trainings.
 
 python benchmarks/coverage.py                 result tables with a known truth (a minute or two on one core)
+python benchmarks/coverage.py --epochs        accuracies after every epoch with a known truth (two minutes)
+python benchmarks/coverage.py --calibration   probabilities with a known calibration error (two minutes)
 python benchmarks/coverage.py --trainings     tiny real trainings with a known truth (ten minutes on one core)
 
-Both write into docs/results/coverage.json; python benchmarks/results.py makes the page from it.
+All write into docs/results/coverage.json; python benchmarks/results.py makes the page from it.
 """
 
 import argparse
@@ -15,17 +17,19 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
 
 import numpy as np
-from scipy.special import betaincinv, stdtrit
+from scipy.special import betaincinv, ndtri, stdtrit
 
+from headstart.measures import BINS
+from headstart.report.calibration import calibration_error, places_of
 from headstart.report.intervals import components, half_width, macro_f1_values
-from headstart.report.worth import read_off
+from headstart.report.worth import read_epochs, read_off, texts_share
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "results" / "coverage.json"
 TABLES = 2000
@@ -240,6 +244,251 @@ def simulate(tables: int) -> dict:
     }
 
 
+START = 0.75
+CURVES = {
+    "level": (0.75, 0.77, 0.785, 0.79, 0.79, 0.79, 0.79, 0.79),
+    "soon": (0.70, 0.75, 0.77, 0.78, 0.785, 0.785, 0.785, 0.785),
+    "rises": (0.60, 0.66, 0.70, 0.73, 0.75, 0.765, 0.775, 0.78),
+    "between": (0.60, 0.66, 0.70, 0.74, 0.76, 0.77, 0.775, 0.78),
+    "falls": (0.60, 0.70, 0.75, 0.765, 0.765, 0.74, 0.72, 0.71),
+    "short": (0.60, 0.70, 0.735, 0.74, 0.74, 0.74, 0.74, 0.74),
+    "almost": (0.60, 0.70, 0.745, *[0.7499] * 9),
+}
+"""What the other arm has after each epoch, where the head start has 75 % after its first: as much at once, after two, at
+the fifth, between the fourth and the fifth, at the third but less and less later, never by a point, never by a hair."""
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """A world to draw accuracies on validation after every epoch from.
+
+    luck      standard deviation of an accuracy over seeds, in points
+    jitter    the share of its variance that is drawn anew at every epoch; of the rest, half is shared by the arms
+    final     accuracy of the better arm on test: the better, the less its right and wrong spread
+    hardness  as above, on test: where it is not 1, as on validation, test says too little or too much of the texts
+    """
+
+    kind: str
+    seeds: int
+    texts: int
+    luck: float
+    jitter: float
+    final: float
+    hardness: float = 1.0
+
+    @property
+    def truth(self) -> float:
+        """The first epoch after which the other arm's expected accuracy is as high; infinite if none is."""
+        return next((place for place, level in enumerate(CURVES[self.kind], start=1) if level >= START), math.inf)
+
+
+def epochs_settings() -> Iterator[Epochs]:
+    for seeds, texts, (luck, jitter) in product((3, 5, 10), (200, 600), ((1.0, 0.3), (3.0, 0.8))):
+        for kind in CURVES:
+            yield Epochs(kind, seeds, texts, luck, jitter, 0.80)
+        for kind in ("level", "rises", "falls", "almost"):
+            yield Epochs(kind, seeds, texts, luck, jitter, 0.92)
+        for kind in ("level", "almost"):
+            yield Epochs(kind, seeds, texts, luck, jitter, 0.92, hardness=4.0)
+
+
+def epochs_drawn(rng: np.random.Generator, world: Epochs, tables: int) -> tuple[np.ndarray, ...]:
+    """The head start after one epoch (tables, seeds), the other after each (and epochs), and both arms' test tables."""
+    levels, size, chance_of = CURVES[world.kind], (tables, world.seeds, world.texts), rng.random
+    both, own = rng.normal(size=(tables, world.seeds, 1)), rng.normal(size=(2, tables, world.seeds, 1))
+    anew = rng.normal(size=(2, tables, world.seeds, len(levels)))
+    kept = math.sqrt((1 - world.jitter) / 2)
+    luck = np.clip(world.luck / 100 * (kept * (both + own) + math.sqrt(world.jitter) * anew), -0.1, 0.1)
+
+    def places() -> tuple[np.ndarray, np.ndarray]:
+        one, other = rng.integers(65_536, size=(2, tables, world.texts), dtype=np.uint16)
+        return one, np.where(chance_of(one.shape, dtype=np.float32) < 0.5, one, other)
+
+    def right(
+        place: np.ndarray, level: float, luck_BS: np.ndarray, draw: np.ndarray, hardness: float = 1.0
+    ) -> np.ndarray:
+        found = chances(round(level, 6), hardness)[place]
+        return draw < pulled(found, luck_BS.astype(np.float32), level)
+
+    ours, theirs = places()
+    start = right(ours, START, luck[0, ..., 0], chance_of(size, dtype=np.float32)).mean(axis=-1)
+    curve, draw = [], chance_of(size, dtype=np.float32)
+    for epoch, level in enumerate(levels):
+        if epoch:  # most answers of a run stay what they were an epoch before
+            draw = np.where(chance_of(size, dtype=np.float32) < 0.7, draw, chance_of(size, dtype=np.float32))
+        curve.append(right(theirs, level, luck[1, ..., epoch], draw).mean(axis=-1))
+    tests = [
+        right(place, level, luck[arm, ..., -1], chance_of(size, dtype=np.float32), world.hardness).astype(np.float64)
+        for arm, (place, level) in enumerate(zip(places(), (world.final, world.final - 0.015), strict=True))
+    ]
+    return start, np.stack(curve, axis=-1), *tests
+
+
+def epoch_by_epoch(start: np.ndarray, curve: np.ndarray, ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """What one might do instead: the first epoch whose interval, made with test's own texts, lies below zero."""
+    seeds, texts = ours.shape[-2:]
+    lead = start[..., None] - curve
+    squared = stdtrit(texts - 1, 0.975) ** 2 * (components(ours - theirs)[1] / texts + 2 / texts**2)
+    half = np.sqrt(squared[:, None] + stdtrit(seeds - 1, 0.975) ** 2 * lead.var(axis=1, ddof=1) / seeds)
+    bounds = (lead.mean(axis=1) - half <= 0, lead.mean(axis=1) + half <= 0)
+    return np.stack([np.where(gone.any(axis=1), gone.argmax(axis=1) + 1, math.inf) for gone in bounds], axis=1)
+
+
+def epochs_measured(world: Epochs, tables: int) -> dict:
+    """How often "worth so many epochs" holds the truth, on which side it misses, and how wide it is."""
+    rng = np.random.default_rng([2, zlib.crc32(repr(world).encode())])
+    ours, others = [], []
+    chunk = max(1, min(tables, CHUNK // (world.seeds * world.texts)))
+    for done in range(0, tables, chunk):
+        drawn = epochs_drawn(rng, world, min(chunk, tables - done))
+        for start, curve, one, other in zip(*drawn, strict=True):
+            found = read_epochs(start, curve, texts_share(one, other), world.texts)
+            ours.append([math.inf if end is None else end for end in (found.low, found.high)])
+        others.append(epoch_by_epoch(*drawn))
+    methods = {}
+    for name, bounds in (("headstart", np.array(ours)), ("epoch by epoch", np.concatenate(others))):
+        low, high = bounds.T
+        beyond = len(CURVES[world.kind]) + 1  # for the width: an epoch more than were run
+        methods[name] = {
+            "coverage": round(float(((low <= world.truth) & (world.truth <= high)).mean()), 4),
+            "too_many": round(float((low > world.truth).mean()), 4),
+            "too_few": round(float((high < world.truth).mean()), 4),
+            "has_upper_end": round(float(np.isfinite(high).mean()), 4),
+            "width": round(float((np.minimum(high, beyond) - np.minimum(low, beyond)).mean()), 2),
+        }
+    return {**asdict(world), "truth": world.truth if math.isfinite(world.truth) else None, "methods": methods}
+
+
+SURE = {
+    "even": lambda places: 0.5 + 0.5 * places,
+    "sure": lambda places: 0.5 + 0.5 * betaincinv(4, 0.4, places),
+    "five": lambda places: 0.2 + 0.8 * places,
+}
+"""How sure answers are: of two classes, evenly between one half and 1 or mostly near 1; of five, evenly from a fifth."""
+FAULTS = {
+    "none": lambda sure: 0 * sure,
+    "too sure": lambda sure: -0.1 * np.maximum(0, 2 * sure - 1) * np.sqrt(4 * sure * (1 - sure)),
+    "far too sure": lambda sure: -0.3 * np.maximum(0, 2 * sure - 1) * np.sqrt(4 * sure * (1 - sure)),
+    "to and fro": lambda sure: 0.2 * np.sin(40 * sure) * sure * (1 - sure),
+    "one bin": lambda sure: -0.1 * ((sure >= 12 / 15) & (sure < 13 / 15)),
+}
+"""How many more are right than the answers are sure of."""
+RESAMPLED_TABLES, RESAMPLES = 200, 200
+
+
+@dataclass(frozen=True)
+class Probabilities:
+    """A world to draw probabilities and right answers from.
+
+    sure, fault  see above
+    luck         how much seeds differ in their fault: standard deviation in points, at a certainty of one half
+    alike        the share of texts on which seeds are equally sure, and of which all answer rightly or none
+    """
+
+    sure: str
+    fault: str
+    seeds: int
+    texts: int
+    luck: float = 0.0
+    alike: float = 0.7
+
+
+def calibration_settings() -> Iterator[Probabilities]:
+    for seeds, texts in product((3, 5, 10), (200, 1000)):
+        for sure in SURE:
+            for fault in FAULTS:
+                yield Probabilities(sure, fault, seeds, texts)
+            for fault in ("none", "too sure", "far too sure"):
+                yield Probabilities(sure, fault, seeds, texts, luck=2.0)
+        for alike in (0.2, 0.95):
+            yield Probabilities("even", "none", seeds, texts, alike=alike)
+    for seeds, fault in product((3, 5, 10), ("none", "too sure")):
+        yield Probabilities("even", fault, seeds, 5000)
+
+
+def right_chance(fault: str, sure: np.ndarray, luck: np.ndarray | float) -> np.ndarray:
+    """The chance that an answer is right, by how sure it is and the luck of its run."""
+    return np.clip(sure + FAULTS[fault](sure) + luck * 4 * sure * (1 - sure), 0, 1)
+
+
+@cache
+def certainties(name: str) -> np.ndarray:
+    return SURE[name]((np.arange(65_536) + 0.5) / 65_536)
+
+
+@cache
+def true_error(sure: str, fault: str, luck: float) -> float:
+    """The calibration error of endlessly many texts, in the same bins, averaged over the luck of runs."""
+    share = certainties(sure)
+    lucks = luck / 100 * ndtri((np.arange(401) + 0.5) / 401) if luck else np.zeros(1)
+    gaps = (share - right_chance(fault, share, each) for each in lucks)
+    return float(np.mean([np.abs(np.bincount(places_of(share), gap)).sum() / len(share) for gap in gaps]))
+
+
+def answered(rng: np.random.Generator, world: Probabilities) -> tuple[np.ndarray, np.ndarray]:
+    """How sure every answer is and whether it is right (seeds, texts)."""
+    shape = (world.seeds, world.texts)
+    places, draws = rng.integers(65_536, size=shape), rng.random(shape)
+    same = rng.random((2, *shape)) < world.alike
+    sure = certainties(world.sure)[np.where(same[0], places[:1], places)]
+    luck = world.luck / 100 * rng.normal(size=(world.seeds, 1))
+    return sure, np.where(same[1], draws[:1], draws) < right_chance(world.fault, sure, luck)
+
+
+def resampled(rng: np.random.Generator, counts: np.ndarray, sure: np.ndarray, right: np.ndarray) -> tuple[float, float]:
+    """What one might do instead: the quantiles of the error when seeds and texts, so many of each, are drawn again."""
+    seeds, texts = sure.shape
+    tables = (sure - right)[..., None] * (places_of(sure)[..., None] == np.arange(BINS))
+    flat = tables.transpose(1, 0, 2).reshape(texts, seeds * BINS)
+    errors = np.abs(counts @ flat).reshape(RESAMPLES, seeds, BINS).sum(axis=-1) / texts
+    drawn = np.take_along_axis(errors, rng.integers(seeds, size=(RESAMPLES, seeds)), axis=1).mean(axis=1)
+    error = float(np.abs(flat.sum(axis=0)).sum() / seeds / texts)
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    return min(error, float(low)), max(error, float(high))
+
+
+def calibration_measured(world: Probabilities, tables: int) -> dict:
+    """How often the interval of the calibration error holds the truth, and how often it says that there is an error."""
+    rng = np.random.default_rng([3, zlib.crc32(repr(world).encode())])
+    truth = true_error(world.sure, world.fault, world.luck)
+    bounds: dict[str, list] = {"headstart": [], "as for accuracy": [], "resampled": []}
+    counts = rng.multinomial(world.texts, np.full(world.texts, 1 / world.texts), size=RESAMPLES).astype(np.float64)
+    errors = []
+    for table in range(tables):
+        sure, right = answered(rng, world)
+        found = calibration_error(sure, right)
+        errors.append(found.mean)
+        bounds["headstart"].append((found.low, found.high))
+        bounds["as for accuracy"].append((2 * found.mean - found.high, found.high))
+        if table < RESAMPLED_TABLES:
+            bounds["resampled"].append(resampled(rng, counts, sure, right))
+    methods = {}
+    for name, pairs in bounds.items():
+        low, high = np.array(pairs).T
+        methods[name] = {
+            "coverage": round(float(((low <= truth) & (truth <= high)).mean()), 4),
+            "claims": round(float((low > 0).mean()), 4),
+            "width": round(float(100 * (high - np.maximum(0, low)).mean()), 2),
+        }
+    told = {"truth": round(100 * truth, 3), "mean": round(100 * float(np.mean(errors)), 3)}
+    return {**asdict(world), **told, "methods": methods}
+
+
+def simulate_more(worlds: Iterator, measure: Callable[..., dict], tables: int) -> dict:
+    """A row for every world, with what falls short told."""
+    started, rows = time.perf_counter(), []
+    for world in worlds:
+        rows.append(measure(world, tables))
+        ours = rows[-1]["methods"]["headstart"]
+        flag = "  <- below" if ours["coverage"] < NOMINAL - tolerance(tables) else ""
+        print(f"{world}: {ours}{flag}", flush=True)
+    for name in rows[0]["methods"]:
+        found = [row["methods"][name]["coverage"] for row in rows]
+        print(f"{name}: coverage {min(found):.3f} to {max(found):.3f} in {len(rows)} settings")
+    print(f"{time.perf_counter() - started:.0f} seconds")
+    return {"tables": tables, "tolerance": round(tolerance(tables), 4), "settings": rows}
+
+
 # Real trainings. Words are of two families, and a text has words of one family only.
 #   coin    the labels of valid and test are tossed: nothing can help, the truth is 0 exactly
 #   noise   pretrained on the same texts with their letters shuffled: there is nothing to learn from them
@@ -328,13 +577,24 @@ def counted(rows: list[dict], kind: str, seeds: int) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trainings", action="store_true", help="run real trainings instead of drawing tables")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--trainings", action="store_true", help="run real trainings instead of drawing tables")
+    part.add_argument("--epochs", action="store_true", help="draw accuracies after every epoch")
+    part.add_argument("--calibration", action="store_true", help="draw probabilities")
     parser.add_argument("--tables", type=int, default=TABLES, help="result tables a setting")
     parser.add_argument("--count", type=int, default=30, help="trainings of each kind")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     known = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {"format": 1}
-    known |= {"trainings": train(options.count)} if options.trainings else {"simulation": simulate(options.tables)}
+    if options.trainings:
+        known["trainings"] = train(options.count)
+    elif options.epochs:
+        known["epochs"] = simulate_more(epochs_settings(), epochs_measured, options.tables)
+    elif options.calibration:
+        found = simulate_more(calibration_settings(), calibration_measured, options.tables)
+        known["calibration"] = {"resampled_tables": min(options.tables, RESAMPLED_TABLES), **found}
+    else:
+        known["simulation"] = simulate(options.tables)
     options.out.write_text(json.dumps(known).replace("}, {", "},\n{") + "\n", encoding="utf-8")  # a line a row
     sys.stdout.write(f"wrote {options.out}\n")
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.measures import BINS, reliability
-from headstart.report.calibration import calibrated, shares_of
+from headstart.measures import BINS, calibration_values, reliability
+from headstart.report.calibration import calibrated, calibration_error, shares_of
 from headstart.report.canvas import svg
 from headstart.report.collect import collect
 from headstart.report.diagrams import reliability_diagrams
@@ -105,3 +105,44 @@ def test_a_diagram_says_what_it_shows(tmp_path):
     span = f"(95 % interval {100 * found.low:.1f} to {100 * found.high:.1f})"
     assert drawing.caption == f"Right answers by certainty: calibration error 15.0 points {span}."
     assert ">from scratch<" in svg(drawing.draw(2.9))
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_right_probabilities_are_not_called_wrong(seeds):
+    """Nineteen times in twenty the interval begins at 0, where the truth is; what was measured is well above it."""
+    chance, held = np.random.default_rng(0), 0
+    for _ in range(200):
+        sure = chance.uniform(0.5, 1, (seeds, 300))
+        found = calibration_error(sure, chance.random((seeds, 300)) < sure)
+        held += found.low == 0
+        assert 0 <= found.low < found.mean < found.high <= 1
+        assert found.mean > 0.01  # control: it is no error of 0 that was measured
+    assert held >= 190 - 3 * (200 * 0.95 * 0.05) ** 0.5
+
+
+def test_wrong_probabilities_are():
+    chance = np.random.default_rng(0)
+    sure = chance.uniform(0.7, 1, (3, 1000))
+    found = calibration_error(sure, chance.random((3, 1000)) < sure - 0.2)
+    assert found.low < 0.2 < found.high
+    assert found.low > 0.12
+    assert found.high < 0.28
+
+
+def test_answers_that_are_all_right_leave_room_for_a_mistake():
+    found = calibration_error(np.full((3, 100), 0.99), np.ones((3, 100), bool))
+    assert found.mean == pytest.approx(0.01)
+    assert found.low == 0
+    # as if two more texts had been seen: 1.984 sqrt(2) / 100 above
+    assert found.high == pytest.approx(0.01 + 1.984 * 2**0.5 / 100, abs=1e-4)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 400))
+def test_what_rows_add_to_the_error_has_it_as_its_mean(seed, rows):
+    rng = np.random.default_rng(seed)
+    places, gaps = rng.integers(0, BINS, rows), rng.uniform(-1, 1, rows)
+    values, excess = calibration_values(places, gaps)
+    distances = [abs(gaps[places == place].sum()) for place in range(BINS)]
+    assert values.mean() == pytest.approx(sum(distances) / rows)
+    deviations = [(gaps[places == place] ** 2).sum() ** 0.5 for place in range(BINS)]
+    assert 0 <= excess <= 1.03 * sum(deviations) / rows

@@ -2,16 +2,28 @@
 
 import json
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headstart.report.arms import best_linear, pair
 from headstart.report.collect import collect
 from headstart.report.page import write_report
-from headstart.report.worth import Place, epochs_needed, labels_needed, never_falling, read_off, worth
+from headstart.report.worth import (
+    LEAST_SHARE,
+    Place,
+    best_so_far,
+    epochs_needed,
+    labels_needed,
+    never_falling,
+    read_epochs,
+    read_off,
+    texts_share,
+    worth,
+)
 from report.make_comparison import make_comparison, write_answers
 
 
@@ -82,6 +94,7 @@ def test_a_better_arm_is_never_worth_fewer_labels(rights, one, other):
 
 
 @given(curves, st.integers(0, 60), st.randoms(use_true_random=False))
+@example([0, 51, 32, 40], 41, Random(0))  # 41 are as many as the last three have on average: a tie from 32 labels on
 def test_the_order_of_test_texts_changes_no_number_of_labels(rights, right, chance):
     curve, sizes = np.stack([table(each, 60) for each in rights]), [2**place for place in range(4, 4 + len(rights))]
     order = chance.sample(range(60), 60)
@@ -138,7 +151,7 @@ def test_all_labels_and_as_many_by_number_are_one_place_of_the_curve(tmp_path):
     ],
 )
 def test_epochs_are_those_that_scratch_needs_for_what_pretrained_has_after_one(tmp_path, scratch, pretrained, expected):
-    answers = {arm: dict.fromkeys(range(3), "1" * 60) for arm in ("scratch", "pretrained")}
+    answers = {arm: dict.fromkeys(range(3), "10" * 30) for arm in ("scratch", "pretrained")}
     curves = {"scratch": scratch, "pretrained": pretrained}
     found = epochs_needed(collect(write_answers(tmp_path, answers, curves=curves)), "pretrained", "scratch", "all")
     assert (found.needed, found.accuracy, found.one_run) == (expected, pytest.approx(pretrained[0]), False)
@@ -147,12 +160,59 @@ def test_epochs_are_those_that_scratch_needs_for_what_pretrained_has_after_one(t
 def test_seeds_that_differ_widen_the_interval_of_epochs(tmp_path):
     rise = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8)
     for seed, shift in enumerate((-0.05, 0.0, 0.05)):
-        answers = {"scratch": {seed: "1" * 60}, "pretrained": {seed: "1" * 60}}
+        answers = {"scratch": {seed: "10" * 30}, "pretrained": {seed: "10" * 30}}
         curves = {"scratch": [value + shift for value in rise], "pretrained": (0.66, 0.9)}
         write_answers(tmp_path, answers, curves=curves)
     found = epochs_needed(collect(tmp_path), "pretrained", "scratch", "all").needed
     # 4.30 * .05 / sqrt(3) = .124 either side of .66: from epoch 2 (.55) to epoch 7 (.80)
     assert found == Place(5, 2, 7, 1, 7)
+
+
+def test_one_lucky_epoch_of_many_is_no_upper_end():
+    """Once the seeds stand a hair below, once they jump above together; what comes after says whether it was luck."""
+    start, below = np.full(3, 0.7), np.full((3, 8), 0.69)
+    lucky, lasting = below.copy(), below.copy()
+    lucky[0, 3], lucky[1, 4], lucky[2, 5] = 0.75, 0.76, 0.77
+    lasting[:, 3:] = 0.75
+    assert read_epochs(start, lasting, 0.0, 2000) == Place(4, 4, 4, 1, 8)
+    found = read_epochs(start, lucky, 0.0, 2000)
+    assert (found.at, found.high) == (4, None)
+
+
+def test_a_curve_that_falls_again_keeps_the_upper_end_it_had():
+    start, rise_and_fall = np.full(5, 0.7), np.array([0.5, 0.6, 0.8, 0.8, 0.6, 0.5])
+    luck = np.linspace(-0.01, 0.01, 5)[:, None]
+    assert read_epochs(start, rise_and_fall + luck, 0.2, 2000) == Place(3, 3, 3, 1, 6)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 8))
+def test_the_ends_in_epochs_lie_on_either_side(seed, seeds, epochs):
+    rng = np.random.default_rng(seed)
+    found = read_epochs(rng.uniform(0.6, 0.8, seeds), rng.uniform(0.5, 0.9, (seeds, epochs)), 0.3, 400)
+    low, at, high = (np.inf if each is None else each for each in (found.low, found.at, found.high))
+    assert 1 <= low <= at <= high
+
+
+@given(st.integers(0, 10_000), st.integers(2, 5))
+def test_the_best_epoch_of_a_seed_is_chosen_without_it(seed, seeds):
+    curve = np.random.default_rng(seed).uniform(0.5, 0.9, (seeds, 6))
+    found = best_so_far(curve)
+    for place in range(seeds):
+        others = np.delete(curve, place, axis=0).mean(axis=0)
+        assert found[place].tolist() == [curve[place, others[: epoch + 1].argmax()] for epoch in range(6)]
+
+
+def test_texts_count_as_much_on_validation_as_their_share_on_test():
+    """Both arms are better on test than after their first epochs, where right and wrong spread more."""
+    ours, theirs = np.ones((3, 200)), np.ones((3, 200))
+    ours[:, :10], theirs[:, -10:] = 0, 0
+    assert texts_share(ours, theirs) == pytest.approx(0.1 / 0.095 * 200 / 199)  # they never err on the same text
+    # arms that err alike on test, or never, may still have differed after an epoch
+    assert texts_share(ours, ours) == texts_share(np.ones((3, 9)), np.ones((3, 9))) == LEAST_SHARE
+    start, curve = np.full(3, 0.65), np.tile([0.5, 0.6, 0.7, 0.8], (3, 1))
+    assert read_epochs(start, curve, 0.0, 200) == Place(3, 3, 3, 1, 4)  # control
+    # 1.97 sqrt((.2275 + .24) 1.06 / 200) = .098: .6 and .7 cannot be told from .65, .8 can
+    assert read_epochs(start, curve, 1.06, 200) == Place(3, 2, 4, 1, 4)
 
 
 def test_arms_without_epochs_have_no_head_start_in_them(tmp_path):

@@ -94,6 +94,13 @@ def test_the_interval_of_the_error_narrows_with_more_rows():
     assert widths[1] < widths[0] / 4
 
 
+def test_the_interval_of_right_probabilities_begins_at_zero():
+    found = [reliability(probabilities(scores), gold) for scores, gold in (drawn(300, 1.0, seed=n) for n in range(60))]
+    assert sum(one.low == 0 for one in found) >= 57 - 3 * (60 * 0.95 * 0.05) ** 0.5
+    assert min(one.ece for one in found) > 0.005  # control: no error of 0 was measured
+    assert reliability(*drawn_shares(300)).low > 0  # control: too sure by far
+
+
 def drawn_shares(rows):
     scores, gold = drawn(rows, 2.5)
     return probabilities(scores), gold

@@ -1,23 +1,21 @@
 """How well the probabilities of an arm keep their word on test: the calibration error, its interval, and the bins behind it.
 
 S seeds, N texts, B bins. The error is that of a run, averaged over seeds: one model is used, not the mean of several.
-The interval is by resampling seeds and texts. Even a classifier without fault shows some error on few texts: `chance`
-says how much, on these texts and at this certainty.
+Even a classifier without fault shows some error on few texts: `chance` says how much, on these texts and at this
+certainty. The interval is the one of everything else, with its lower end moved down by what chance has added.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.measures import BINS, Bin
+from headstart.measures import BINS, Bin, calibration_values
 from headstart.report.collect import Comparison
-from headstart.report.intervals import Floats
+from headstart.report.intervals import Estimate, Floats, estimate
 from headstart.store.cells import Budget, Cell, full
 
-_RESAMPLES = 1000
-_BITE = 2_000_000
 _DIGITS = 6  # sums are added in an order that differs between machines
 
 
@@ -32,7 +30,7 @@ class Calibrated:
     ece: float
     low: float
     high: float
-    """The 95 % interval of `ece`."""
+    """The 95 % interval of the error on endlessly many texts."""
     chance: float
     """What a classifier whose probabilities are right would show here, on average."""
     temperatures: tuple[float, ...]
@@ -55,18 +53,28 @@ def shares_of(cell: Cell) -> Floats:
     return np.array([full(row) for row in cell.probabilities or ()], dtype=np.float64)
 
 
+def places_of(sure_SN: Floats) -> NDArray[np.int64]:
+    """The bin of each answer. A share of 0.8 must not fall into the bin below because 15 * 0.8 is not quite 12."""
+    places_SN: NDArray[np.int64] = np.minimum(np.floor(sure_SN * BINS + 1e-9).astype(np.int64), BINS - 1)
+    return places_SN
+
+
+def calibration_error(sure_SN: Floats, right_SN: NDArray[np.bool_]) -> Estimate:
+    """The mean error of a run and its interval, from how sure every answer is and whether it is right."""
+    runs = zip(places_of(sure_SN), sure_SN - right_SN, strict=True)
+    values, excesses = zip(*(calibration_values(places_N, gaps_N) for places_N, gaps_N in runs), strict=True)
+    found = estimate(np.stack(values), bounds=(0.0, 1.0))
+    return replace(found, low=max(0.0, found.low - float(np.mean(excesses))))
+
+
 def _measured(comparison: Comparison, cells: tuple[Cell, ...]) -> Calibrated:
     gold_N = np.asarray(comparison.data.test.gold, dtype=np.int64)
     answers_SN = np.array([cell.predictions for cell in cells], dtype=np.int64)
     # the answer's own share: where two are equal after rounding, the largest may be another's
     sure_SN = np.stack([shares_of(cell)[np.arange(len(gold_N)), cell.predictions] for cell in cells])
     right_SN = answers_SN == gold_N
-    # a share of 0.8 must not fall into the bin below it because 15 * 0.8 is not quite 12
-    places_SN = np.minimum(np.floor(sure_SN * BINS + 1e-9).astype(np.int64), BINS - 1)
-    gaps_SN = sure_SN - right_SN
-    tables_SNB = gaps_SN[:, :, None] * (places_SN[:, :, None] == np.arange(BINS))
-    error = float(np.abs(tables_SNB.sum(axis=1)).sum(axis=-1).mean() / len(gold_N))
-    low, high = np.quantile(_resampled(tables_SNB), (0.025, 0.975))
+    places_SN = places_of(sure_SN)
+    error = calibration_error(sure_SN, right_SN)
     spread_SB = ((sure_SN * (1 - sure_SN))[:, :, None] * (places_SN[:, :, None] == np.arange(BINS))).sum(axis=1)
     # the mean distance of a normal variable from its mean is sqrt(2 / pi) deviations
     chance = float(np.sqrt(2 * spread_SB / np.pi).sum(axis=-1).mean() / len(gold_N))
@@ -75,10 +83,9 @@ def _measured(comparison: Comparison, cells: tuple[Cell, ...]) -> Calibrated:
         budget=cells[0].labels,
         seeds=len(cells),
         texts=len(gold_N),
-        ece=round(error, _DIGITS),
-        # resampled texts repeat each other, which adds to the error: the interval must not leave out what was measured
-        low=round(min(error, float(low)), _DIGITS),
-        high=round(max(error, float(high)), _DIGITS),
+        ece=round(error.mean, _DIGITS),
+        low=round(error.low, _DIGITS),
+        high=round(error.high, _DIGITS),
         chance=round(chance, _DIGITS),
         temperatures=tuple(cell.temperature for cell in cells),
         bins=tuple(_bins(places_SN, sure_SN, right_SN)),
@@ -97,18 +104,3 @@ def _bins(places_SN: NDArray[np.int64], sure_SN: Floats, right_SN: NDArray[np.bo
         for place in range(BINS)
         if (own := places_SN == place).any()
     ]
-
-
-def _resampled(tables_SNB: Floats) -> Floats:
-    """The mean error of as many seeds and texts, drawn anew each time; the same texts for all seeds of a draw."""
-    seeds, texts, _ = tables_SNB.shape
-    chance = np.random.default_rng(0)
-    samples = max(200, min(_RESAMPLES, 40_000_000 // texts))
-    bite, found = max(1, _BITE // texts), []
-    for done in range(0, samples, bite):
-        size = min(bite, samples - done)
-        counts_RN = chance.multinomial(texts, np.full(texts, 1 / texts), size=size).astype(np.float64)
-        errors_SR = np.abs(counts_RN @ tables_SNB).sum(axis=-1) / texts
-        drawn_RS = chance.integers(0, seeds, (size, seeds))
-        found.append(np.take_along_axis(errors_SR.T, drawn_RS, axis=1).mean(axis=1))
-    return np.concatenate(found)

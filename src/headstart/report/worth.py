@@ -2,7 +2,8 @@
 
 Epochs and labels are both read off a curve of the other arm: where on it does it stand as high as the head start? The
 interval is made of the places that cannot be told apart from it: those at which the paired difference between the two
-has an interval that holds zero. So there is one interval in a report, the one whose coverage was measured.
+has an interval that holds zero. So there is one interval in a report. `benchmarks/coverage.py` says how often what is
+read off with it holds the truth; in epochs it is cautious.
 """
 
 import math
@@ -21,6 +22,10 @@ from headstart.store.cells import Budget, Cell
 
 STEPS = 4
 """Places looked at between two numbers of labels."""
+LEAST_SHARE = 1 / 3
+"""Of the spread of right and wrong, how much texts bring at least: runs that err alike in the end may not at first."""
+TIE = 1e-9
+"""A lead that is no lead: what is left of two equal means that were added up in another order."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +161,8 @@ def never_falling(curve_KSN: Floats) -> Floats:
 def epochs_needed(comparison: Comparison, arm: str, other: str, budget: Budget) -> Epochs | None:
     """How many epochs `other` needs for what `arm` has after one; None if they share no seed or have no epochs.
 
-    The answers on validation are not kept text by text. What its texts bring to the interval is therefore taken from
-    test, where the two arms differ on texts of the same kind.
+    The answers on validation are not kept text by text. How much of the spread of right and wrong the texts alone bring
+    is therefore taken from test, where the two arms differ on texts of the same kind, if that is much.
     """
     ours, theirs = ({cell.seed: cell for cell in comparison.of(name, budget)} for name in (arm, other))
     shared = sorted(ours.keys() & theirs.keys())
@@ -167,18 +172,62 @@ def epochs_needed(comparison: Comparison, arm: str, other: str, budget: Budget) 
     (ours_SN, theirs_SN), once = tables
     start_S = np.array([_curve(ours[seed])[0] for seed in shared])
     length = min(len(theirs[seed].epochs) for seed in shared)
-    lead_SE = start_S[:, None] - np.array([_curve(theirs[seed])[:length] for seed in shared])
-    texts = max(2, comparison.data.valid.rows)
-    squared = quantile(texts - 1) ** 2 * (float(components(ours_SN - theirs_SN)[1]) / texts + 2 / texts**2)
-    half_E = np.full(length, squared)
-    if len(shared) > 1:
-        half_E = half_E + quantile(len(shared) - 1) ** 2 * lead_SE.var(axis=0, ddof=1) / len(shared)
-    mean_E, half_E = lead_SE.mean(axis=0), np.sqrt(half_E)
-    at, low, high = (
-        next((epoch for epoch, lead in enumerate(leads_E, start=1) if lead <= 0), None)
-        for leads_E in (mean_E, mean_E - half_E, mean_E + half_E)
+    curve_SE = np.array([_curve(theirs[seed])[:length] for seed in shared])
+    needed = read_epochs(start_S, curve_SE, texts_share(ours_SN, theirs_SN), max(2, comparison.data.valid.rows))
+    return Epochs(arm, other, float(start_S.mean()), needed, one_run=once)
+
+
+def texts_share(ours_SN: Floats, theirs_SN: Floats) -> float:
+    """How much of the spread of right and wrong of two arms is of the texts, and not less than `LEAST_SHARE`."""
+    spread = float(_spread(ours_SN.mean()) + _spread(theirs_SN.mean()))
+    return max(LEAST_SHARE, float(components(ours_SN - theirs_SN)[1]) / spread if spread else 0.0)
+
+
+def read_epochs(start_S: Floats, curve_SE: Floats, share: float, texts: int) -> Place:
+    """After which epoch a curve stands as high as `start_S`, over seeds and so many validation texts.
+
+    The lower end is the first epoch that cannot be told from the start. The upper end asks more than a first epoch that
+    is surely as high: of many epochs one will be by luck. It looks at the best epoch so far, each seed's as the other
+    seeds choose it, and is where that is surely as high and stays so.
+    """
+    (mean_E, half_E), (best_E, best_half_E) = (
+        _lead(start_S, each_SE, share, texts) for each_SE in (curve_SE, best_so_far(curve_SE))
     )
-    return Epochs(arm, other, float(start_S.mean()), Place(at, low, high, first=1, last=length), one_run=once)
+    stays_E = np.logical_and.accumulate((best_E + best_half_E <= TIE)[::-1])[::-1]
+    at, low, high = (
+        int(gone_E.argmax()) + 1 if gone_E.any() else None
+        for gone_E in (mean_E <= TIE, mean_E - half_E <= TIE, stays_E)
+    )
+    high = None if at is None or high is None else max(at, high)
+    return Place(at, low, high, first=1, last=len(mean_E))
+
+
+def best_so_far(curve_SE: Floats) -> Floats:
+    """Each seed after the best epoch so far, which the other seeds choose: a seed's own choice would be its luckiest.
+
+    >>> best_so_far(np.array([[0.5, 0.7, 0.6], [0.5, 0.6, 0.8]])).tolist()
+    [[0.5, 0.7, 0.6], [0.5, 0.6, 0.6]]
+    """
+    others_SE = curve_SE.sum(axis=0) - curve_SE if len(curve_SE) > 1 else curve_SE
+    before_SE = np.maximum.accumulate(others_SE, axis=1)[:, :-1]
+    better_SE = np.pad(others_SE[:, 1:] > before_SE, ((0, 0), (1, 0)))
+    best_SE = np.maximum.accumulate(np.where(better_SE, np.arange(curve_SE.shape[1]), 0), axis=1)
+    return np.take_along_axis(curve_SE, best_SE, axis=1)
+
+
+def _lead(start_S: Floats, curve_SE: Floats, share: float, texts: int) -> tuple[Floats, Floats]:
+    """How far the start is ahead after each epoch, and half the width of its interval."""
+    lead_SE, seeds = start_S[:, None] - curve_SE, len(start_S)
+    spread_E = _spread(start_S.mean()) + _spread(curve_SE.mean(axis=0))
+    half_E = quantile(texts - 1) ** 2 * (share * spread_E / texts + 2 / texts**2)
+    if seeds > 1:
+        half_E = half_E + quantile(seeds - 1) ** 2 * lead_SE.var(axis=0, ddof=1) / seeds
+    return lead_SE.mean(axis=0), np.sqrt(half_E)
+
+
+def _spread(share: Floats) -> Floats:
+    """The variance of a right or wrong of which so many are right."""
+    return share * (1 - share)
 
 
 def _curve(cell: Cell) -> list[float]:
@@ -195,7 +244,7 @@ def _between(curve_KSN: Floats, logs: Floats, place: float) -> Floats:
 
 def _gone(places: Floats, leads: list[float]) -> float | None:
     """How many labels at the first place where a lead is gone, straight between two places; None if it never is."""
-    gone = next((index for index, lead in enumerate(leads) if lead <= 0), None)
+    gone = next((index for index, lead in enumerate(leads) if lead <= TIE), None)
     if gone is None or gone == 0:
         return None if gone is None else math.exp(places[0])
     before, after = leads[gone - 1], leads[gone]
