@@ -88,7 +88,7 @@ class Batch:
         starts = np.ones((rows, width), dtype=bool)
         starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
         kept = (segments != PADDING).ravel()
-        if kept.mean() > _WORTH_UNPADDING:  # shapes that stay the same are worth more: padding is one more document
+        if kept.mean() > WORTH_UNPADDING:  # shapes that stay the same are worth more: padding is one more document
             kept = np.ones_like(kept)
         cut = np.flatnonzero(starts.ravel() & kept)
         ends = np.cumsum(kept)
@@ -97,7 +97,7 @@ class Batch:
         return replace(self, bounds=_cumulative(lengths), real=unpadded, places=places)
 
 
-_WORTH_UNPADDING = 0.95
+WORTH_UNPADDING = 0.95
 """Share of real tokens above which padding is computed along."""
 _FEWEST_BOUNDS = 256
 

@@ -45,6 +45,10 @@ class View:
     """What `seen` would say of documents between bounds."""
     window: int = -1
     """Between bounds, how far a token sees to each side; -1 is all the way. Elsewhere `seen` says it."""
+    real: Tensor | None = None
+    """Where in the rows the tokens in hand stand, when padding was left out; attention alone sees rows then."""
+    rows: tuple[int, int] = (0, 0)
+    """With `real`, how many rows there are and how long they are."""
 
 
 class SelfAttention(nn.Module):
@@ -61,6 +65,8 @@ class SelfAttention(nn.Module):
         """Attend. Returns keys and values for the next call too."""
         if view.bounds is not None:
             return self._between_bounds(x_BTD, view, view.bounds)
+        if view.real is not None:
+            return self._in_rows(x_BTD, view, view.real)
         query, key, value = (self._split(part) for part in self.inward(x_BTD).chunk(3, dim=-1))
         if view.rotary is not None:
             query, key = turn(query, *view.rotary), turn(key, *view.rotary)
@@ -70,15 +76,32 @@ class SelfAttention(nn.Module):
             if query.shape[2] > 1:  # is_causal would align a short query with the start of the keys
                 ones = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
                 seen = ones.tril(diagonal=key.shape[2] - query.shape[2])
+        mixed_BTD = self._mixed(query, key, value, seen, causal=seen is None and past is None)
+        return self.outward(mixed_BTD), (key, value)
+
+    def _mixed(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, *, causal: bool) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
         mixed_BHTK = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=seen,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=seen is None and past is None,
+            query, key, value, attn_mask=seen, dropout_p=dropout, is_causal=causal
         )
-        return self.outward(mixed_BHTK.transpose(1, 2).flatten(-2)), (key, value)
+        return mixed_BHTK.transpose(1, 2).flatten(-2)
+
+    def _in_rows(self, x_1ND: Tensor, view: View, real: Tensor) -> tuple[Tensor, KeyValues]:
+        """The same of tokens without padding: laid out in rows to look at each other, and taken out of them again."""
+        parts = list(self.inward(x_1ND[0]).view(x_1ND.shape[1], 3, self.heads, -1).unbind(1))
+        if view.rotary is not None:
+            cos_N1K, sin_N1K = (part[:, None] for part in view.rotary)
+            parts[:2] = (turn(part, cos_N1K, sin_N1K) for part in parts[:2])
+        rows, width = view.rows
+        query, key, value = (
+            part.new_zeros(rows * width, *part.shape[1:])
+            .index_copy(0, real, part)
+            .view(rows, width, *part.shape[1:])
+            .transpose(1, 2)
+            for part in parts
+        )
+        mixed_BTD = self._mixed(query, key, value, view.seen, causal=view.seen is None)
+        return self.outward(mixed_BTD.flatten(0, 1)[real])[None], (key, value)
 
     def _between_bounds(self, x_1ND: Tensor, view: View, bounds: Tensor) -> tuple[Tensor, KeyValues]:
         """The same over documents end to end, by a kernel that never looks across a bound: no mask, no padding."""
@@ -87,7 +110,7 @@ class SelfAttention(nn.Module):
             cos_N1K, sin_N1K = (part[:, None] for part in view.rotary)
             query, key = turn(query, cos_N1K, sin_N1K), turn(key, cos_N1K, sin_N1K)
         given = query.dtype  # fp32 comes from scoring in TF32, whose products are as exact as those of fp16
-        low = torch.float16 if given == torch.float32 else given
+        low = torch.float16 if given == torch.float32 and query.is_cuda else given
         mixed_NHK = cast(
             Tensor,
             varlen_attn(

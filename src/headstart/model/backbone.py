@@ -54,8 +54,8 @@ class Backbone(nn.Module):
             segments_BT: the document each token belongs to, documents lying end to end; padding is PADDING. None says
                 that a row is one document, padded on the right if at all: under `causal` nothing real sees padding.
             bounds: the same as cumulative lengths over all rows in turn: where a kernel for that is at hand, it is used.
-            real: with bounds, the flat places of the tokens that are not padding; padding then costs nothing, and its
-                hidden states are zero.
+            real: the flat places of the tokens that are not padding; with bounds and their kernel, or without bounds,
+                padding costs nothing outside attention, and its hidden states are zero.
         """
         if bounds is not None and self._has_kernel(ids_BT):
             return self._between_bounds(ids_BT, visibility, bounds, real)
@@ -64,7 +64,11 @@ class Backbone(nn.Module):
         else:
             segments_BT = torch.zeros_like(ids_BT) if segments_BT is None else segments_BT
             positions, seen = places(segments_BT), visible(segments_BT, visibility)
-        return self.through(ids_BT, positions, seen)
+        return (
+            self.through(ids_BT, positions, seen)
+            if bounds is not None or real is None
+            else self._without_padding(ids_BT, positions, seen, real)
+        )
 
     def through(self, ids_BT: Tensor, positions: Tensor, seen: Tensor | None) -> Tensor:
         """Hidden states of tokens at given places (T, or B, T) that see what `visible` says, or None: those before them."""
@@ -73,14 +77,24 @@ class Backbone(nn.Module):
             hidden_BTD = self._through_layer(layer, hidden_BTD, view)
         return cast(Tensor, self.norm(hidden_BTD))
 
+    def _without_padding(self, ids_BT: Tensor, positions: Tensor, seen: Tensor | None, real: Tensor) -> Tensor:
+        """The same as `through`, of real tokens alone; rows are laid out where tokens look at each other only."""
+        positions_N = positions.expand(ids_BT.shape).flatten()[real]
+        view = View(seen, real=real, rows=(ids_BT.shape[0], ids_BT.shape[1]))
+        hidden = self._embed(ids_BT.flatten()[real][None], positions_N)
+        for layer, each in zip(self.layers, self._views(view, positions_N), strict=True):
+            hidden = self._through_layer(layer, hidden, each)
+        return _back_in_rows(cast(Tensor, self.norm(hidden))[0], real, ids_BT)
+
     def _views(self, view: View, positions: Tensor) -> list[View]:
         """What each layer is told: the same, unless some of them see what is near only."""
-        stock, flat = self.config.stock, view.bounds is not None
+        stock, flat = self.config.stock, view.bounds is not None or view.real is not None
         base = self.config.rotary_base
         whole = replace(view, rotary=self._rotary(positions, base, flat=flat))
         if stock is None or not stock.local_layers:
             return [whole] * len(self.layers)
-        seen = None if flat else nearby(view.seen, positions, stock.window)
+        width = view.rows[1] if view.real is not None else positions.shape[-1]
+        seen = None if view.bounds is not None else nearby(view.seen, width, stock.window, positions.device)
         rotary = self._rotary(positions, stock.local_base, flat=flat)
         local = replace(view, seen=seen, rotary=rotary, window=stock.window)
         return [local if place in stock.local_layers else whole for place in range(len(self.layers))]
@@ -119,9 +133,7 @@ class Backbone(nn.Module):
         for layer, view in zip(self.layers, views, strict=True):
             hidden = self._through_layer(layer, hidden, view)
         hidden_ND = cast(Tensor, self.norm(hidden))[0]
-        if real is not None:
-            hidden_ND = hidden_ND.new_zeros(ids_BT.numel(), hidden_ND.shape[1]).index_copy(0, real, hidden_ND)
-        return hidden_ND.view(*ids_BT.shape, -1)
+        return hidden_ND.view(*ids_BT.shape, -1) if real is None else _back_in_rows(hidden_ND, real, ids_BT)
 
     def compile_layers(self) -> None:
         """Let torch compile the layer, once for all of them: seconds where the whole network would take a minute."""
@@ -158,6 +170,12 @@ class Backbone(nn.Module):
         cos, sin = angles(positions, config.width // config.heads, base)
         # positions of a row (B, T) need a place for the heads; positions that all rows share (T) do not
         return (cos[:, None], sin[:, None]) if positions.ndim == 2 and not flat else (cos, sin)
+
+
+def _back_in_rows(hidden_ND: Tensor, real: Tensor, ids_BT: Tensor) -> Tensor:
+    """Hidden states of real tokens where they stand, those of padding zero."""
+    rows = hidden_ND.new_zeros(ids_BT.numel(), hidden_ND.shape[1]).index_copy(0, real, hidden_ND)
+    return rows.view(*ids_BT.shape, -1)
 
 
 def _say_dynamic(hidden_1ND: Tensor, rotaries: list[tuple[Tensor, Tensor] | None]) -> None:

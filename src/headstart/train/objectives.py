@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headstart.config import PADDING, UNSCORED
-from headstart.data.batches import Batch
+from headstart.data.batches import WORTH_UNPADDING, Batch
 from headstart.kinds import Rating, Target
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
 from headstart.train.losses import linear_cross_entropy
@@ -54,11 +54,14 @@ def answering(target: Target, weights: Tensor | None = None) -> Answering:
 def class_scores(model: Model[ClassifierHead], batch: Batch) -> Tensor:
     """Scores of each text over the labels; of a text in several windows, their mean."""
     assert batch.lengths_B is not None
-    segments = batch.segments_BT
+    ids_BT, segments, real = batch.ids_BT, batch.segments_BT, batch.real
+    real_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device) < batch.lengths_B[:, None]
     if model.head.visibility == "both":  # what lies to the right is seen now: padding must say that it is none
-        real_BT = torch.arange(batch.ids_BT.shape[1], device=batch.ids_BT.device) < batch.lengths_B[:, None]
         segments = torch.where(real_BT, 0, PADDING)
-    hidden_BTD = model.backbone(batch.ids_BT, segments, model.head.visibility, batch.bounds, batch.real)
+    if real is None and ids_BT.device.type == "cpu" and not model.backbone.compiled:
+        real = real_BT.flatten().nonzero()[:, 0]
+        real = real if len(real) < WORTH_UNPADDING * ids_BT.numel() else None
+    hidden_BTD = model.backbone(ids_BT, segments, model.head.visibility, batch.bounds, real)
     scores: Tensor = model.head(hidden_BTD, batch.lengths_B).float()
     if batch.owners_B is None:
         return scores

@@ -1,0 +1,101 @@
+"""Where no kernel reads documents end to end, padding is left out of everything but attention."""
+
+import numpy as np
+import pytest
+import torch
+
+from headstart.config import PADDING, ModelConfig
+from headstart.data.batches import LabelledRows
+from headstart.model.backbone import build_backbone
+from headstart.model.heads import Model, build_classifier_head
+from headstart.shape import StockConfig
+from headstart.train.objectives import class_scores, classify
+from tiny import SPECIAL, VOCABULARY
+
+LEARNED = StockConfig(family="bert", norm_first=False, positions=20, embedding_norm=True)
+WINDOWS = StockConfig(
+    family="modernbert",
+    norm_first=True,
+    gated=True,
+    embedding_norm=True,
+    final_norm=True,
+    window=3,
+    local_layers=(1, 2),
+)
+SIZES = {"width": 16, "depth": 3, "heads": 2, "feedforward": 24, "context": 20}
+SHAPES = {
+    "classic": ModelConfig(block="classic", **SIZES),
+    "modern": ModelConfig(block="modern", **SIZES),
+    "positions": ModelConfig(block="stock", stock=LEARNED, **SIZES),
+    "windows": ModelConfig(block="stock", stock=WINDOWS, **SIZES),
+}
+LENGTHS = (3, 11, 7, 19, 2)
+
+
+def texts(lengths=LENGTHS):
+    return LabelledRows(
+        [np.arange(size) % 13 + 4 for size in lengths],
+        [place % 2 for place in range(len(lengths))],
+        SPECIAL,
+        context=20,
+    )
+
+
+def classifier(shape, reading):
+    model = Model(build_backbone(SHAPES[shape], VOCABULARY, 0), build_classifier_head(SHAPES[shape], 2, 0, reading))
+    torch.nn.init.normal_(model.head.linear.weight)  # scores worth comparing
+    return model.eval()
+
+
+def tokens_through_layers(model, batch):
+    seen = []
+    hook = model.backbone.layers[0].register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[:2].numel()))
+    class_scores(model, batch)
+    hook.remove()
+    return seen[0]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("visibility", ["causal", "both"])
+@pytest.mark.parametrize("told", [False, True], ids=["one document a row", "segments"])
+def test_hidden_states_are_those_under_padding_and_padding_has_none(shape, visibility, told):
+    backbone = build_backbone(SHAPES[shape], VOCABULARY, 0).eval()
+    batch = texts().batch(range(5))
+    real = torch.arange(batch.ids_BT.shape[1]) < batch.lengths_B[:, None]
+    segments = torch.where(real, 0, PADDING) if told or visibility == "both" else None
+    expected = backbone(batch.ids_BT, segments, visibility)
+    found = backbone(batch.ids_BT, segments, visibility, real=real.flatten().nonzero()[:, 0])
+    assert (found[real] - expected[real]).abs().max() < 1e-5
+    assert not found[~real].any()
+    assert expected[~real].any()  # control: padding is computed otherwise
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("reading", ["causal", "both"])
+def test_scores_and_gradients_are_those_of_texts_read_alone(shape, reading):
+    model, rows = classifier(shape, reading), texts()
+    together = rows.batch(range(5))
+    assert tokens_through_layers(model, together) == int(together.lengths_B.sum())
+    alone = torch.cat([class_scores(model, rows.batch([index])) for index in range(5)])
+    assert (class_scores(model, together) - alone).abs().max() < 1e-5
+    classify(model, together).total.backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    for index in range(5):
+        classify(model, rows.batch([index])).total.backward()
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            assert (found[name] - parameter.grad).abs().max() < 1e-4 * max(1, parameter.grad.abs().max()), name
+
+
+def test_texts_of_like_length_stay_in_rows():
+    model = classifier("modern", "both")
+    batch = texts((19, 19, 18, 19)).batch(range(4))
+    assert tokens_through_layers(model, batch) == batch.ids_BT.numel() > batch.lengths_B.sum()
+
+
+def test_a_compiled_network_is_given_rows():
+    model = classifier("modern", "both")
+    model.backbone.compiled = True
+    batch = texts().batch(range(5))
+    assert tokens_through_layers(model, batch) == batch.ids_BT.numel()
