@@ -196,6 +196,24 @@ def test_a_grid_goes_on_elsewhere_with_its_cells_alone(reviews, two, tmp_path):
         assert ours == theirs
 
 
+def test_a_cell_that_another_machine_made_meanwhile_is_not_made_again(reviews, tmp_path):
+    asked = {"arms": ("majority", "tfidf"), "seeds": 2, "labels": (12,)}
+    compare(reviews, tmp_path / "there", **asked)
+    first, last = ("tfidf-12-seed0.json", "tfidf-12-seed1.json")
+
+    class Brought(Quiet):
+        def say(self, line):
+            if line.startswith("majority, 12 labels, seed 0"):
+                shutil.copy(tmp_path / "there" / "cells" / last, tmp_path / "here" / "cells" / last)
+
+    compare(reviews, tmp_path / "here", progress=Brought(), **asked)
+    here, there = (
+        {name: (tmp_path / at / "cells" / name).read_bytes() for name in (first, last)} for at in ("here", "there")
+    )
+    assert here[last] == there[last]
+    assert here[first] != there[first]  # control: a run of its own takes a time of its own
+
+
 def test_a_damaged_cell_is_named_before_anything_runs(two, tmp_path):
     out = tmp_path / "cmp"
     shutil.copytree(two[0], out, ignore=shutil.ignore_patterns("result.json"))
