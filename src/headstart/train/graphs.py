@@ -1,0 +1,265 @@
+"""Small steps without waiting for orders: the passes of a batch are recorded once for each of a few widths, then replayed.
+
+A pass through a small network is some hundreds of kernels, and telling a GPU to start one takes longer than most of them
+run. A CUDA graph is told once. It knows its shapes and addresses for good, so rows are padded to a width that comes back, and
+batches and gradients stay in the same memory.
+
+What a step computes depends on its batch alone, never on what was recorded before it: a batch that is not recorded yet goes
+the same way at the same width, and draws the same random numbers (a replay begins where the generator stands).
+
+B rows of a batch, T tokens of a row.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from headstart.data.batches import Batch
+from headstart.model.heads import ClassifierHead, Model
+from headstart.runtime import Runtime
+from headstart.train.objectives import LossSum
+from headstart.train.parallel import ONE, Way
+from headstart.train.passes import Passes, Say, zero
+
+MOST_TOKENS = 16_384
+"""Padded tokens of a batch beyond which the GPU is busy enough without."""
+_WIDTHS, _STEP = 16, 32
+_MOST_GRAPHS = 32
+
+Work = Callable[[], Tensor]
+"""The passes of a batch; gives its loss."""
+
+
+class Tape(Protocol):
+    """What records and replays."""
+
+    def once(self, work: Work) -> Tensor:
+        """Do it, unrecorded."""
+
+    def record(self, work: Work) -> Work:
+        """What does it again from here on; nothing is done yet. RuntimeError where it cannot be recorded."""
+
+
+def width_for(longest: int, context: int) -> int:
+    """The width that rows of at most `longest` tokens are padded to: one of sixteen or fewer, and no more than the context.
+
+    >>> width_for(1, 512), width_for(33, 512), width_for(505, 512), width_for(500, 505), width_for(129, 1024)
+    (32, 64, 512, 505, 192)
+    """
+    step = _STEP * max(1, -(-context // (_STEP * _WIDTHS)))
+    return max(longest, min(-(-longest // step) * step, context))
+
+
+@dataclass(frozen=True)
+class Padded(Batch):
+    """A batch at a width that comes back, still in the memory of the CPU (pinned, where there is a GPU)."""
+
+
+@dataclass
+class _Slot:
+    """The memory of all batches of one shape, and what replays their passes once they are recorded."""
+
+    batch: Batch
+    replay: Work | None = None
+    used: bool = False
+
+    def take(self, batch: Batch) -> None:
+        """Copy a batch to where the recorded passes read it."""
+        for name in ("ids_BT", "targets", "lengths_B"):
+            getattr(self.batch, name).copy_(getattr(batch, name), non_blocking=True)
+
+
+class Graphs:
+    """The recorded passes of one model; they outlive a call of `fit`."""
+
+    def __init__(self, model: Model[ClassifierHead], tape: Tape, say: Say) -> None:
+        self.model, self.tape, self.say = model, tape, say
+        self.slots: dict[tuple[int, ...], _Slot] = {}
+        self.failed = False
+        """Once something could not be recorded, nothing is any more."""
+        self.lock = threading.Lock()
+        """While passes are recorded, the thread that lays batches out leaves the device alone."""
+        self._seen: list[Any] = []
+
+    @property
+    def recorded(self) -> int:
+        """How many shapes have been recorded."""
+        return sum(slot.replay is not None for slot in self.slots.values())
+
+    def around(self, plain: Passes) -> "CapturedPasses":
+        """The passes of a call of `fit`. What was recorded holds as long as the same weights move, in the same memory."""
+        if self._addresses() != self._seen:
+            self.forget()
+        zero(plain.grads())
+        return CapturedPasses(self, plain)
+
+    def forget(self) -> None:
+        """Let go of everything recorded, and of the gradients: a weight that is frozen now must have none."""
+        if self.slots and next(self.model.parameters()).is_cuda:
+            torch.cuda.synchronize()
+        self.slots.clear()
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        self._seen = []
+
+    def remember(self) -> None:
+        """What the recorded passes rely on."""
+        self._seen = self._addresses()
+
+    def _addresses(self) -> list[Any]:
+        return [
+            (
+                parameter.data_ptr(),
+                parameter.requires_grad,
+                None if (grad := parameter.grad) is None else grad.data_ptr(),
+            )
+            for parameter in self.model.parameters()
+        ]
+
+
+class CapturedPasses(Passes):
+    """Passes that are replayed where they can be; the others go the plain way."""
+
+    def __init__(self, graphs: Graphs, plain: Passes) -> None:
+        super().__init__(plain.model, plain.objective, plain.runtime, plain.way)
+        self.graphs = graphs
+
+    def ready(self, batch: Batch) -> Batch:
+        """Pad what is small, and leave it in pinned memory; the rest goes to the device as it always does."""
+        with self.graphs.lock:
+            if self.graphs.failed or not fits(batch):
+                return super().ready(batch)
+            return padded(batch, self.graphs.model.backbone.config.context, pinned=self.runtime.device.type == "cuda")
+
+    def run(self, batch: Batch, *, last: bool) -> LossSum:
+        """The same sums and gradients as the plain way. The loss is detached: of earlier passes nothing stays alive."""
+        if isinstance(batch, Padded) and not self.graphs.failed:
+            total = self._total(batch)
+            if total is not None:
+                return LossSum(total, batch.scored)
+        part = super().run(super().ready(batch), last=last)
+        return LossSum(part.total.detach(), part.count)
+
+    def clear(self, optimizer: Optimizer) -> None:  # noqa: ARG002
+        """Gradients become zero where they are: their memory is known to what was recorded."""
+        zero(self.grads())
+
+    def _total(self, batch: Padded) -> Tensor | None:
+        """The loss of a batch, its gradients added; None where it could not be recorded."""
+        graphs, shape = self.graphs, (*batch.ids_BT.shape, *batch.targets.shape)
+        if shape not in graphs.slots:
+            graphs.slots[shape] = _Slot(_like(batch, self.runtime.device))
+        slot = graphs.slots[shape]
+        slot.take(batch)
+
+        def work() -> Tensor:
+            part = Passes.run(self, slot.batch, last=True)
+            assert part.count == batch.scored
+            return part.total.detach()
+
+        # the first time warms up: libraries start, kernels are loaded, gradients get their memory
+        if slot.used and slot.replay is None and graphs.recorded < _MOST_GRAPHS:
+            try:
+                with graphs.lock:
+                    slot.replay = graphs.tape.record(work)
+            except RuntimeError as error:
+                graphs.failed = True
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                graphs.say(f"steps are not recorded as CUDA graphs here, and take longer: {reason}")
+                return None
+        total = slot.replay() if slot.replay else graphs.tape.once(work)
+        if not slot.used:
+            graphs.remember()
+        slot.used = True
+        return total
+
+
+def fits(batch: Batch) -> bool:
+    """Whether a batch is one text a row, and small; by its own shape alone, so that every run decides alike."""
+    rows, width = batch.ids_BT.shape
+    alone = batch.lengths_B is not None and batch.owners_B is None and batch.segments_BT is None and not batch.idle
+    return alone and rows * width <= MOST_TOKENS
+
+
+def padded(batch: Batch, context: int, *, pinned: bool = False) -> Padded:
+    """The same batch at a width that comes back. What lies behind a text is read by nobody, so any id will do there."""
+    assert batch.lengths_B is not None
+    width = batch.ids_BT.shape[1]
+    ids_BT = F.pad(batch.ids_BT, (0, width_for(width, context) - width))
+    tensors = [tensor.pin_memory() if pinned else tensor for tensor in (ids_BT, batch.targets, batch.lengths_B)]
+    return Padded(tensors[0], None, tensors[1], batch.scored, tensors[2], visibility=batch.visibility)
+
+
+def _like(batch: Padded, device: torch.device) -> Batch:
+    """Memory on the device for batches of this shape. Without bounds: attention goes by rows, whose shape stays."""
+    assert batch.lengths_B is not None
+    return replace(
+        batch,
+        ids_BT=torch.empty_like(batch.ids_BT, device=device),
+        targets=torch.empty_like(batch.targets, device=device),
+        lengths_B=torch.empty_like(batch.lengths_B, device=device),
+    )
+
+
+class CudaTape:
+    """CUDA graphs that share their memory: one is replayed after the other, and nothing but the loss is read afterwards."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def once(self, work: Work) -> Tensor:
+        """On the stream that records, so that all it needs has been set up there."""
+        here = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            total = work()
+        here.wait_stream(self._stream)
+        return total
+
+    def record(self, work: Work) -> Work:
+        """Capture; the loss that a replay gives is a copy, since the next one writes over it."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # the outer one puts the stream back also where the end of a capture raises
+            with (
+                torch.cuda.stream(torch.cuda.current_stream(self._device)),
+                torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+            ):
+                total = work()
+        except RuntimeError:
+            self._restore_generator()
+            raise
+
+        def replay() -> Tensor:
+            graph.replay()
+            return total.clone()
+
+        return replay
+
+    def _restore_generator(self) -> None:
+        """A capture that failed may leave the generator waiting for its end: give it a state of its own again."""
+        index = torch.cuda.current_device() if self._device.index is None else self._device.index
+        fresh = torch.Generator(torch.device("cuda", index))
+        fresh.manual_seed(torch.default_generator.initial_seed())  # `seed_step` gives both the same
+        torch.cuda.default_generators[index].graphsafe_set_state(fresh)
+
+
+def graphs_for(model: Model[ClassifierHead], runtime: Runtime, way: Way, say: Say) -> Graphs | None:
+    """Where recording is worth it and possible: one process and a GPU, layers neither compiled nor worked out twice.
+
+    In the deterministic mode nothing is recorded: a replay has the kernels of its capture, and they were not checked.
+    """
+    backbone = model.backbone
+    if runtime.device.type != "cuda" or way is not ONE or backbone.compiled or backbone.recompute:
+        return None
+    if torch.are_deterministic_algorithms_enabled():
+        return None
+    return Graphs(model, CudaTape(runtime.device), say)
