@@ -11,13 +11,12 @@ B rows of a batch, T tokens of a row.
 """
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from headstart.data.batches import Batch
@@ -26,24 +25,15 @@ from headstart.runtime import Runtime
 from headstart.train.objectives import LossSum
 from headstart.train.parallel import ONE, Way
 from headstart.train.passes import Passes, Say, zero
+from headstart.train.tape import CudaTape, Tape, Work
+from headstart.train.update import Update, is_recordable
 
 MOST_TOKENS = 16_384
 """Padded tokens of a batch beyond which the GPU is busy enough without."""
 _WIDTHS, _STEP = 16, 32
 _MOST_GRAPHS = 32
-
-Work = Callable[[], Tensor]
-"""The passes of a batch; gives its loss."""
-
-
-class Tape(Protocol):
-    """What records and replays."""
-
-    def once(self, work: Work) -> Tensor:
-        """Do it, unrecorded."""
-
-    def record(self, work: Work) -> Work:
-        """What does it again from here on; nothing is done yet. RuntimeError where it cannot be recorded."""
+_TENSORS = ("ids_BT", "targets", "lengths_B")
+"""What a batch of texts consists of."""
 
 
 def width_for(longest: int, context: int) -> int:
@@ -71,7 +61,7 @@ class _Slot:
 
     def take(self, batch: Batch) -> None:
         """Copy a batch to where the recorded passes read it."""
-        for name in ("ids_BT", "targets", "lengths_B"):
+        for name in _TENSORS:
             getattr(self.batch, name).copy_(getattr(batch, name), non_blocking=True)
 
 
@@ -81,6 +71,7 @@ class Graphs:
     def __init__(self, model: Model[ClassifierHead], tape: Tape, say: Say) -> None:
         self.model, self.tape, self.say = model, tape, say
         self.slots: dict[tuple[int, ...], _Slot] = {}
+        self.update: Update | None = None
         self.failed = False
         """Once something could not be recorded, nothing is any more."""
         self.lock = threading.Lock()
@@ -92,18 +83,22 @@ class Graphs:
         """How many shapes have been recorded."""
         return sum(slot.replay is not None for slot in self.slots.values())
 
-    def around(self, plain: Passes) -> "CapturedPasses":
+    def around(self, plain: Passes, optimizer: Optimizer, clip: float) -> "CapturedPasses":
         """The passes of a call of `fit`. What was recorded holds as long as the same weights move, in the same memory."""
         if self._addresses() != self._seen:
             self.forget()
+        if self.update and not self.update.holds(optimizer, clip):
+            self.update = None
         zero(plain.grads())
         return CapturedPasses(self, plain)
 
     def forget(self) -> None:
         """Let go of everything recorded, and of the gradients: a weight that is frozen now must have none."""
-        if self.slots and next(self.model.parameters()).is_cuda:
-            torch.cuda.synchronize()
+        device = next(self.model.parameters()).device
+        if self.slots and device.type == "cuda":
+            torch.cuda.synchronize(device)  # the last replay may still be under way
         self.slots.clear()
+        self.update = None
         for parameter in self.model.parameters():
             parameter.grad = None
         self._seen = []
@@ -111,6 +106,12 @@ class Graphs:
     def remember(self) -> None:
         """What the recorded passes rely on."""
         self._seen = self._addresses()
+
+    def give_up(self, error: RuntimeError) -> None:
+        """Nothing is recorded from here on; what was is let be."""
+        self.failed = True
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        self.say(f"steps are not recorded as CUDA graphs here, and take longer: {reason}")
 
     def _addresses(self) -> list[Any]:
         return [
@@ -146,6 +147,24 @@ class CapturedPasses(Passes):
         part = super().run(super().ready(batch), last=last)
         return LossSum(part.total.detach(), part.count)
 
+    def length(self, scale: float, clip: float, optimizer: Optimizer) -> Tensor:
+        """The same, replayed once an optimizer has its moments."""
+        graphs = self.graphs
+        if graphs.slots and graphs.update is None and not graphs.failed and is_recordable(optimizer):
+            try:
+                with graphs.lock:
+                    graphs.update = Update(self, optimizer, clip, graphs.tape)
+            except RuntimeError as error:
+                graphs.give_up(error)
+        return super().length(scale, clip, optimizer) if graphs.update is None else graphs.update.measure(scale)
+
+    def step(self, optimizer: Optimizer) -> None:
+        """The same, replayed."""
+        if self.graphs.update is None:
+            super().step(optimizer)
+        else:
+            self.graphs.update.move()
+
     def clear(self, optimizer: Optimizer) -> None:  # noqa: ARG002
         """Gradients become zero where they are: their memory is known to what was recorded."""
         zero(self.grads())
@@ -169,9 +188,7 @@ class CapturedPasses(Passes):
                 with graphs.lock:
                     slot.replay = graphs.tape.record(work)
             except RuntimeError as error:
-                graphs.failed = True
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                graphs.say(f"steps are not recorded as CUDA graphs here, and take longer: {reason}")
+                graphs.give_up(error)
                 return None
         total = slot.replay() if slot.replay else graphs.tape.once(work)
         if not slot.used:
@@ -198,58 +215,9 @@ def padded(batch: Batch, context: int, *, pinned: bool = False) -> Padded:
 
 def _like(batch: Padded, device: torch.device) -> Batch:
     """Memory on the device for batches of this shape. Without bounds: attention goes by rows, whose shape stays."""
-    assert batch.lengths_B is not None
-    return replace(
-        batch,
-        ids_BT=torch.empty_like(batch.ids_BT, device=device),
-        targets=torch.empty_like(batch.targets, device=device),
-        lengths_B=torch.empty_like(batch.lengths_B, device=device),
-    )
-
-
-class CudaTape:
-    """CUDA graphs that share their memory: one is replayed after the other, and nothing but the loss is read afterwards."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def once(self, work: Work) -> Tensor:
-        """On the stream that records, so that all it needs has been set up there."""
-        here = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(here)
-        with torch.cuda.stream(self._stream):
-            total = work()
-        here.wait_stream(self._stream)
-        return total
-
-    def record(self, work: Work) -> Work:
-        """Capture; the loss that a replay gives is a copy, since the next one writes over it."""
-        graph = torch.cuda.CUDAGraph()
-        try:
-            # the outer one puts the stream back also where the end of a capture raises
-            with (
-                torch.cuda.stream(torch.cuda.current_stream(self._device)),
-                torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
-            ):
-                total = work()
-        except RuntimeError:
-            self._restore_generator()
-            raise
-
-        def replay() -> Tensor:
-            graph.replay()
-            return total.clone()
-
-        return replay
-
-    def _restore_generator(self) -> None:
-        """A capture that failed may leave the generator waiting for its end: give it a state of its own again."""
-        index = torch.cuda.current_device() if self._device.index is None else self._device.index
-        fresh = torch.Generator(torch.device("cuda", index))
-        fresh.manual_seed(torch.default_generator.initial_seed())  # `seed_step` gives both the same
-        torch.cuda.default_generators[index].graphsafe_set_state(fresh)
+    tensors = {name: getattr(batch, name) for name in _TENSORS}
+    there: dict[str, Any] = {name: torch.empty(t.shape, dtype=t.dtype, device=device) for name, t in tensors.items()}
+    return replace(batch, **there)
 
 
 def graphs_for(model: Model[ClassifierHead], runtime: Runtime, way: Way, say: Say) -> Graphs | None:

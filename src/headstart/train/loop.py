@@ -18,7 +18,6 @@ from headstart.errors import TrainingError
 from headstart.runtime import Runtime, seed_step
 from headstart.train.average import Average
 from headstart.train.graphs import Graphs
-from headstart.train.local import local
 from headstart.train.objectives import LossSum, Objective
 from headstart.train.parallel import ONE, Way
 from headstart.train.passes import Passes
@@ -80,7 +79,7 @@ def fit(
     started = time.perf_counter()  # before the rows are fetched: waiting for them is part of a step
     ahead, way = runtime.device.type == "cuda", state.way
     passes = Passes(state.model, objective, runtime, way)
-    passes = graphs.around(passes) if graphs else passes
+    passes = graphs.around(passes, state.optimizer, config.clip) if graphs else passes
     for batches in in_turn(fetch, state.step, steps, passes.ready, ahead=ahead):
         if not state.model.training:  # asked first: telling every module takes a while
             state.model.train()
@@ -95,10 +94,12 @@ def fit(
                     parts.append(passes.run(batch, last=number == len(batches)))
             own = sum(batch.scored for batch in batches if not batch.idle)
             count, scored = way.settle(sum(part.count for part in parts), own)
-        length = _scale_and_clip(passes, 1 / max(count, 1e-12), config.clip, way)
+        length = passes.length(1 / max(count, 1e-12), config.clip, state.optimizer)
         read = _asked(way.figures([part.total for part in parts], length))
         if early := runtime.device.type == "cuda":
-            state.optimizer.step()  # before the numbers are known: so the device has work while its answer travels
+            passes.step(
+                state.optimizer
+            )  # before the numbers are known: so the device has work while its answer travels
         *totals, norm = read()  # the one moment of a step at which the device is waited for
         total = sum(totals)
         if not (math.isfinite(total) and math.isfinite(norm)):
@@ -109,7 +110,7 @@ def fit(
                 f" try a lower optim.lr than {config.lr:g}, a longer optim.warmup, or precision fp32"
             )
         if not early:
-            state.optimizer.step()
+            passes.step(state.optimizer)
         passes.clear(state.optimizer)
         state.step += 1
         if state.average:
@@ -152,14 +153,3 @@ def _asked(numbers: Tensor) -> Callable[[], list[float]]:
         return here.tolist()
 
     return read
-
-
-def _scale_and_clip(passes: Passes, scale: float, clip: float, way: Way) -> Tensor:
-    """Turn summed gradients into means, then bound their norm; returns the norm before."""
-    grads = [local(grad) for grad in passes.grads()]
-    torch._foreach_mul_(grads, scale)
-    norm = way.norm(grads)
-    if clip:
-        # as torch.nn.utils.clip_grads_with_norm_, on the parts that this process holds
-        torch._foreach_mul_(grads, torch.clamp(clip / (norm + 1e-6), max=1.0))
-    return norm
