@@ -10,7 +10,7 @@ from headstart.config import ModelConfig, OptimConfig, TransferConfig
 from headstart.data.batches import CausalRows, LabelledRows
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import Model, build_classifier_head
-from headstart.train.graphs import MOST_TOKENS, Graphs, Padded, fits, graphs_for, padded, width_for
+from headstart.train.graphs import MOST_TOKENS, MOST_WORK, Graphs, Padded, fits, graphs_for, padded, width_for
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import classify
 from headstart.train.optim import build_optimizer, set_trainable
@@ -107,14 +107,15 @@ def test_padding_to_a_width_changes_neither_loss_nor_gradients(kind):
 
 def test_what_cannot_be_recorded_is_known_by_its_shape():
     data = rows()
-    assert fits(data.batch([0, 1]))
-    assert fits(rows(windows=True).batch([0, 1]))  # all in one row each
+    assert fits(data.batch([0, 1]), 100)
+    assert fits(rows(windows=True).batch([0, 1]), 100)  # all in one row each
     short = LabelledRows([np.full(30, 5)], [0], SPECIAL, context=12, windows=True)
-    assert not fits(short.batch([0]))  # a text in several rows
+    assert not fits(data.batch([0, 1]), MOST_WORK)  # layers that keep a GPU busy
+    assert not fits(short.batch([0]), 100)  # a text in several rows
     wide = LabelledRows([np.full(MOST_TOKENS, 5)], [0], SPECIAL, context=MOST_TOKENS + 1)
-    assert not fits(wide.batch([0]))
+    assert not fits(wide.batch([0]), 100)
     pieces = CausalRows(corpus([3, 11]), np.arange(2), SPECIAL, context=12, layout="packed", seed=1)
-    assert not fits(pieces.batch(0, 1))
+    assert not fits(pieces.batch(0, 1), 100)
 
 
 def test_nothing_is_recorded_without_a_gpu():

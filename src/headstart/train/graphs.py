@@ -28,8 +28,9 @@ from headstart.train.passes import Passes, Say, zero
 from headstart.train.tape import CudaTape, Tape, Work
 from headstart.train.update import Update, is_recordable
 
-MOST_TOKENS = 16_384
-"""Padded tokens of a batch beyond which the GPU is busy enough without."""
+MOST_TOKENS, MOST_WORK = 16_384, 10**11
+"""Padded tokens of a batch, alone and times the weights of a layer, beyond which the GPU is busy enough without: there
+padding costs more than orders do."""
 _WIDTHS, _STEP = 16, 32
 _MOST_GRAPHS = 32
 _TENSORS = ("ids_BT", "targets", "lengths_B")
@@ -72,6 +73,8 @@ class Graphs:
         self.model, self.tape, self.say = model, tape, say
         self.slots: dict[tuple[int, ...], _Slot] = {}
         self.update: Update | None = None
+        self.layer = sum(parameter.numel() for parameter in model.backbone.layers[0].parameters())
+        """The weights of a layer."""
         self.failed = False
         """Once something could not be recorded, nothing is any more."""
         self.lock = threading.Lock()
@@ -134,7 +137,7 @@ class CapturedPasses(Passes):
     def ready(self, batch: Batch) -> Batch:
         """Pad what is small, and leave it in pinned memory; the rest goes to the device as it always does."""
         with self.graphs.lock:
-            if self.graphs.failed or not fits(batch):
+            if self.graphs.failed or not fits(batch, self.graphs.layer):
                 return super().ready(batch)
             return padded(batch, self.graphs.model.backbone.config.context, pinned=self.runtime.device.type == "cuda")
 
@@ -197,11 +200,11 @@ class CapturedPasses(Passes):
         return total
 
 
-def fits(batch: Batch) -> bool:
-    """Whether a batch is one text a row, and small; by its own shape alone, so that every run decides alike."""
-    rows, width = batch.ids_BT.shape
+def fits(batch: Batch, layer: int) -> bool:
+    """Whether a batch is one text a row, and small for layers of so many weights: every run decides alike."""
+    tokens = batch.ids_BT.numel()
     alone = batch.lengths_B is not None and batch.owners_B is None and batch.segments_BT is None and not batch.idle
-    return alone and rows * width <= MOST_TOKENS
+    return alone and tokens <= MOST_TOKENS and tokens * layer <= MOST_WORK
 
 
 def padded(batch: Batch, context: int, *, pinned: bool = False) -> Padded:
