@@ -21,6 +21,7 @@ class Update:
         self._knobs = torch.empty(1 + len(self._groups), device=device)
         self._set_to = torch.empty(1 + len(self._groups), pin_memory=device.type == "cuda")
         scale, *rates = self._knobs.unbind()
+        torch._foreach_mul_([self._knobs.clone()], torch.ones((), device=device))  # loads the one kernel that is new
 
         def move() -> Tensor:
             own = [group["lr"] for group in self._groups]
