@@ -97,9 +97,8 @@ def fit(
         length = passes.length(1 / max(count, 1e-12), config.clip, state.optimizer)
         read = _asked(way.figures([part.total for part in parts], length))
         if early := runtime.device.type == "cuda":
-            passes.step(
-                state.optimizer
-            )  # before the numbers are known: so the device has work while its answer travels
+            # before the numbers are known: so the device has work while its answer travels
+            passes.step(state.optimizer)
         *totals, norm = read()  # the one moment of a step at which the device is waited for
         total = sum(totals)
         if not (math.isfinite(total) and math.isfinite(norm)):
