@@ -207,6 +207,15 @@ def test_what_cannot_be_recorded_goes_the_plain_way_and_is_said_once():
     ]
 
 
+def test_a_network_that_keeps_a_gpu_busy_goes_the_plain_way_to_the_bit():
+    model = model_of()
+    graphs = Graphs(model, Again(), print)
+    graphs.layer = MOST_WORK
+    assert [report.loss for report in trained(model, graphs=graphs)] == [report.loss for report in trained(model_of())]
+    assert not graphs.slots
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_a_padded_batch_knows_itself():
     batch = padded(rows().batch([0, 2]), CONTEXT)
     assert isinstance(batch, Padded)

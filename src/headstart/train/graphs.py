@@ -168,9 +168,12 @@ class CapturedPasses(Passes):
         else:
             self.graphs.update.move()
 
-    def clear(self, optimizer: Optimizer) -> None:  # noqa: ARG002
-        """Gradients become zero where they are: their memory is known to what was recorded."""
-        zero(self.grads())
+    def clear(self, optimizer: Optimizer) -> None:
+        """Gradients become zero where they are: their memory is known to what is recorded, if anything is."""
+        if self.graphs.slots:
+            zero(self.grads())
+        else:
+            super().clear(optimizer)
 
     def _total(self, batch: Padded) -> Tensor | None:
         """The loss of a batch, its gradients added; None where it could not be recorded."""
