@@ -379,6 +379,7 @@ def test_a_frozen_weight_does_not_move_in_a_recorded_step():
     assert not tuning.said
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # what torch says of a capture that was broken off
 def test_passes_that_cannot_be_recorded_go_the_plain_way():
     def asks_the_device(model, batch):
         part = classify(model, batch)
