@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from headstart.config import ModelConfig, OptimConfig
+from headstart.config import ModelConfig, OptimConfig, TransferConfig
 from headstart.data.batches import CausalRows, LabelledRows
 from headstart.errors import Interrupted
 from headstart.files import read_json
@@ -18,9 +18,11 @@ from headstart.recipes.pretrain import run_pretrain
 from headstart.runtime import Halt, Runtime, Stop
 from headstart.shape import StockConfig
 from headstart.train.evaluate import score_texts
+from headstart.train.graphs import graphs_for
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import classify, predict_tokens
-from headstart.train.optim import build_optimizer
+from headstart.train.optim import build_optimizer, set_trainable
+from headstart.train.parallel import ONE
 from tiny import (
     CPU,
     SPECIAL,
@@ -291,3 +293,161 @@ def test_without_the_mode_a_resumed_run_ends_within_the_stated_bound(tmp_path):
     whole, cut = (read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("whole", "cut"))
     assert cut == pytest.approx(whole, rel=BOUND)
     assert read_json(tmp_path / "cut" / "environment.json")["deterministic"] is False
+
+
+TEXTS = [3, 40, 7, 61, 9, 5, 33, 12, 80, 21]
+TUNED = {
+    "classic": (ModelConfig(width=40, depth=2, heads=2, feedforward=40, context=96), "causal"),
+    "modern": (MODERN.model_copy(update={"context": 96}), "causal"),
+    "modern, both": (MODERN.model_copy(update={"context": 96}), "both"),
+}
+
+
+class Tuning:
+    """A small fine-tuning whose batches have two widths, and an odd one at the end of each epoch."""
+
+    def __init__(self, kind="classic", *, seed=0, captured=True, ask=classify, dropout=0.0, **optim):
+        shape, reading = TUNED[kind]
+        shape = shape.model_copy(update={"dropout": dropout})
+        head = build_classifier_head(shape, 2, 0, reading)
+        self.model, self.ask = Model(build_backbone(shape, VOCABULARY, 0), head).cuda(), ask
+        self.config = OptimConfig(**{"lr": 1e-3, "clip": 0.5, **optim})
+        self.state = TrainState(self.model, build_optimizer(self.model, self.config), seed)
+        self.said = []
+        self.graphs = self.fresh() if captured else None
+        texts = [(np.arange(size) * 7 + size) % 13 + 4 for size in TEXTS]
+        self.rows = LabelledRows(texts, [size % 2 for size in TEXTS], SPECIAL, context=96)
+
+    def fresh(self):
+        return graphs_for(self.model, CUDA, ONE, self.said.append)
+
+    def fetch(self, step):
+        first = 3 * (step % 4)
+        return [self.rows.batch(range(first, min(first + 3, len(TEXTS))))]
+
+    def losses(self, steps=30, until=None, runtime=None):
+        found = []
+        runtime = runtime or CUDA
+        for report in fit(
+            self.state,
+            self.fetch,
+            lambda batch: self.ask(self.model, batch),
+            self.config,
+            steps,
+            runtime,
+            graphs=self.graphs,
+        ):
+            found.append(report.loss)
+            if report.step == until:
+                break
+        return found
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+@pytest.mark.parametrize("kind", TUNED)
+def test_recorded_fine_tuning_follows_the_plain_one(kind, optimizer):
+    settings = {"optimizer": optimizer, "warmup": 0.3, "schedule": "linear"}
+    plain, captured = Tuning(kind, captured=False, **settings).losses(), Tuning(kind, **settings)
+    assert captured.losses() == pytest.approx(plain, rel=5e-3)
+    assert not captured.said
+    assert captured.graphs.recorded == 3
+    assert captured.graphs.update is not None
+    assert max(plain) - min(plain) > 0.1  # control: something is learnt
+
+
+@pytest.mark.parametrize("kind", TUNED)
+def test_recorded_fine_tuning_in_bf16_follows_the_plain_one_roughly(kind):
+    plain, captured = Tuning(kind, captured=False).losses(runtime=CUDA_BF16), Tuning(kind)
+    assert captured.losses(runtime=CUDA_BF16) == pytest.approx(plain, rel=0.05, abs=0.05)
+    assert not captured.said
+    assert captured.graphs.recorded == 3
+
+
+def test_with_muon_the_passes_alone_are_recorded():
+    plain, captured = Tuning("modern", captured=False, optimizer="muon").losses(), Tuning("modern", optimizer="muon")
+    assert captured.losses() == pytest.approx(plain, rel=0.05, abs=0.05)
+    assert captured.graphs.recorded == 3
+    assert captured.graphs.update is None
+    assert not captured.said
+
+
+def test_what_is_dropped_follows_from_seed_and_step_recorded_or_not():
+    """With a rate of next to nothing only what is dropped makes losses of the same batch differ."""
+    settings = {"dropout": 0.3, "lr": 1e-9}
+    whole, again, other = (Tuning(seed=seed, **settings).losses(24) for seed in (0, 0, 1))
+    assert whole == pytest.approx(again, rel=1e-4)
+    of_one_batch = whole[0::4]
+    assert min(abs(a - b) for i, a in enumerate(of_one_batch) for b in of_one_batch[:i]) > 1e-4 * whole[0]
+    assert whole != pytest.approx(other, rel=1e-3)
+    cut = Tuning(**settings)
+    first = cut.losses(24, until=13)
+    cut.graphs = cut.fresh()  # as in another process: every width is new
+    assert first + cut.losses(24) == pytest.approx(whole, rel=1e-4)
+
+
+def test_a_frozen_weight_does_not_move_in_a_recorded_step():
+    tuning = Tuning()
+    tuning.losses(until=9)
+    set_trainable(tuning.model, TransferConfig(freeze=True), 0)
+    before = {name: parameter.detach().clone() for name, parameter in tuning.model.named_parameters()}
+    tuning.losses(until=20)
+    moved = {name for name, parameter in tuning.model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert moved == {"head.linear.weight", "head.linear.bias"}
+    assert tuning.graphs.recorded == 3
+    set_trainable(tuning.model, TransferConfig(), 0)
+    tuning.losses()
+    assert not any(torch.equal(parameter, before[name]) for name, parameter in tuning.model.named_parameters())
+    assert not tuning.said
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # what torch says of a capture that was broken off
+def test_passes_that_cannot_be_recorded_go_the_plain_way():
+    def asks_the_device(model, batch):
+        part = classify(model, batch)
+        assert float(part.total.detach()) > 0
+        return part
+
+    refused = Tuning(ask=asks_the_device)
+    found = refused.losses()
+    assert found == pytest.approx(Tuning(captured=False).losses(), rel=5e-3)
+    assert refused.graphs.recorded == 0
+    assert len(refused.said) == 1
+    assert refused.said[0].startswith("steps are not recorded as CUDA graphs here, and take longer: ")
+    # the generator is whole again, and another model can be recorded
+    assert all(np.isfinite(Tuning(ask=asks_the_device, dropout=0.3).losses()))
+    captured = Tuning(dropout=0.3)
+    assert all(np.isfinite(captured.losses()))
+    assert captured.graphs.recorded == 3
+
+
+def test_a_recorded_run_that_is_resumed_ends_within_the_stated_bound(tmp_path, monkeypatch):
+    from headstart.recipes.training import Finetuning
+
+    data = write_reviews(tmp_path / "data")
+    given = {"source": "scratch", **{name: str(data / f"{name}.csv") for name in ("valid", "test")}}
+    config = finetune_config(runtime__device="cuda", optim__average=0.5)
+    run_finetune(str(data / "train.csv"), tmp_path / "whole", config, **given)
+    go, seen = Finetuning.go, []
+
+    def stopped(own, *, resume):
+        own.stop = StopAt(10)
+        try:
+            return go(own, resume=resume)
+        finally:
+            seen.append(own._graphs.recorded)
+
+    with monkeypatch.context() as changed, pytest.raises(Interrupted):
+        changed.setattr(Finetuning, "go", stopped)
+        run_finetune(str(data / "train.csv"), tmp_path / "cut", config, **given)
+    run_finetune(None, tmp_path / "cut", None, resume=True)
+    whole, cut = (read_json(tmp_path / name / "result.json")["valid"]["loss"] for name in ("whole", "cut"))
+    assert cut == pytest.approx(whole, rel=BOUND, abs=BOUND)
+    assert seen[0] > 0  # control: it was recorded
+
+
+def test_weighted_classes_are_learnt_as_before(tmp_path):
+    data = write_reviews(tmp_path / "data")
+    given = {"source": "scratch", "valid": str(data / "valid.csv")}
+    config = finetune_config(runtime__device="cuda", transfer__class_weights="balanced")
+    run_finetune(str(data / "train.csv"), tmp_path / "run", config, **given)
+    assert (tmp_path / "run" / "result.json").is_file()

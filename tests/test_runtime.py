@@ -9,7 +9,7 @@ import torch
 
 from headstart import runtime
 from headstart.config import RuntimeConfig
-from headstart.runtime import Stop, environment, free_cores, start, stopping
+from headstart.runtime import Stop, environment, free_cores, seed_step, start, stopping
 
 
 @pytest.mark.parametrize(("precision", "bf16"), [("auto", False), ("fp32", False), ("bf16", True)])
@@ -76,3 +76,12 @@ def test_a_time_limit_counts_what_came_before_training(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: 100 + 121.0)
     assert Stop(time_limit=2, since=100.0).requested
     assert not Stop(time_limit=2).requested  # control
+
+
+def test_a_step_draws_what_torch_draws_from_its_seed():
+    seed_step(3, 7)
+    found = torch.rand(4)
+    torch.manual_seed((3 * 0x9E3779B1 + 7 * 0x85EBCA6B + 1) % 2**63)
+    assert torch.equal(found, torch.rand(4))
+    seed_step(3, 8)
+    assert not torch.equal(found, torch.rand(4))  # control

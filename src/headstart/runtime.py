@@ -166,7 +166,13 @@ def seed_step(seed: int, step: int, rank: int = 0) -> None:
     """
     import torch
 
-    torch.manual_seed((seed * 0x9E3779B1 + step * 0x85EBCA6B + rank * 0xC2B2AE3D27D4EB4F + 1) % 2**63)
+    value = (seed * 0x9E3779B1 + step * 0x85EBCA6B + rank * 0xC2B2AE3D27D4EB4F + 1) % 2**63
+    # as torch.manual_seed, which also writes down where it was called from for every kind of device that is not there
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(value)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(value)
 
 
 def environment(runtime: Runtime) -> dict[str, Any]:

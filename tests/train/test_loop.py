@@ -254,7 +254,9 @@ def test_fetching_ahead_gives_the_same_in_the_same_order(first, steps):
     def fetch(step: int) -> list[Batch]:
         return [data.batch(step * 2, 2)]
 
-    plain, ahead = (list(in_turn(fetch, first, steps, CPU.device, ahead=early)) for early in (False, True))
+    plain, ahead = (
+        list(in_turn(fetch, first, steps, lambda batch: batch.to(CPU.device), ahead=early)) for early in (False, True)
+    )
     assert len(plain) == len(ahead) == steps - first
     for one, other in zip(plain, ahead, strict=True):
         assert torch.equal(one[0].ids_BT, other[0].ids_BT)
@@ -267,7 +269,7 @@ def test_a_fault_in_fetching_ahead_is_not_lost():
         return []
 
     with pytest.raises(TrainingError, match="no such row"):
-        list(in_turn(fetch, 0, 5, CPU.device, ahead=True))
+        list(in_turn(fetch, 0, 5, lambda batch: batch.to(CPU.device), ahead=True))
 
 
 def test_a_step_takes_as_long_as_its_fetching_too_and_not_what_the_caller_does(monkeypatch):

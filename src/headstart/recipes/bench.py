@@ -32,9 +32,11 @@ from headstart.runtime import Runtime, environment, start
 from headstart.store.bundle import save_bundle
 from headstart.text.tokenizer import SpecialIds, train_tokenizer
 from headstart.train.evaluate import score_texts
+from headstart.train.graphs import Graphs, graphs_for
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import LossSum, classify, predict_tokens
 from headstart.train.optim import build_optimizer
+from headstart.train.parallel import ONE
 
 SNIPPET, REVIEW = 24, 135
 """Tokens of a short text and of a long one, on average."""
@@ -182,7 +184,8 @@ def _finetuning(model: Any, config: FinetuneConfig, runtime: Runtime, rate: floa
     rows = _rows(texts, config.model.context)
     batches = [rows.batch(range(first, first + count)) for first in range(0, 4 * count, count)]
     tokens = float(np.minimum(rows.lengths, config.model.context).sum()) / len(batches)
-    taken = _steps(model, batches, classify, config, runtime, seconds)
+    graphs = graphs_for(model, runtime, ONE, lambda _: None)
+    taken = _steps(model, batches, classify, config, runtime, seconds, graphs)
     return Figure(
         f"fine-tuning step, {count} texts of {tokens / count:.0f} tokens",
         taken,
@@ -199,6 +202,7 @@ def _steps(
     config: PretrainConfig | FinetuneConfig,
     runtime: Runtime,
     seconds: float,
+    graphs: Graphs | None = None,
 ) -> float:
     state = TrainState(model, build_optimizer(model, config.optim), 0)
     reports = fit(
@@ -208,6 +212,7 @@ def _steps(
         config.optim,
         _MOST + 1,
         runtime,
+        graphs=graphs,
     )
     return median(_timed(lambda: next(reports), seconds))
 

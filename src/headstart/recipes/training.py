@@ -30,6 +30,7 @@ from headstart.store.tensors import load_into
 from headstart.train.average import Average, averaged
 from headstart.train.calibrate import fold_affine, fold_temperature
 from headstart.train.evaluate import score_texts
+from headstart.train.graphs import Graphs, graphs_for
 from headstart.train.loop import StepReport, TrainState, fit
 from headstart.train.objectives import LossSum, answering
 from headstart.train.optim import build_optimizer, set_trainable
@@ -87,6 +88,9 @@ class Finetuning:
         self.test = data.rows(data.test, context, config.labelled) if data.test else None
         weights = class_weights(config, data.target, data.train)
         self.target, self.affine = data.target, data.target.affine
+        # what weighted classes count is asked of the device in the middle of a pass, which cannot be recorded
+        self._recordable = weights is None or data.target.kind != "classes"
+        self._graphs: Graphs | None = None
         self.ask = answering(data.target, None if weights is None else weights.to(runtime.device))
         self.rows_a_step = config.loop.batch_size * config.loop.accumulate
         self.pass_steps = -(-len(self.train) // self.rows_a_step)
@@ -118,6 +122,8 @@ class Finetuning:
         """Train, choose by validation, read test once. On a stop the state is saved and Halt goes on to the caller."""
         if self.config.runtime.compile:
             self.model.backbone.compile_layers()
+        if self._recordable:
+            self._graphs = graphs_for(self.model, self.runtime, self.way, self._say)
         if self.way.sharded:
             set_trainable(self.model, self.config.transfer, 0)
             self.way.spread(self.model, self.runtime)
@@ -198,7 +204,7 @@ class Finetuning:
 
     def _fit(self, state: TrainState, steps: int) -> Generator[StepReport, None, None]:
         optim, cutting = self.config.optim, cuts(self.config.runtime, self.stop)
-        return fit(state, self._fetch, self._objective, optim, steps, self.runtime, cutting)
+        return fit(state, self._fetch, self._objective, optim, steps, self.runtime, cutting, self._graphs)
 
     def _is_epochs_end(self, step: int) -> bool:
         return step % self.epoch_steps == 0 or step == self.steps

@@ -16,14 +16,14 @@ class Average:
     """The mean of a model's weights over about the last 1 / (1 - decay) steps; over all of them while they are fewer."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self._model, self._decay = model, decay
+        self._parameters, self._decay = list(model.parameters()), decay
         self.means = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Take in the weights after a step, counted from 1."""
         share = max(1 - self._decay, 1 / step)
-        weights = [local(parameter.detach()) for parameter in self._model.parameters()]
+        weights = [local(parameter.detach()) for parameter in self._parameters]
         torch._foreach_lerp_([local(mean) for mean in self.means.values()], weights, share)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -17,9 +17,10 @@ from headstart.data.batches import Batch
 from headstart.errors import TrainingError
 from headstart.runtime import Runtime, seed_step
 from headstart.train.average import Average
-from headstart.train.local import local
+from headstart.train.graphs import Graphs
 from headstart.train.objectives import LossSum, Objective
 from headstart.train.parallel import ONE, Way
+from headstart.train.passes import Passes
 from headstart.train.schedule import lr_share
 
 
@@ -64,6 +65,7 @@ def fit(
     steps: int,
     runtime: Runtime,
     cutting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    graphs: Graphs | None = None,
 ) -> Generator[StepReport, None, None]:
     """Train until `steps`, yielding after each optimizer step; close it to leave early.
 
@@ -71,12 +73,16 @@ def fit(
 
     Args:
         cutting: entered around what may be left in the middle, since no weight moves in it: the passes of a step.
+        graphs: where the passes of small batches are recorded, to be replayed; see `graphs_for`.
     """
     # on a GPU the next step's rows are laid out while this one's are computed
     started = time.perf_counter()  # before the rows are fetched: waiting for them is part of a step
     ahead, way = runtime.device.type == "cuda", state.way
-    for batches in in_turn(fetch, state.step, steps, runtime.device, ahead=ahead):
-        state.model.train()
+    passes = Passes(state.model, objective, runtime, way)
+    passes = graphs.around(passes, state.optimizer, config.clip) if graphs else passes
+    for batches in in_turn(fetch, state.step, steps, passes.ready, ahead=ahead):
+        if not state.model.training:  # asked first: telling every module takes a while
+            state.model.train()
         share = lr_share(state.step, steps, config)
         for group in state.optimizer.param_groups:
             group["lr"] = share * group["peak_lr"]
@@ -85,15 +91,14 @@ def fit(
         with way.adding(state.model):
             with cutting():
                 for number, batch in enumerate(batches, start=1):
-                    with runtime.autocast():
-                        parts.append(way.ask(state.model, objective, batch))
-                    way.backward(parts[-1].total, last=number == len(batches))
+                    parts.append(passes.run(batch, last=number == len(batches)))
             own = sum(batch.scored for batch in batches if not batch.idle)
             count, scored = way.settle(sum(part.count for part in parts), own)
-        length = _scale_and_clip(state.model, 1 / max(count, 1e-12), config.clip, way)
+        length = passes.length(1 / max(count, 1e-12), config.clip, state.optimizer)
         read = _asked(way.figures([part.total for part in parts], length))
         if early := runtime.device.type == "cuda":
-            state.optimizer.step()  # before the numbers are known: so the device has work while its answer travels
+            # before the numbers are known: so the device has work while its answer travels
+            passes.step(state.optimizer)
         *totals, norm = read()  # the one moment of a step at which the device is waited for
         total = sum(totals)
         if not (math.isfinite(total) and math.isfinite(norm)):
@@ -104,8 +109,8 @@ def fit(
                 f" try a lower optim.lr than {config.lr:g}, a longer optim.warmup, or precision fp32"
             )
         if not early:
-            state.optimizer.step()
-        state.optimizer.zero_grad()
+            passes.step(state.optimizer)
+        passes.clear(state.optimizer)
         state.step += 1
         if state.average:
             state.average.update(state.step)
@@ -113,11 +118,13 @@ def fit(
         started = time.perf_counter()
 
 
-def in_turn(fetch: Fetch, first: int, steps: int, device: torch.device, *, ahead: bool) -> Iterator[list[Batch]]:
-    """The batches of each step in order, on the device; `ahead` lays them out some steps early in a thread of its own."""
+def in_turn(
+    fetch: Fetch, first: int, steps: int, place: Callable[[Batch], Batch], *, ahead: bool
+) -> Iterator[list[Batch]]:
+    """The batches of each step in order, in their place; `ahead` puts them there some steps early in a thread of its own."""
 
     def ready(step: int) -> list[Batch]:
-        return [batch.to(device) for batch in fetch(step)]
+        return [place(batch) for batch in fetch(step)]
 
     if not ahead:
         yield from map(ready, range(first, steps))
@@ -145,14 +152,3 @@ def _asked(numbers: Tensor) -> Callable[[], list[float]]:
         return here.tolist()
 
     return read
-
-
-def _scale_and_clip(model: nn.Module, scale: float, clip: float, way: Way) -> Tensor:
-    """Turn summed gradients into means, then bound their norm; returns the norm before."""
-    grads = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
-    torch._foreach_mul_(grads, scale)
-    norm = way.norm(grads)
-    if clip:
-        # as torch.nn.utils.clip_grads_with_norm_, on the parts that this process holds
-        torch._foreach_mul_(grads, torch.clamp(clip / (norm + 1e-6), max=1.0))
-    return norm

@@ -1,0 +1,188 @@
+"""Fine-tuning on a GPU: the course's code, ours step by step, and ours with recorded steps, on the same texts in turn.
+
+python benchmarks/finetuning.py [--rounds 3] [--out finetuning.json]
+
+All take turns in one process; the rate of an arm is the median over rounds of texts by the wall clock, everything included.
+Without a GPU the shapes are tiny and nothing is recorded: that is to try the script.
+"""
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from peers import CourseModel, Shape
+from torch import Tensor, nn
+
+from headstart.config import FinetuneConfig, RuntimeConfig
+from headstart.data.batches import LabelledRows
+from headstart.layering import layered
+from headstart.model import presets
+from headstart.model.backbone import build_backbone
+from headstart.model.heads import Model, build_classifier_head
+from headstart.runtime import Runtime, start
+from headstart.text.tokenizer import SpecialIds
+from headstart.train.average import Average
+from headstart.train.graphs import Graphs, graphs_for
+from headstart.train.loop import TrainState, fit
+from headstart.train.objectives import classify
+from headstart.train.optim import build_optimizer
+from headstart.train.parallel import ONE
+
+SPECIAL = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
+TEXTS, MEAN = 4000, 135
+Step = Callable[[], float]
+"""One optimizer step on the next texts; gives its loss."""
+
+
+def texts(vocabulary: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Random tokens in texts of log-normal lengths, as those of reviews are, and labels."""
+    chance = np.random.default_rng(0)
+    lengths = np.maximum(5, chance.lognormal(np.log(MEAN) - 0.32, 0.8, TEXTS)).astype(np.int64)
+    return [chance.integers(4, vocabulary, length) for length in lengths], chance.integers(0, 2, TEXTS)
+
+
+def which(step: int, batch: int) -> np.ndarray:
+    """The texts of a step; the same for everyone."""
+    return (np.arange(batch) + step * batch) % TEXTS
+
+
+class CourseClassifier(CourseModel):
+    """The course's network with the head swapped: the last row of the padded batch, one linear layer."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.head = nn.Linear(shape.width, 2)
+
+    def forward(self, ids_TB: Tensor, mask_TT: Tensor) -> Tensor:
+        """Scores of each text, from the last place of all, padding or not."""
+        x = self.embedding(ids_TB) * self.width**0.5 + self.table[: len(ids_TB)]
+        return self.head(self.encoder(x, mask_TT)[-1])
+
+
+def course(shape: Shape, device: torch.device) -> Step:
+    """Adam 1e-4, fp32, padded to the longest of the batch, gradient norm clipped at 0.5."""
+    torch.manual_seed(0)
+    model = CourseClassifier(shape).to(device).train()
+    optimizer, criterion = torch.optim.Adam(model.parameters(), lr=1e-4), nn.CrossEntropyLoss()
+    every, labels = texts(shape.vocabulary)
+    rows = [torch.from_numpy(np.concatenate(([0], text[: shape.length - 1]))) for text in every]
+    steps = count()
+
+    def step() -> float:
+        chosen = which(next(steps), shape.batch)
+        ids = nn.utils.rnn.pad_sequence([rows[index] for index in chosen], padding_value=1).to(device)
+        mask = nn.Transformer.generate_square_subsequent_mask(len(ids)).to(device)
+        optimizer.zero_grad()
+        loss = criterion(model(ids, mask), torch.from_numpy(labels[chosen]).to(device))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def ours(config: FinetuneConfig, vocabulary: int, runtime: Runtime, *, recorded: bool) -> tuple[Step, Graphs | None]:
+    """Headstart's own loop with the settings of a preset."""
+    reading = "causal" if config.model.block == "classic" else "both"
+    backbone = build_backbone(config.model, vocabulary, 0)
+    model = Model(backbone, build_classifier_head(config.model, 2, 0, reading)).to(runtime.device)
+    every, labels = texts(vocabulary)
+    rows = LabelledRows(every, labels, SPECIAL, context=config.model.context)
+    average = Average(model, config.optim.average) if config.optim.average else None
+    optimizer = build_optimizer(model, config.optim, config.transfer.layer_decay)
+    state = TrainState(model, optimizer, 0, average=average)
+    graphs = graphs_for(model, runtime, ONE, print) if recorded else None
+    reports = fit(
+        state,
+        lambda step: [rows.batch(which(step, config.loop.batch_size))],
+        lambda batch: classify(model, batch),
+        config.optim,
+        1 << 30,
+        runtime,
+        graphs=graphs,
+    )
+    return lambda: next(reports).loss, graphs
+
+
+def settings(preset: str, **model: Any) -> FinetuneConfig:
+    """What a preset says of fine-tuning, with some changes to the network."""
+    values = {k: v for k, v in presets.values(preset, "finetune").items() if k in FinetuneConfig.model_fields}
+    return layered(FinetuneConfig, values, {"model": model})
+
+
+def rates(arms: dict[str, Step], batch: int, rounds: int, steps: dict[str, int]) -> dict[str, float]:
+    """Texts a second of each, the median over rounds in turn, after a half of one that warms up."""
+    for name, step in arms.items():
+        for _ in range(steps[name] // 2):
+            step()
+    found: dict[str, list[float]] = {name: [] for name in arms}
+    for _ in range(rounds):
+        for name, step in arms.items():
+            _wait()
+            started = time.perf_counter()
+            for _ in range(steps[name]):
+                step()
+            _wait()
+            found[name].append(batch * steps[name] / (time.perf_counter() - started))
+    return {name: round(median(taken), 1) for name, taken in found.items()}
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    """Both networks, one table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    runtime = start(RuntimeConfig())
+    gpu = runtime.device.type == "cuda"
+    began = time.perf_counter()
+    small = {} if gpu else {"width": 32, "depth": 2, "heads": 2, "feedforward": 32}
+    shape = Shape(batch=8, length=256) if gpu else Shape(batch=8, length=256, width=32, depth=2, vocabulary=500)
+    many = {"course": 120, "plain": 120, "recorded": 400} if gpu else dict.fromkeys(("course", "plain", "recorded"), 2)
+    tables = {}
+    for name, config, vocabulary in (
+        ("classic", settings("classic", context=256, **small), shape.vocabulary),
+        ("modern", settings("modern", **small), 16384 if gpu else 500),
+    ):
+        arms: dict[str, Step] = {"course": course(shape, runtime.device)} if name == "classic" else {}
+        arms["plain"], _ = ours(config, vocabulary, runtime, recorded=False)
+        arms["recorded"], graphs = ours(config, vocabulary, runtime, recorded=True)
+        batch = config.loop.batch_size
+        steps = {arm: max(2, many[arm] // (1 if name == "classic" else 3)) for arm in arms}
+        found = rates(arms, batch, given.rounds, steps)
+        slower = {f"recorded / {arm}": round(found["recorded"] / found[arm], 2) for arm in arms if arm != "recorded"}
+        how_many = {"graphs": graphs.recorded, "failed": graphs.failed} if graphs else {}
+        tables[name] = {
+            "batch": batch,
+            "texts_a_second": found,
+            "ms_a_step": {arm: round(1000 * batch / rate, 3) for arm, rate in found.items()},
+            "ratios": slower,
+            **how_many,
+        }
+    about = {
+        "device": torch.cuda.get_device_name() if gpu else platform.machine(),
+        "torch": torch.__version__,
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+    line = json.dumps(tables | about, indent=2)
+    print(line)
+    if given.out:
+        given.out.write_text(line + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

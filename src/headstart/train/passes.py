@@ -1,0 +1,66 @@
+"""A step: passes forward and back, one batch after the other, gradients scaled and clipped, weights moved, as torch does it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from headstart.data.batches import Batch
+from headstart.runtime import Runtime
+from headstart.train.local import local
+from headstart.train.objectives import LossSum, Objective
+from headstart.train.parallel import Way
+
+Say = Callable[[str], None]
+
+
+class Passes:
+    """What the loop asks for in turn. `train/graphs.py` has another way to do the same."""
+
+    def __init__(self, model: nn.Module, objective: Objective, runtime: Runtime, way: Way) -> None:
+        self.model, self.objective, self.runtime, self.way = model, objective, runtime, way
+        self.parameters = list(model.parameters())
+
+    def ready(self, batch: Batch) -> Batch:
+        """A batch where `run` wants it; called in a thread of its own on a GPU."""
+        return batch.to(self.runtime.device)
+
+    def run(self, batch: Batch, *, last: bool) -> LossSum:
+        """Put the question of a batch and add its gradients to those that are there; `last` says that a step has no more."""
+        with self.runtime.autocast():
+            part = self.way.ask(self.model, self.objective, batch)
+        self.way.backward(part.total, last=last)
+        return part
+
+    def length(self, scale: float, clip: float, optimizer: Optimizer) -> Tensor:  # noqa: ARG002
+        """Turn summed gradients into means, then bound their norm; returns the norm before."""
+        return self.scaled_and_clipped(scale, clip)
+
+    def scaled_and_clipped(self, scale: float | Tensor, clip: float) -> Tensor:
+        """The same, whoever the optimizer is."""
+        grads = [local(grad) for grad in self.grads()]
+        torch._foreach_mul_(grads, scale)
+        norm = self.way.norm(grads)
+        if clip:
+            # as torch.nn.utils.clip_grads_with_norm_, on the parts that this process holds
+            torch._foreach_mul_(grads, torch.clamp(clip / (norm + 1e-6), max=1.0))
+        return norm
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Move the weights."""
+        optimizer.step()
+
+    def clear(self, optimizer: Optimizer) -> None:
+        """Begin anew: no gradient is left of the step before."""
+        optimizer.zero_grad()
+
+    def grads(self) -> list[Tensor]:
+        """The gradients that are there, in the order of the parameters."""
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
+
+def zero(grads: list[Tensor]) -> None:
+    """Set gradients to zero where they are."""
+    if grads:
+        torch._foreach_zero_(grads)
