@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from headstart.config import ModelConfig, OptimConfig
 from headstart.data.batches import CausalRows, LabelledRows
@@ -177,6 +178,35 @@ def test_a_compiled_network_learns_as_a_plain_one(tmp_path):
         )
     plain, compiled = (read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("False", "True"))
     assert compiled == pytest.approx(plain, rel=0.03)
+
+
+@pytest.mark.parametrize("vocabulary", [64, 1001, 16384, 50001])
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_loss_in_bites_is_plain_cross_entropy(vocabulary, biased):
+    from headstart.train.bites import loss_in_bites, plain_slopes
+
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(700, 200, device="cuda") / 4, torch.randn(vocabulary, 200, device="cuda") / 4
+    bias = torch.randn(vocabulary, device="cuda") if biased else None
+    targets = torch.randint(vocabulary, (700,), device="cuda")
+    parts = [None if part is None else part.double().requires_grad_() for part in (hidden, weight, bias)]
+    total = F.cross_entropy(F.linear(*parts), targets, reduction="sum")
+    total.backward()
+    expected = [total.detach(), *(None if part is None else part.grad for part in parts)]
+    for kind, most in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):
+        for way in ({}, {"to_slopes": plain_slopes}, {"rows": 256, "near": 100}):
+            for ours, theirs in zip(loss_in_bites(hidden, weight, bias, targets, kind, **way), expected, strict=True):
+                assert (ours is None) == (theirs is None)
+                if theirs is not None:
+                    assert (ours.double() - theirs).norm() / theirs.norm() < most, (kind, way)
+
+
+def test_the_kernel_of_the_loss_is_there():
+    """Control: triton comes with torch for CUDA, and the test above has tried it."""
+    from headstart.train.bites import _best
+    from headstart.train.row_kernel import to_slopes
+
+    assert _best("cuda") is to_slopes
 
 
 class StopAt(Stop):
