@@ -4,6 +4,7 @@ B batch, T tokens of the query, S tokens that may be seen, D width, H heads, K w
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import cast
 
 import torch
@@ -34,7 +35,7 @@ class View:
     """What every layer is told about the rows in hand."""
 
     seen: Tensor | None
-    """From `visible`; None means causal over one document a row."""
+    """From `visible`; None means one document a row, and `causal` says which of its tokens are seen."""
     rotary: tuple[Tensor, Tensor] | None = None
     """Cosine and sine of the tokens' places, for networks that turn instead of adding."""
     bounds: Tensor | None = None
@@ -42,9 +43,39 @@ class View:
     longest: int = 0
     """No document between bounds is longer."""
     causal: bool = True
-    """What `seen` would say of documents between bounds."""
+    """What `seen` would say of documents between bounds, or of rows that are one document."""
     window: int = -1
     """Between bounds, how far a token sees to each side; -1 is all the way. Elsewhere `seen` says it."""
+    steady: bool = False
+    """Whether cuDNN's attention is wanted, for which every new shape of rows is planned anew; see `attend`."""
+
+
+CUDNN = True
+"""Whether rows of one steady shape are read by cuDNN's attention where it is the fastest."""
+_WIDEST_HEAD, _ROUND_HEAD, _HOPPER = 128, 8, 9
+
+
+def wants_cudnn(device: torch.device, head: int) -> bool:
+    """Whether cuDNN's attention is there and worth taking: on Hopper; elsewhere torch chooses well by itself."""
+    return CUDNN and head <= _WIDEST_HEAD and _is_hopper(device)
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    usable = device.type == "cuda" and torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
+    return usable and torch.cuda.get_device_capability(device)[0] == _HOPPER
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
+    """Attention of whole rows in bf16, by cuDNN's kernel; heads of an odd width are filled up with zeros for it."""
+    width = query.shape[-1]
+    missing = -width % _ROUND_HEAD
+    if missing:
+        query, key, value = (F.pad(part, (0, missing)) for part in (query, key, value))
+    mixed: Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        query, key, value, None, True, 0.0, causal, False, scale=width**-0.5
+    )[0]
+    return mixed[..., :width] if missing else mixed
 
 
 class SelfAttention(nn.Module):
@@ -70,14 +101,17 @@ class SelfAttention(nn.Module):
             if query.shape[2] > 1:  # is_causal would align a short query with the start of the keys
                 ones = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
                 seen = ones.tril(diagonal=key.shape[2] - query.shape[2])
-        mixed_BHTK = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=seen,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=seen is None and past is None,
-        )
+        if view.steady and seen is None and past is None:
+            mixed_BHTK = attend(query, key, value, causal=view.causal)
+        else:
+            mixed_BHTK = F.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask=seen,
+                dropout_p=self.dropout if self.training else 0.0,
+                is_causal=seen is None and past is None and view.causal,
+            )
         return self.outward(mixed_BHTK.transpose(1, 2).flatten(-2)), (key, value)
 
     def _between_bounds(self, x_1ND: Tensor, view: View, bounds: Tensor) -> tuple[Tensor, KeyValues]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headstart.config import ModelConfig, Visibility
-from headstart.model.attention import KeyValues, View, visible
+from headstart.model.attention import KeyValues, View, visible, wants_cudnn
 from headstart.model.blocks import BLOCKS, ClassicBlock
 from headstart.model.positions import angles, places, sinusoids
 from headstart.model.stock import StockBlock, nearby, start_small, stock_norm
@@ -59,18 +59,21 @@ class Backbone(nn.Module):
         """
         if bounds is not None and self._has_kernel(ids_BT):
             return self._between_bounds(ids_BT, visibility, bounds, real)
-        if segments_BT is None and visibility == "causal":
-            positions, seen = torch.arange(ids_BT.shape[1], device=ids_BT.device), None
-        else:
-            segments_BT = torch.zeros_like(ids_BT) if segments_BT is None else segments_BT
-            positions, seen = places(segments_BT), visible(segments_BT, visibility)
-        return self.through(ids_BT, positions, seen)
+        causal = visibility == "causal"
+        if segments_BT is None and (causal or self._unmasked(ids_BT)):
+            view = View(None, causal=causal, steady=self._steady(ids_BT))
+            return self._through(ids_BT, torch.arange(ids_BT.shape[1], device=ids_BT.device), view)
+        segments_BT = torch.zeros_like(ids_BT) if segments_BT is None else segments_BT
+        return self.through(ids_BT, places(segments_BT), visible(segments_BT, visibility))
 
     def through(self, ids_BT: Tensor, positions: Tensor, seen: Tensor | None) -> Tensor:
         """Hidden states of tokens at given places (T, or B, T) that see what `visible` says, or None: those before them."""
+        return self._through(ids_BT, positions, View(seen))
+
+    def _through(self, ids_BT: Tensor, positions: Tensor, view: View) -> Tensor:
         hidden_BTD = self._embed(ids_BT, positions)
-        for layer, view in zip(self.layers, self._views(View(seen), positions), strict=True):
-            hidden_BTD = self._through_layer(layer, hidden_BTD, view)
+        for layer, own in zip(self.layers, self._views(view, positions), strict=True):
+            hidden_BTD = self._through_layer(layer, hidden_BTD, own)
         return cast(Tensor, self.norm(hidden_BTD))
 
     def _views(self, view: View, positions: Tensor) -> list[View]:
@@ -89,6 +92,21 @@ class Backbone(nn.Module):
         if self.recompute and torch.is_grad_enabled():
             return cast(Tensor, checkpoint(layer, hidden, view, use_reentrant=False)[0])
         return cast(Tensor, layer(hidden, view)[0])
+
+    def _unmasked(self, ids_BT: Tensor) -> bool:
+        """Whether rows that are one document each can be read both ways without a mask: a GPU's kernels are faster so."""
+        return ids_BT.is_cuda and not (self.config.stock and self.config.stock.local_layers)
+
+    def _steady(self, ids_BT: Tensor) -> bool:
+        """Whether cuDNN may read these rows: trained on in bf16, and as long as most rows of the run will be."""
+        config = self.config
+        drops = config.block == "classic" and config.dropout > 0
+        local = config.stock is not None and bool(config.stock.local_layers)
+        trains = self.training and torch.is_grad_enabled() and torch.is_autocast_enabled("cuda")
+        if drops or local or not trains or ids_BT.shape[1] != config.context:
+            return False
+        same_bits = torch.are_deterministic_algorithms_enabled()
+        return not same_bits and wants_cudnn(ids_BT.device, config.width // config.heads)
 
     def _has_kernel(self, ids_BT: Tensor) -> bool:
         """Whether attention between bounds can run here: its kernel wants CUDA, bf16 and round heads, and drops nothing.
