@@ -156,9 +156,8 @@ class CausalRows:
         self._lengths = corpus.lengths[documents] + special.around
         self._begins = corpus.offsets[documents].astype(np.int64)
         self.inputs = int(self._lengths.sum())
-        packed = layout == "packed"
-        self.rows = -(-self.inputs // context) if packed else len(documents)
-        self.truncated = 0 if packed else int((self._lengths > context).sum())
+        self.rows = -(-self.inputs // context) if layout == "packed" else len(documents)
+        self.truncated = 0 if layout == "packed" else int((self._lengths > context).sum())
         none: Ints = np.arange(0)
         self._epoch, self._order, self._ends = -1, none, none
 
