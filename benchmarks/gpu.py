@@ -52,8 +52,8 @@ CURVE = replace(MODERN, name="curves", objective="causal", batch=64)
 CURVES = {
     "vocabulary": [8192, 16384, 50257, 128256],
     "width": [256, 512, 768, 1024],
-    "length": [128, 256, 512, 1024, 2048, 4096],
-    "batch": [8, 16, 32, 64, 128, 256],
+    "length": [128, 512, 1024, 2048, 4096],
+    "batch": [8, 32, 64, 128, 256],
 }
 TINY_CURVES = {"vocabulary": [101, 130], "batch": [2, 3]}
 Side = Callable[[], Any]
@@ -314,48 +314,55 @@ def curve_task(bench: Bench, what: str, value: int) -> Task:
 
 
 def curves(bench: Bench) -> None:
-    """Headstart alone, one size changed at a time."""
-    base, found, last = small(bench, CURVE), [], None
+    """Headstart alone, one size changed at a time; where the curves cross is measured once."""
+    base = small(bench, CURVE)
+    shape = {"batch": base.batch, "length": base.length, "vocabulary": base.vocabulary} | base.model
+    known: dict[str, dict[str, Any]] = {}
+    found = []
     for what, values in (TINY_CURVES if bench.tiny else CURVES).items():
         for value in values:
             if bench.left() < 3:
                 print("curves: the time is up", flush=True)
                 return
             task = curve_task(bench, what, value)
-            shape = (tuple(task.model.items()), task.batch, task.length)
-            if str(shape) != last:  # what is compiled for one vocabulary serves for another
-                bench.clear()
-            last = str(shape)
-            each: dict[str, Any] = {"what": what, "value": value}
-            side = None
-            try:
-                start = bench.allocated()
-                side = Headstart(task, device=bench.device, compiled=bench.compiled)
-                for _ in range(3):
-                    side()
-                taken: list[float] = []
-
-                def steps(side: Side = side, taken: list[float] = taken) -> None:
-                    for _ in range(6):
-                        before = time.perf_counter()
-                        side()
-                        bench.settle()
-                        taken.append(time.perf_counter() - before)
-
-                each["gib"] = bench.peak_gib(steps, start)
-                each["tokens_a_second"] = task.tokens / statistics.median(taken)
-                usual, _ = side.operations()
-                each["mfu"] = 1e-12 * usual / statistics.median(taken) / bench.peak
-            except Exception as error:
-                each["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            finally:
-                if side is not None:
-                    side.close()
-                del side
+            if str(task) not in known:
+                if what != "vocabulary":  # what is compiled for one vocabulary serves for another
+                    bench.clear()
+                known[str(task)] = curve_point(bench, task)
+            each: dict[str, Any] = {"what": what, "value": value} | known[str(task)]
             found.append(each)
             print(" ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in each.items()), flush=True)
-            shape_kept = {"batch": base.batch, "length": base.length, "vocabulary": base.vocabulary}
-            bench.keep(curves={"shape": shape_kept | base.model, "machine": bench.machine, "rows": found})
+            bench.keep(curves={"shape": shape, "machine": bench.machine, "rows": found})
+
+
+def curve_point(bench: Bench, task: Task) -> dict[str, Any]:
+    """Tokens a second, memory and share of the peak of a few steps."""
+    gc.collect()
+    start, side, taken = bench.allocated(), None, []
+
+    def steps() -> None:
+        for _ in range(6):
+            before = time.perf_counter()
+            side()
+            bench.settle()
+            taken.append(time.perf_counter() - before)
+
+    try:
+        side = Headstart(task, device=bench.device, compiled=bench.compiled)
+        for _ in range(3):
+            side()
+        gib = bench.peak_gib(steps, start)
+        seconds, (usual, _) = statistics.median(taken), side.operations()
+        return {
+            "gib": gib,
+            "tokens_a_second": task.tokens / seconds,
+            "mfu": 1e-12 * usual / seconds / bench.peak,
+        }
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+    finally:
+        if side is not None:
+            side.close()
 
 
 def main() -> None:

@@ -116,7 +116,7 @@ def attention_rows(device: str, *, tiny: bool) -> Iterator[dict]:
                 ms = milliseconds(both, device, times=8 if tiny else 12)
                 row |= {"ms": ms, "tflops": 1e-9 * operations / ms}
             except (RuntimeError, ValueError, TypeError) as error:
-                row["error"] = str(error).splitlines()[0][:120]
+                row["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:120]
             yield row
 
 
@@ -146,7 +146,7 @@ def loss_rows(device: str, *, tiny: bool) -> Iterator[dict]:
                 if device == "cuda":
                     row["gib"] = (torch.cuda.max_memory_allocated() - before) / 2**30
             except (RuntimeError, ValueError, TypeError) as error:
-                row["error"] = str(error).splitlines()[0][:120]
+                row["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:120]
             yield row
 
 
