@@ -23,7 +23,7 @@ LOSS = {  # rows scored, width, vocabulary, bias
     "gpt2": (32768, 768, 50257, False),
     "modern": (19660, 512, 16384, False),
 }
-BITES = (1024, 2048, 4096, 8192, 16384, 32768)
+BITES = (256, 1024, 2048, 4096, 8192, 8448, 16384, 16896, 32768)
 NEAR = (256, 512)
 TINY_ATTENTION = {"tiny": (2, 2, 16, 12, True)}
 TINY_LOSS = {"tiny": (300, 12, 101, True)}

@@ -73,16 +73,17 @@ def to_slopes(scores: Tensor, vocabulary: int, bias: Tensor | None, targets: Ten
     losses = torch.empty(rows, dtype=torch.float32, device=scores.device)
     block = min(_WIDEST, triton.next_power_of_2(width))
     kernel: Any = _row[(rows,)]
-    kernel(
-        scores,
-        scores if bias is None else bias,
-        targets,
-        losses,
-        scores.stride(0),
-        VOCABULARY=vocabulary,
-        WIDTH=width,
-        HAS_BIAS=bias is not None,
-        BLOCK=block,
-        num_warps=max(1, block // (32 * _A_THREAD)),
-    )
+    with torch.cuda.device_of(scores):  # type: ignore[no-untyped-call]  # triton launches where the process stands
+        kernel(
+            scores,
+            scores if bias is None else bias,
+            targets,
+            losses,
+            scores.stride(0),
+            VOCABULARY=vocabulary,
+            WIDTH=width,
+            HAS_BIAS=bias is not None,
+            BLOCK=block,
+            num_warps=max(1, block // (32 * _A_THREAD)),
+        )
     return losses
