@@ -288,7 +288,7 @@ def sweep(bench: Bench, key: str, rows: Any) -> None:
         figures = each.get("error") or "  ".join(
             f"{value:9.3f} {name}" for name, value in each.items() if isinstance(value, float)
         )
-        print(f"{key:10} {shape:8} {way:34} {figures}", flush=True)
+        print(f"{key:10} {shape:8} {way:44} {figures}", flush=True)
         bench.keep(**{key: {"machine": bench.machine, "rows": found}})
         if bench.left() < 0:
             print(f"{key}: the time is up", flush=True)

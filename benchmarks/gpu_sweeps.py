@@ -25,6 +25,8 @@ LOSS = {  # rows scored, width, vocabulary, bias
 }
 BITES = (256, 1024, 2048, 4096, 8192, 8448, 16384, 16896, 32768)
 NEAR = (256, 512)
+KERNELS = ((8192, 16), (8192, 32), (16384, 32), (4096, 16), (4096, 8), (2048, 8))
+"""Scores that a program of the kernel holds, and its warps."""
 TINY_ATTENTION = {"tiny": (2, 2, 16, 12, True)}
 TINY_LOSS = {"tiny": (300, 12, 101, True)}
 
@@ -175,7 +177,13 @@ def _pieces(
         way(scores, len(weight), bias_W, targets[:rows])
 
     torch.mm(low, table.T, out=scores)
-    return {
+    kernels: dict[str, Callable[[], object]] = {}
+    if hidden.is_cuda and way is not plain_slopes:
+        for most, warps in KERNELS:
+            kernels[f"one bite of {rows}: slopes, {most} by {warps} warps"] = lambda most=most, warps=warps: way(
+                scores, len(weight), bias_W, targets[:rows], most=most, warps=warps
+            )
+    return kernels | {
         f"one bite of {rows}: scores": lambda: torch.mm(low, table.T, out=scores),
         f"one bite of {rows}: slopes": slopes,
         f"one bite of {rows}: by hidden": lambda: torch.mm(scores, table[:, : hidden.shape[1]], out=out),
