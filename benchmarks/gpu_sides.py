@@ -103,7 +103,9 @@ class Headstart:
         def fetch(step: int) -> list:
             return [ask(rows, step * task.batch, task.batch, config, SPECIAL, task.vocabulary, 0)]
 
-        self.fetch = fetch
+        self.first = fetch(0)[
+            0
+        ].bounded()  # now, not later: rows know one epoch at a time, and the loop's thread asks them
         state = TrainState(self.model, build_optimizer(self.model, config.optim), 0)
         self.reports = fit(
             state, fetch, lambda batch: predict_tokens(self.model, batch), config.optim, 1 << 20, runtime
@@ -127,7 +129,7 @@ class Headstart:
         inside = sum(p.numel() for p in self.model.backbone.layers.parameters() if p.ndim == 2)
         per_square = 12 * config.depth * config.width
         usual = task.tokens * (6 * every + per_square * task.length)
-        batch = self.fetch(0)[0].bounded()
+        batch = self.first
         bounds = batch.bounds.numpy() if batch.bounds is not None else np.arange(task.batch + 1) * task.length
         squares = float((np.diff(bounds).astype(np.float64) ** 2).sum())
         share = 0.5 if batch.visibility == "causal" else 1.0

@@ -57,13 +57,25 @@ _WIDEST_HEAD, _ROUND_HEAD, _HOPPER = 128, 8, 9
 
 def wants_cudnn(device: torch.device, head: int) -> bool:
     """Whether cuDNN's attention is there and worth taking: on Hopper; elsewhere torch chooses well by itself."""
-    return CUDNN and head <= _WIDEST_HEAD and _is_hopper(device)
+    return CUDNN and device.type == "cuda" and _reads(device, head)
 
 
 @cache
-def _is_hopper(device: torch.device) -> bool:
-    usable = device.type == "cuda" and torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
-    return usable and torch.cuda.get_device_capability(device)[0] == _HOPPER
+def _reads(device: torch.device, head: int) -> bool:
+    """Whether cuDNN takes heads of this width, there and back; tried once, on zeros."""
+    if head > _WIDEST_HEAD or torch.cuda.get_device_capability(device)[0] != _HOPPER:
+        return False
+    parts = [
+        torch.zeros(1, 2, 64, head, device=device, dtype=torch.bfloat16).requires_grad_()
+        for _ in ("query", "key", "value")
+    ]
+    try:
+        with torch.enable_grad():
+            mixed = attend(*parts, causal=True)
+            mixed.backward(torch.zeros_like(mixed))  # type: ignore[no-untyped-call]
+    except RuntimeError:  # an older cuDNN, or none
+        return False
+    return True
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
