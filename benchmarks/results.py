@@ -878,6 +878,110 @@ def cpu_curves(record: dict) -> list[str]:
     ]
 
 
+GPU_ROWS = {
+    "classic": ("the course's language model", "transformers"),
+    "gpt2": ("GPT-2 small", "transformers"),
+    "modern": ("`modern`, masked, one document a row", "plain script"),
+    "packed": ("`modern`, masked, documents packed", None),
+}
+GPU_SIDES = {
+    "headstart": "Headstart",
+    "headstart, torch's attention": "Headstart without cuDNN's attention",
+    "transformers": "transformers' GPT-2, compiled",
+    "course, bf16": "the course's code, bf16",
+    "course, fp32": "the course's code, fp32",
+    "plain script": "a plain script, compiled",
+}
+
+
+def gpu() -> str | None:
+    """A pretraining step on one GPU, beside others."""
+    if not (RESULTS / "gpu.json").exists():
+        return None
+    record = load("gpu.json")
+    rows = {name: record[name] for name in GPU_ROWS if name in record}
+    here = next(iter(rows.values()))["machine"]
+    lines = [
+        "## Speed on a GPU",
+        "",
+        f"One pretraining step, forward, backward, clipping and optimizer, on random tokens, in bf16, without dropout. The sides of a row take turns in one process ({here['device']}, torch {here['torch']}, "
+        f"transformers {here['transformers']}); figures are medians over rounds. Headstart runs its own loop with its own rows and compiled layers; the others find their rows on the device. transformers: GPT-2 in "
+        "the same size, the whole model compiled, fused AdamW. The plain script: RMSNorm, rotary positions, SwiGLU, torch's attention, the whole model compiled, torch's Muon and AdamW. Share of peak is 6 operations a "
+        "parameter and token and 12 × layers × length × width for attention, the same for all sides, over what a bf16 product of 8,192³ reached in the same run; strict counts the layers' matrices, "
+        "the vocabulary where a token is scored, and attention within documents. Memory is the most that tensors took.",
+        "",
+        "| step | who | tokens a second | times as long | share of peak (strict) | memory, GiB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        lines += gpu_rows(GPU_ROWS[name][0], row)
+    shapes = "; ".join(f"{GPU_ROWS[name][0]} {gpu_shape(row)}" for name, row in rows.items())
+    lines += ["", f"Rows of a step: {shapes}."]
+    if "curves" in record:
+        lines += ["", *gpu_curves(record["curves"])]
+    made = sorted({(row["machine"]["commit"], row["machine"]["date"]) for row in rows.values()})
+    commits = ", ".join(f"commit {commit}, {date}" if commit else date for commit, date in made)
+    lines += ["", f"Command: `python benchmarks/gpu.py --out docs/results/gpu.json`; {commits}."]
+    return "\n".join(lines)
+
+
+def gpu_shape(row: dict) -> str:
+    shape = row["shape"]
+    packed = f" in documents of {shape['mean']:.0f} on average" if shape.get("mean") else ""
+    return f"{shape['batch']} × {shape['length']:,} tokens{packed}, {shape['vocabulary']:,} entries"
+
+
+def gpu_rows(title: str, row: dict) -> list[str]:
+    """The sides of one step; one that could not run has no figures to show."""
+    ours = row["sides"]["headstart"]["tokens_a_second"]
+    lines = []
+    for name, side in row["sides"].items():
+        if "tokens_a_second" not in side:
+            continue
+        share = percent(side["mfu"]) + (f" ({percent(side['strict_mfu'])})" if "strict_mfu" in side else "")
+        ratio = times(ours / side["tokens_a_second"]) if name != "headstart" else "1"
+        lines.append(
+            f"| {title} | {GPU_SIDES[name]} | {side['tokens_a_second']:,.0f} | {ratio} | {share} | {side['gib']:.1f} |"
+        )
+    return lines
+
+
+def gpu_curves(record: dict) -> list[str]:
+    """How Headstart's step grows with each size."""
+    shape = record["shape"]
+    lines = [
+        f"How the step grows, from {shape['batch']} rows of {shape['length']} tokens read causally, width {shape['width']}, {shape['depth']} layers, {shape['vocabulary']:,} entries, one size changed at a time "
+        "(the tokens of a step stay the same while rows get longer):",
+        "",
+        "| size | value | tokens a second | share of peak | memory, GiB |",
+        "|---|---|---|---|---|",
+    ]
+    return lines + [
+        f"| {row['what']} | {row['value']:,} | {row['tokens_a_second']:,.0f} | {percent(row['mfu'])} | {row['gib']:.1f} |"
+        for row in record["rows"]
+        if "tokens_a_second" in row
+    ]
+
+
+def gpu_table() -> str:
+    """Where a GPU's step goes, for docs/performance.md: its kernels where they were recorded."""
+    record = load("gpu.json") if (RESULTS / "gpu.json").exists() else {}
+    lines = []
+    for name, (title, peer) in GPU_ROWS.items():
+        sides = record.get(name, {}).get("sides", {})
+        found = {who: sides[who] for who in ("headstart", peer) if "tokens_a_second" in sides.get(who, {})}
+        if len(found) == 2:
+            ratio = found["headstart"]["tokens_a_second"] / found[peer]["tokens_a_second"]
+            lines.append(
+                f"- {title}: {times(ratio)} times {GPU_SIDES[peer]}, {found['headstart']['gib']:.1f} GiB beside {found[peer]['gib']:.1f}."
+            )
+        kernels = record.get(name, {}).get("profile", {}).get("headstart", [])
+        if kernels:
+            first = "; ".join(f"`{row['kernel'][:60]}` {row['ms']:.2f} ms" for row in kernels[:6])
+            lines.append(f"  Its longest kernels: {first}.")
+    return "\n".join(lines or ["Not measured yet: `python benchmarks/gpu.py --profile --out docs/results/gpu.json`."])
+
+
 def profile_table() -> str:
     """Where one step's time goes, for docs/performance.md."""
     record = load("cpu.json")["profile"]
@@ -922,10 +1026,12 @@ def pages() -> dict[Path, str]:
         "",
         cpu(),
         "",
+        *(part for page in (gpu(),) if page for part in (page, "")),
         *filter(None, [starters()]),
     ]
     speed = ROOT / "docs" / "performance.md"
     speed_text = filled(speed.read_text(encoding="utf-8"), "RESULTS:profile", profile_table())
+    speed_text = filled(speed_text, "RESULTS:gpu", gpu_table())
     return {ROOT / "RESULTS.md": "\n".join(parts), lesson: lesson_text, speed: speed_text}
 
 

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from headstart.config import ModelConfig, OptimConfig, TransferConfig
 from headstart.data.batches import CausalRows, LabelledRows
@@ -200,6 +201,80 @@ def test_a_compiled_network_learns_as_a_plain_one(tmp_path):
         )
     plain, compiled = (read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("False", "True"))
     assert compiled == pytest.approx(plain, rel=0.03)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head", [64, 100])
+def test_attention_of_steady_rows_is_attention(head, causal):
+    from headstart.model.attention import attend, wants_cudnn
+
+    if not wants_cudnn(torch.device("cuda"), head):
+        pytest.skip("no device on which cuDNN's attention is taken")
+    torch.manual_seed(0)
+    parts = [torch.randn(4, 2, 256, head, device="cuda") for _ in range(3)]
+    exact = [part.double().requires_grad_() for part in parts]
+    rough = [part.bfloat16().requires_grad_() for part in parts]
+    usual = [part.bfloat16().requires_grad_() for part in parts]
+    expected = F.scaled_dot_product_attention(*exact, is_causal=causal)
+    found = attend(*rough, causal=causal)
+    theirs = F.scaled_dot_product_attention(*usual, is_causal=causal)
+    slope = torch.randn_like(expected)
+    for mixed in (expected, found, theirs):
+        mixed.backward(slope.to(mixed.dtype))
+
+    def wrong(mixed, sources):
+        pairs = [(mixed, expected), *((a.grad, b.grad) for a, b in zip(sources, exact, strict=True))]
+        return [float((a.double() - b).norm() / b.norm()) for a, b in pairs]
+
+    for ours, torchs in zip(wrong(found, rough), wrong(theirs, usual), strict=True):
+        assert ours < 1.5 * torchs + 1e-3
+
+
+@pytest.mark.parametrize("kind", ["classic", "modern"])
+@pytest.mark.parametrize("visibility", ["causal", "both"])
+def test_full_rows_without_bounds_are_read_as_under_a_mask(kind, visibility):
+    """In training too, where another kernel reads them."""
+    shape = ModelConfig(block=kind, width=200, depth=2, heads=2, feedforward=96, context=48)
+    model = language_model(shape=shape).cuda().train()
+    rows = CausalRows(corpus([47] * 8), np.arange(8), SPECIAL, context=48, layout="packed", seed=1)
+    batch = rows.batch(0, 8).to(torch.device("cuda"))
+    assert batch.segments_BT is None
+    segments = torch.zeros_like(batch.ids_BT)
+    expected = model.backbone(batch.ids_BT, segments, visibility)
+    with CUDA_BF16.autocast():
+        found = model.backbone(batch.ids_BT, None, visibility)
+        masked = model.backbone(batch.ids_BT, segments, visibility)
+    wrong, usual = ((each - expected).norm() / expected.norm() for each in (found, masked))
+    assert wrong < 1.5 * usual + 1e-3
+
+
+@pytest.mark.parametrize("vocabulary", [64, 1001, 16384, 50001])
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_loss_in_bites_is_plain_cross_entropy(vocabulary, biased):
+    from headstart.train.bites import loss_in_bites, plain_slopes
+
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(700, 200, device="cuda") / 4, torch.randn(vocabulary, 200, device="cuda") / 4
+    bias = torch.randn(vocabulary, device="cuda") if biased else None
+    targets = torch.randint(vocabulary, (700,), device="cuda")
+    parts = [None if part is None else part.double().requires_grad_() for part in (hidden, weight, bias)]
+    total = F.cross_entropy(F.linear(*parts), targets, reduction="sum")
+    total.backward()
+    expected = [total.detach(), *(None if part is None else part.grad for part in parts)]
+    for kind, most in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):
+        for way in ({}, {"to_slopes": plain_slopes}, {"rows": 256, "near": 100}):
+            for ours, theirs in zip(loss_in_bites(hidden, weight, bias, targets, kind, **way), expected, strict=True):
+                assert (ours is None) == (theirs is None)
+                if theirs is not None:
+                    assert (ours.double() - theirs).norm() / theirs.norm() < most, (kind, way)
+
+
+def test_the_kernel_of_the_loss_is_there():
+    """Control: triton comes with torch for CUDA, and the test above has tried it."""
+    from headstart.train.bites import _best
+    from headstart.train.row_kernel import to_slopes
+
+    assert _best("cuda") is to_slopes
 
 
 class StopAt(Stop):

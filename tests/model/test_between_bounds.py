@@ -81,3 +81,34 @@ def test_a_classifier_gives_the_same_scores_without_padding(reading):
     texts = [np.arange(size) % 13 + 4 for size in (3, 11, 7, 19, 40)]
     batch = LabelledRows(texts, [0] * 5, SPECIAL, context=20).batch(range(5))
     assert (class_scores(model, batch.bounded()) - class_scores(model, batch)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("visibility", ["causal", "both"])
+def test_rows_that_are_one_document_need_no_mask(shape, visibility, monkeypatch):
+    monkeypatch.setattr(Backbone, "_has_kernel", lambda *_: False)
+    backbone = build_backbone(SHAPES[shape], VOCABULARY, 0)
+    rows = CausalRows(corpus([19, 19, 19]), np.arange(3), SPECIAL, context=20, layout="packed", seed=1)
+    batch = rows.batch(0, 3)
+    bare = batch.bounded().unsegmented()
+    assert bare.segments_BT is None
+    assert bare.bounds is None
+    assert torch.equal(bare.places, batch.bounded().places)
+    expected = backbone(batch.ids_BT, batch.segments_BT, visibility)
+    masks = []
+    real = attention.visible
+    monkeypatch.setattr("headstart.model.backbone.visible", lambda *given: masks.append(1) or real(*given))
+    whole = not shape.endswith("windows")
+    monkeypatch.setattr(Backbone, "_unmasked", lambda *_: whole)
+    found = backbone(bare.ids_BT, None, visibility)
+    assert (found - expected).abs().max() < 1e-5
+    assert bool(masks) == (visibility == "both" and not whole)
+    other = backbone(bare.ids_BT, None, "both" if visibility == "causal" else "causal")
+    assert (other - expected).abs().max() > 1e-3  # control
+
+
+def test_a_batch_with_a_seam_or_padding_keeps_its_segments():
+    for sizes, context in (([19, 9, 9], 20), ([19, 9], 20)):
+        rows = CausalRows(corpus(sizes), np.arange(len(sizes)), SPECIAL, context=context, layout="packed", seed=1)
+        batch = rows.batch(0, rows.rows).bounded()
+        assert batch.unsegmented() is batch

@@ -66,7 +66,7 @@ class Batch:
         """The same batch on a device; for a GPU, told beforehand what would have to be asked of it."""
         if device.type == self.ids_BT.device.type:
             return self
-        batch = self.bounded() if device.type == "cuda" else self
+        batch = self.bounded().unsegmented() if device.type == "cuda" else self
         tensors = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
         if device.type == "cuda":  # only from pinned memory does a copy wait for nobody
             tensors = {name: value.pin_memory() for name, value in tensors.items()}
@@ -95,6 +95,13 @@ class Batch:
         lengths = np.diff(np.append(ends[cut] - 1, ends[-1]))
         unpadded = None if kept.all() else torch.from_numpy(np.flatnonzero(kept))
         return replace(self, bounds=_cumulative(lengths), real=unpadded, places=places)
+
+    def unsegmented(self) -> Self:
+        """The same batch without segments and bounds if they say nothing: where every row is one document and full."""
+        segments = self.segments_BT
+        if segments is None or (segments != segments[:, :1]).any() or (segments[:, 0] == PADDING).any():
+            return self
+        return replace(self, segments_BT=None, bounds=None, real=None)
 
 
 WORTH_UNPADDING = 0.95
@@ -149,12 +156,10 @@ class CausalRows:
         self._lengths = corpus.lengths[documents] + special.around
         self._begins = corpus.offsets[documents].astype(np.int64)
         self.inputs = int(self._lengths.sum())
-        packed = layout == "packed"
-        self.rows = -(-self.inputs // context) if packed else len(documents)
-        self.truncated = 0 if packed else int((self._lengths > context).sum())
-        self._epoch = -1
-        self._order: Ints = np.arange(0)
-        self._ends: Ints = np.arange(0)
+        self.rows = -(-self.inputs // context) if layout == "packed" else len(documents)
+        self.truncated = 0 if layout == "packed" else int((self._lengths > context).sum())
+        none: Ints = np.arange(0)
+        self._epoch, self._order, self._ends = -1, none, none
 
     def batch(self, first: int, count: int, *, segments_always: bool = False) -> Batch:
         """Rows `first` to `first + count` of the endless run of epochs."""

@@ -4,6 +4,7 @@ B batch, T tokens of the query, S tokens that may be seen, D width, H heads, K w
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import cast
 
 import torch
@@ -34,7 +35,7 @@ class View:
     """What every layer is told about the rows in hand."""
 
     seen: Tensor | None
-    """From `visible`; None means causal over one document a row."""
+    """From `visible`; None means one document a row, and `causal` says which of its tokens are seen."""
     rotary: tuple[Tensor, Tensor] | None = None
     """Cosine and sine of the tokens' places, for networks that turn instead of adding."""
     bounds: Tensor | None = None
@@ -42,13 +43,55 @@ class View:
     longest: int = 0
     """No document between bounds is longer."""
     causal: bool = True
-    """What `seen` would say of documents between bounds."""
+    """What `seen` would say of documents between bounds, or of rows that are one document."""
     window: int = -1
     """Between bounds, how far a token sees to each side; -1 is all the way. Elsewhere `seen` says it."""
     real: Tensor | None = None
     """Where in the rows the tokens in hand stand, when padding was left out; attention alone sees rows then."""
     rows: tuple[int, int] = (0, 0)
     """With `real`, how many rows there are and how long they are."""
+    steady: bool = False
+    """Whether cuDNN's attention is wanted, for which every new shape of rows is planned anew; see `attend`."""
+
+
+CUDNN = True
+"""Whether rows of one steady shape are read by cuDNN's attention where it is the fastest."""
+_WIDEST_HEAD, _ROUND_HEAD, _HOPPER = 128, 8, 9
+
+
+def wants_cudnn(device: torch.device, head: int) -> bool:
+    """Whether cuDNN's attention is there and worth taking: on Hopper; elsewhere torch chooses well by itself."""
+    return CUDNN and device.type == "cuda" and _reads(device, head)
+
+
+@cache
+def _reads(device: torch.device, head: int) -> bool:
+    """Whether cuDNN takes heads of this width, there and back; tried once, on zeros."""
+    if head > _WIDEST_HEAD or torch.cuda.get_device_capability(device)[0] != _HOPPER:
+        return False
+    parts = [
+        torch.zeros(1, 2, 64, head, device=device, dtype=torch.bfloat16).requires_grad_()
+        for _ in ("query", "key", "value")
+    ]
+    try:
+        with torch.enable_grad():
+            mixed = attend(*parts, causal=True)
+            mixed.backward(torch.zeros_like(mixed))  # type: ignore[no-untyped-call]
+    except RuntimeError:  # an older cuDNN, or none
+        return False
+    return True
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
+    """Attention of whole rows in bf16, by cuDNN's kernel; heads of an odd width are filled up with zeros for it."""
+    width = query.shape[-1]
+    missing = -width % _ROUND_HEAD
+    if missing:
+        query, key, value = (F.pad(part, (0, missing)) for part in (query, key, value))
+    mixed: Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        query, key, value, None, True, 0.0, causal, False, scale=width**-0.5
+    )[0]
+    return mixed[..., :width] if missing else mixed
 
 
 class SelfAttention(nn.Module):
@@ -76,7 +119,11 @@ class SelfAttention(nn.Module):
             if query.shape[2] > 1:  # is_causal would align a short query with the start of the keys
                 ones = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
                 seen = ones.tril(diagonal=key.shape[2] - query.shape[2])
-        mixed_BTD = self._mixed(query, key, value, seen, causal=seen is None and past is None)
+        if view.steady and seen is None and past is None:
+            mixed_BTD = _side_by_side(attend(query, key, value, causal=view.causal))
+        else:
+            causal = seen is None and past is None and view.causal
+            mixed_BTD = self._mixed(query, key, value, seen, causal=causal)
         return self.outward(mixed_BTD), (key, value)
 
     def _mixed(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, *, causal: bool) -> Tensor:
@@ -84,7 +131,7 @@ class SelfAttention(nn.Module):
         mixed_BHTK = F.scaled_dot_product_attention(
             query, key, value, attn_mask=seen, dropout_p=dropout, is_causal=causal
         )
-        return mixed_BHTK.transpose(1, 2).flatten(-2)
+        return _side_by_side(mixed_BHTK)
 
     def _in_rows(self, x_1ND: Tensor, view: View, real: Tensor) -> tuple[Tensor, KeyValues]:
         """The same of tokens without padding: laid out in rows to look at each other, and taken out of them again."""
@@ -100,7 +147,7 @@ class SelfAttention(nn.Module):
             .transpose(1, 2)
             for part in parts
         )
-        mixed_BTD = self._mixed(query, key, value, view.seen, causal=view.seen is None)
+        mixed_BTD = self._mixed(query, key, value, view.seen, causal=view.seen is None and view.causal)
         return self.outward(mixed_BTD.flatten(0, 1)[real])[None], (key, value)
 
     def _between_bounds(self, x_1ND: Tensor, view: View, bounds: Tensor) -> tuple[Tensor, KeyValues]:
@@ -128,3 +175,7 @@ class SelfAttention(nn.Module):
 
     def _split(self, x_BTD: Tensor) -> Tensor:
         return x_BTD.view(*x_BTD.shape[:-1], self.heads, -1).transpose(1, 2)
+
+
+def _side_by_side(x_BHTK: Tensor) -> Tensor:
+    return x_BHTK.transpose(1, 2).flatten(-2)

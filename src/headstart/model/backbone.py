@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headstart.config import ModelConfig, Visibility
-from headstart.model.attention import KeyValues, View, visible
+from headstart.model.attention import KeyValues, View, visible, wants_cudnn
 from headstart.model.blocks import BLOCKS, ClassicBlock
 from headstart.model.positions import angles, places, sinusoids
 from headstart.model.stock import StockBlock, nearby, start_small, stock_norm
@@ -39,6 +39,8 @@ class Backbone(nn.Module):
         self.compiled = False
         self.recompute = False
         """Whether what is inside a layer is worked out again on the way back, which saves memory, instead of being kept."""
+        self.recorded = False
+        """Whether steps are recorded as CUDA graphs: attention is torch's own choice then, whatever the rows are like."""
 
     def forward(
         self,
@@ -59,28 +61,30 @@ class Backbone(nn.Module):
         """
         if bounds is not None and self._has_kernel(ids_BT):
             return self._between_bounds(ids_BT, visibility, bounds, real)
-        if segments_BT is None and visibility == "causal":
-            positions, seen = torch.arange(ids_BT.shape[1], device=ids_BT.device), None
+        causal = visibility == "causal"
+        if segments_BT is None and (causal or self._unmasked(ids_BT)):
+            positions, view = torch.arange(ids_BT.shape[1], device=ids_BT.device), View(None, causal=causal)
         else:
             segments_BT = torch.zeros_like(ids_BT) if segments_BT is None else segments_BT
-            positions, seen = places(segments_BT), visible(segments_BT, visibility)
-        return (
-            self.through(ids_BT, positions, seen)
-            if bounds is not None or real is None
-            else self._without_padding(ids_BT, positions, seen, real)
-        )
+            positions, view = places(segments_BT), View(visible(segments_BT, visibility))
+        if bounds is None and real is not None:
+            return self._without_padding(ids_BT, positions, view, real)
+        return self._through(ids_BT, positions, replace(view, steady=view.seen is None and self._steady(ids_BT)))
 
     def through(self, ids_BT: Tensor, positions: Tensor, seen: Tensor | None) -> Tensor:
         """Hidden states of tokens at given places (T, or B, T) that see what `visible` says, or None: those before them."""
+        return self._through(ids_BT, positions, View(seen))
+
+    def _through(self, ids_BT: Tensor, positions: Tensor, view: View) -> Tensor:
         hidden_BTD = self._embed(ids_BT, positions)
-        for layer, view in zip(self.layers, self._views(View(seen), positions), strict=True):
-            hidden_BTD = self._through_layer(layer, hidden_BTD, view)
+        for layer, own in zip(self.layers, self._views(view, positions), strict=True):
+            hidden_BTD = self._through_layer(layer, hidden_BTD, own)
         return cast(Tensor, self.norm(hidden_BTD))
 
-    def _without_padding(self, ids_BT: Tensor, positions: Tensor, seen: Tensor | None, real: Tensor) -> Tensor:
+    def _without_padding(self, ids_BT: Tensor, positions: Tensor, view: View, real: Tensor) -> Tensor:
         """The same as `through`, of real tokens alone; rows are laid out where tokens look at each other only."""
         positions_N = positions.expand(ids_BT.shape).flatten()[real]
-        view = View(seen, real=real, rows=(ids_BT.shape[0], ids_BT.shape[1]))
+        view = replace(view, real=real, rows=(ids_BT.shape[0], ids_BT.shape[1]))
         hidden = self._embed(ids_BT.flatten()[real][None], positions_N)
         for layer, each in zip(self.layers, self._views(view, positions_N), strict=True):
             hidden = self._through_layer(layer, hidden, each)
@@ -103,6 +107,21 @@ class Backbone(nn.Module):
         if self.recompute and torch.is_grad_enabled():
             return cast(Tensor, checkpoint(layer, hidden, view, use_reentrant=False)[0])
         return cast(Tensor, layer(hidden, view)[0])
+
+    def _unmasked(self, ids_BT: Tensor) -> bool:
+        """Whether rows that are one document each can be read both ways without a mask: a GPU's kernels are faster so."""
+        return ids_BT.is_cuda and not (self.config.stock and self.config.stock.local_layers)
+
+    def _steady(self, ids_BT: Tensor) -> bool:
+        """Whether cuDNN may read these rows: trained on in bf16, and as long as most rows of the run will be."""
+        config = self.config
+        drops = config.block == "classic" and config.dropout > 0
+        local = config.stock is not None and bool(config.stock.local_layers)
+        trains = self.training and torch.is_grad_enabled() and torch.is_autocast_enabled("cuda")
+        if self.recorded or drops or local or not trains or ids_BT.shape[1] != config.context:
+            return False
+        same_bits = torch.are_deterministic_algorithms_enabled()
+        return not same_bits and wants_cudnn(ids_BT.device, config.width // config.heads)
 
     def _has_kernel(self, ids_BT: Tensor) -> bool:
         """Whether attention between bounds can run here: it wants CUDA, short numbers and round heads, and drops nothing.

@@ -71,6 +71,7 @@ class Graphs:
 
     def __init__(self, model: Model[ClassifierHead], tape: Tape, say: Say) -> None:
         self.model, self.tape, self.say = model, tape, say
+        model.backbone.recorded = True
         self.slots: dict[tuple[int, ...], _Slot] = {}
         self.update: Update | None = None
         self.layer = sum(parameter.numel() for parameter in model.backbone.layers[0].parameters())

@@ -14,9 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headstart.train.bites import loss_in_bites
+
 ROWS = 256
-"""Rows a chunk on the CPU, so that a chunk's scores stay near the cache; a GPU takes larger bites."""
+"""Rows a chunk on the CPU, so that a chunk's scores stay near the cache; a GPU takes larger bites (`bites`)."""
 _GPU_ROWS = 8192
+"""The same on a GPU where nothing is learnt."""
 _LINE = 64
 """Scores of a row are laid out in multiples of this: a product that writes rows of 50,001 numbers takes 1.7 times as long."""
 
@@ -54,6 +57,11 @@ class _Chunked(torch.autograd.Function):
         )
         if hidden.device.type == "cpu" and kind == torch.float32 and not compiled:
             total, *slopes = _in_one_buffer(hidden, weight, bias, targets, rows)
+            ctx.slopes = slopes
+            return total
+        if hidden.device.type == "cuda":
+            with torch.autocast("cuda", enabled=False):
+                total, *slopes = loss_in_bites(hidden, weight, bias, targets, kind)
             ctx.slopes = slopes
             return total
         low_weight, low_hidden = weight.to(kind), hidden.to(kind)

@@ -34,11 +34,14 @@ def predict_tokens(model: Model[LanguageHead], batch: Batch) -> LossSum:
 
 def token_loss(model: Model[LanguageHead], hidden_BTD: Tensor, batch: Batch) -> Tensor:
     """The summed loss of the tokens that a batch asks for."""
-    targets = batch.targets.flatten()
-    places = batch.places if batch.places is not None else (targets != UNSCORED).nonzero()[:, 0]
+    targets, hidden_ND = batch.targets.flatten(), hidden_BTD.flatten(0, 1)
+    if batch.scored < len(targets):
+        places = batch.places if batch.places is not None else (targets != UNSCORED).nonzero()[:, 0]
+        # not [places]: the way back from that sorts them, in case one came twice
+        targets, hidden_ND = targets[places], hidden_ND.index_select(0, places)
     weight, bias = model.head.weights(model.backbone)
-    hidden_ND = model.head.ready(hidden_BTD.flatten(0, 1)[places])
-    return linear_cross_entropy(hidden_ND, weight, bias, targets[places], compiled=model.backbone.compiled)
+    ready_ND = model.head.ready(hidden_ND)
+    return linear_cross_entropy(ready_ND, weight, bias, targets, compiled=model.backbone.compiled)
 
 
 Answering = Callable[[Model[ClassifierHead], Batch], LossSum]

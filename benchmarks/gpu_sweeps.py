@@ -1,0 +1,192 @@
+"""What a step on a GPU is made of, alone: attention's kernels and the loss, at the shapes of benchmarks/gpu.py."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.varlen import varlen_attn
+
+from headstart.model.attention import attend
+from headstart.train.bites import _add_product, _best, bite_rows, loss_in_bites, plain_slopes
+
+ATTENTION = {  # rows, heads, tokens, width of a head, causal
+    "classic": (128, 2, 256, 100, True),
+    "gpt2": (32, 12, 1024, 64, True),
+    "modern": (128, 8, 512, 64, False),
+}
+LOSS = {  # rows scored, width, vocabulary, bias
+    "classic": (32768, 200, 50001, True),
+    "gpt2": (32768, 768, 50257, False),
+    "modern": (19660, 512, 16384, False),
+}
+BITES = (256, 1024, 2048, 4096, 8192, 8448, 16384, 16896, 32768)
+NEAR = (256, 512)
+KERNELS = ((8192, 16), (8192, 32), (16384, 32), (4096, 16), (4096, 8), (2048, 8))
+"""Scores that a program of the kernel holds, and its warps."""
+TINY_ATTENTION = {"tiny": (2, 2, 16, 12, True)}
+TINY_LOSS = {"tiny": (300, 12, 101, True)}
+
+
+def milliseconds(work: Callable[[], object], device: str, *, times: int = 12, warm: int = 3) -> float:
+    """The median of a few runs, by the device's own clock where it has one."""
+    for _ in range(warm):
+        work()
+    if device != "cuda":
+        taken = []
+        for _ in range(times):
+            before = time.perf_counter()
+            work()
+            taken.append(1000 * (time.perf_counter() - before))
+        return statistics.median(taken)
+    marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(times)]
+    for begin, end in marks:
+        begin.record()
+        work()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) for begin, end in marks)
+
+
+def matmul_peak(device: str, size: int = 8192) -> float:
+    """TFLOP/s of one large product in bf16, what everything else is held against."""
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    return 2e-9 * size**3 / milliseconds(lambda: a @ b, device, times=20, warm=5)
+
+
+def _ways(shape: tuple, device: str) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
+    batch, _, length, head, causal = shape
+
+    def chosen(*backends: SDPBackend) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        def way(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with sdpa_kernel(list(backends)):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+        return way
+
+    def widened(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        missing = -head % 64
+        q, k, v = (F.pad(part, (0, missing)) for part in (q, k, v))
+        mixed = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            q, k, v, None, True, 0.0, causal, False, scale=head**-0.5
+        )
+        return mixed[0][..., :head]
+
+    bounds = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
+
+    def between(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (part.transpose(1, 2).flatten(0, 1) for part in (q, k, v))
+        missing = -head % 8
+        if missing:
+            q, k, v = (F.pad(part, (0, missing)) for part in (q, k, v))
+        window = (-1, 0) if causal else (-1, -1)
+        mixed = varlen_attn(q, k, v, bounds, bounds, length, length, scale=head**-0.5, window_size=window)
+        return mixed[..., :head].unflatten(0, (batch, length)).transpose(1, 2)
+
+    ways = {"torch's choice": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal)}
+    if device != "cuda":
+        return ways
+    return ways | {
+        "flash": chosen(SDPBackend.FLASH_ATTENTION),
+        "efficient": chosen(SDPBackend.EFFICIENT_ATTENTION),
+        "cudnn": chosen(SDPBackend.CUDNN_ATTENTION),
+        "headstart's attend": lambda q, k, v: attend(q, k, v, causal=causal),
+        "cudnn, heads to 64s": widened,
+        "varlen": between,
+    }
+
+
+def attention_rows(device: str, *, tiny: bool) -> Iterator[dict]:
+    """Forward and backward of each kernel, on queries, keys and values that lie side by side as a layer makes them."""
+    for name, shape in (TINY_ATTENTION if tiny else ATTENTION).items():
+        batch, heads, length, head, causal = shape
+        made = torch.randn(batch, length, 3 * heads * head, device=device, dtype=torch.bfloat16, requires_grad=True)
+        slope = torch.randn(batch, length, heads * head, device=device, dtype=torch.bfloat16)
+        operations = 14 * batch * heads * length**2 * head * (0.5 if causal else 1.0)
+        for way_name, way in _ways(shape, device).items():
+
+            def both(way: Callable = way, made: Tensor = made, slope: Tensor = slope, heads: int = heads) -> None:
+                parts = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in made.chunk(3, dim=-1))
+                way(*parts).transpose(1, 2).flatten(-2).backward(slope)
+                made.grad = None
+
+            row: dict = {"shape": name, "way": way_name}
+            try:
+                ms = milliseconds(both, device, times=8 if tiny else 12)
+                row |= {"ms": ms, "tflops": 1e-9 * operations / ms}
+            except (RuntimeError, ValueError, TypeError) as error:
+                row["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:120]
+            yield row
+
+
+def loss_rows(device: str, *, tiny: bool) -> Iterator[dict]:
+    """Loss and gradients by size of the bite, then its pieces one by one at the size that is taken."""
+    for name, (count, width, vocabulary, biased) in (TINY_LOSS if tiny else LOSS).items():
+        hidden = torch.randn(count, width, device=device)
+        weight = torch.randn(vocabulary, width, device=device) / width**0.5
+        bias = torch.zeros(vocabulary, device=device) if biased else None
+        targets = torch.randint(vocabulary, (count,), device=device)
+        asked = hidden, weight, bias, targets, torch.bfloat16
+        taken = bite_rows(count, -(-vocabulary // 64) * 64, 2)
+        ways: dict[str, Callable[[], object]] = {f"as it is ({taken})": lambda a=asked: loss_in_bites(*a)}
+        for rows in (128,) if tiny else BITES:
+            ways[f"bites of {rows}"] = lambda a=asked, rows=rows: loss_in_bites(*a, rows=rows)
+        for near in (64,) if tiny else NEAR:
+            ways[f"as it is, {near} near"] = lambda a=asked, near=near: loss_in_bites(*a, near=near)
+        ways["without triton"] = lambda a=asked: loss_in_bites(*a, to_slopes=plain_slopes)
+        ways["full scores"] = lambda a=asked: _full_scores(*a)
+        for way_name, way in (ways | _pieces(*asked, rows=taken)).items():
+            row: dict = {"shape": name, "way": way_name}
+            try:
+                if device == "cuda":
+                    torch.cuda.reset_peak_memory_stats()
+                    before = torch.cuda.memory_allocated()
+                row["ms"] = milliseconds(way, device, times=5, warm=2)
+                if device == "cuda":
+                    row["gib"] = (torch.cuda.max_memory_allocated() - before) / 2**30
+            except (RuntimeError, ValueError, TypeError) as error:
+                row["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:120]
+            yield row
+
+
+def _full_scores(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, kind: torch.dtype) -> None:
+    """What a script does: all scores at once, under autocast."""
+    parts = [hidden.detach().requires_grad_(), weight.detach().requires_grad_()]
+    with torch.autocast(hidden.device.type, dtype=kind):
+        F.cross_entropy(F.linear(*parts, bias).float(), targets, reduction="sum").backward()
+
+
+def _pieces(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, kind: torch.dtype, *, rows: int
+) -> dict[str, Callable[[], object]]:
+    """One bite: three products and what happens between them; to be multiplied by the number of bites."""
+    rows = min(rows, len(hidden))
+    places, columns = -(-len(weight) // 64) * 64, -(-(hidden.shape[1] + (bias is not None)) // 8) * 8
+    low = hidden[:rows].to(kind)
+    table = F.pad(weight.to(kind), (0, columns - weight.shape[1], 0, places - len(weight)))
+    low = F.pad(low, (0, columns - low.shape[1]))
+    scores = torch.empty(rows, places, dtype=kind, device=hidden.device)
+    bias_W = None if bias is None else F.pad(bias, (0, places - len(weight)), value=-torch.inf)
+    way, total = _best(hidden.device.type), torch.zeros(places, columns, device=hidden.device)
+    out = torch.empty(rows, hidden.shape[1], dtype=kind, device=hidden.device)
+
+    def slopes() -> None:
+        way(scores, len(weight), bias_W, targets[:rows])
+
+    torch.mm(low, table.T, out=scores)
+    kernels: dict[str, Callable[[], object]] = {}
+    if hidden.is_cuda and way is not plain_slopes:
+        for most, warps in KERNELS:
+            kernels[f"one bite of {rows}: slopes, {most} by {warps} warps"] = lambda most=most, warps=warps: way(
+                scores, len(weight), bias_W, targets[:rows], most=most, warps=warps
+            )
+    return kernels | {
+        f"one bite of {rows}: scores": lambda: torch.mm(low, table.T, out=scores),
+        f"one bite of {rows}: slopes": slopes,
+        f"one bite of {rows}: by hidden": lambda: torch.mm(scores, table[:, : hidden.shape[1]], out=out),
+        f"one bite of {rows}: by table": lambda: _add_product(total, scores.T, low),
+        f"one bite of {rows}: by table, bf16": lambda: total.add_(scores.T @ low),
+    }

@@ -1,0 +1,131 @@
+"""The loss of a linear layer on a GPU, a bite of rows at a time, in memory taken once.
+
+Products want rows whose length is a round number of bytes, and bites large enough to keep every multiprocessor busy: the
+table is copied into a round number of rows and columns in the precision of the products, scores of one bite lie in one
+buffer, their slopes replace them in place, and the slopes of the table are summed up in fp32 inside the product.
+
+N rows scored, D width, V vocabulary; W and C are V and D made round.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_LINE = 64
+"""Entries of the vocabulary are filled up to a multiple of this."""
+_COLUMNS = 8
+"""The width too: 16 bytes of bf16."""
+_BITE_BYTES = 1 << 30
+"""What the scores of one bite may weigh."""
+_ROUND = 128
+"""Rows of a bite are a multiple of this, the height of a product's tile."""
+
+ToSlopes = Callable[[Tensor, int, Tensor | None, Tensor], Tensor]
+"""Scores (turned into slopes in place), vocabulary, bias (fp32, minus infinity behind the vocabulary), targets: the losses."""
+
+
+def bite_rows(count: int, places: int, size: int) -> int:
+    """Rows of a bite, all bites alike: as few bites as the budget allows.
+
+    Args:
+        places: entries of a row of scores.
+        size: bytes of a score.
+
+    >>> [bite_rows(count, 50048, 2) for count in (32768, 20000, 100)]
+    [8192, 10112, 128]
+    """
+    most = max(_ROUND, _BITE_BYTES // (places * size) // _ROUND * _ROUND)
+    bites = max(1, -(-count // most))
+    return max(_ROUND, -(-count // bites // _ROUND) * _ROUND)
+
+
+def loss_in_bites(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    kind: torch.dtype,
+    *,
+    rows: int | None = None,
+    near: int | None = None,
+    to_slopes: ToSlopes | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The summed loss and its slopes by hidden, weight and bias.
+
+    Args:
+        kind: the precision of the products.
+        rows: of a bite, if not what `bite_rows` says.
+        near: rows whose scores are turned into slopes as soon as they are there, while the cache holds them; all of a
+            bite unless said.
+        to_slopes: what turns scores into slopes, if not the best there is.
+    """
+    (count, width), vocabulary = hidden.shape, len(weight)
+    places = _round_up(vocabulary, _LINE)
+    # a column of ones in what is multiplied with the slopes gives those of the bias, and costs no reading of its own
+    columns = _round_up(width + (bias is not None), _COLUMNS)
+    table_WC = F.pad(weight.to(kind), (0, columns - width, 0, places - vocabulary))
+    hidden_NC = F.pad(hidden.to(kind), (0, columns - width))
+    if bias is not None:
+        hidden_NC[:, width] = 1  # its counterpart in the table is 0: the bias itself is added in full precision
+    rows = rows or bite_rows(count, places, table_WC.element_size())
+    way = to_slopes or _best(hidden.device.type)
+    bias_W = None if bias is None else F.pad(bias.float(), (0, places - vocabulary), value=-torch.inf)
+    buffer = torch.empty(min(rows, count), places, dtype=kind, device=hidden.device)
+    losses = torch.empty(count, dtype=torch.float32, device=hidden.device)
+    grad_hidden = torch.empty(count, width, dtype=kind, device=hidden.device)
+    grad_WC = torch.zeros(places, columns, dtype=torch.float32, device=hidden.device)
+    for start in range(0, count, rows):
+        stop = min(start + rows, count)
+        scores = buffer[: stop - start]
+        for first in range(start, stop, near or rows):
+            last = min(first + (near or rows), stop)
+            part = scores[first - start : last - start]
+            torch.mm(hidden_NC[first:last], table_WC.T, out=part)
+            losses[first:last] = way(part, vocabulary, bias_W, targets[first:last])
+        torch.mm(scores, table_WC[:, :width], out=grad_hidden[start:stop])
+        _add_product(grad_WC, scores.T, hidden_NC[start:stop])
+    grad_bias = None if bias is None else grad_WC[:vocabulary, width].to(bias.dtype, copy=True)
+    grad_weight = grad_WC[:vocabulary, :width].to(weight.dtype)
+    return losses.sum(), grad_hidden.to(hidden.dtype), grad_weight, grad_bias
+
+
+def _round_up(number: int, to: int) -> int:
+    return -(-number // to) * to
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a product to a sum in fp32, whatever the precision of its factors."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    elif total.is_cuda:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total += a @ b
+
+
+@cache
+def _best(device: str) -> ToSlopes:
+    """Triton's kernel on CUDA where triton is installed, torch's operations elsewhere."""
+    if device != "cuda":
+        return plain_slopes
+    try:
+        from headstart.train.row_kernel import to_slopes
+    except ImportError:
+        return plain_slopes
+    return to_slopes
+
+
+def plain_slopes(scores: Tensor, vocabulary: int, bias: Tensor | None, targets: Tensor) -> Tensor:
+    """The same by torch's operations, one after the other."""
+    inside = scores[:, :vocabulary]
+    exact = inside.float() if bias is None else inside.float() + bias[:vocabulary]
+    mass = exact.logsumexp(dim=1, keepdim=True)
+    losses = (mass - exact.gather(1, targets[:, None]))[:, 0]
+    slopes = exact.sub_(mass).exp_()
+    slopes.scatter_add_(1, targets[:, None], slopes.new_full((1, 1), -1.0).expand(len(slopes), 1))
+    inside.copy_(slopes)
+    scores[:, vocabulary:] = 0
+    return losses
