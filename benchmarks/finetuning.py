@@ -1,8 +1,9 @@
 """Fine-tuning on a GPU: the course's code, ours step by step, and ours with recorded steps, on the same texts in turn.
 
-python benchmarks/finetuning.py [--rounds 3] [--out finetuning.json]
+python benchmarks/finetuning.py [classic] [modern] [long] [--rounds 3] [--out finetuning.json]
 
-All take turns in one process; the rate of an arm is the median over rounds of texts by the wall clock, everything included.
+All take turns in one process; the rate of an arm is the median over rounds of texts by the wall clock, everything included;
+`ready_s` is what its first steps took, in which kernels are loaded and steps recorded. `long` is `modern` on longer texts.
 Without a GPU the shapes are tiny and nothing is recorded: that is to try the script.
 """
 
@@ -37,15 +38,17 @@ from headstart.train.optim import build_optimizer
 from headstart.train.parallel import ONE
 
 SPECIAL = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
-TEXTS, MEAN = 4000, 135
+TEXTS = 4000
+ROWS = {"classic": ("classic", 135), "modern": ("modern", 135), "long": ("modern", 350)}
+"""Of each row the preset and the mean number of tokens of a text."""
 Step = Callable[[], float]
 """One optimizer step on the next texts; gives its loss."""
 
 
-def texts(vocabulary: int) -> tuple[list[np.ndarray], np.ndarray]:
+def texts(vocabulary: int, mean: float) -> tuple[list[np.ndarray], np.ndarray]:
     """Random tokens in texts of log-normal lengths, as those of reviews are, and labels."""
     chance = np.random.default_rng(0)
-    lengths = np.maximum(5, chance.lognormal(np.log(MEAN) - 0.32, 0.8, TEXTS)).astype(np.int64)
+    lengths = np.maximum(5, chance.lognormal(np.log(mean) - 0.32, 0.8, TEXTS)).astype(np.int64)
     return [chance.integers(4, vocabulary, length) for length in lengths], chance.integers(0, 2, TEXTS)
 
 
@@ -67,12 +70,12 @@ class CourseClassifier(CourseModel):
         return self.head(self.encoder(x, mask_TT)[-1])
 
 
-def course(shape: Shape, device: torch.device) -> Step:
+def course(shape: Shape, mean: float, device: torch.device) -> Step:
     """Adam 1e-4, fp32, padded to the longest of the batch, gradient norm clipped at 0.5."""
     torch.manual_seed(0)
     model = CourseClassifier(shape).to(device).train()
     optimizer, criterion = torch.optim.Adam(model.parameters(), lr=1e-4), nn.CrossEntropyLoss()
-    every, labels = texts(shape.vocabulary)
+    every, labels = texts(shape.vocabulary, mean)
     rows = [torch.from_numpy(np.concatenate(([0], text[: shape.length - 1]))) for text in every]
     steps = count()
 
@@ -90,12 +93,14 @@ def course(shape: Shape, device: torch.device) -> Step:
     return step
 
 
-def ours(config: FinetuneConfig, vocabulary: int, runtime: Runtime, *, recorded: bool) -> tuple[Step, Graphs | None]:
+def ours(
+    config: FinetuneConfig, vocabulary: int, mean: float, runtime: Runtime, *, recorded: bool
+) -> tuple[Step, Graphs | None]:
     """Headstart's own loop with the settings of a preset."""
     reading = "causal" if config.model.block == "classic" else "both"
     backbone = build_backbone(config.model, vocabulary, 0)
     model = Model(backbone, build_classifier_head(config.model, 2, 0, reading)).to(runtime.device)
-    every, labels = texts(vocabulary)
+    every, labels = texts(vocabulary, mean)
     rows = LabelledRows(every, labels, SPECIAL, context=config.model.context)
     average = Average(model, config.optim.average) if config.optim.average else None
     optimizer = build_optimizer(model, config.optim, config.transfer.layer_decay)
@@ -119,21 +124,27 @@ def settings(preset: str, **model: Any) -> FinetuneConfig:
     return layered(FinetuneConfig, values, {"model": model})
 
 
-def rates(arms: dict[str, Step], batch: int, rounds: int, steps: dict[str, int]) -> dict[str, float]:
-    """Texts a second of each, the median over rounds in turn, after a half of one that warms up."""
+def rates(
+    arms: dict[str, Step], batch: int, rounds: int, steps: dict[str, int]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Texts a second of each, the median over rounds in turn, and the seconds of the half round before, that warms up."""
+    ready: dict[str, float] = {}
     for name, step in arms.items():
-        for _ in range(steps[name] // 2):
-            step()
+        ready[name] = round(_seconds(step, steps[name] // 2), 2)
     found: dict[str, list[float]] = {name: [] for name in arms}
     for _ in range(rounds):
         for name, step in arms.items():
-            _wait()
-            started = time.perf_counter()
-            for _ in range(steps[name]):
-                step()
-            _wait()
-            found[name].append(batch * steps[name] / (time.perf_counter() - started))
-    return {name: round(median(taken), 1) for name, taken in found.items()}
+            found[name].append(batch * steps[name] / _seconds(step, steps[name]))
+    return {name: round(median(taken), 1) for name, taken in found.items()}, ready
+
+
+def _seconds(step: Step, times: int) -> float:
+    _wait()
+    started = time.perf_counter()
+    for _ in range(times):
+        step()
+    _wait()
+    return time.perf_counter() - started
 
 
 def _wait() -> None:
@@ -141,47 +152,55 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
+def row(name: str, runtime: Runtime, rounds: int) -> dict[str, Any]:
+    """All arms of a row in turn."""
+    preset, mean = ROWS[name]
+    gpu, classic = runtime.device.type == "cuda", preset == "classic"
+    small = {} if gpu else {"width": 32, "depth": 2, "heads": 2, "feedforward": 32}
+    shape = Shape(batch=8, length=256) if gpu else Shape(batch=8, length=256, width=32, depth=2, vocabulary=500)
+    config = settings(preset, **({"context": 256} if classic else {}), **small)
+    vocabulary = shape.vocabulary if classic else 16384 if gpu else 500
+    arms: dict[str, Step] = {"course": course(shape, mean, runtime.device)} if classic else {}
+    arms["plain"], _ = ours(config, vocabulary, mean, runtime, recorded=False)
+    arms["recorded"], graphs = ours(config, vocabulary, mean, runtime, recorded=True)
+    many = {"course": 120, "plain": 120, "recorded": 400} if gpu else dict.fromkeys(("course", "plain", "recorded"), 2)
+    steps = {arm: max(2, many[arm] // (1 if classic else 3)) for arm in arms}
+    batch = config.loop.batch_size
+    found, ready = rates(arms, batch, rounds, steps)
+    faster = {f"recorded / {arm}": round(found["recorded"] / found[arm], 2) for arm in arms if arm != "recorded"}
+    how_many = {"graphs": graphs.recorded, "failed": graphs.failed} if graphs else {}
+    return {
+        "batch": batch,
+        "tokens_a_text": mean,
+        "texts_a_second": found,
+        "ms_a_step": {arm: round(1000 * batch / rate, 3) for arm, rate in found.items()},
+        "ready_s": ready,
+        "ratios": faster,
+        **how_many,
+    }
+
+
 def main() -> None:
-    """Both networks, one table."""
+    """Every row, one table."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("rows", nargs="*", choices=[*ROWS, []], help="all unless named")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     runtime = start(RuntimeConfig())
-    gpu = runtime.device.type == "cuda"
-    began = time.perf_counter()
-    small = {} if gpu else {"width": 32, "depth": 2, "heads": 2, "feedforward": 32}
-    shape = Shape(batch=8, length=256) if gpu else Shape(batch=8, length=256, width=32, depth=2, vocabulary=500)
-    many = {"course": 120, "plain": 120, "recorded": 400} if gpu else dict.fromkeys(("course", "plain", "recorded"), 2)
-    tables = {}
-    for name, config, vocabulary in (
-        ("classic", settings("classic", context=256, **small), shape.vocabulary),
-        ("modern", settings("modern", **small), 16384 if gpu else 500),
-    ):
-        arms: dict[str, Step] = {"course": course(shape, runtime.device)} if name == "classic" else {}
-        arms["plain"], _ = ours(config, vocabulary, runtime, recorded=False)
-        arms["recorded"], graphs = ours(config, vocabulary, runtime, recorded=True)
-        batch = config.loop.batch_size
-        steps = {arm: max(2, many[arm] // (1 if name == "classic" else 3)) for arm in arms}
-        found = rates(arms, batch, given.rounds, steps)
-        slower = {f"recorded / {arm}": round(found["recorded"] / found[arm], 2) for arm in arms if arm != "recorded"}
-        how_many = {"graphs": graphs.recorded, "failed": graphs.failed} if graphs else {}
-        tables[name] = {
-            "batch": batch,
-            "texts_a_second": found,
-            "ms_a_step": {arm: round(1000 * batch / rate, 3) for arm, rate in found.items()},
-            "ratios": slower,
-            **how_many,
-        }
+    gpu, began = runtime.device.type == "cuda", time.perf_counter()
+    tables: dict[str, Any] = {}
+    for name in given.rows or ROWS:
+        tables[name] = row(name, runtime, given.rounds)
+        print(name, json.dumps(tables[name]), flush=True)
     about = {
         "device": torch.cuda.get_device_name() if gpu else platform.machine(),
         "torch": torch.__version__,
         "seconds": round(time.perf_counter() - began, 1),
     }
-    line = json.dumps(tables | about, indent=2)
-    print(line)
+    print(json.dumps(about))
     if given.out:
-        given.out.write_text(line + "\n", encoding="utf-8")
+        given.out.write_text(json.dumps(tables | about, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

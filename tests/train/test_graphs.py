@@ -76,6 +76,17 @@ def trained(model, steps=24, graphs=None, given=fetch, state=None, until=None):
     return reports
 
 
+def test_full_rows_of_recorded_steps_are_left_to_torchs_own_attention(monkeypatch):
+    """Also in the steps that are not recorded yet: what a step computes must not depend on that."""
+    monkeypatch.setattr("headstart.model.backbone.wants_cudnn", lambda *_: True)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: True)
+    model, full = model_of(), torch.zeros(2, CONTEXT, dtype=torch.long)
+    assert model.backbone._steady(full)
+    assert not model.backbone._steady(full[:, 1:])
+    Graphs(model, Again(), print)
+    assert not model.backbone._steady(full)
+
+
 @given(st.integers(1, 3000), st.integers(1, 3000))
 def test_a_width_holds_the_row_and_there_are_few_of_them(longest, context):
     width = width_for(longest, context)

@@ -1,0 +1,103 @@
+"""Five seeds of a comparison at the same time beside one: what `headstart compare --jobs 5` takes of the clock.
+
+python benchmarks/seeds.py [--rows 2400] [--preset modern] [--seeds 5] [--out seeds.json]
+
+Texts and labels are made up, the network is pretrained for three steps, and the commands are run as a person would, start of
+the processes included. On a GPU the processes share it in turns, unless NVIDIA's multi-process service (MPS) is on, which
+lets them run side by side: `nvidia-cuda-mps-control -d`.
+"""
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+WORDS = 12000
+TEXT = 110
+"""Words of a text on average; some 135 tokens."""
+
+
+def words() -> list[str]:
+    """Made-up words, enough of them for a vocabulary of the usual size."""
+    chance = np.random.default_rng(0)
+    syllables = [a + b for a in "bcdfghjklmnprstvwz" for b in ("a", "e", "i", "o", "u", "ai", "on", "er")]
+    return sorted({"".join(chance.choice(syllables, size)) for size in chance.integers(1, 5, 3 * WORDS)})[:WORDS]
+
+
+def texts(count: int, seed: int) -> list[tuple[str, str]]:
+    """Labelled texts of log-normal lengths, words by rank as in a language; a twentieth of them depends on the label."""
+    chance, known = np.random.default_rng(seed), np.array(words())
+    chance_of = 1 / np.arange(2, len(known) + 2)
+    order = np.random.default_rng(1).permutation(len(known))  # short words are not the rare ones
+    rows = []
+    for _ in range(count):
+        label = int(chance.integers(2))
+        size = int(np.clip(chance.lognormal(np.log(TEXT) - 0.32, 0.8), 5, 900))
+        drawn = order[chance.choice(len(known), size, p=chance_of / chance_of.sum())]
+        told = chance.random(size) < 0.05
+        drawn[told] = order[200 + 100 * label + chance.integers(0, 100, int(told.sum()))]
+        rows.append((" ".join(known[drawn]), ("bad", "good")[label]))
+    return rows
+
+
+def write(path: Path, rows: list[tuple[str, str]]) -> str:
+    """Rows as a file with a header."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+    return str(path)
+
+
+def timed(*arguments: str) -> float:
+    """Seconds of a command; what it says is shown if it fails."""
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "headstart", *arguments], capture_output=True, text=True, check=False, env=os.environ
+    )
+    seconds = time.perf_counter() - started
+    if done.returncode:
+        sys.exit(f"headstart {' '.join(arguments)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+    print(f"{seconds:7.1f} s  headstart {' '.join(arguments)}", flush=True)
+    return seconds
+
+
+def main() -> None:
+    """The commands, and the ratio of their seconds."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=2400, help="labelled texts to learn from")
+    parser.add_argument("--preset", default="modern")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("options", nargs="*", help="handed on to `headstart compare`, after --")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        train, valid, test = (
+            write(folder / f"{part}.csv", texts(count, seed))
+            for seed, (part, count) in enumerate({"train": given.rows, "valid": 200, "test": 1000}.items())
+        )
+        (folder / "texts.txt").write_text("\n".join(text for text, _ in texts(3000, 9)), encoding="utf-8")
+        base = str(folder / "base")
+        timed("pretrain", str(folder / "texts.txt"), "--preset", given.preset, "--loop.steps", "3", "--out", base, "-q")
+
+        def compared(seeds: int) -> float:
+            settings = ["--from", base, "--valid", valid, "--test", test, "--arms", "pretrained", "--no-texts", "-q"]
+            out = ["--seeds", str(seeds), "--jobs", str(seeds), "--out", str(folder / str(seeds))]
+            return timed("compare", train, *settings, *out, *given.options)
+
+        seconds = {str(count): round(compared(count), 2) for count in (1, given.seeds)}
+    ratio = seconds[str(given.seeds)] / seconds["1"]
+    print(f"{given.seeds} seeds at the same time take {ratio:.2f} times as long as one")
+    if given.out:
+        record = {"preset": given.preset, "rows": given.rows, "seconds": seconds, "ratio": round(ratio, 3)}
+        given.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
