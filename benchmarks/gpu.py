@@ -225,6 +225,7 @@ def row(bench: Bench, task: Task, makers: dict[str, Callable[[], Side]], key: st
         "machine": bench.machine,
         "sides": found,
     }
+    bench.keep(**{key: record})  # now already: a profile may be cut short
     if bench.given.profile:
         record["profile"] = {}
         for name, side in sides.items():

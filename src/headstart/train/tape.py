@@ -1,6 +1,7 @@
 """What records work for a GPU and replays it: CUDA graphs."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -47,7 +48,7 @@ class CudaTape:
             with torch.cuda.stream(torch.cuda.current_stream(self._device)), recording:
                 number = work()
         except RuntimeError:
-            self._restore_generator()
+            self._tidy_up()
             raise
 
         def replay() -> Tensor:
@@ -56,9 +57,11 @@ class CudaTape:
 
         return replay
 
-    def _restore_generator(self) -> None:
-        """A capture that failed may leave the generator waiting for its end: give it a state of its own again."""
+    def _tidy_up(self) -> None:
+        """A capture that failed may leave the allocator and the generator waiting for its end: both are told of it."""
         index = torch.cuda.current_device() if self._device.index is None else self._device.index
+        with suppress(RuntimeError):  # some versions of torch have done so themselves
+            torch._C._cuda_endAllocateToPool(index, self._pool)
         fresh = torch.Generator(torch.device("cuda", index))
         fresh.manual_seed(torch.default_generator.initial_seed())  # `seed_step` gives both the same
         torch.cuda.default_generators[index].graphsafe_set_state(fresh)
