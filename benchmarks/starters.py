@@ -1,7 +1,7 @@
 """What the starters are worth: tables for RESULTS.md, kept in docs/results/starters.json.
 
 python benchmarks/starters.py demo   --work runs/starters                 200 and 1,000 labels of the demo's data, 5 seeds
-python benchmarks/starters.py books  --work runs/starters --data DATA     cls-books from starter:fr, 3 seeds
+python benchmarks/starters.py books  --work runs/starters --data DATA     cls-books from starter:fr, 4 epochs, 2 seeds
 python benchmarks/starters.py ways   --work runs/starters --way runs/small --way runs/taught --way runs/int8
 
 Each part is a comparison folder under --work, goes on where it was stopped, and prints its table. `--device cuda --jobs 4` where there is a GPU.
@@ -17,8 +17,8 @@ from headstart.interop.sources import load_from
 from headstart.layering import layered
 from headstart.model.presets import values
 from headstart.progress import Progress, Quiet
+from headstart.recipes import demo
 from headstart.recipes.compare import run_compare
-from headstart.recipes.demo import _builtin, _write
 from headstart.report.collect import collect
 from headstart.report.statistics import paired_difference, summaries
 from headstart.store.starters import HOME, starters
@@ -37,14 +37,16 @@ def demo_data(work: Path) -> dict[str, str]:
     folder = work / "data"
     if not (folder / "train.jsonl").is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        _write(_builtin(), folder)
+        demo._write(demo._builtin(), folder)
     return {name: str(folder / f"{name}.jsonl") for name in ("train", "valid", "test")}
 
 
-def compare(files: dict[str, str], out: Path, given: argparse.Namespace, progress: Progress, **others) -> dict:
+def compare(
+    files: dict[str, str], out: Path, given: argparse.Namespace, progress: Progress, settings: dict, **others
+) -> dict:
     """Run a comparison, or go on with it; returns its figures."""
     device = {"runtime": {"device": given.device}} if given.device else {}
-    config = layered(FinetuneConfig, values("modern", "finetune"), device)
+    config = layered(FinetuneConfig, values("modern", "finetune"), settings, device)
     resume = (out / "run.json").is_file()
     run_compare(
         files["train"],
@@ -145,20 +147,23 @@ def main() -> None:
     parser.add_argument("--device")
     parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args()
-    arms = ("tfidf", "scratch", "pretrained")
+    arms, few = ("tfidf", "scratch", "pretrained"), demo._FINETUNE
     if given.part == "about":
         found: dict | list = about()
     elif given.part == "demo":
         files, labels = demo_data(given.work), (200, 1000)
         found = compare(
-            files, given.work / "demo", given, Aloud(), source="starter:en", labels=labels, arms=arms, seeds=5
+            files, given.work / "demo", given, Aloud(), few, source="starter:en", labels=labels, arms=arms, seeds=5
         )
     elif given.part == "books":
         files = {name: str(given.data / "cls-books" / f"{name}.jsonl") for name in ("train", "valid", "test")}
-        found = compare(files, given.work / "books", given, Aloud(), source="starter:fr", arms=arms, seeds=3)
+        quick = {"loop": {"epochs": 4}}  # chosen on validation
+        arms = ("tfidf", "pretrained")
+        found = compare(files, given.work / "books", given, Aloud(), quick, source="starter:fr", arms=arms, seeds=2)
     else:
         files, arms = demo_data(given.work), ("tfidf", "pretrained")
-        found = compare(files, given.work / "ways", given, Aloud(), source=given.way, labels=(200,), arms=arms, seeds=5)
+        ways = {"source": given.way, "labels": (200,), "arms": arms, "seeds": 5}
+        found = compare(files, given.work / "ways", given, Aloud(), few, **ways)
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
     kept[given.part] = found
     kept["about"] = about()

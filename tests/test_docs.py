@@ -64,6 +64,8 @@ SMALLER = (
     (r"--abstain 0\.\d+", "--abstain 0.1"),
 )
 """Numbers that are taken down; everything else of a line is as it is written."""
+FEW = " --loop.epochs 1 --loop.least-steps 0"
+"""For the presets of the starters, which take minutes."""
 SMALLER_PYTHON = (
     ('settings={"loop.epochs": 2}', "settings={'loop.steps': 2, 'tokenizer.vocab_size': 300, 'model.width': 16}"),
     ('source="python/base")', 'source="python/base", settings={"loop.epochs": 1})'),
@@ -94,6 +96,8 @@ def blocks(page: str) -> list[Block]:
 def smaller(line: str) -> str:
     if line.startswith("headstart compare") and "--seeds" not in line and "--resume" not in line:
         line += " --seeds 5"
+    if "starter:" in line:
+        line += {"compare": FEW, "finetune": FEW, "pretrain": " --loop.steps 2"}.get(line.split()[1], "")
     for pattern, replacement in SMALLER:
         line = re.sub(pattern, replacement, line)
     return line

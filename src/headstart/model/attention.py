@@ -18,6 +18,13 @@ from headstart.model.positions import turn
 KeyValues = tuple[Tensor, Tensor]
 
 
+def nearby(tokens: int, window: int, *, causal: bool) -> Tensor:
+    """Which token of a document may look at which when none sees further than `window` to a side, as bool TT."""
+    index_T = torch.arange(tokens)
+    apart_TT = index_T[:, None] - index_T
+    return (apart_TT <= window) & (apart_TT >= (0 if causal else -window))
+
+
 def visible(segments_BT: Tensor, visibility: Visibility) -> Tensor:
     """Which token (row) may look at which (column), as bool B1TT.
 
@@ -45,11 +52,9 @@ class View:
     causal: bool = True
     """What `seen` would say of documents between bounds, or of rows that are one document."""
     window: int = -1
-    """Between bounds, how far a token sees to each side; -1 is all the way. Elsewhere `seen` says it."""
-    real: Tensor | None = None
-    """Where in the rows the tokens in hand stand, when padding was left out; attention alone sees rows then."""
-    rows: tuple[int, int] = (0, 0)
-    """With `real`, how many rows there are and how long they are."""
+    """Of documents end to end, how far a token sees to each side; -1 is all the way. Elsewhere `seen` says it."""
+    lengths: tuple[int, ...] = ()
+    """Of documents end to end that are looked at one by one, where no kernel reads between bounds."""
     steady: bool = False
     """Whether cuDNN's attention is wanted, for which every new shape of rows is planned anew; see `attend`."""
 
@@ -108,8 +113,8 @@ class SelfAttention(nn.Module):
         """Attend. Returns keys and values for the next call too."""
         if view.bounds is not None:
             return self._between_bounds(x_BTD, view, view.bounds)
-        if view.real is not None:
-            return self._in_rows(x_BTD, view, view.real)
+        if view.lengths:
+            return self._one_by_one(x_BTD, view)
         query, key, value = (self._split(part) for part in self.inward(x_BTD).chunk(3, dim=-1))
         if view.rotary is not None:
             query, key = turn(query, *view.rotary), turn(key, *view.rotary)
@@ -133,29 +138,28 @@ class SelfAttention(nn.Module):
         )
         return _side_by_side(mixed_BHTK)
 
-    def _in_rows(self, x_1ND: Tensor, view: View, real: Tensor) -> tuple[Tensor, KeyValues]:
-        """The same of tokens without padding: laid out in rows to look at each other, and taken out of them again."""
-        parts = list(self.inward(x_1ND[0]).view(x_1ND.shape[1], 3, self.heads, -1).unbind(1))
-        if view.rotary is not None:
-            cos_N1K, sin_N1K = (part[:, None] for part in view.rotary)
-            parts[:2] = (turn(part, cos_N1K, sin_N1K) for part in parts[:2])
-        rows, width = view.rows
-        query, key, value = (
-            part.new_zeros(rows * width, *part.shape[1:])
-            .index_copy(0, real, part)
-            .view(rows, width, *part.shape[1:])
-            .transpose(1, 2)
-            for part in parts
-        )
-        mixed_BTD = self._mixed(query, key, value, view.seen, causal=view.seen is None and view.causal)
-        return self.outward(mixed_BTD.flatten(0, 1)[real])[None], (key, value)
+    def _one_by_one(self, x_1ND: Tensor, view: View) -> tuple[Tensor, KeyValues]:
+        """The same over documents end to end, each by itself: no mask, no padding."""
+        query, key, value = self._apart(x_1ND, view)
+        mixed = []
+        for parts in zip(*(part.split(view.lengths) for part in (query, key, value)), strict=True):
+            tokens = len(parts[0])
+            seen = nearby(tokens, view.window, causal=view.causal) if view.window >= 0 else None
+            heads = (part.transpose(0, 1)[None] for part in parts)
+            mixed.append(self._mixed(*heads, seen=seen, causal=view.causal and seen is None))
+        return self.outward(torch.cat(mixed, dim=1)), (key, value)
 
-    def _between_bounds(self, x_1ND: Tensor, view: View, bounds: Tensor) -> tuple[Tensor, KeyValues]:
-        """The same over documents end to end, by a kernel that never looks across a bound: no mask, no padding."""
+    def _apart(self, x_1ND: Tensor, view: View) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of documents end to end (N, H, K)."""
         query, key, value = self.inward(x_1ND[0]).view(x_1ND.shape[1], 3, self.heads, -1).unbind(1)
         if view.rotary is not None:
             cos_N1K, sin_N1K = (part[:, None] for part in view.rotary)
             query, key = turn(query, cos_N1K, sin_N1K), turn(key, cos_N1K, sin_N1K)
+        return query, key, value
+
+    def _between_bounds(self, x_1ND: Tensor, view: View, bounds: Tensor) -> tuple[Tensor, KeyValues]:
+        """The same over documents end to end, by a kernel that never looks across a bound: no mask, no padding."""
+        query, key, value = self._apart(x_1ND, view)
         given = query.dtype  # fp32 comes from scoring in TF32, whose products are as exact as those of fp16
         low = torch.float16 if given == torch.float32 and query.is_cuda else given
         mixed_NHK = cast(

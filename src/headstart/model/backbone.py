@@ -49,6 +49,7 @@ class Backbone(nn.Module):
         visibility: Visibility = "causal",
         bounds: Tensor | None = None,
         real: Tensor | None = None,
+        lengths: tuple[int, ...] = (),
     ) -> Tensor:
         """Hidden states of every position.
 
@@ -56,19 +57,21 @@ class Backbone(nn.Module):
             segments_BT: the document each token belongs to, documents lying end to end; padding is PADDING. None says
                 that a row is one document, padded on the right if at all: under `causal` nothing real sees padding.
             bounds: the same as cumulative lengths over all rows in turn: where a kernel for that is at hand, it is used.
-            real: the flat places of the tokens that are not padding; with bounds and their kernel, or without bounds,
-                padding costs nothing outside attention, and its hidden states are zero.
+            real: with bounds, the flat places of the tokens that are not padding; padding then costs nothing, and its
+                hidden states are zero.
+            lengths: each row is one document of so many tokens; documents are read one by one, and padding costs
+                nothing either.
         """
         if bounds is not None and self._has_kernel(ids_BT):
             return self._between_bounds(ids_BT, visibility, bounds, real)
+        if lengths:
+            return self._one_by_one(ids_BT, visibility, lengths)
         causal = visibility == "causal"
         if segments_BT is None and (causal or self._unmasked(ids_BT)):
             positions, view = torch.arange(ids_BT.shape[1], device=ids_BT.device), View(None, causal=causal)
         else:
             segments_BT = torch.zeros_like(ids_BT) if segments_BT is None else segments_BT
             positions, view = places(segments_BT), View(visible(segments_BT, visibility))
-        if bounds is None and real is not None:
-            return self._without_padding(ids_BT, positions, view, real)
         return self._through(ids_BT, positions, replace(view, steady=view.seen is None and self._steady(ids_BT)))
 
     def through(self, ids_BT: Tensor, positions: Tensor, seen: Tensor | None) -> Tensor:
@@ -81,24 +84,25 @@ class Backbone(nn.Module):
             hidden_BTD = self._through_layer(layer, hidden_BTD, own)
         return cast(Tensor, self.norm(hidden_BTD))
 
-    def _without_padding(self, ids_BT: Tensor, positions: Tensor, view: View, real: Tensor) -> Tensor:
-        """The same as `through`, of real tokens alone; rows are laid out where tokens look at each other only."""
-        positions_N = positions.expand(ids_BT.shape).flatten()[real]
-        view = replace(view, real=real, rows=(ids_BT.shape[0], ids_BT.shape[1]))
+    def _one_by_one(self, ids_BT: Tensor, visibility: Visibility, lengths: tuple[int, ...]) -> Tensor:
+        """Documents end to end, without padding, and back in rows."""
+        width = ids_BT.shape[1]
+        real = torch.cat([torch.arange(row * width, row * width + size) for row, size in enumerate(lengths)])
+        positions_N = real % width
         hidden = self._embed(ids_BT.flatten()[real][None], positions_N)
-        for layer, each in zip(self.layers, self._views(view, positions_N), strict=True):
-            hidden = self._through_layer(layer, hidden, each)
+        views = self._views(View(None, causal=visibility == "causal", lengths=lengths), positions_N)
+        for layer, view in zip(self.layers, views, strict=True):
+            hidden = self._through_layer(layer, hidden, view)
         return _back_in_rows(cast(Tensor, self.norm(hidden))[0], real, ids_BT)
 
     def _views(self, view: View, positions: Tensor) -> list[View]:
         """What each layer is told: the same, unless some of them see what is near only."""
-        stock, flat = self.config.stock, view.bounds is not None or view.real is not None
+        stock, flat = self.config.stock, view.bounds is not None or bool(view.lengths)
         base = self.config.rotary_base
         whole = replace(view, rotary=self._rotary(positions, base, flat=flat))
         if stock is None or not stock.local_layers:
             return [whole] * len(self.layers)
-        width = view.rows[1] if view.real is not None else positions.shape[-1]
-        seen = None if view.bounds is not None else nearby(view.seen, width, stock.window, positions.device)
+        seen = None if flat else nearby(view.seen, positions, stock.window)
         rotary = self._rotary(positions, stock.local_base, flat=flat)
         local = replace(view, seen=seen, rotary=rotary, window=stock.window)
         return [local if place in stock.local_layers else whole for place in range(len(self.layers))]

@@ -93,9 +93,9 @@ def start_small(module: nn.Module) -> None:
             nn.init.zeros_(part.bias)
 
 
-def nearby(seen: Tensor | None, tokens: int, window: int, device: torch.device) -> Tensor:
-    """What `visible` says of rows of so many tokens, or causal where that is None; no further than `window` to each side."""
-    index_T = torch.arange(tokens, device=device)
+def nearby(seen: Tensor | None, positions: Tensor, window: int) -> Tensor:
+    """What `visible` says, or causal where that is None, and no further than `window` to each side."""
+    index_T = torch.arange(positions.shape[-1], device=positions.device)
     apart_TT = index_T[:, None] - index_T
     near_TT = apart_TT.abs() <= window
     return near_TT & (apart_TT >= 0) if seen is None else seen & near_TT

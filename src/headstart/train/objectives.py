@@ -57,20 +57,26 @@ def answering(target: Target, weights: Tensor | None = None) -> Answering:
 def class_scores(model: Model[ClassifierHead], batch: Batch) -> Tensor:
     """Scores of each text over the labels; of a text in several windows, their mean."""
     assert batch.lengths_B is not None
-    ids_BT, segments, real = batch.ids_BT, batch.segments_BT, batch.real
-    real_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device) < batch.lengths_B[:, None]
+    segments, lengths = batch.segments_BT, _apart(batch, model)
     if model.head.visibility == "both":  # what lies to the right is seen now: padding must say that it is none
+        real_BT = torch.arange(batch.ids_BT.shape[1], device=batch.ids_BT.device) < batch.lengths_B[:, None]
         segments = torch.where(real_BT, 0, PADDING)
-    if real is None and ids_BT.device.type == "cpu" and not model.backbone.compiled:
-        real = real_BT.flatten().nonzero()[:, 0]
-        real = real if len(real) < WORTH_UNPADDING * ids_BT.numel() else None
-    hidden_BTD = model.backbone(ids_BT, segments, model.head.visibility, batch.bounds, real)
+    hidden_BTD = model.backbone(batch.ids_BT, segments, model.head.visibility, batch.bounds, batch.real, lengths)
     scores: Tensor = model.head(hidden_BTD, batch.lengths_B).float()
     if batch.owners_B is None:
         return scores
     sums = scores.new_zeros(batch.scored, scores.shape[1]).index_add_(0, batch.owners_B, scores)
     windows = torch.bincount(batch.owners_B, minlength=batch.scored)
     return sums / windows[:, None]
+
+
+def _apart(batch: Batch, model: Model[ClassifierHead]) -> tuple[int, ...]:
+    """The lengths of texts that a CPU reads one by one, because their rows would be padding in good part."""
+    if batch.ids_BT.device.type != "cpu" or batch.bounds is not None or model.backbone.compiled:
+        return ()
+    assert batch.lengths_B is not None
+    lengths = tuple(batch.lengths_B.tolist())
+    return lengths if sum(lengths) < WORTH_UNPADDING * batch.ids_BT.numel() else ()
 
 
 def classify(model: Model[ClassifierHead], batch: Batch, weights: Tensor | None = None) -> LossSum:
