@@ -170,7 +170,14 @@ def test_a_model_may_be_pretrained_here_and_now_on_what_is_not_judged_by(tmp_pat
     with pytest.raises(Begun):
         run_demo(out, "mine", pretrain=True, progress=said)
     assert said.lines[0] == "setting data aside: test and validation rows first"
-    assert said.lines[-1].startswith(f"TF-IDF, a network from random weights and one from {out / 'pretrained'}, ")
+    assert said.lines[-2] == (
+        f"TF-IDF, a network from random weights and one from {out / 'pretrained'}, each with few labels, 3 times:"
+    )
+    rows = {name: len(demo._texts(str(out / "data" / f"{name}.jsonl"))) for name in ("train", "valid", "test")}
+    assert said.lines[-1] == (
+        f"all labels of the {rows['train']} rows to learn from, {rows['valid']} rows to validate on, {rows['test']} to test on, "
+        "a network of 0.0 M parameters"
+    )
     known = Membership.read(out / "pretrained" / "bundle")
     rows = {name: demo._texts(str(out / "data" / f"{name}.jsonl")) for name in ("train", "valid", "test")}
     assert (known.rows_in(rows["valid"]), known.rows_in(rows["test"])) == ([], [])

@@ -93,14 +93,13 @@ class SelfAttention(nn.Module):
 
     def _one_by_one(self, x_1ND: Tensor, view: View) -> tuple[Tensor, KeyValues]:
         """The same over documents end to end, each by itself: no mask, no padding."""
-        query, key, value = self._apart(x_1ND, view)
-        mixed = []
-        for parts in zip(*(part.split(view.lengths) for part in (query, key, value)), strict=True):
-            tokens = len(parts[0])
-            seen = nearby(tokens, view.window, causal=view.causal) if view.window >= 0 else None
-            heads = (part.transpose(0, 1)[None] for part in parts)
-            mixed.append(self._mixed(*heads, seen=seen, causal=view.causal and seen is None))
-        return self.outward(torch.cat(mixed, dim=1)), (key, value)
+        every = self._apart(x_1ND, view)
+        lengths, mixed = list(view.lengths), []
+        for parts in zip(*(torch.split(part, lengths) for part in every), strict=True):
+            query, key, value = (part.transpose(0, 1)[None] for part in parts)
+            seen = nearby(query.shape[2], view.window, causal=view.causal) if view.window >= 0 else None
+            mixed.append(self._mixed(query, key, value, seen, causal=view.causal and seen is None))
+        return self.outward(torch.cat(mixed, dim=1)), every[1:]
 
     def _apart(self, x_1ND: Tensor, view: View) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of documents end to end (N, H, K)."""

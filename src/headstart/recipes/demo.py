@@ -27,6 +27,7 @@ from headstart.report.collect import collect
 from headstart.report.page import write_report
 from headstart.report.statistics import paired_difference
 from headstart.report.words import interval, points
+from headstart.store.bundle import Bundle
 from headstart.store.starters import SCHEME, starters
 
 MARK = "demo.json"
@@ -117,8 +118,9 @@ def _story(out: Path, data: str | None, source: str | None, command: str, progre
             _write_lines(texts, [{"text": text} for text in (*own, *_texts(files["train"]))])
         source = pretrain_small(texts, [files["valid"], files["test"]], out / "pretrained", command, progress)
     bundle = load_from(source, task="language")
-    progress.say(f"TF-IDF, a network from random weights and one from {source}, each with few labels, {SEEDS} times")
     cmp, budgets = out / "comparison", _budgets(Path(files["train"]), LABELS_HERE if own_model else LABELS)
+    progress.say(f"TF-IDF, a network from random weights and one from {source}, each with few labels, {SEEDS} times:")
+    progress.say(_chosen(files, budgets, bundle))
     page = run_compare(
         files["train"],
         cmp,
@@ -228,6 +230,17 @@ def _budgets(train: Path, wanted: tuple[int, ...] = LABELS) -> tuple[int | None,
     """So many labels, or fewer where there are not so many."""
     rows = train.read_bytes().count(b"\n")
     return tuple(labels for labels in wanted if labels < rows) + ((None,) if rows <= max(wanted) else ())
+
+
+def _chosen(files: dict[str, str], budgets: tuple[int | None, ...], bundle: Bundle) -> str:
+    """What was made small enough for two CPU cores, in a line."""
+    rows = {name: Path(path).read_bytes().count(b"\n") for name, path in files.items()}
+    many = " and ".join("all" if budget is None else f"{budget:,}" for budget in budgets)
+    size = sum(parameter.numel() for parameter in bundle.model.backbone.parameters()) / 1e6
+    return (
+        f"{many} labels of the {rows['train']:,} rows to learn from, {rows['valid']:,} rows to validate on, "
+        f"{rows['test']:,} to test on, a network of {size:.1f} M parameters"
+    )
 
 
 def _write(parts: Parts, folder: Path) -> None:
