@@ -76,10 +76,10 @@ def test_a_demo_of_own_data_tells_the_whole_story(tmp_path, base, monkeypatch):
 def test_a_demo_records_its_data_and_goes_on_with_it(tmp_path, base):
     write_reviews(tmp_path / "mine")
     out = tmp_path / "out"
-    assert begin(out, "mine", base) == ["setting", "TF-IDF,"]
+    assert begin(out, "mine", base) == ["setting", "TF-IDF,", "all"]
     assert read_json(out / "demo.json") == {"format": 1, "kind": "demo", "source": str(tmp_path / "mine")}
     assert sorted(path.name for path in (out / "data").iterdir()) == ["test.jsonl", "train.jsonl", "valid.jsonl"]
-    assert begin(out, str(tmp_path / "mine"), base) == ["TF-IDF,"]  # the same folder, written otherwise
+    assert begin(out, str(tmp_path / "mine"), base) == ["TF-IDF,", "all"]  # the same folder, written otherwise
 
 
 @pytest.mark.usefixtures("up_to_comparing")
@@ -138,7 +138,7 @@ def test_something_else_is_left_alone(tmp_path, base, kind):
 def test_an_empty_folder_is_a_place_for_a_demo(tmp_path, base):
     write_reviews(tmp_path / "mine")
     (tmp_path / "out").mkdir()
-    assert begin(tmp_path / "out", "mine", base) == ["setting", "TF-IDF,"]
+    assert begin(tmp_path / "out", "mine", base) == ["setting", "TF-IDF,", "all"]
 
 
 def test_what_is_not_there_is_told_before_anything_else(tmp_path, base):
@@ -175,8 +175,8 @@ def test_a_model_may_be_pretrained_here_and_now_on_what_is_not_judged_by(tmp_pat
     )
     rows = {name: len(demo._texts(str(out / "data" / f"{name}.jsonl"))) for name in ("train", "valid", "test")}
     assert said.lines[-1] == (
-        f"all labels of the {rows['train']} rows to learn from, {rows['valid']} rows to validate on, {rows['test']} to test on, "
-        "a network of 0.0 M parameters"
+        f"all labels of the {rows['train']} rows to learn from, {rows['valid']} rows to validate on, "
+        f"{rows['test']} to test on, a network of 0.0 M parameters"
     )
     known = Membership.read(out / "pretrained" / "bundle")
     rows = {name: demo._texts(str(out / "data" / f"{name}.jsonl")) for name in ("train", "valid", "test")}
