@@ -17,9 +17,9 @@ from headstart.model.positions import turn
 KeyValues = tuple[Tensor, Tensor]
 
 
-def nearby(tokens: int, window: int, *, causal: bool) -> Tensor:
-    """Which token of a document may look at which when none sees further than `window` to a side, as bool TT."""
-    index_T = torch.arange(tokens)
+def nearby(tokens: int, window: int, device: torch.device, *, causal: bool) -> Tensor:
+    """Which token of a row may look at which when none sees further than `window` to a side, as bool TT."""
+    index_T = torch.arange(tokens, device=device)
     apart_TT = index_T[:, None] - index_T
     return (apart_TT <= window) & (apart_TT >= (0 if causal else -window))
 
@@ -97,7 +97,7 @@ class SelfAttention(nn.Module):
         lengths, mixed = list(view.lengths), []
         for parts in zip(*(torch.split(part, lengths) for part in every), strict=True):
             query, key, value = (part.transpose(0, 1)[None] for part in parts)
-            seen = nearby(query.shape[2], view.window, causal=view.causal) if view.window >= 0 else None
+            seen = nearby(query.shape[2], view.window, query.device, causal=view.causal) if view.window >= 0 else None
             mixed.append(self._mixed(query, key, value, seen, causal=view.causal and seen is None))
         return self.outward(torch.cat(mixed, dim=1)), every[1:]
 
