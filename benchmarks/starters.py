@@ -37,7 +37,7 @@ def demo_data(work: Path) -> dict[str, str]:
     folder = work / "data"
     if not (folder / "train.jsonl").is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        demo._write(demo._builtin(), folder)
+        demo.write_parts(demo.builtin_parts(), folder)
     return {name: str(folder / f"{name}.jsonl") for name in ("train", "valid", "test")}
 
 
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--device")
     parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args()
-    arms, few = ("tfidf", "scratch", "pretrained"), demo._FINETUNE
+    arms, few = ("tfidf", "scratch", "pretrained"), demo.FINETUNE
     if given.part == "about":
         found: dict | list = about()
     elif given.part == "demo":

@@ -31,7 +31,7 @@ def base(tmp_path_factory):
 @pytest.fixture
 def up_to_comparing(monkeypatch):
     def stop(*arguments, **others):
-        raise Begun
+        raise Begun(arguments[2])
 
     monkeypatch.setattr(demo, "run_compare", stop)
 
@@ -183,6 +183,17 @@ def test_a_model_may_be_pretrained_here_and_now_on_what_is_not_judged_by(tmp_pat
     assert (known.rows_in(rows["valid"]), known.rows_in(rows["test"])) == ([], [])
     assert known.rows_in(rows["train"])  # control
     assert known.rows_in((tmp_path / "mine" / "texts.txt").read_text().splitlines())
+
+
+@pytest.mark.usefixtures("up_to_comparing")
+@pytest.mark.parametrize(("pretrain", "settings"), [(False, demo.FINETUNE), (True, demo.FINETUNE_HERE)])
+def test_the_settings_are_those_for_where_it_begins(tmp_path, base, monkeypatch, pretrain, settings):
+    monkeypatch.setattr(demo, "pretrain_small", lambda *arguments: base)
+    write_reviews(tmp_path / "mine")
+    with pytest.raises(Begun) as caught:
+        run_demo(tmp_path / "out", "mine", None if pretrain else base, pretrain=pretrain)
+    config = caught.value.args[0]
+    assert (config.optim.lr, config.loop.epochs) == (settings["optim"]["lr"], settings["loop"]["epochs"])
 
 
 @pytest.mark.usefixtures("up_to_comparing")

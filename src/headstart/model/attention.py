@@ -97,7 +97,9 @@ class SelfAttention(nn.Module):
         lengths, mixed = list(view.lengths), []
         for parts in zip(*(torch.split(part, lengths) for part in every), strict=True):
             query, key, value = (part.transpose(0, 1)[None] for part in parts)
-            seen = nearby(query.shape[2], view.window, query.device, causal=view.causal) if view.window >= 0 else None
+            tokens, seen = query.shape[2], None
+            if 0 <= view.window < tokens - 1:
+                seen = nearby(tokens, view.window, query.device, causal=view.causal)
             mixed.append(self._mixed(query, key, value, seen, causal=view.causal and seen is None))
         return self.outward(torch.cat(mixed, dim=1)), every[1:]
 
@@ -112,7 +114,8 @@ class SelfAttention(nn.Module):
     def _between_bounds(self, x_1ND: Tensor, view: View, bounds: Tensor) -> tuple[Tensor, KeyValues]:
         """The same over documents end to end, by a kernel that never looks across a bound: no mask, no padding."""
         query, key, value = self._apart(x_1ND, view)
-        given = query.dtype  # fp32 comes from scoring in TF32, whose products are as exact as those of fp16
+        # fp32 comes from scoring in TF32, whose products are as exact as those of fp16 (numbers up to 65,504)
+        given = query.dtype
         low = torch.float16 if given == torch.float32 and query.is_cuda else given
         mixed_NHK = cast(
             Tensor,

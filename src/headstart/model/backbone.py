@@ -81,7 +81,8 @@ class Backbone(nn.Module):
     def _one_by_one(self, ids_BT: Tensor, visibility: Visibility, lengths: tuple[int, ...]) -> Tensor:
         """Documents end to end, without padding, and back in rows."""
         width = ids_BT.shape[1]
-        real = torch.cat([torch.arange(row * width, row * width + size) for row, size in enumerate(lengths)])
+        spans = (torch.arange(row * width, row * width + size) for row, size in enumerate(lengths))
+        real = torch.cat(tuple(spans)).to(ids_BT.device)
         positions_N = real % width
         hidden = self._embed(ids_BT.flatten()[real][None], positions_N)
         views = self._views(View(None, causal=visibility == "causal", lengths=lengths), positions_N)
