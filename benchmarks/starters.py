@@ -9,6 +9,7 @@ Each part is a comparison folder under --work, goes on where it was stopped, and
 
 import argparse
 import json
+import subprocess
 from pathlib import Path
 
 from headstart.config import FinetuneConfig
@@ -165,6 +166,8 @@ def main() -> None:
         ways = {"source": given.way, "labels": (200,), "arms": arms, "seeds": 5}
         found = compare(files, given.work / "ways", given, Aloud(), few, **ways)
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
+    if isinstance(found, dict):
+        found["commit"] = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
     kept[given.part] = found
     kept["about"] = about()
     KEPT.write_text(json.dumps(kept, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")

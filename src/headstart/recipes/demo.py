@@ -48,7 +48,7 @@ FINETUNE = {
     "optim": {**_OPTIM, "lr": 1e-4},
     "loop": {"batch_size": 16, "epochs": 6, "least_steps": 50, "choose": "last"},
 }
-"""Chosen on rows of the training part; minutes count here, so there are fewer steps than the presets take."""
+"""Chosen for the starter on rows of the training part; minutes count here, so there are fewer steps than the presets take."""
 FINETUNE_HERE = {
     "optim": {**_OPTIM, "lr": 3e-4},
     "loop": {"batch_size": 16, "epochs": 8, "least_steps": 60, "choose": "last"},
