@@ -2,7 +2,7 @@
 
 python benchmarks/coverage.py                 result tables with a known truth (a minute or two on one core)
 python benchmarks/coverage.py --epochs        accuracies after every epoch with a known truth (two minutes)
-python benchmarks/coverage.py --calibration   probabilities with a known calibration error (two minutes)
+python benchmarks/coverage.py --calibration   probabilities with a known calibration error (three minutes)
 python benchmarks/coverage.py --trainings     tiny real trainings with a known truth (ten minutes on one core)
 
 All write into docs/results/coverage.json; python benchmarks/results.py makes the page from it.

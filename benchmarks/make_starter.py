@@ -1,7 +1,7 @@
-"""A pretrained run to a starter: bf16, its card filled in, its size and its hold-outs checked.
+"""A pretrained run to a starter: bf16 or int8, its card filled in, its size and its hold-outs checked.
 
 python benchmarks/make_starter.py en runs/en --held-out en/judged.jsonl --held-out DATA/imdb/test.parquet
-python benchmarks/make_starter.py fr runs/fr --held-out DATA/cls-books/test.jsonl
+python benchmarks/make_starter.py fr runs/fr --weights int8 --held-out DATA/cls-books/test.jsonl
 
 writes src/headstart/starters/NAME (or --out). docs/starters.md has the commands that come before.
 """
@@ -56,7 +56,7 @@ FACTS = {
         "text": [
             "French: first paragraphs of novels of 1751 to 1919 (European Literary Text Collection, public domain), then reviews of books, films, "
             "discs and music (among them the training, validation and unlabelled parts of Webis-CLS-10, Prettenhofer and Stein, 2010). No label was read.",
-            "Left out by hash, with their near-doubles: the test rows of Webis-CLS-10, books. "
+            "Left out by hash, with their near-doubles: the test rows of Webis-CLS-10, books; not those of its films and music. "
             "`membership.bin` proves it for exact doubles: `headstart inspect test.csv --from starter:fr`.",
         ],
         "limits": [

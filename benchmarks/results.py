@@ -746,7 +746,7 @@ def starter_part(found: dict, title: str, what: str, command: str) -> list[str]:
         f"### {title}",
         "",
         f"{what[:1].upper()}{what[1:]}; {rows['train']:,} rows to learn from, {rows['valid']:,} for validation, {rows['test']:,} for test. "
-        f"Command: `{command}`; {where}, torch {environment['torch']}.",
+        f"Command: `{command}`; commit {found['commit']}, {where}, torch {environment['torch']}.",
         "",
         "| arm | labels | test accuracy | 95 % interval | worst seed | seeds | seconds a run |",
         "|---|---|---|---|---|---|---|",

@@ -9,6 +9,7 @@ Each part is a comparison folder under --work, goes on where it was stopped, and
 
 import argparse
 import json
+import subprocess
 from pathlib import Path
 
 from headstart.config import FinetuneConfig
@@ -37,7 +38,7 @@ def demo_data(work: Path) -> dict[str, str]:
     folder = work / "data"
     if not (folder / "train.jsonl").is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        demo._write(demo._builtin(), folder)
+        demo.write_parts(demo.builtin_parts(), folder)
     return {name: str(folder / f"{name}.jsonl") for name in ("train", "valid", "test")}
 
 
@@ -147,7 +148,7 @@ def main() -> None:
     parser.add_argument("--device")
     parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args()
-    arms, few = ("tfidf", "scratch", "pretrained"), demo._FINETUNE
+    arms, few = ("tfidf", "scratch", "pretrained"), demo.FINETUNE
     if given.part == "about":
         found: dict | list = about()
     elif given.part == "demo":
@@ -165,6 +166,8 @@ def main() -> None:
         ways = {"source": given.way, "labels": (200,), "arms": arms, "seeds": 5}
         found = compare(files, given.work / "ways", given, Aloud(), few, **ways)
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
+    if isinstance(found, dict):
+        found["commit"] = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
     kept[given.part] = found
     kept["about"] = about()
     KEPT.write_text(json.dumps(kept, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")

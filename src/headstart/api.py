@@ -73,7 +73,7 @@ def inspect(
 
     Args:
         texts: pretraining text to look for the rows in.
-        source: a model: its tokenizer and context count, and it may know what it was pretrained on.
+        source: a model or starter:en: its tokenizer and context count, and it may know what it was pretrained on.
     """
     config = layered(_Inspecting, as_nested(_Inspecting, settings))
     return run_inspect(
@@ -169,7 +169,7 @@ def finetune(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> RunFolder:
-    """Fine-tune a classifier from a pretrained folder, or from random weights with source="scratch"."""
+    """Fine-tune a classifier from a pretrained folder or starter:en, or from random weights with source="scratch"."""
     check_shape(source, settings)
     return run_finetune(
         str(train),
@@ -209,7 +209,7 @@ def compare(
     """Compare a pretrained backbone with random weights and the linear baselines; returns the report's path.
 
     Args:
-        source: the pretrained folder, or several to be compared with each other.
+        source: the pretrained folder or starter, or several to be compared with each other.
         labels: how many labelled rows to learn from, one number or several; None or "all" is all of them.
         choose: try each network at its rate and at 3 times it, and let validation choose.
         jobs: runs at the same time, in processes of their own; a script must then guard its main part.

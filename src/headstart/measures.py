@@ -60,7 +60,7 @@ def log_loss(scores: Floats, gold: Ints) -> float:
 def reliability(shares: Floats, gold: Ints) -> Reliability:
     """Calibration error with its interval, log-loss, and the bins behind them."""
     sure, right = shares.max(axis=1), shares.argmax(axis=1) == gold
-    places = np.minimum((sure * BINS).astype(np.int64), BINS - 1)
+    places = places_of(sure)
     values, excess = calibration_values(places, sure - right)
     error, rows = float(values.mean()), len(gold)
     # as if two more rows had been seen, one going either way: rows that are all right say little of mistakes
@@ -73,6 +73,12 @@ def reliability(shares: Floats, gold: Ints) -> Reliability:
     floor = 1e-12  # an arm may give a label no chance at all
     loss = float(-np.log(np.maximum(shares[np.arange(len(gold)), gold], floor)).mean())
     return Reliability(rows, error, max(0.0, error - half - excess), min(1.0, error + half), loss, tuple(bins))
+
+
+def places_of(sure: Floats) -> NDArray[np.int64]:
+    """The bin of each answer. A share of 0.8 must not fall into the bin below because 15 * 0.8 is not quite 12."""
+    places: NDArray[np.int64] = np.minimum(np.floor(sure * BINS + 1e-9).astype(np.int64), BINS - 1)
+    return places
 
 
 def calibration_values(places_N: Ints, gaps_N: Floats) -> tuple[Floats, float]:

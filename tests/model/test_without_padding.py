@@ -6,6 +6,7 @@ import torch
 
 from headstart.config import PADDING, ModelConfig
 from headstart.data.batches import LabelledRows
+from headstart.model.attention import View
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import Model, build_classifier_head
 from headstart.shape import StockConfig
@@ -86,14 +87,48 @@ def test_scores_and_gradients_are_those_of_texts_read_alone(shape, reading):
             assert (found[name] - parameter.grad).abs().max() < 1e-4 * max(1, parameter.grad.abs().max()), name
 
 
-def test_texts_of_like_length_stay_in_rows():
-    model = classifier("modern", "both")
-    batch = texts((19, 19, 18, 19)).batch(range(4))
+@pytest.mark.parametrize("reading", ["causal", "both"])
+def test_texts_of_like_length_stay_in_rows_and_score_as_alone(reading):
+    model, rows = classifier("modern", reading), texts((19, 19, 18, 19))
+    batch = rows.batch(range(4))
     assert tokens_through_layers(model, batch) == batch.ids_BT.numel() > batch.lengths_B.sum()
+    alone = torch.cat([class_scores(model, rows.batch([index])) for index in range(4)])
+    assert (class_scores(model, batch) - alone).abs().max() < 1e-5
 
 
-def test_a_compiled_network_is_given_rows():
-    model = classifier("modern", "both")
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("reading", ["causal", "both"])
+def test_a_compiled_network_and_whoever_asks_for_rows_are_given_rows(shape, reading):
+    model, rows = classifier(shape, reading), texts()
+    batch = rows.batch(range(5))
+    alone = torch.cat([class_scores(model, rows.batch([index])) for index in range(5)])
+    assert (class_scores(model, batch, in_rows=True) - alone).abs().max() < 1e-5
     model.backbone.compiled = True
-    batch = texts().batch(range(5))
     assert tokens_through_layers(model, batch) == batch.ids_BT.numel()
+    assert (class_scores(model, batch) - alone).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("reading", ["causal", "both"])
+def test_windows_of_a_text_are_read_one_by_one_too(reading):
+    model = classifier("modern", reading)
+    rows = LabelledRows([np.arange(size) % 13 + 4 for size in (30, 5)], [0, 1], SPECIAL, context=20, windows=True)
+    batch = rows.batch(range(2))
+    assert batch.owners_B is not None
+    assert tokens_through_layers(model, batch) == int(batch.lengths_B.sum())
+    assert (class_scores(model, batch) - class_scores(model, batch, in_rows=True)).abs().max() < 1e-5
+
+
+def test_attention_drops_one_by_one_what_it_would_drop_in_rows():
+    shape = SHAPES["classic"].model_copy(update={"dropout": 0.5})
+    model = Model(build_backbone(shape, VOCABULARY, 0), build_classifier_head(shape, 2, 0, "both")).train()
+    attention, batch = model.backbone.layers[0].attention, texts().batch(range(5))
+    assert attention.dropout == 0.5
+    hidden = torch.randn(1, 12, 16)
+    view = View(None, lengths=(5, 7), causal=False)
+    first, again = (attention(hidden, view)[0] for _ in range(2))
+    assert not torch.equal(first, again)
+    attention.eval()
+    assert torch.equal(attention(hidden, view)[0], attention(hidden, view)[0])  # control
+    model.backbone.recompute = True
+    classify(model, batch).total.backward()
+    assert model.backbone.layers[0].attention.inward.weight.grad.abs().sum() > 0

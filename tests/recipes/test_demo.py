@@ -31,7 +31,7 @@ def base(tmp_path_factory):
 @pytest.fixture
 def up_to_comparing(monkeypatch):
     def stop(*arguments, **others):
-        raise Begun
+        raise Begun(arguments[2])
 
     monkeypatch.setattr(demo, "run_compare", stop)
 
@@ -76,10 +76,10 @@ def test_a_demo_of_own_data_tells_the_whole_story(tmp_path, base, monkeypatch):
 def test_a_demo_records_its_data_and_goes_on_with_it(tmp_path, base):
     write_reviews(tmp_path / "mine")
     out = tmp_path / "out"
-    assert begin(out, "mine", base) == ["setting", "TF-IDF,"]
+    assert begin(out, "mine", base) == ["setting", "TF-IDF,", "all"]
     assert read_json(out / "demo.json") == {"format": 1, "kind": "demo", "source": str(tmp_path / "mine")}
     assert sorted(path.name for path in (out / "data").iterdir()) == ["test.jsonl", "train.jsonl", "valid.jsonl"]
-    assert begin(out, str(tmp_path / "mine"), base) == ["TF-IDF,"]  # the same folder, written otherwise
+    assert begin(out, str(tmp_path / "mine"), base) == ["TF-IDF,", "all"]  # the same folder, written otherwise
 
 
 @pytest.mark.usefixtures("up_to_comparing")
@@ -138,7 +138,7 @@ def test_something_else_is_left_alone(tmp_path, base, kind):
 def test_an_empty_folder_is_a_place_for_a_demo(tmp_path, base):
     write_reviews(tmp_path / "mine")
     (tmp_path / "out").mkdir()
-    assert begin(tmp_path / "out", "mine", base) == ["setting", "TF-IDF,"]
+    assert begin(tmp_path / "out", "mine", base) == ["setting", "TF-IDF,", "all"]
 
 
 def test_what_is_not_there_is_told_before_anything_else(tmp_path, base):
@@ -170,12 +170,30 @@ def test_a_model_may_be_pretrained_here_and_now_on_what_is_not_judged_by(tmp_pat
     with pytest.raises(Begun):
         run_demo(out, "mine", pretrain=True, progress=said)
     assert said.lines[0] == "setting data aside: test and validation rows first"
-    assert said.lines[-1].startswith(f"TF-IDF, a network from random weights and one from {out / 'pretrained'}, ")
+    assert said.lines[-2] == (
+        f"TF-IDF, a network from random weights and one from {out / 'pretrained'}, each with few labels, 3 times:"
+    )
+    rows = {name: len(demo._texts(str(out / "data" / f"{name}.jsonl"))) for name in ("train", "valid", "test")}
+    assert said.lines[-1] == (
+        f"all labels of the {rows['train']} rows to learn from, {rows['valid']} rows to validate on, "
+        f"{rows['test']} to test on, a network of 0.0 M parameters"
+    )
     known = Membership.read(out / "pretrained" / "bundle")
     rows = {name: demo._texts(str(out / "data" / f"{name}.jsonl")) for name in ("train", "valid", "test")}
     assert (known.rows_in(rows["valid"]), known.rows_in(rows["test"])) == ([], [])
     assert known.rows_in(rows["train"])  # control
     assert known.rows_in((tmp_path / "mine" / "texts.txt").read_text().splitlines())
+
+
+@pytest.mark.usefixtures("up_to_comparing")
+@pytest.mark.parametrize(("pretrain", "settings"), [(False, demo.FINETUNE), (True, demo.FINETUNE_HERE)])
+def test_the_settings_are_those_for_where_it_begins(tmp_path, base, monkeypatch, pretrain, settings):
+    monkeypatch.setattr(demo, "pretrain_small", lambda *arguments: base)
+    write_reviews(tmp_path / "mine")
+    with pytest.raises(Begun) as caught:
+        run_demo(tmp_path / "out", "mine", None if pretrain else base, pretrain=pretrain)
+    config = caught.value.args[0]
+    assert (config.optim.lr, config.loop.epochs) == (settings["optim"]["lr"], settings["loop"]["epochs"])
 
 
 @pytest.mark.usefixtures("up_to_comparing")

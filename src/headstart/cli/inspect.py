@@ -55,7 +55,7 @@ def inspect(
         Parameter(
             name="--from",
             metavar="FOLDER",
-            help="A model: its tokenizer and context, and the digests of what it was pretrained on.",
+            help="A model, or a starter such as starter:en: its tokenizer and context, and the digests of its text.",
         ),
     ] = None,
     context: Annotated[

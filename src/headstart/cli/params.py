@@ -30,7 +30,7 @@ def params(
     source: Annotated[
         str | None,
         Parameter(
-            name="--from", metavar="FOLDER", help="A model of yours, or hf: and one of transformers: its own shape."
+            name="--from", metavar="FOLDER", help="A model of yours, starter:en, or hf: and one of transformers."
         ),
     ] = None,
     vocab_size: Annotated[

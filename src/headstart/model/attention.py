@@ -18,9 +18,9 @@ from headstart.model.positions import turn
 KeyValues = tuple[Tensor, Tensor]
 
 
-def nearby(tokens: int, window: int, *, causal: bool) -> Tensor:
-    """Which token of a document may look at which when none sees further than `window` to a side, as bool TT."""
-    index_T = torch.arange(tokens)
+def nearby(tokens: int, window: int, device: torch.device, *, causal: bool) -> Tensor:
+    """Which token of a row may look at which when none sees further than `window` to a side, as bool TT."""
+    index_T = torch.arange(tokens, device=device)
     apart_TT = index_T[:, None] - index_T
     return (apart_TT <= window) & (apart_TT >= (0 if causal else -window))
 
@@ -140,14 +140,15 @@ class SelfAttention(nn.Module):
 
     def _one_by_one(self, x_1ND: Tensor, view: View) -> tuple[Tensor, KeyValues]:
         """The same over documents end to end, each by itself: no mask, no padding."""
-        query, key, value = self._apart(x_1ND, view)
-        mixed = []
-        for parts in zip(*(part.split(view.lengths) for part in (query, key, value)), strict=True):
-            tokens = len(parts[0])
-            seen = nearby(tokens, view.window, causal=view.causal) if view.window >= 0 else None
-            heads = (part.transpose(0, 1)[None] for part in parts)
-            mixed.append(self._mixed(*heads, seen=seen, causal=view.causal and seen is None))
-        return self.outward(torch.cat(mixed, dim=1)), (key, value)
+        every = self._apart(x_1ND, view)
+        lengths, mixed = list(view.lengths), []
+        for parts in zip(*(torch.split(part, lengths) for part in every), strict=True):
+            query, key, value = (part.transpose(0, 1)[None] for part in parts)
+            tokens, seen = query.shape[2], None
+            if 0 <= view.window < tokens - 1:
+                seen = nearby(tokens, view.window, query.device, causal=view.causal)
+            mixed.append(self._mixed(query, key, value, seen, causal=view.causal and seen is None))
+        return self.outward(torch.cat(mixed, dim=1)), every[1:]
 
     def _apart(self, x_1ND: Tensor, view: View) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of documents end to end (N, H, K)."""
@@ -160,7 +161,8 @@ class SelfAttention(nn.Module):
     def _between_bounds(self, x_1ND: Tensor, view: View, bounds: Tensor) -> tuple[Tensor, KeyValues]:
         """The same over documents end to end, by a kernel that never looks across a bound: no mask, no padding."""
         query, key, value = self._apart(x_1ND, view)
-        given = query.dtype  # fp32 comes from scoring in TF32, whose products are as exact as those of fp16
+        # fp32 comes from scoring in TF32, whose products are as exact as those of fp16 (numbers up to 65,504)
+        given = query.dtype
         low = torch.float16 if given == torch.float32 and query.is_cuda else given
         mixed_NHK = cast(
             Tensor,

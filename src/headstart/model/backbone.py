@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headstart.config import ModelConfig, Visibility
-from headstart.model.attention import KeyValues, View, visible, wants_cudnn
+from headstart.model.attention import KeyValues, View, nearby, visible, wants_cudnn
 from headstart.model.blocks import BLOCKS, ClassicBlock
 from headstart.model.positions import angles, places, sinusoids
-from headstart.model.stock import StockBlock, nearby, start_small, stock_norm
+from headstart.model.stock import StockBlock, start_small, stock_norm
 
 
 class Backbone(nn.Module):
@@ -87,7 +87,8 @@ class Backbone(nn.Module):
     def _one_by_one(self, ids_BT: Tensor, visibility: Visibility, lengths: tuple[int, ...]) -> Tensor:
         """Documents end to end, without padding, and back in rows."""
         width = ids_BT.shape[1]
-        real = torch.cat([torch.arange(row * width, row * width + size) for row, size in enumerate(lengths)])
+        spans = (torch.arange(row * width, row * width + size) for row, size in enumerate(lengths))
+        real = torch.cat(tuple(spans)).to(ids_BT.device)
         positions_N = real % width
         hidden = self._embed(ids_BT.flatten()[real][None], positions_N)
         views = self._views(View(None, causal=visibility == "causal", lengths=lengths), positions_N)
@@ -102,7 +103,10 @@ class Backbone(nn.Module):
         whole = replace(view, rotary=self._rotary(positions, base, flat=flat))
         if stock is None or not stock.local_layers:
             return [whole] * len(self.layers)
-        seen = None if flat else nearby(view.seen, positions, stock.window)
+        seen = None
+        if not flat:
+            near_TT = nearby(positions.shape[-1], stock.window, positions.device, causal=view.seen is None)
+            seen = near_TT if view.seen is None else view.seen & near_TT
         rotary = self._rotary(positions, stock.local_base, flat=flat)
         local = replace(view, seen=seen, rotary=rotary, window=stock.window)
         return [local if place in stock.local_layers else whole for place in range(len(self.layers))]

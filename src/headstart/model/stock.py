@@ -5,7 +5,6 @@ B batch, T tokens, D width.
 
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -91,11 +90,3 @@ def start_small(module: nn.Module) -> None:
             nn.init.normal_(part.weight, std=0.02)
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
-
-
-def nearby(seen: Tensor | None, positions: Tensor, window: int) -> Tensor:
-    """What `visible` says, or causal where that is None, and no further than `window` to each side."""
-    index_T = torch.arange(positions.shape[-1], device=positions.device)
-    apart_TT = index_T[:, None] - index_T
-    near_TT = apart_TT.abs() <= window
-    return near_TT & (apart_TT >= 0) if seen is None else seen & near_TT

@@ -165,10 +165,12 @@ def margins_of(
         lengths_B=batch.lengths_B.repeat(count),
         owners_B=torch.arange(count, device=vectors_SBTD.device).repeat_interleave(windows),
         scored=count,
+        bounds=None,  # those of the one text
+        real=None,
     )
     hook = model.backbone.embedding.register_forward_hook(lambda *_: vectors_SBTD.flatten(0, 1))
     try:
-        scores_SC = class_scores(model, copies)
+        scores_SC = class_scores(model, copies, in_rows=True)
     finally:
         hook.remove()
     if alone:

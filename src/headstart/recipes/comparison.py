@@ -6,6 +6,7 @@ One small file a finished cell, so that a killed comparison goes on where it sto
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -198,7 +199,8 @@ class Comparison:
         arm, budget, seed = place
         path = cell_path(self.run.path, *place)
         if path.is_file():
-            return _read(path)
+            with suppress(StoreError):  # still being copied: then it is made here
+                return read_cell(path)
         run = self._network if is_network(arm) else self._linear
         cell = run(arm, budget, seed, stop)
         write_cell(self.run.path, cell)

@@ -27,6 +27,7 @@ from headstart.report.collect import collect
 from headstart.report.page import write_report
 from headstart.report.statistics import paired_difference
 from headstart.report.words import interval, points
+from headstart.store.bundle import Bundle
 from headstart.store.starters import SCHEME, starters
 
 MARK = "demo.json"
@@ -43,12 +44,12 @@ ARMS = ("tfidf", "scratch", "pretrained")
 PROMPT = "The film is"
 
 _OPTIM = {"optimizer": "adamw", "warmup": 0.1, "schedule": "linear", "clip": 1.0, "average": 0.9}
-_FINETUNE = {
+FINETUNE = {
     "optim": {**_OPTIM, "lr": 1e-4},
     "loop": {"batch_size": 16, "epochs": 6, "least_steps": 50, "choose": "last"},
 }
-"""Chosen on rows of the training part; minutes count here, so there are fewer steps than the presets take."""
-_FINETUNE_HERE = {
+"""Chosen for the starter on rows of the training part; minutes count here, so there are fewer steps than the presets take."""
+FINETUNE_HERE = {
     "optim": {**_OPTIM, "lr": 3e-4},
     "loop": {"batch_size": 16, "epochs": 8, "least_steps": 60, "choose": "last"},
 }
@@ -103,10 +104,10 @@ def _story(out: Path, data: str | None, source: str | None, command: str, progre
         load_from(source, task="language")  # one that is not there is told before anything is written
     if not (out / "data" / "train.jsonl").is_file():
         progress.say("setting data aside: test and validation rows first")
-        parts = _builtin() if found is None else _own(found)
+        parts = builtin_parts() if found is None else _own(found)
         (out / "data").mkdir(parents=True, exist_ok=True)
         write_json(out / MARK, {"format": FORMAT, "kind": "demo", "source": _source(data)})
-        _write(parts, out / "data")
+        write_parts(parts, out / "data")
     files = {name: str(out / "data" / f"{name}.jsonl") for name in ("train", "valid", "test")}
     own_model = source is None
     if source is None:
@@ -117,12 +118,13 @@ def _story(out: Path, data: str | None, source: str | None, command: str, progre
             _write_lines(texts, [{"text": text} for text in (*own, *_texts(files["train"]))])
         source = pretrain_small(texts, [files["valid"], files["test"]], out / "pretrained", command, progress)
     bundle = load_from(source, task="language")
-    progress.say(f"TF-IDF, a network from random weights and one from {source}, each with few labels, {SEEDS} times")
     cmp, budgets = out / "comparison", _budgets(Path(files["train"]), LABELS_HERE if own_model else LABELS)
+    progress.say(f"TF-IDF, a network from random weights and one from {source}, each with few labels, {SEEDS} times:")
+    progress.say(_chosen(files, budgets, bundle))
     page = run_compare(
         files["train"],
         cmp,
-        layered(FinetuneConfig, values(preset_of(bundle), "finetune"), _FINETUNE_HERE if own_model else _FINETUNE),
+        layered(FinetuneConfig, values(preset_of(bundle), "finetune"), FINETUNE_HERE if own_model else FINETUNE),
         source=source,
         valid=files["valid"],
         test=files["test"],
@@ -172,7 +174,7 @@ Parts = dict[str, LabelledTexts]
 """Labelled rows for `train`, `valid` and `test`."""
 
 
-def _builtin() -> Parts:
+def builtin_parts() -> Parts:
     """Sentences of film reviews: those set aside for validation and test, and of the others some to learn from."""
     reviews = [review for review in read_reviews() if review.source == SOURCE]
     train, judged = (_labelled([each for each in reviews if each.set_aside is aside]) for aside in (False, True))
@@ -230,7 +232,18 @@ def _budgets(train: Path, wanted: tuple[int, ...] = LABELS) -> tuple[int | None,
     return tuple(labels for labels in wanted if labels < rows) + ((None,) if rows <= max(wanted) else ())
 
 
-def _write(parts: Parts, folder: Path) -> None:
+def _chosen(files: dict[str, str], budgets: tuple[int | None, ...], bundle: Bundle) -> str:
+    """What was made small enough for two CPU cores, in a line."""
+    rows = {name: Path(path).read_bytes().count(b"\n") for name, path in files.items()}
+    many = " and ".join("all" if budget is None else f"{budget:,}" for budget in budgets)
+    size = sum(parameter.numel() for parameter in bundle.model.backbone.parameters()) / 1e6
+    return (
+        f"{many} labels of the {rows['train']:,} rows to learn from, {rows['valid']:,} rows to validate on, "
+        f"{rows['test']:,} to test on, a network of {size:.1f} M parameters"
+    )
+
+
+def write_parts(parts: Parts, folder: Path) -> None:
     """JSON lines, the training rows last: their file says that all is there."""
     for name in ("test", "valid", "train"):
         rows = zip(parts[name].texts, parts[name].labels, strict=True)

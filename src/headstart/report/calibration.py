@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.measures import BINS, Bin, calibration_values
+from headstart.measures import BINS, Bin, calibration_values, places_of
 from headstart.report.collect import Comparison
 from headstart.report.intervals import Estimate, Floats, estimate
 from headstart.store.cells import Budget, Cell, full
@@ -51,12 +51,6 @@ def calibrated(comparison: Comparison, budget: Budget) -> list[Calibrated]:
 def shares_of(cell: Cell) -> Floats:
     """The probabilities (texts, labels) of a run."""
     return np.array([full(row) for row in cell.probabilities or ()], dtype=np.float64)
-
-
-def places_of(sure_SN: Floats) -> NDArray[np.int64]:
-    """The bin of each answer. A share of 0.8 must not fall into the bin below because 15 * 0.8 is not quite 12."""
-    places_SN: NDArray[np.int64] = np.minimum(np.floor(sure_SN * BINS + 1e-9).astype(np.int64), BINS - 1)
-    return places_SN
 
 
 def calibration_error(sure_SN: Floats, right_SN: NDArray[np.bool_]) -> Estimate:

@@ -54,10 +54,14 @@ def answering(target: Target, weights: Tensor | None = None) -> Answering:
     return partial(label_each if target.kind == "labels" else classify, weights=weights)
 
 
-def class_scores(model: Model[ClassifierHead], batch: Batch) -> Tensor:
-    """Scores of each text over the labels; of a text in several windows, their mean."""
+def class_scores(model: Model[ClassifierHead], batch: Batch, *, in_rows: bool = False) -> Tensor:
+    """Scores of each text over the labels; of a text in several windows, their mean.
+
+    Args:
+        in_rows: compute padding too, for whoever looks into the network: every hidden state is (B, T, D) then.
+    """
     assert batch.lengths_B is not None
-    segments, lengths = batch.segments_BT, _apart(batch, model)
+    segments, lengths = batch.segments_BT, () if in_rows else _unpadded(batch, model)
     if model.head.visibility == "both":  # what lies to the right is seen now: padding must say that it is none
         real_BT = torch.arange(batch.ids_BT.shape[1], device=batch.ids_BT.device) < batch.lengths_B[:, None]
         segments = torch.where(real_BT, 0, PADDING)
@@ -70,7 +74,7 @@ def class_scores(model: Model[ClassifierHead], batch: Batch) -> Tensor:
     return sums / windows[:, None]
 
 
-def _apart(batch: Batch, model: Model[ClassifierHead]) -> tuple[int, ...]:
+def _unpadded(batch: Batch, model: Model[ClassifierHead]) -> tuple[int, ...]:
     """The lengths of texts that a CPU reads one by one, because their rows would be padding in good part."""
     if batch.ids_BT.device.type != "cpu" or batch.bounds is not None or model.backbone.compiled:
         return ()
