@@ -17,7 +17,6 @@ from headstart.recipes.compare import run_compare
 from headstart.recipes.finetune import run_finetune
 from headstart.recipes.pretrain import run_pretrain
 from headstart.runtime import Halt, Runtime, Stop
-from headstart.shape import StockConfig
 from headstart.train.evaluate import score_texts
 from headstart.train.graphs import graphs_for
 from headstart.train.loop import TrainState, fit
@@ -31,6 +30,7 @@ from tiny import (
     change_runtime,
     corpus,
     finetune_config,
+    kinds_of_network,
     language_model,
     pretrain_config,
     write_reviews,
@@ -101,23 +101,9 @@ def test_the_whole_story_runs_and_resumes(tmp_path):
     assert page.is_file()
 
 
-MODERN = ModelConfig(block="modern", width=64, depth=3, heads=4, feedforward=96, context=48)
-
-
-WINDOWS = StockConfig(
-    family="modernbert",
-    norm_first=True,
-    gated=True,
-    embedding_norm=True,
-    final_norm=True,
-    window=5,
-    local_layers=(1, 2),
-)
-LEARNED = StockConfig(family="bert", norm_first=False, positions=48, embedding_norm=True)
-KINDS = {"modern": MODERN} | {
-    name: MODERN.model_copy(update={"block": "stock", "stock": stock})
-    for name, stock in (("windows", WINDOWS), ("positions", LEARNED))
-}
+KINDS = kinds_of_network(width=64, depth=3, heads=4, feedforward=96, context=48)
+del KINDS["classic"]  # its dropout and its heads go another way
+MODERN = KINDS["modern"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

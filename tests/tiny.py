@@ -14,6 +14,7 @@ from headstart.layering import layered, nested
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import Model, build_classifier_head, build_language_head
 from headstart.runtime import Runtime
+from headstart.shape import StockConfig
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import SpecialIds
 
@@ -21,6 +22,20 @@ VOCABULARY = 17
 SPECIAL = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
 SHAPE = ModelConfig(width=16, depth=2, heads=2, feedforward=24, context=12)
 CPU = Runtime(torch.device("cpu"), bf16=False, threads=1)
+
+
+def kinds_of_network(**sizes: int) -> dict[str, ModelConfig]:
+    """A network of every kind: ours, one that learns its positions, and one of which some layers see what is near only."""
+    learned = StockConfig(family="bert", norm_first=False, positions=sizes["context"], embedding_norm=True)
+    near = {"window": 3, "local_layers": (1, 2)}
+    ends = {"norm_first": True, "gated": True, "embedding_norm": True, "final_norm": True}
+    return {
+        "classic": ModelConfig(block="classic", **sizes),
+        "modern": ModelConfig(block="modern", **sizes),
+        "positions": ModelConfig(block="stock", stock=learned, **sizes),
+        "windows": ModelConfig(block="stock", stock=StockConfig(family="modernbert", **near, **ends), **sizes),
+    }
+
 
 GOOD = ("great", "wonderful", "lovely", "superb", "clever")
 BAD = ("awful", "dull", "boring", "poor", "silly")

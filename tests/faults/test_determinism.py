@@ -182,7 +182,7 @@ def test_a_demo_told_twice_is_the_same_story(data, tmp_path, monkeypatch):
     }
     results = [read_json(tmp_path / name / "demo/pretrained/result.json") for name in ("one", "two")]
     assert results[0] | {"corpus": ""} == results[1] | {"corpus": ""}
-    assert {"demo/comparison/samples.json", "demo/pretrained/result.json"} <= set(one)
+    assert {"demo/comparison/results.json", "demo/pretrained/result.json"} <= set(one)
 
 
 @pytest.mark.skipif(not find_spec("h11"), reason="the extra `serve` is not installed")

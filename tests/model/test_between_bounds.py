@@ -8,33 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from headstart.config import ModelConfig
 from headstart.data.batches import CausalRows, LabelledRows
 from headstart.model import attention
 from headstart.model.backbone import Backbone, build_backbone
 from headstart.model.heads import Model, build_classifier_head
-from headstart.shape import StockConfig
 from headstart.train.objectives import class_scores
-from tiny import SPECIAL, VOCABULARY, corpus
+from tiny import SPECIAL, VOCABULARY, corpus, kinds_of_network
 
-LEARNED = StockConfig(family="bert", norm_first=False, positions=20, embedding_norm=True)
-WINDOWS = StockConfig(
-    family="modernbert",
-    norm_first=True,
-    gated=True,
-    embedding_norm=True,
-    final_norm=True,
-    window=3,
-    local_layers=(1, 2),
-)
-SHAPES = {
-    "modern": ModelConfig(block="modern", width=16, depth=2, heads=2, feedforward=24, context=20),
-    "classic": ModelConfig(block="classic", width=16, depth=2, heads=2, feedforward=24, context=20),
-    "stock, positions": ModelConfig(
-        block="stock", width=16, depth=2, heads=2, feedforward=24, context=20, stock=LEARNED
-    ),
-    "stock, windows": ModelConfig(block="stock", width=16, depth=3, heads=2, feedforward=24, context=20, stock=WINDOWS),
-}
+SHAPES = kinds_of_network(width=16, depth=3, heads=2, feedforward=24, context=20)
 
 
 def one_by_one(query, key, value, bounds, _, longest, __, *, window_size):

@@ -4,32 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from headstart.config import PADDING, ModelConfig
+from headstart.config import PADDING
 from headstart.data.batches import LabelledRows
 from headstart.model.attention import View
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import Model, build_classifier_head
-from headstart.shape import StockConfig
 from headstart.train.objectives import class_scores, classify
-from tiny import SPECIAL, VOCABULARY
+from tiny import SPECIAL, VOCABULARY, kinds_of_network
 
-LEARNED = StockConfig(family="bert", norm_first=False, positions=20, embedding_norm=True)
-WINDOWS = StockConfig(
-    family="modernbert",
-    norm_first=True,
-    gated=True,
-    embedding_norm=True,
-    final_norm=True,
-    window=3,
-    local_layers=(1, 2),
-)
-SIZES = {"width": 16, "depth": 3, "heads": 2, "feedforward": 24, "context": 20}
-SHAPES = {
-    "classic": ModelConfig(block="classic", **SIZES),
-    "modern": ModelConfig(block="modern", **SIZES),
-    "positions": ModelConfig(block="stock", stock=LEARNED, **SIZES),
-    "windows": ModelConfig(block="stock", stock=WINDOWS, **SIZES),
-}
+SHAPES = kinds_of_network(width=16, depth=3, heads=2, feedforward=24, context=20)
 LENGTHS = (3, 11, 7, 19, 2)
 
 

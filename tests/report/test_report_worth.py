@@ -250,3 +250,10 @@ def test_the_json_tells_what_pretraining_was_worth_from_all_labels_to_few(tmp_pa
     assert '<th role="columnheader">labels saved</th>' in page
     assert page.count("no run has more") == 1  # all labels: nothing larger to read off
     assert "more than 0" not in page
+
+
+def test_texts_bring_a_third_of_the_spread_at_least():
+    alike = np.tile([1.0, 0.0, 1.0, 1.0], (3, 1))  # both arms err on the same texts: nothing is of the texts
+    assert texts_share(alike, alike) == pytest.approx(1 / 3)
+    ours, theirs = np.tile([1.0, 0.0] * 20, (3, 1)), np.tile([0.0, 1.0] * 20, (3, 1))
+    assert texts_share(ours, theirs) > 1 / 3  # control: where they bring more, more counts

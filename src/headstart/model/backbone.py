@@ -79,10 +79,7 @@ class Backbone(nn.Module):
         return self._through(ids_BT, positions, View(seen))
 
     def _through(self, ids_BT: Tensor, positions: Tensor, view: View) -> Tensor:
-        hidden_BTD = self._embed(ids_BT, positions)
-        for layer, own in zip(self.layers, self._views(view, positions), strict=True):
-            hidden_BTD = self._through_layer(layer, hidden_BTD, own)
-        return cast(Tensor, self.norm(hidden_BTD))
+        return self._through_layers(self._embed(ids_BT, positions), self._views(view, positions))
 
     def _one_by_one(self, ids_BT: Tensor, visibility: Visibility, lengths: tuple[int, ...]) -> Tensor:
         """Documents end to end, without padding, and back in rows."""
@@ -92,9 +89,7 @@ class Backbone(nn.Module):
         positions_N = real % width
         hidden = self._embed(ids_BT.flatten()[real][None], positions_N)
         views = self._views(View(None, causal=visibility == "causal", lengths=lengths), positions_N)
-        for layer, view in zip(self.layers, views, strict=True):
-            hidden = self._through_layer(layer, hidden, view)
-        return _back_in_rows(cast(Tensor, self.norm(hidden))[0], real, ids_BT)
+        return _back_in_rows(self._through_layers(hidden, views)[0], real, ids_BT)
 
     def _views(self, view: View, positions: Tensor) -> list[View]:
         """What each layer is told: the same, unless some of them see what is near only."""
@@ -111,10 +106,11 @@ class Backbone(nn.Module):
         local = replace(view, seen=seen, rotary=rotary, window=stock.window)
         return [local if place in stock.local_layers else whole for place in range(len(self.layers))]
 
-    def _through_layer(self, layer: nn.Module, hidden: Tensor, view: View) -> Tensor:
-        if self.recompute and torch.is_grad_enabled():
-            return cast(Tensor, checkpoint(layer, hidden, view, use_reentrant=False)[0])
-        return cast(Tensor, layer(hidden, view)[0])
+    def _through_layers(self, hidden: Tensor, views: list[View]) -> Tensor:
+        again = self.recompute and torch.is_grad_enabled()
+        for layer, view in zip(self.layers, views, strict=True):
+            hidden = checkpoint(layer, hidden, view, use_reentrant=False)[0] if again else layer(hidden, view)[0]
+        return cast(Tensor, self.norm(hidden))
 
     def _unmasked(self, ids_BT: Tensor) -> bool:
         """Whether rows that are one document each can be read both ways without a mask: a GPU's kernels are faster so."""
@@ -157,9 +153,7 @@ class Backbone(nn.Module):
         hidden = self._embed(ids_N[None], positions_N)
         if self.compiled and real is not None:
             _say_dynamic(hidden, [view.rotary for view in views])
-        for layer, view in zip(self.layers, views, strict=True):
-            hidden = self._through_layer(layer, hidden, view)
-        hidden_ND = cast(Tensor, self.norm(hidden))[0]
+        hidden_ND = self._through_layers(hidden, views)[0]
         return hidden_ND.view(*ids_BT.shape, -1) if real is None else _back_in_rows(hidden_ND, real, ids_BT)
 
     def compile_layers(self) -> None:
