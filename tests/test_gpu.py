@@ -214,7 +214,7 @@ def test_attention_of_steady_rows_is_attention(head, causal):
 
     def wrong(mixed, sources):
         pairs = [(mixed, expected), *((a.grad, b.grad) for a, b in zip(sources, exact, strict=True))]
-        return [float((a.double() - b).norm() / b.norm()) for a, b in pairs]
+        return [float((a.detach().double() - b.detach()).norm() / b.detach().norm()) for a, b in pairs]
 
     for ours, torchs in zip(wrong(found, rough), wrong(theirs, usual), strict=True):
         assert ours < 1.5 * torchs + 1e-3
