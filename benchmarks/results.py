@@ -921,8 +921,38 @@ def gpu() -> str | None:
         lines += ["", *gpu_curves(record["curves"])]
     made = sorted({(row["machine"]["commit"], row["machine"]["date"]) for row in rows.values()})
     commits = ", ".join(f"commit {commit}, {date}" if commit else date for commit, date in made)
+    alone = [GPU_ROWS[name][0] for name, row in rows.items() if len(row["sides"]) == 1 and GPU_ROWS[name][1]]
+    if alone:
+        lines += ["", f"Not measured beside its peer yet: {', '.join(alone)}."]
     lines += ["", f"Command: `python benchmarks/gpu.py --out docs/results/gpu.json`; {commits}."]
-    return "\n".join(lines)
+    return "\n".join([*lines, *gpu_finetuning()])
+
+
+def gpu_finetuning() -> list[str]:
+    """Fine-tuning steps on one GPU, beside the course's code and unrecorded."""
+    if not (RESULTS / "finetuning.json").exists():
+        return []
+    record = load("finetuning.json")
+    lines = [
+        "",
+        f"Fine-tuning on the same GPU, wall clock with everything included, medians of {record['rounds']} rounds in turn in one process (texts of random tokens, log-normal lengths, bf16; the course's code in fp32 as it is):",
+        "",
+        "| network | texts a step | mean tokens | the course's code, texts/s | Headstart unrecorded | Headstart | against the course's code | against unrecorded |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name in (name for name in ("classic", "modern", "long") if name in record):
+        row = record[name]
+        rates, ratios = row["texts_a_second"], row["ratios"]
+        peer = f"{rates['course']:,.0f}" if "course" in rates else "–"
+        against = times(ratios["recorded / course"]) if "course" in rates else "–"
+        lines.append(
+            f"| {'modern' if name == 'long' else name} | {row['batch']} | {row['tokens_a_text']} | {peer} | {rates['plain']:,.0f} | {rates['recorded']:,.0f} | {against} | {times(ratios['recorded / plain'])} |"
+        )
+    return [
+        *lines,
+        "",
+        f"Command: `python benchmarks/finetuning.py --out docs/results/finetuning.json`; commit {record['commit']}, {record['date']}.",
+    ]
 
 
 def gpu_shape(row: dict) -> str:
@@ -974,6 +1004,11 @@ def gpu_table() -> str:
             ratio = found["headstart"]["tokens_a_second"] / found[peer]["tokens_a_second"]
             lines.append(
                 f"- {title}: {times(ratio)} times {GPU_SIDES[peer]}, {found['headstart']['gib']:.1f} GiB beside {found[peer]['gib']:.1f}."
+            )
+        elif found:
+            ours = found["headstart"]
+            lines.append(
+                f"- {title}: {ours['tokens_a_second']:,.0f} tokens a second, {percent(ours['mfu'])} of what a product of 8,192³ reaches."
             )
         kernels = record.get(name, {}).get("profile", {}).get("headstart", [])
         if kernels:
