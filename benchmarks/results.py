@@ -502,6 +502,11 @@ def book_reviews() -> str:
     return "\n".join(lines)
 
 
+def said(name: str) -> str:
+    """What a report found, sentence by sentence."""
+    return "\n".join(f"- {sentence}" for sentence in load(name, "results.json")["verdict"])
+
+
 def film_reviews() -> str:
     """The label curve on film reviews: what few and many labels do with and without a head start."""
     about, results = (load("imdb", f"{name}.json") for name in ("about", "results"))
@@ -996,7 +1001,10 @@ def pages() -> dict[Path, str]:
     ]
     speed = ROOT / "docs" / "performance.md"
     speed_text = filled(speed.read_text(encoding="utf-8"), "RESULTS:profile", profile_table())
-    return {ROOT / "RESULTS.md": "\n".join(parts), lesson: lesson_text, speed: speed_text}
+    reports = ROOT / "docs" / "reports.md"
+    reports_text = filled(reports.read_text(encoding="utf-8"), "RESULTS:books", said("cls-books"))
+    reports_text = filled(reports_text, "RESULTS:films", said("imdb"))
+    return {ROOT / "RESULTS.md": "\n".join(parts), lesson: lesson_text, speed: speed_text, reports: reports_text}
 
 
 if __name__ == "__main__":
