@@ -257,3 +257,14 @@ def test_a_place_that_cannot_be_written_is_named(folder, tmp_path):
     with pytest.raises(StoreError) as error:
         write_report(folder, tmp_path / "file")
     assert str(error.value) == f"cannot write {tmp_path / 'file'}: Not a directory"
+
+
+@pytest.mark.parametrize(
+    ("choose", "said"), [("last", "Of a network the last epoch counts."), ("best", "the epoch of each network,")]
+)
+def test_what_validation_chose_is_told_as_it_was(tmp_path, choose, said):
+    write_answers(tmp_path, {"scratch": {0: "1100"}, "pretrained": {0: "1111"}})
+    (tmp_path / "config.json").write_text(json.dumps({"loop": {"choose": choose}}))
+    page = render(collect(tmp_path))
+    assert said in page
+    assert page.count("Validation chose") == 1
