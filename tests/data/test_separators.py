@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from headstart.errors import DataError
 
 
 def found(header: str) -> str:
-    return find_separator(iter(header.splitlines(keepends=True)))[0]
+    return find_separator(iter(re.findall("[^\n]*\n|[^\n]+", header)))[0]
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,8 @@ class TableWriter:
             self._file.write("\ufeff")
         earlier = _ORDER[: _ORDER.index(self._layout.separator)]
         is_misleading = any(mark in name for mark in earlier for name in names)
-        quoting = csv.QUOTE_ALL if is_misleading else csv.QUOTE_MINIMAL
-        csv.writer(self, delimiter=self._layout.separator, quoting=quoting).writerow(names)
+        quoted = csv.writer(self, delimiter=self._layout.separator, quoting=csv.QUOTE_ALL)
+        (quoted if is_misleading else self._rows).writerow(names)
 
     def row(self, cells: Sequence[object]) -> None:
         """Any other row."""
