@@ -64,7 +64,7 @@ def whole_folder(target: Path, *, kind: str, about: dict[str, Any] | None = None
 
 def why_not(error: OSError, path: Path) -> str:
     """What keeps a path from being written; the system says "File exists" of a file where a folder should be."""
-    above = next((folder for folder in path.parents if folder.is_file()), None)
+    above = next((folder for folder in path.parents if os.path.isfile(folder)), None)
     return f"{above} is a file, not a folder" if above is not None else error.strerror or str(error)
 
 
