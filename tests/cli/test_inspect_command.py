@@ -76,6 +76,23 @@ def test_a_model_gives_tokens_context_and_what_it_has_seen(typed):
     )
 
 
+@pytest.mark.parametrize("more", ["", " --json"])
+def test_a_file_in_another_encoding_is_not_passed_off_as_a_short_one(typed, tmp_path, more):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"text;label\nfine;1\n\xe9t\xe9;0\ndull;0\n")
+    code, out, err = typed(f"inspect {path} -q{more}")
+    assert (code, err) == (2, f"headstart: {path}: reading stopped at row 2; the report is about what comes before\n")
+    why = (
+        f"reading stopped at row 2: {path}, line 3: not UTF-8 (0xe9 is byte 1 of it); save it from the spreadsheet as "
+        f"CSV UTF-8, or, if it is Windows-1252, try: iconv -f cp1252 -t utf-8 {path} > new.csv"
+    )
+    if more:
+        assert json.loads(out)["findings"][0]["message"] == why
+    else:
+        assert out.splitlines()[0] == f"{path}: 1 row, then unreadable"
+        assert out.splitlines()[4] == f"  ! cut short  {why}"
+
+
 def test_a_clean_file_says_so(typed):
     _, out, _ = typed("inspect train.csv -q")
     assert out.splitlines()[-1] == "  findings    none"

@@ -107,7 +107,7 @@ def test_a_file_that_breaks_off_is_reported_as_far_as_it_goes():
         file.write("{broken\n")
     found = run_inspect("train.jsonl", LabelledConfig())
     assert only(found, "cut short").message == (
-        "reading ended after 2 rows: train.jsonl, line 3: not valid JSON "
+        "reading stopped at row 3: train.jsonl, line 3: not valid JSON "
         "(Expecting property name enclosed in double quotes, column 2)"
     )
     assert only(found, "doubles").rows == 1

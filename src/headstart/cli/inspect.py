@@ -10,6 +10,7 @@ from headstart.cli.console import Console
 from headstart.cli.options import AsJson, ConfigFile, Flags, Options, Quiet
 from headstart.cli.reading import LABELLED
 from headstart.config import CorpusConfig, LabelledConfig, Section
+from headstart.errors import DataError
 
 if TYPE_CHECKING:
     from headstart.recipes.inspect import FileFacts, Inspection, Pretraining
@@ -87,9 +88,22 @@ def inspect(
         console.result(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
     else:
         _show(found, console)
+    _refuse_what_was_cut_short(found)
+
+
+def _refuse_what_was_cut_short(found: "Inspection") -> None:
+    """Say last, and by the exit code, that the report is about a part of a file."""
+    from headstart.recipes.findings import CUT_SHORT
+
+    for finding in found.findings:
+        if finding.kind == CUT_SHORT:
+            where = finding.message.partition(":")[0]
+            raise DataError(f"{finding.file}: {where}; the report is about what comes before")
 
 
 def _show(found: "Inspection", console: Console) -> None:
+    from headstart.recipes.findings import CUT_SHORT
+
     for number, file in enumerate(found.files):
         if number:
             console.result()
@@ -103,7 +117,9 @@ def _show(found: "Inspection", console: Console) -> None:
                 rows.append(("! pretraining" if harm else "pretraining", _seen(seen)))
         if not any(name.startswith("!") for name, _ in rows):
             rows.append(("findings", "none"))
-        console.facts(f"{file.name}: {file.rows:,} rows", rows)
+        broken = any(finding.file == file.name and finding.kind == CUT_SHORT for finding in found.findings)
+        count = "1 row" if file.rows == 1 else f"{file.rows:,} rows"
+        console.facts(f"{file.name}: {count}{', then unreadable' if broken else ''}", rows)
     for note in found.notes:
         console.result()
         console.prose(note)

@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, get_args
 
@@ -236,7 +237,9 @@ def explain(error: BaseException, names: Mapping[str, str] | None = None) -> tup
     if _is_out_of_memory(error):
         return "out of memory; try a smaller --loop.batch-size, --model.context or --model.width", 1
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror or error}", 1
+        from headstart.files import why_not
+
+        return f"{error.filename}: {why_not(error, Path(str(error.filename)))}", 1
     if (pydantic := sys.modules.get("pydantic")) and isinstance(error, pydantic.ValidationError):
         from headstart import config, layering
 

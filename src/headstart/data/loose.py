@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from headstart.config import LabelledConfig
 from headstart.data.columns import as_text, cell
 from headstart.data.labelled import columns_of, kind_of, label_of, names_in
-from headstart.data.opening import opened, suffix_of
+from headstart.data.opening import is_marked, opened, suffix_of
 from headstart.data.shards import is_shards
 from headstart.data.sources import Row, expand, read_rows
 from headstart.errors import DataError
@@ -55,8 +55,9 @@ def read_loosely(name: str, config: LabelledConfig) -> LooseFile:
     for path in expand([name]):
         if suffix_of(path) == ".txt":
             raise DataError(f"{path}: a .txt file has no labels; give unlabelled text with --texts")
-        if _is_marked(path):
-            file.marked.append(path)
+        if suffix_of(path) != ".parquet":
+            with opened(path) as raw:
+                file.marked += [path] if is_marked(raw) else []
         before = len(file.rows)
         try:
             for row, names in _with_columns(path, config):
@@ -64,19 +65,13 @@ def read_loosely(name: str, config: LabelledConfig) -> LooseFile:
                     file.kind = kind_of(config, row.values.get(names[-1]))
                 file.rows.append(_row(row, names, file.kind, config))
         except DataError as error:
-            if len(file.rows) == before:  # nothing can be said about this file
+            read = len(file.rows) - before
+            if not read:  # nothing can be said about this file
                 raise
-            file.stopped.append(str(error))
+            file.stopped.append(f"reading stopped at row {read + 1:,}: {error}")
     if not file.rows:
         raise DataError(f"{name} holds no rows; expected a text and a label in each")
     return file
-
-
-def _is_marked(path: str) -> bool:
-    if suffix_of(path) == ".parquet":
-        return False
-    with opened(path) as raw:
-        return raw.peek(3)[:3] == b"\xef\xbb\xbf"
 
 
 def _with_columns(path: str, config: LabelledConfig) -> Iterator[tuple[Row, list[str]]]:

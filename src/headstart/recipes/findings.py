@@ -11,6 +11,8 @@ from headstart.data.oddities import oddities
 from headstart.data.opening import one_line
 
 EXAMPLES = 3
+CUT_SHORT = "cut short"
+"""The kind of finding about a file that was not read to its end: whatever else is found is about a part of it."""
 _FAULTS = {
     "text empty": "no text; training stops at the first",
     "text unreadable": "a text that is none (a number, a list, half of a character)",
@@ -77,13 +79,13 @@ class Inspected:
 
 def faults(one: Inspected) -> Iterator[Finding]:
     """Rows that training would refuse, and files that cannot be read to their ends."""
+    for message in one.file.stopped:
+        yield Finding(CUT_SHORT, one.file.name, 0, message)
     for fault, words in _FAULTS.items():
         rows = [row for row in one.file.rows if fault in row.faults]
         if rows:
             words = _OTHERWISE.get((fault, one.file.kind), words)
             yield _finding(fault, one, rows, f"{_verb(len(rows), 'have', 'has')} {words}")
-    for message in one.file.stopped:
-        yield Finding("cut short", one.file.name, 0, f"reading ended after {len(one.file.rows):,} rows: {message}")
     for path in one.file.marked:
         yield Finding(
             "byte order mark", one.file.name, 0, f"{path} begins with a byte order mark; it is not read as text"
