@@ -35,7 +35,7 @@ def test_every_command_has_a_module_with_its_function(name):
 
 def test_every_module_of_the_room_is_a_command_or_known():
     modules = {path.stem for path in (SOURCE / "headstart" / "cli").glob("*.py")}
-    known = {"__init__", "main", "console", "board", "options", "answers", "reading", "forecast", "several"}
+    known = {"__init__", "main", "console", "board", "options", "answers", "reading", "forecast", "several", "naming"}
     assert modules - {in_python(name) for name, *_ in COMMANDS} == known
 
 

@@ -108,7 +108,7 @@ def load_data(
     given = {train: _read(train, config, progress)}
     same = config.model_copy(update={"task": _kind(given[train])})
     given |= {name: _read(name, same, progress) for name in (valid, test) if name is not None}
-    notes: list[str] = []
+    notes = [one.left_out for one in given.values() if isinstance(one, LabelledTexts) and one.left_out]
     tokenizer = _tokenizer(given[train], tokenizer, tokenizer_config, notes, progress)
     training = _texts(given[train], tokenizer)
     target = target_of(training, config)
