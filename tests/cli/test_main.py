@@ -148,7 +148,8 @@ def test_the_version_is_printed_alone(headstart):
         (["finetune", "--out", "x"], "finetune needs TRAIN, a labelled file; see headstart finetune --help"),
         (
             ["finetune", "a.csv", "--out", "x"],
-            "finetune needs --from: a pretrained folder, as in --from runs/base, or --from scratch",
+            "finetune needs --from: a pretrained folder, as in --from runs/base, a starter, as in --from starter:en (or "
+            "starter:fr), or --from scratch",
         ),
         (
             ["finetune", "a.csv", "--from", "base", "--out", "x", "--model.width", "8"],

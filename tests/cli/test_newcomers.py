@@ -27,6 +27,20 @@ FLAGS = "--from scratch --out x --quiet"
             "prepare a.csv --label-column k --out x",
             "prepare has no option --label-column; did you mean --labelled.label-column?",
         ),
+        ("finetune train.csv --from starter --out x", "no such folder: starter; did you mean starter:en?"),
+        ("finetune train.csv --from en --out x", "no such folder: en; did you mean starter:en?"),
+        ("finetune train.csv --from starter-fr --out x", "no such folder: starter-fr; did you mean starter:fr?"),
+        ("finetune train.csv --from runs/starter --out x", "no such folder: runs/starter"),
+        (
+            "tune train.csv --out x",
+            "tune needs --from: a pretrained folder, as in --from runs/base, a starter, as in --from starter:en (or "
+            "starter:fr), or --from scratch",
+        ),
+        (
+            "predict clf hello --abstain 0.9",
+            "clf/bundle was chosen on 8 validation rows, too few to say how sure is sure enough; there are 40 labelled "
+            "rows: label more, so that 50 can be held out",
+        ),
         ("pretrain corpus.txt --minutes -1 --out x", "--minutes must be greater than 0, got '-1'"),
         ("pretrain corpus.txt --minutes=-1 --out x", "--minutes must be greater than 0, got '-1'"),
         ("pretrain corpus.txt --loop.minutes -1 --out x", "--loop.minutes must be greater than 0, got '-1'"),
@@ -101,6 +115,34 @@ def test_a_few_labelled_rows_of_many_are_enough(typed, trained):
     code, out, shown = typed("evaluate few mails.csv --skip-empty")
     assert (code, out.splitlines()[0].split()[-2:]) == (0, ["rows", "24"])
     assert shown == "16 rows of mails.csv have no label, 1 no text; they are left out\n"
+
+
+def test_a_share_that_is_large_enough_to_abstain_is_named(typed, trained):
+    rows = [f"{text} once more,{label}" for text, label in _rows(trained)]
+    extra = [f"{text} and again,{label}" for text, label in _rows(trained)]
+    rows += extra + [f"{text},{label}" for text, label in _rows(trained)]
+    (trained / "more.csv").write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    line = "finetune more.csv --from base --loop.epochs 1 --runtime.threads 1 --quiet"
+    assert typed(f"{line} --out few-held")[0] == 0
+    assert typed("predict few-held hello --abstain 0.9") == (
+        2,
+        "",
+        "headstart: few-held/bundle was chosen on 24 validation rows, too few to say how sure is sure enough; fine-tune "
+        "with --labelled.valid-share 0.43, which holds out 50 of the 120 labelled rows\n",
+    )
+    assert typed(f"{line} --out many-held --labelled.valid-share 0.43")[0] == 0
+    assert "too few" not in typed("predict many-held hello --abstain 0.9")[2]
+
+
+def test_a_scale_read_as_names_is_remarked_on_while_training(typed, trained):
+    rows = [f"{text},{number % 4}" for number, (text, _) in enumerate(_rows(trained))]
+    (trained / "stars.csv").write_text("\n".join(["text,stars", *rows]) + "\n", encoding="utf-8")
+    code, _, shown = typed("finetune stars.csv --from base --out stars --loop.epochs 1 --runtime.threads 1")
+    assert code == 0
+    assert (
+        "the labels of stars.csv are 4 whole numbers (stars), read as names without an order; --labelled.task rating reads "
+        "them as numbers\n"
+    ) in shown
 
 
 def test_inspecting_shows_no_dots_after_the_last_example(typed, trained):

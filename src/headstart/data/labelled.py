@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -41,6 +41,8 @@ class LabelledTexts:
     """The two texts of each row, where rows are pairs."""
     left_out: str | None = None
     """How many rows of the file are not here because they lack a text or a label, in words."""
+    label_name: str = field(default="", compare=False)
+    """The column of the labels."""
 
     @property
     def questions(self) -> tuple[Question, ...]:
@@ -83,7 +85,7 @@ class LabelledTexts:
             tuple(column[index] for index in chosen) for column in (self.texts, self.labels, self.where)
         )
         pairs = None if self.pairs is None else tuple(self.pairs[index] for index in chosen)
-        return LabelledTexts(self.name, texts, labels, where, self.kind, pairs, self.left_out)
+        return replace(self, texts=texts, labels=labels, where=where, pairs=pairs)
 
 
 def names_in(label: Label) -> tuple[str, ...]:
@@ -127,12 +129,13 @@ def read_labelled(path: str, config: LabelledConfig) -> LabelledTexts:
     where: list[str] = []
     kind: Kind | None = None
     no_text = no_label = 0
-    for row, cells, value in _cells(expand([path]), config):
+    names: list[str] = [""]
+    for row, found, (*cells, value) in _rows(expand([path]), config):
         here = kind or kind_of(config, value)
         if config.skip_empty and (any(map(is_empty, cells)) or is_empty(value, here)):
             no_text, no_label = (no_text + 1, no_label) if any(map(is_empty, cells)) else (no_text, no_label + 1)
             continue
-        kind = here
+        kind, names = here, found
         pairs.append(_texts_of(cells, row))
         labels.append(label_of(value, row.where, kind, config))
         where.append(row.where)
@@ -143,7 +146,7 @@ def read_labelled(path: str, config: LabelledConfig) -> LabelledTexts:
     both = tuple((first, second) for first, second in pairs) if config.second_column is not None else None
     left_out = LeftOut(no_text, no_label).in_words(path)
     texts = tuple(map("\n".join, pairs))
-    return LabelledTexts(path, texts, tuple(labels), tuple(where), kind, both, left_out)
+    return LabelledTexts(path, texts, tuple(labels), tuple(where), kind, both, left_out, names[-1])
 
 
 def _texts_of(cells: Sequence[object], row: Row) -> tuple[str, ...]:
@@ -155,8 +158,8 @@ def _texts_of(cells: Sequence[object], row: Row) -> tuple[str, ...]:
     return texts
 
 
-def _cells(paths: list[str], config: LabelledConfig) -> Iterator[tuple[Row, list[object], object]]:
-    """Each row, the cell of its text or two, and that of its label; where rows may be empty, a cell may be missing."""
+def _rows(paths: list[str], config: LabelledConfig) -> Iterator[tuple[Row, list[str], list[object]]]:
+    """Each row with its columns and their cells; where rows may be empty, a cell may be missing."""
     for path in paths:
         names: list[str] = []
         if suffix_of(path) == ".txt":
@@ -165,14 +168,12 @@ def _cells(paths: list[str], config: LabelledConfig) -> Iterator[tuple[Row, list
             )
         if config.skip_empty:
             for row, names in with_columns(path, config):
-                *cells, value = [row.values.get(name) for name in names]
-                yield row, cells, value
+                yield row, names, [row.values.get(name) for name in names]
             continue
         for row in read_rows(path, with_labels=True):
             if not names:
                 names = columns_of(path, list(row.values), config)
-            *cells, value = [cell(row.values, name, row.where) for name in names]
-            yield row, cells, value
+            yield row, names, [cell(row.values, name, row.where) for name in names]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from headstart.config import LabelledConfig, TokenizerConfig
 from headstart.data.batches import LabelledRows
 from headstart.data.doubles import Known, Overlap, overlap
+from headstart.data.hints import hints_on
 from headstart.data.joined import encode_questions
 from headstart.data.labelled import LabelledTexts, Question, read_labelled, split_validation
 from headstart.data.shards import Shards
@@ -114,6 +115,8 @@ def load_data(
     target = target_of(training, config)
     if uneven := balance_of(training):
         notes.append(uneven)
+    if given[train] is training:
+        notes += hints_on(training, config)
     if valid is None:
         share, rows = config.valid_share, len(training)
         training, validation = split_validation(training, share, seed)
