@@ -11,9 +11,13 @@ SHORT = {
     "labelled.task": "--task",
     "labelled.text_column": "--text-column",
     "labelled.label_column": "--label-column",
+    "labelled.second_column": "--second-column",
+    "labelled.separator": "--separator",
+    "labelled.lowest": "--lowest",
+    "labelled.highest": "--highest",
     "labelled.skip_empty": "--skip-empty",
 }
-"""Options with a short name beside that of their setting."""
+"""Options with a short name beside that of their setting: those for labelled text are called so by every command."""
 
 
 def flag_of(name: str) -> str:

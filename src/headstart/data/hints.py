@@ -16,7 +16,7 @@ _SCALE = 4
 
 def hints_on(texts: LabelledTexts, config: LabelledConfig) -> list[str]:
     """What to try, where nothing was said about the labels."""
-    if config.task != "auto" or texts.kind != "classes":
+    if config.task != "auto" or texts.kind != "classes" or not texts.label_name:  # shards have no columns
         return []
     return [hint for hint in (_several(texts), _numbers(texts)) if hint]
 

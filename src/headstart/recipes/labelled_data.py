@@ -113,10 +113,7 @@ def load_data(
     tokenizer = _tokenizer(given[train], tokenizer, tokenizer_config, notes, progress)
     training = _texts(given[train], tokenizer)
     target = target_of(training, config)
-    if uneven := balance_of(training):
-        notes.append(uneven)
-    if given[train] is training:
-        notes += hints_on(training, config)
+    notes += [*filter(None, [balance_of(training)]), *hints_on(training, config)]
     if valid is None:
         share, rows = config.valid_share, len(training)
         training, validation = split_validation(training, share, seed)
