@@ -1,14 +1,20 @@
 """A file of which a few rows are labelled: training says what it leaves out, and goes on as it began."""
 
 import csv
+import tomllib
 
 import pytest
 
+from headstart.config import LabelledConfig, TokenizerConfig
 from headstart.errors import DataError, Interrupted
 from headstart.files import read_json
+from headstart.progress import Quiet
 from headstart.recipes.compare import run_compare
 from headstart.recipes.evaluate import run_errors, run_evaluate
 from headstart.recipes.finetune import run_finetune
+from headstart.recipes.prepare import run_prepare_labelled
+from headstart.recipes.tune import run_tune
+from headstart.text.tokenizer import train_tokenizer
 from tiny import Listener, change_runtime, finetune_config, write_reviews
 
 SKIP = {"labelled__skip_empty": True, "loop__epochs": 1}
@@ -92,3 +98,25 @@ def test_evaluating_leaves_out_the_same_and_slices_what_is_left(tmp_path):
     assert {one.name: one.rows for one in found.slices["column label"]} == {"negative": 12, "positive": 12}
     with pytest.raises(DataError, match="the label is empty"):
         run_evaluate(run.path, "test.csv")
+
+
+@pytest.mark.usefixtures("mails")
+def test_a_search_writes_the_setting_down_for_the_run_after_it(tmp_path):
+    pytest.importorskip("optuna", reason="needs the extra tune")
+    listener = Listener()
+    config = finetune_config(**SKIP)
+    found = run_tune("train.csv", tmp_path / "tuned", config, source="scratch", trials=1, progress=listener)
+    assert [line for line in listener.lines if "left out" in line] == NOTES[:1]
+    assert tomllib.loads(found.toml.read_text(encoding="utf-8"))["labelled"] == {"skip_empty": True}
+
+
+@pytest.mark.usefixtures("mails")
+def test_prepared_rows_are_made_again_when_empty_ones_are_left_out(tmp_path):
+    tokenizer = train_tokenizer(["a film and a letter"] * 9, TokenizerConfig(vocab_size=270), Quiet())
+    full = LabelledConfig()
+    with pytest.raises(DataError, match="the label is empty"):
+        run_prepare_labelled("train.csv", tmp_path / "shards", full, tokenizer=tokenizer, progress=Quiet())
+    listener = Listener()
+    skip = LabelledConfig(skip_empty=True)
+    shards = run_prepare_labelled("train.csv", tmp_path / "shards", skip, tokenizer=tokenizer, progress=listener)
+    assert (shards.documents, listener.lines[0]) == (48, NOTES[0])
