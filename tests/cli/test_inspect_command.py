@@ -33,7 +33,7 @@ def test_findings_are_shown_a_line_each_and_are_no_failure(typed, files):
         "  labels        negative 3 (60.0 %), positive 2 (40.0 %)",
         "  characters    median 17, nine in ten up to 21, longest 21",
         "  words         median 5, nine in ten up to 5, longest 5",
-        "  ! text empty  1 row has no text; training stops at the first: row 4",
+        "  ! text empty  1 row has no text; training stops at the first, or leaves them out with --labelled.skip-empty: row 4",
         "  ! doubles     1 row repeats an earlier row word for word (1 text in 2 rows): row 3 = row 2",
         "  ! encoding    1 row with mojibake: row 5 (Ã©)",
         "  pretraining   1 of the 4 rows is a document of corpus.txt, train.csv word for word, 0 more almost "

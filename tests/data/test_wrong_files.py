@@ -74,14 +74,14 @@ LABELLED = [
         "r.csv",
         b"text,label\nfine,1\n  ,0\n",
         {},
-        "r.csv, row 2: the text is empty; give the row a text or remove it",
+        "r.csv, row 2: the text is empty; give the row a text, remove it, or leave such rows out with labelled.skip_empty",
     ),
     (
         "a null text",
         "r.jsonl",
         b'{"text": null, "label": 1}\n',
         {},
-        "r.jsonl, line 1: the text is empty; give the row a text or remove it",
+        "r.jsonl, line 1: the text is empty; give the row a text, remove it, or leave such rows out with labelled.skip_empty",
     ),
     (
         "a text that is a number",
@@ -95,14 +95,15 @@ LABELLED = [
         "r.csv",
         b"text,label\nfine,1\ndull,\n",
         {},
-        "r.csv, row 2: the label is empty; give the row a label or remove it",
+        "r.csv, row 2: the label is empty; give the row a label, remove it, or leave such rows out with labelled.skip_empty",
     ),
     (
         "a label that is not a number",
         "r.parquet",
         parquet_of({"text": ["fine"], "label": [float("nan")]}),
         {},
-        "r.parquet, row 1: the label is empty; give the row a label or remove it",
+        "r.parquet, row 1: the label is empty; give the row a label, remove it, or leave such rows out with "
+        "labelled.skip_empty",
     ),
     (
         "a label that is an object",

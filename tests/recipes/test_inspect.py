@@ -89,12 +89,18 @@ def test_rows_that_training_refuses_are_counted_each_by_its_fault():
         ]
     )
     assert {finding.kind: (finding.message, finding.examples) for finding in found.findings} == {
-        "text empty": ("2 rows have no text; training stops at the first", ("line 1", "line 3")),
+        "text empty": (
+            "2 rows have no text; training stops at the first, or leaves them out with labelled.skip_empty",
+            ("line 1", "line 3"),
+        ),
         "text unreadable": (
             "2 rows have a text that is none (a number, a list, half of a character)",
             ("line 8", "line 9"),
         ),
-        "label missing": ("3 rows have no label; training stops at the first", ("line 5", "line 6", "line 7")),
+        "label missing": (
+            "3 rows have no label; training stops at the first, or leaves them out with labelled.skip_empty",
+            ("line 5", "line 6", "line 7"),
+        ),
         "label unreadable": ("1 row has a label that is neither text nor a number", ("line 10",)),
     }
     assert found.files[0].rows == 10

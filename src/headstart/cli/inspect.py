@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from headstart.cli.console import Console
+from headstart.cli.naming import as_typed
 from headstart.cli.options import AsJson, ConfigFile, Flags, Options, Quiet
 from headstart.cli.reading import LABELLED
 from headstart.config import CorpusConfig, LabelledConfig, Section
 from headstart.errors import DataError
 
 if TYPE_CHECKING:
+    from headstart.recipes.findings import Finding
     from headstart.recipes.inspect import FileFacts, Inspection, Pretraining
 
 _LABELS = 8
@@ -110,7 +112,7 @@ def _show(found: "Inspection", console: Console) -> None:
         rows = [("ratings" if file.kind == "rating" else "labels", _balance(file)), *_lengths(file)]
         for finding in found.findings:
             if finding.file == file.name:
-                rows.append((f"! {finding.kind}", finding.message + _examples(finding.examples, finding.rows)))
+                rows.append((f"! {finding.kind}", as_typed(finding.message) + _found(finding)))
         for seen in found.pretraining:
             if seen.file == file.name:  # to learn from what one trains on is no harm
                 harm = number > 0 and seen.exact + (seen.near or 0) > 0
@@ -164,6 +166,12 @@ def _seen(one: "Pretraining") -> str:
 
 def _number(count: int) -> str:
     return f"{count:,}" if count else "none"
+
+
+def _found(finding: "Finding") -> str:
+    # a text with several labels is one example of as many rows
+    torn = finding.kind == "conflict" and finding.texts is not None
+    return _examples(finding.examples, (finding.texts or 0) if torn else finding.rows)
 
 
 def _examples(shown: tuple[str, ...], count: int) -> str:

@@ -7,7 +7,6 @@
 what is heavy only inside it: `headstart --help` answers at once.
 """
 
-import difflib
 import keyword
 import os
 import signal
@@ -161,7 +160,7 @@ def run(arguments: Sequence[str]) -> int:
     except (Exception, KeyboardInterrupt, Terminated) as error:
         if os.environ.get("HEADSTART_TRACEBACK") == "1":
             traceback.print_exc()
-        message, exit_code = explain(error, _option_names(arguments))
+        message, exit_code = explain(error, _option_names(arguments), arguments)
         several.say_once(error, message, _complain)
         return several.for_the_launcher(error, exit_code)
     return 0
@@ -222,12 +221,14 @@ def _option_names(arguments: Sequence[str]) -> Mapping[str, str]:
     return names
 
 
-def explain(error: BaseException, names: Mapping[str, str] | None = None) -> tuple[str, int]:
+def explain(
+    error: BaseException, names: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+) -> tuple[str, int]:
     """The line and the exit code for an error; `names` are those of the command's options, by the settings' own."""
     if isinstance(error, HeadstartError):
-        from headstart.cli.options import as_typed
+        from headstart.cli.naming import as_typed, in_short
 
-        return as_typed(str(error), names), error.exit_code
+        return in_short(as_typed(str(error), names), arguments), error.exit_code
     if isinstance(error, CycloptsError):
         return _explain_parsing(error), 2
     if isinstance(error, KeyboardInterrupt):
@@ -302,8 +303,10 @@ def _in_words(kind: Any) -> str:
 
 
 def _nearest(typed: str, known: Sequence[str], page: str) -> str:
-    close = difflib.get_close_matches(typed, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"see {page} --help"
+    from headstart.layering import nearest
+
+    close = nearest(typed, known)
+    return f"did you mean {close}?" if close else f"see {page} --help"
 
 
 def _complain(message: str) -> None:

@@ -1,19 +1,16 @@
 """Labelled text as it is, faults and all: what training refuses at the first row is gathered here, row by row."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from headstart.config import LabelledConfig
+from headstart.data.cells import is_empty, with_columns
 from headstart.data.columns import as_text, cell
-from headstart.data.labelled import columns_of, kind_of, label_of, names_in
+from headstart.data.labelled import kind_of, label_of, names_in
 from headstart.data.opening import is_marked, opened, suffix_of
 from headstart.data.shards import is_shards
-from headstart.data.sources import Row, expand, read_rows
+from headstart.data.sources import Row, expand
 from headstart.errors import DataError
 from headstart.kinds import Kind
-
-_PATIENCE = 1000
-"""Rows that may come before the first with both columns: keys may be missing in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,7 @@ def read_loosely(name: str, config: LabelledConfig) -> LooseFile:
                 file.marked += [path] if is_marked(raw) else []
         before = len(file.rows)
         try:
-            for row, names in _with_columns(path, config):
+            for row, names in with_columns(path, config):
                 if not file.rows:
                     file.kind = kind_of(config, row.values.get(names[-1]))
                 file.rows.append(_row(row, names, file.kind, config))
@@ -72,27 +69,6 @@ def read_loosely(name: str, config: LabelledConfig) -> LooseFile:
     if not file.rows:
         raise DataError(f"{name} holds no rows; expected a text and a label in each")
     return file
-
-
-def _with_columns(path: str, config: LabelledConfig) -> Iterator[tuple[Row, list[str]]]:
-    names: list[str] | None = None
-    waiting: list[Row] = []
-    refusal: DataError | None = None
-    for row in read_rows(path, with_labels=True):
-        if names is None:
-            waiting.append(row)
-            try:
-                names = columns_of(path, list(row.values), config)
-            except DataError as error:
-                refusal = refusal or error
-                if len(waiting) < _PATIENCE and suffix_of(path) in (".jsonl", ".ndjson", ".json"):
-                    continue
-                raise refusal from None
-            yield from ((early, names) for early in waiting)
-        else:
-            yield row, names
-    if names is None and refusal is not None:
-        raise refusal
 
 
 def _row(row: Row, columns: list[str], kind: Kind, config: LabelledConfig) -> LooseRow:
@@ -110,9 +86,7 @@ def _row(row: Row, columns: list[str], kind: Kind, config: LabelledConfig) -> Lo
     try:
         label = label_of(cell(row.values, label_name, row.where), row.where, kind, config)
     except DataError:
-        value = row.values.get(label_name)
-        is_missing = value is None or value != value or not str(value).strip()  # noqa: PLR0124 (NaN is no label)
-        faults.append("label missing" if is_missing else "label unreadable")
+        faults.append("label missing" if is_empty(row.values.get(label_name)) else "label unreadable")
         return LooseRow(text, None, row.where, tuple(faults))
     names = names_in(label)
     if kind == "rating":

@@ -13,17 +13,18 @@ from headstart.data.opening import one_line
 EXAMPLES = 3
 CUT_SHORT = "cut short"
 """The kind of finding about a file that was not read to its end: whatever else is found is about a part of it."""
+_STOPS = "training stops at the first, or leaves them out with labelled.skip_empty"
 _FAULTS = {
-    "text empty": "no text; training stops at the first",
+    "text empty": f"no text; {_STOPS}",
     "text unreadable": "a text that is none (a number, a list, half of a character)",
-    "label missing": "no label; training stops at the first",
+    "label missing": f"no label; {_STOPS}",
     "label unreadable": "a label that is neither text nor a number",
 }
 _OTHERWISE = {
     ("label unreadable", "labels"): "labels that are no list of texts or numbers",
     ("label unreadable", "rating"): "a rating that is no finite number within its bounds",
-    ("label missing", "labels"): "no list of labels, not even an empty one; training stops at the first",
-    ("label missing", "rating"): "no rating; training stops at the first",
+    ("label missing", "labels"): f"no list of labels, not even an empty one; {_STOPS}",
+    ("label missing", "rating"): f"no rating; {_STOPS}",
 }
 """The same where labels are several or numbers."""
 _MANY = 0.5
@@ -151,7 +152,9 @@ def _conflicts(one: Inspected) -> Iterator[Finding]:
     if torn:
         count = sum(map(len, torn))
         shown = tuple(
-            " / ".join(f"{one.at(row)} {one_line(row.label or '')}" for row in rows[:3]) for rows in torn[:EXAMPLES]
+            " / ".join(f"{one.at(row)} {one_line(row.label or '')}" for row in rows[:3])
+            + (" / ..." if len(rows) > 3 else "")
+            for rows in torn[:EXAMPLES]
         )
         words = f"{_count(len(torn), 'text')} {_verb(len(torn), 'have', 'has')} more than one label, in {count:,} rows"
         yield Finding("conflict", one.file.name, count, words, shown, texts=len(torn))
