@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from headstart.config import LabelledConfig
 from headstart.data.labelled import read_labelled
+from headstart.data.loose import read_loosely
 from headstart.errors import DataError
 
 SKIP = LabelledConfig(skip_empty=True)
@@ -117,3 +118,12 @@ def test_what_is_wrong_rather_than_empty_still_stops():
     with pytest.raises(DataError) as caught:
         read_labelled(written([{"text": 5, "label": "x"}]), SKIP)
     assert str(caught.value) == "mails.jsonl, line 1: the text is 5, expected a string"
+
+
+def test_looking_at_a_file_goes_by_the_first_label_that_is_there():
+    rows = [{"text": "a"}, {"text": "b", "label": None}, {"text": "c", "label": ["x"]}, {"text": "d", "label": []}]
+    file = read_loosely(written(rows), LabelledConfig())
+    assert (file.kind, [row.faults for row in file.rows]) == (
+        "labels",
+        [("label missing",), ("label missing",), (), ()],
+    )

@@ -48,7 +48,7 @@ def read_loosely(name: str, config: LabelledConfig) -> LooseFile:
     """Read a file, or the files of a pattern; refused is only what gives no row at all."""
     if is_shards(name):
         raise DataError(f"{name} is prepared already: its text is tokens now; give the file it was made from")
-    file = LooseFile(name)
+    file, is_known = LooseFile(name), False
     for path in expand([name]):
         if suffix_of(path) == ".txt":
             raise DataError(f"{path}: a .txt file has no labels; give unlabelled text with --texts")
@@ -58,8 +58,9 @@ def read_loosely(name: str, config: LabelledConfig) -> LooseFile:
         before = len(file.rows)
         try:
             for row, names in with_columns(path, config):
-                if not file.rows:
-                    file.kind = kind_of(config, row.values.get(names[-1]))
+                if not is_known:  # an empty cell tells nothing: that of the first row may be one
+                    value = row.values.get(names[-1])
+                    file.kind, is_known = kind_of(config, value), not is_empty(value)
                 file.rows.append(_row(row, names, file.kind, config))
         except DataError as error:
             read = len(file.rows) - before
