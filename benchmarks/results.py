@@ -509,9 +509,10 @@ def said(name: str) -> str:
 
 def film_reviews() -> str:
     """The label curve on film reviews: what few and many labels do with and without a head start."""
-    about, results = (load("imdb", f"{name}.json") for name in ("about", "results"))
+    about, results, config = (load("imdb", f"{name}.json") for name in ("about", "results", "config"))
     environment, text = load("imdb", "environment.json"), about["pretraining"]
-    held, most, earlier = text["held_out"], arm_of(results, "pretrained", "all"), about["earlier"]["pretrained"]
+    held, earlier = text["held_out"], about["earlier"]["pretrained"]
+    most, random = (arm_of(results, arm, "all") for arm in ("pretrained", "scratch"))
     again, before = (
         ", ".join(map(percent, shares))
         for shares in (
@@ -534,19 +535,30 @@ def film_reviews() -> str:
         *label_table(results),
         "",
         f"With all labels the pretrained network comes to {percent(most['test_accuracy']['mean'])} (worst seed {percent(min(most['test_accuracies']))}). That is above the linear model, and below the "
-        f"{percent(about['published']['ulmfit'])} published for ULMFiT, which had read Wikipedia before. The from-scratch network with 5,000 and with all labels was not run, so what pretraining was worth "
-        f"there is not known. Another backbone, of the same recipe, gave {before} with 100, 500 and 1,000 labels where this one gives {again}. Each of the {runs} runs read the test file once, and so did "
+        f"{percent(about['published']['ulmfit'])} published for ULMFiT, which had read Wikipedia before. From random weights the same network comes to {percent(random['test_accuracy']['mean'])} with all "
+        f"{random['rows']:,} labels (worst seed {percent(min(random['test_accuracies']))}): below the linear model, and below what it has from 100 labels when pretrained. It has the settings that were chosen for the "
+        f"pretrained one, and {most['best_epochs'][0]} epochs with all labels, as that has (no run makes more than {config['loop']['most_steps']:,} steps). Another backbone, of the same recipe, gave {before} with 100, 500 and 1,000 labels where this one gives {again}. Each of the {runs} runs read the test file once, and so did "
         f"{more} with that other backbone, with settings fixed before; they were chosen on the French reviews, without a test file.",
         "",
         f"Commands: `{text['command']}` (`texts` prepared from `DATA/imdb/train.parquet` and `unlabelled.parquet` with a tokenizer of 16,384 entries learnt from them), then "
         + "; ".join(
-            f"for {', '.join(NAMES[arm] for arm in one['arms'])} `{one['command']}` (commit {one['commit']})"
+            f"for {', '.join(ran(arm, labels, results) for arm, labels in one['runs'].items())} `{one['command']}` (commit {one['commit']}, {one['date']}"
+            + (f"; `base` there from `{one['base']}`" if "base" in one else "")
+            + ")"
             for one in about["commands"]
         )
-        + f". {about['date']}, seeds 0 to 4, torch {environment['torch']}. The whole page, with the command that makes all of it: "
-        "[docs/results/imdb/report.html](docs/results/imdb/report.html).",
+        + f". Seeds 0 to 4, torch {environment['torch']}. These {len(about['commands'])} sittings have the same rows, label subsets, tokenizer and settings, and a network from random weights takes its shape and its "
+        "tokenizer alone from `base`; seconds do not compare between them. The whole page, with the command that makes all of it: [docs/results/imdb/report.html](docs/results/imdb/report.html).",
     ]
     return "\n".join(lines)
+
+
+def ran(arm: str, labels: list, results: dict) -> str:
+    """An arm, and with how many labels if not with all numbers of them that the report has."""
+    if labels == [row["labels"] for row in results["arms"] if row["arm"] == arm]:
+        return NAMES[arm]
+    *others, last = (each if each == "all" else f"{each:,}" for each in labels)
+    return f"{NAMES[arm]} with {', '.join(others)} and {last} labels"
 
 
 def torture() -> str:

@@ -268,3 +268,8 @@ def test_what_validation_chose_is_told_as_it_was(tmp_path, choose, said):
     page = render(collect(tmp_path))
     assert said in page
     assert page.count("Validation chose") == 1
+    other = {"last": "best", "best": "last"}[choose]
+    assert f">{choose} epoch</th>" in page
+    assert f'data-label="{choose} epoch"' in page
+    assert f"{other} epoch<" not in page
+    assert f'data-label="{other} epoch"' not in page
