@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headstart.config import UNSCORED
 from headstart.train.bites import loss_in_bites
 
 ROWS = 256
@@ -25,13 +26,23 @@ _LINE = 64
 
 
 def linear_cross_entropy(
-    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, *, compiled: bool = False
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    *,
+    compiled: bool = False,
+    gaps: bool = False,
 ) -> Tensor:
     """The sum over rows of -log softmax(hidden · weightᵀ + bias)[target].
 
     Args:
         compiled: let torch fuse what happens between the matrix products.
+        gaps: some targets may be UNSCORED; those rows count for nothing.
     """
+    if gaps and hidden_ND.device.type != "cuda":  # a GPU would have to be asked how many are left; `bites` skips them
+        known = targets_N != UNSCORED
+        hidden_ND, targets_N = hidden_ND[known], targets_N[known]
     rows = ROWS if hidden_ND.device.type == "cpu" else _GPU_ROWS
     if torch.is_grad_enabled():
         total: Tensor = _Chunked.apply(hidden_ND, weight_VD, bias_V, targets_N, rows, compiled)  # type: ignore[no-untyped-call]
