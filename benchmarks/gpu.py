@@ -143,12 +143,16 @@ def in_turn(bench: Bench, makers: dict[str, Callable[[], Side]]) -> tuple[dict[s
             continue
         base, began = bench.allocated(), time.perf_counter()
         try:
-            side = make()
-            for _ in range(bench.given.warm):
-                side()
-            bench.settle()
-            ready = time.perf_counter() - began
-            gib = bench.peak_gib(lambda side=side: [side(), side()], base)
+            made: list[Side] = []
+
+            def ready_side(make: Callable[[], Side] = make, made: list[Side] = made) -> None:
+                made.append(make())
+                for _ in range(bench.given.warm):
+                    made[0]()
+
+            # from the first step on: memory of what is recorded is taken once, and no longer counted afterwards
+            gib = bench.peak_gib(ready_side, base)
+            ready, side = time.perf_counter() - began, made[0]
         except Exception as error:
             traceback.print_exc(limit=-4)
             found[name] = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
@@ -373,7 +377,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=900, help="begin nothing new after so long")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5, help="steps of each side a round")
-    parser.add_argument("--warm", type=int, default=4)
+    parser.add_argument("--warm", type=int, default=8, help="steps before the first round: compiling, recording")
     parser.add_argument("--variants", action="store_true", help="Headstart also without cuDNN's attention")
     parser.add_argument("--profile", action="store_true", help="the kernels of a step, for each side")
     parser.add_argument("--eager", action="store_true", help="compile nothing")
