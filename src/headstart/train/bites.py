@@ -26,8 +26,8 @@ _ROUND = 128
 ToSlopes = Callable[[Tensor, int, Tensor | None, Tensor], Tensor]
 """Scores (turned into slopes in place), vocabulary, bias (fp32, minus infinity behind the vocabulary), targets: the losses."""
 Way = Callable[[Tensor, Tensor, int, Tensor | None, Tensor, Tensor], tuple[Tensor, Tensor | float, Tensor]]
-"""Hidden (NC), table (WC), vocabulary, bias, targets, and a buffer (NW) for slopes, each row of them by a scale of its own: the
-losses (N), by what to multiply each row to have its slopes (N), and the hidden states multiplied by it (NC)."""
+"""Hidden (NC, not rounded), table (WC), vocabulary, bias, targets, and a buffer (NW) for slopes, each row at its own scale: the
+losses (N), by what to multiply a row to have its slopes (N), and the hidden states multiplied by it, rounded (NC)."""
 
 
 def bite_rows(count: int, places: int, size: int) -> int:
@@ -64,14 +64,15 @@ def loss_in_bites(
     """
     (count, width), vocabulary = hidden.shape, len(weight)
     places = _round_up(vocabulary, _LINE)
-    # a column of ones in what is multiplied with the slopes gives those of the bias, and costs no reading of its own
-    columns = _round_up(width + (bias is not None), _COLUMNS)
+    # a column of ones in what is multiplied with the slopes gives those of the bias, and costs no reading of its own; where
+    # it is scaled, another one holds what rounding takes from it
+    columns = _round_up(width + 2 * (bias is not None), _COLUMNS)
     table_WC = F.pad(weight.to(kind), (0, columns - width, 0, places - vocabulary)).contiguous()
-    hidden_NC = F.pad(hidden.to(kind), (0, columns - width)).contiguous()
+    hidden_NC = F.pad(hidden, (0, columns - width)).contiguous()
     if bias is not None:
-        hidden_NC[:, width] = 1  # its counterpart in the table is 0: the bias itself is added in full precision
+        hidden_NC[:, -2] = 1  # its counterpart in the table is 0: the bias itself is added in full precision
     rows = rows or bite_rows(count, places, table_WC.element_size())
-    way = way or _best(hidden.device.type, kind)
+    way = way or _best(hidden.device, kind)
     bias_W = None if bias is None else F.pad(bias.float(), (0, places - vocabulary), value=-torch.inf)
     buffer = torch.empty(min(rows, count), places, dtype=kind, device=hidden.device)
     losses, shares = torch.empty(2, count, dtype=torch.float32, device=hidden.device)
@@ -80,12 +81,10 @@ def loss_in_bites(
     for start in range(0, count, rows):
         part = slice(start, min(start + rows, count))
         slopes = buffer[: part.stop - start]
-        losses[part], shares[part], shared = way(
-            hidden_NC[part], table_WC, vocabulary, bias_W, targets[part], slopes
-        )
+        losses[part], shares[part], shared = way(hidden_NC[part], table_WC, vocabulary, bias_W, targets[part], slopes)
         torch.mm(slopes, table_WC[:, :width], out=grad_hidden[part])
         _add_product(grad_WC, slopes.T, shared)
-    grad_bias = None if bias is None else grad_WC[:vocabulary, width].to(bias.dtype, copy=True)
+    grad_bias = None if bias is None else grad_WC[:vocabulary, -2:].sum(dim=1).to(bias.dtype)
     grad_weight = grad_WC[:vocabulary, :width].to(weight.dtype)
     return losses.sum(), (grad_hidden * shares[:, None]).to(hidden.dtype), grad_weight, grad_bias
 
@@ -105,19 +104,17 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 @cache
-def _best(device: str, kind: torch.dtype) -> Way:
+def _best(device: torch.device, kind: torch.dtype) -> Way:
     """Triton's kernels on CUDA where triton is installed, torch's operations elsewhere."""
-    if device != "cuda":
+    if device.type != "cuda":
         return by_scores(plain_slopes)
     try:
-        if kind == torch.bfloat16:  # which reaches as far as fp32 does: powers need it
-            from headstart.train.power_kernel import by_powers
-
-            return by_powers
+        from headstart.train.power_kernel import by_powers, fits
         from headstart.train.row_kernel import to_slopes
     except ImportError:
         return by_scores(plain_slopes)
-    return by_scores(to_slopes)
+    # powers need what fp16 has not: to reach as far as fp32 does
+    return by_powers if kind == torch.bfloat16 and fits(device) else by_scores(to_slopes)
 
 
 def by_scores(to_slopes: ToSlopes) -> Way:
@@ -126,8 +123,9 @@ def by_scores(to_slopes: ToSlopes) -> Way:
     def way(
         hidden: Tensor, table: Tensor, vocabulary: int, bias: Tensor | None, targets: Tensor, out: Tensor
     ) -> tuple[Tensor, float, Tensor]:
-        torch.mm(hidden, table.T, out=out)
-        return to_slopes(out, vocabulary, bias, targets), 1.0, hidden
+        low = hidden.to(out.dtype)
+        torch.mm(low, table.T, out=out)
+        return to_slopes(out, vocabulary, bias, targets), 1.0, low
 
     return way
 

@@ -16,12 +16,10 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 ABOVE = tl.constexpr(40.0)
-"""Powers are of scores less this and the target's: a sum is e⁻⁴⁰ at the least, and what bf16 cannot hold is nothing beside it."""
+"""Powers are of scores less the target's and less this: a sum is e⁻⁴⁰ or more, and what bf16 cannot hold is nothing to it."""
 MOST = tl.constexpr(1e30)
 """A sum as large as this, of a row with a score 109 above its target's, leaves too little room: the row is done again."""
 
-_GROUP = 8
-"""Tiles of rows that take turns on the same entries."""
 _HELD = 4096
 """Numbers of the table that a program holds where a row is done again."""
 
@@ -35,6 +33,16 @@ class Tile(NamedTuple):
     warps: int = 8
     stages: int = 3
     tma: bool = True  # loads by the unit that Hopper has for it, not by the threads
+    group: int = 8  # tiles of rows that take turns on the same entries
+
+
+_TILE = Tile()
+
+
+def fits(device: torch.device) -> bool:
+    """Whether a multiprocessor has room for what a program loads ahead: on large GPUs it has."""
+    room: int = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
+    return room > 2 * _TILE.stages * _TILE.columns * (_TILE.rows + _TILE.places) + 1024
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -101,7 +109,17 @@ def _powers(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _some_scores(table, bias, row, first, VOCABULARY: tl.constexpr, COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip
+def _some_scores(  # type: ignore[no-untyped-def]
+    table,
+    bias,
+    row,
+    first,
+    VOCABULARY: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Scores of a few entries for one row, without a product of matrices."""
     places, at = first + tl.arange(0, WIDE), tl.arange(0, BLOCK)
     there = (places < VOCABULARY)[:, None] & (at < COLUMNS)[None, :]
@@ -138,17 +156,18 @@ def _finish(  # type: ignore[no-untyped-def]
     target, zero = tl.load(targets + row), tl.load(zeros + row)
     at, here = tl.arange(0, BLOCK), powers + row * PLACES
     h = tl.load(hidden + row * COLUMNS + at, mask=at < COLUMNS, other=0.0).to(tl.float32)
+    low = h.to(powers.dtype.element_ty).to(tl.float32)
     many = tl.arange(0, MANY)
     total = tl.sum(tl.load(sums + row * TILES + many, mask=many < TILES, other=0.0), axis=0)
     picked = zero - ABOVE
     if total >= MOST:  # slow, exact, and as good as never
         zero = picked
         for first in range(0, VOCABULARY, WIDE):
-            x = _some_scores(table, bias, h, first, VOCABULARY, COLUMNS, HAS_BIAS, WIDE, BLOCK)
+            x = _some_scores(table, bias, low, first, VOCABULARY, COLUMNS, HAS_BIAS, WIDE, BLOCK)
             zero = tl.maximum(zero, tl.max(x, axis=0))
         total = 0.0
         for first in range(0, VOCABULARY, WIDE):
-            x = _some_scores(table, bias, h, first, VOCABULARY, COLUMNS, HAS_BIAS, WIDE, BLOCK)
+            x = _some_scores(table, bias, low, first, VOCABULARY, COLUMNS, HAS_BIAS, WIDE, BLOCK)
             power = tl.exp(x - zero)
             total += tl.sum(power, axis=0)
             places = first + tl.arange(0, WIDE)  # the target's is written below, by whichever thread
@@ -161,18 +180,29 @@ def _finish(  # type: ignore[no-untyped-def]
     kept = rounded.to(tl.float32)
     share = tl.where(kept == 0.0, 1.0, slope / kept) / total
     tl.store(shares + row, share)
-    tl.store(shared + row * COLUMNS + at, (h * share).to(shared.dtype.element_ty), mask=at < COLUMNS)
+    value = h * share
+    if HAS_BIAS:  # the share itself in a column, and behind it what rounding takes from it
+        value = tl.where(at == COLUMNS - 1, share - share.to(powers.dtype.element_ty).to(tl.float32), value)
+    tl.store(shared + row * COLUMNS + at, value.to(shared.dtype.element_ty), mask=at < COLUMNS)
 
 
 def by_powers(
-    hidden: Tensor, table: Tensor, vocabulary: int, bias: Tensor | None, targets: Tensor, out: Tensor, *, tile: Tile = Tile()
+    hidden: Tensor,
+    table: Tensor,
+    vocabulary: int,
+    bias: Tensor | None,
+    targets: Tensor,
+    out: Tensor,
+    *,
+    tile: Tile = _TILE,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A bite as `bites` wants it, by three kernels; `bites.Way` says what goes in and comes out."""
     (rows, columns), places = hidden.shape, len(table)
     tiles = triton.cdiv(places, tile.places)
-    zeros, losses, shares = torch.empty(3, rows, dtype=torch.float32, device=hidden.device)
+    zeros, losses, shares = (torch.empty(rows, dtype=torch.float32, device=hidden.device) for _ in range(3))
     sums = torch.empty(rows, tiles, dtype=torch.float32, device=hidden.device)
-    shared = torch.empty_like(hidden)
+    low = hidden.to(out.dtype)
+    shared = torch.empty_like(low)
     block = triton.next_power_of_2(columns)
     bias_or_any = zeros if bias is None else bias
     same = {"COLUMNS": columns, "HAS_BIAS": bias is not None}
@@ -180,9 +210,9 @@ def by_powers(
     product: Any = _powers[(triton.cdiv(rows, tile.rows) * tiles,)]
     last: Any = _finish[(rows,)]
     with torch.cuda.device_of(hidden):  # type: ignore[no-untyped-call]  # triton launches where the process stands
-        first(hidden, table, bias_or_any, targets, zeros, **same, BLOCK=block, num_warps=1)
+        first(low, table, bias_or_any, targets, zeros, **same, BLOCK=block, num_warps=1)
         product(
-            TensorDescriptor.from_tensor(hidden, [tile.rows, tile.columns]) if tile.tma else hidden,
+            TensorDescriptor.from_tensor(low, [tile.rows, tile.columns]) if tile.tma else low,
             TensorDescriptor.from_tensor(table, [tile.places, tile.columns]) if tile.tma else table,
             bias_or_any,
             zeros,
@@ -196,7 +226,7 @@ def by_powers(
             ROWS=tile.rows,
             WIDE=tile.places,
             DEEP=tile.columns,
-            GROUP=_GROUP,
+            GROUP=tile.group,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
