@@ -197,57 +197,26 @@ def by_powers(
     tile: Tile = _TILE,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A bite as `bites` wants it, by three kernels; `bites.Way` says what goes in and comes out."""
-    (rows, columns), places = hidden.shape, len(table)
-    tiles = triton.cdiv(places, tile.places)
+    (rows, columns), places, low = hidden.shape, len(table), hidden.to(out.dtype)
+    tiles, block = triton.cdiv(places, tile.places), triton.next_power_of_2(columns)
     zeros, losses, shares = (torch.empty(rows, dtype=torch.float32, device=hidden.device) for _ in range(3))
     sums = torch.empty(rows, tiles, dtype=torch.float32, device=hidden.device)
-    low = hidden.to(out.dtype)
     shared = torch.empty_like(low)
-    block = triton.next_power_of_2(columns)
-    bias_or_any = zeros if bias is None else bias
-    same = {"COLUMNS": columns, "HAS_BIAS": bias is not None}
+    bias_W = zeros if bias is None else bias  # which is not looked at where there is none
+    sizes = {"VOCABULARY": vocabulary, "PLACES": places, "COLUMNS": columns, "HAS_BIAS": bias is not None}
     first: Any = _targets[(rows,)]
     product: Any = _powers[(triton.cdiv(rows, tile.rows) * tiles,)]
     last: Any = _finish[(rows,)]
     with torch.cuda.device_of(hidden):  # type: ignore[no-untyped-call]  # triton launches where the process stands
-        first(low, table, bias_or_any, targets, zeros, **same, BLOCK=block, num_warps=1)
-        product(
-            TensorDescriptor.from_tensor(low, [tile.rows, tile.columns]) if tile.tma else low,
-            TensorDescriptor.from_tensor(table, [tile.places, tile.columns]) if tile.tma else table,
-            bias_or_any,
-            zeros,
-            out,
-            sums,
-            rows,
-            **same,
-            VOCABULARY=vocabulary,
-            PLACES=places,
-            TMA=tile.tma,
-            ROWS=tile.rows,
-            WIDE=tile.places,
-            DEEP=tile.columns,
-            GROUP=tile.group,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
-        last(
-            hidden,
-            table,
-            bias_or_any,
-            targets,
-            zeros,
-            out,
-            sums,
-            losses,
-            shares,
-            shared,
-            **same,
-            VOCABULARY=vocabulary,
-            PLACES=places,
-            TILES=tiles,
-            MANY=triton.next_power_of_2(tiles),
-            WIDE=max(1, _HELD // block),
-            BLOCK=block,
-            num_warps=4,
-        )
+        first(low, table, bias_W, targets, zeros, COLUMNS=columns, HAS_BIAS=bias is not None, BLOCK=block, num_warps=1)
+        a, b = low, table
+        if tile.tma:
+            a = TensorDescriptor.from_tensor(low, [tile.rows, tile.columns])
+            b = TensorDescriptor.from_tensor(table, [tile.places, tile.columns])
+        shape = {"ROWS": tile.rows, "WIDE": tile.places, "DEEP": tile.columns, "GROUP": tile.group, "TMA": tile.tma}
+        launch = {"num_warps": tile.warps, "num_stages": tile.stages}
+        product(a, b, bias_W, zeros, out, sums, rows, **sizes, **shape, **launch)
+        held = {"TILES": tiles, "MANY": triton.next_power_of_2(tiles), "WIDE": max(1, _HELD // block), "BLOCK": block}
+        given = hidden, table, bias_W, targets, zeros, out, sums
+        last(*given, losses, shares, shared, **sizes, **held, num_warps=4)
     return losses, shares, shared
