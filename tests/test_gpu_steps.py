@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from headstart.config import MaskingConfig, ModelConfig, OptimConfig
+from headstart.config import UNSCORED, MaskingConfig, ModelConfig, OptimConfig
 from headstart.data.batches import CausalRows
 from headstart.data.masking import hide
 from headstart.runtime import Runtime
@@ -13,6 +13,7 @@ from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import predict_tokens
 from headstart.train.optim import build_optimizer
 from headstart.train.parallel import ONE
+from linear_loss import errors, oracle, question
 from tiny import SPECIAL, VOCABULARY, corpus, language_model
 
 pytestmark = [
@@ -107,3 +108,15 @@ def test_what_is_dropped_follows_from_seed_and_step_recorded_or_not(compiled):
     assert first + cut.losses(steps=20) == pytest.approx(whole, rel=1e-3)
     other = Pretraining("modern", "packed", captured=True, seed=1, **settings).losses(steps=20)
     assert other != pytest.approx(whole, rel=1e-3)  # control
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_rows_without_a_target_have_no_loss_and_no_slopes(kind):
+    from headstart.train.bites import loss_in_bites
+
+    hidden, weight, bias, targets = question(700, 100, 1001, biased=True, scale=0.25, device="cuda")
+    targets[::7] = UNSCORED
+    asked = hidden, weight, bias, targets
+    found = loss_in_bites(*asked, kind, gaps=True)
+    assert max(errors(found, oracle(*asked))) < (1e-5 if kind == torch.float32 else 0.005)
+    assert not found[1][::7].any()

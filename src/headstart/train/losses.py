@@ -45,7 +45,7 @@ def linear_cross_entropy(
         hidden_ND, targets_N = hidden_ND[known], targets_N[known]
     rows = ROWS if hidden_ND.device.type == "cpu" else _GPU_ROWS
     if torch.is_grad_enabled():
-        total: Tensor = _Chunked.apply(hidden_ND, weight_VD, bias_V, targets_N, rows, compiled)  # type: ignore[no-untyped-call]
+        total: Tensor = _Chunked.apply(hidden_ND, weight_VD, bias_V, targets_N, rows, compiled, gaps)  # type: ignore[no-untyped-call]
         return total
     parts = [
         F.cross_entropy(F.linear(hidden, weight_VD, bias_V).float(), targets, reduction="sum")
@@ -59,7 +59,14 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int, compiled: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        rows: int,
+        compiled: bool,
+        gaps: bool,
     ) -> Tensor:
         kind = (
             torch.get_autocast_dtype(hidden.device.type)
@@ -72,7 +79,7 @@ class _Chunked(torch.autograd.Function):
             return total
         if hidden.device.type == "cuda":
             with torch.autocast("cuda", enabled=False):
-                total, *slopes = loss_in_bites(hidden, weight, bias, targets, kind)
+                total, *slopes = loss_in_bites(hidden, weight, bias, targets, kind, gaps=gaps)
             ctx.slopes = slopes
             return total
         low_weight, low_hidden = weight.to(kind), hidden.to(kind)
@@ -101,7 +108,7 @@ class _Chunked(torch.autograd.Function):
         for slope in slopes:
             if slope is not None:
                 slope.mul_(grads[0])
-        return *slopes, None, None, None
+        return *slopes, None, None, None, None
 
 
 def _in_one_buffer(
