@@ -1,5 +1,7 @@
 """Rows of a language model in a shape that comes back ask what they asked before, and recorded steps are the plain ones."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.config import UNSCORED, MaskingConfig, OptimConfig
-from headstart.data.batches import CausalRows
+from headstart.data.batches import Batch, CausalRows
 from headstart.data.masking import hide
 from headstart.data.pairs import PairBatch
 from headstart.train.graphs import Graphs, token_graphs_for
@@ -88,6 +90,20 @@ def test_two_batches_share_what_was_recorded_only_if_they_are_alike():
     )
     assert first == second
     assert len({first, other, longer}) == 3
+
+
+def test_a_batch_whose_places_need_no_filling_shares_nothing_with_one_whose_do():
+    """Passes that were recorded without gaps would score what fills up."""
+    first, second = (torch.full((4, 200), UNSCORED) for _ in range(2))
+    first.view(-1)[:512], second.view(-1)[:500] = 5, 5
+    ids = torch.full_like(first, 5)
+    one, two = (steady_tokens(Batch(ids, None, targets, int((targets == 5).sum()))) for targets in (first, second))
+    assert len(one.places) == len(two.places) == 512
+    assert one.shape != two.shape
+
+
+def test_a_batch_that_only_keeps_step_is_not_recorded():
+    assert steady_tokens(replace(causal(0), idle=True)) is None
 
 
 def trained(kind, graphs=None, steps=12):

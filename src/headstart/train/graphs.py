@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from headstart.data.batches import Batch
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
+from headstart.model.pair_head import PairedHead
 from headstart.runtime import Runtime
 from headstart.train.objectives import LossSum
 from headstart.train.parallel import ONE, Way
@@ -26,7 +27,8 @@ from headstart.train.steady import LayOut, Steady, steady_texts, steady_tokens
 from headstart.train.tape import CudaTape, Tape, Work
 from headstart.train.update import Update, is_recordable
 
-_MOST_GRAPHS = 32
+_MOST_GRAPHS, _MOST_SHAPES = 32, 128
+"""Shapes that are recorded, and those whose memory is kept: where every batch has another one, they are many."""
 
 
 @dataclass
@@ -73,22 +75,26 @@ class Graphs:
 
     def forget(self) -> None:
         """Let go of everything recorded, and of the gradients: a weight that is frozen now must have none."""
+        self._let_go()
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        self._seen = []
+
+    def _let_go(self) -> None:
         device = next(self.model.parameters()).device
         if self.slots and device.type == "cuda":
             torch.cuda.synchronize(device)  # the last replay may still be under way
         self.slots.clear()
         self.update = None
-        for parameter in self.model.parameters():
-            parameter.grad = None
-        self._seen = []
 
     def remember(self) -> None:
         """What the recorded passes rely on."""
         self._seen = self._addresses()
 
     def give_up(self, error: RuntimeError) -> None:
-        """Nothing is recorded from here on; what was is let be."""
+        """Nothing is recorded from here on; what was is let go, since the plain way may need its memory."""
         self.failed = True
+        self._let_go()
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         self.say(f"steps are not recorded as CUDA graphs here, and take longer: {reason}")
 
@@ -109,6 +115,8 @@ class CapturedPasses(Passes):
     def __init__(self, graphs: Graphs, plain: Passes) -> None:
         super().__init__(plain.model, plain.objective, plain.runtime, plain.way)
         self.graphs = graphs
+        self._begun, self._replayed = False, True
+        """Of the step in hand: whether a batch has been read, and whether all of them were replayed."""
 
     def ready(self, batch: Batch) -> Batch:
         """Give it a steady shape, and leave it in pinned memory; what has none goes to the device as it always does."""
@@ -120,16 +128,21 @@ class CapturedPasses(Passes):
 
     def run(self, batch: Batch, *, last: bool) -> LossSum:
         """The same sums and gradients as the plain way. The loss is detached: of earlier passes nothing stays alive."""
-        if isinstance(batch, Steady) and not self.graphs.failed:
-            total = self._total(batch)
-            if total is not None:
-                return LossSum(total, batch.scored)
-        part = super().run(super().ready(batch), last=last)
-        return LossSum(part.total.detach(), part.count)
+        total = self._total(batch) if isinstance(batch, Steady) and not self.graphs.failed else None
+        if total is None:
+            self._replayed = False
+            part = super().run(super().ready(batch), last=last)
+            total, count = part.total.detach(), part.count
+        else:
+            count = batch.scored
+        self._begun = True
+        return LossSum(total, count)
 
     def length(self, scale: float, clip: float, optimizer: Optimizer) -> Tensor:
         """The same, replayed once an optimizer has its moments."""
         graphs = self.graphs
+        if graphs.update and not self._replayed and not graphs.update.knows(self.grads()):
+            graphs.update = None  # a weight that had no gradient before has one now
         if graphs.slots and graphs.update is None and not graphs.failed and is_recordable(optimizer):
             try:
                 with graphs.lock:
@@ -147,6 +160,7 @@ class CapturedPasses(Passes):
 
     def clear(self, optimizer: Optimizer) -> None:
         """Gradients become zero where they are: their memory is known to what is recorded, if anything is."""
+        self._begun, self._replayed = False, True
         if self.graphs.slots:
             zero(self.grads())
         else:
@@ -155,9 +169,9 @@ class CapturedPasses(Passes):
     def _total(self, batch: Steady) -> Tensor | None:
         """The loss of a batch, its gradients added; None where it could not be recorded."""
         graphs, shape = self.graphs, batch.shape
-        if shape not in graphs.slots:
-            graphs.slots[shape] = _Slot(_like(batch, self.runtime.device))
-        slot = graphs.slots[shape]
+        slot = graphs.slots.get(shape) or _Slot(_like(batch, self.runtime.device))
+        if len(graphs.slots) < _MOST_SHAPES:
+            graphs.slots[shape] = slot
         slot.take(batch)
 
         def work() -> Tensor:
@@ -169,13 +183,29 @@ class CapturedPasses(Passes):
                 with graphs.lock:
                     slot.replay = graphs.tape.record(work)
             except RuntimeError as error:
-                graphs.give_up(error)
+                self._give_up(error)
                 return None
-        total = slot.replay() if slot.replay else graphs.tape.once(work)
+        if slot.replay:
+            return slot.replay()
+        self._replayed = False
+        try:
+            total = graphs.tape.once(work)
+        except torch.OutOfMemoryError as error:
+            if self._begun:
+                raise  # what the batches before it have added cannot be had again
+            self._give_up(error)
+            return None
         if not slot.used:
             graphs.remember()
         slot.used = True
         return total
+
+    def _give_up(self, error: RuntimeError) -> None:
+        """Leave memory to the plain way, which needs less: its gradients are made as activations go."""
+        self.graphs.give_up(error)
+        if not self._begun:
+            for parameter in self.parameters:
+                parameter.grad = None
 
 
 def _like(batch: Steady, device: torch.device) -> Steady:
@@ -196,8 +226,13 @@ def graphs_for(model: Model[ClassifierHead], runtime: Runtime, way: Way, say: Sa
 
 
 def token_graphs_for(model: Model[LanguageHead], runtime: Runtime, way: Way, say: Say) -> Graphs | None:
-    """For pretraining, whose rows are all as long; compiled layers are recorded like others."""
-    return Graphs(model, CudaTape(runtime.device), say, steady_tokens) if _can_record(model, runtime, way) else None
+    """For pretraining, whose rows are all as long; compiled layers are recorded like others.
+
+    Not with a head for pairs: a step without pairs has no gradient for it, and must not move it.
+    """
+    if isinstance(model.head, PairedHead) or not _can_record(model, runtime, way):
+        return None
+    return Graphs(model, CudaTape(runtime.device), say, steady_tokens)
 
 
 def _can_record(model: Model[Any], runtime: Runtime, way: Way) -> bool:
