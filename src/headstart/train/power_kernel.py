@@ -39,10 +39,14 @@ class Tile(NamedTuple):
 _TILE = Tile()
 
 
+_HOPPER = 9
+
+
 def fits(device: torch.device) -> bool:
-    """Whether a multiprocessor has room for what a program loads ahead: on large GPUs it has."""
-    room: int = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
-    return room > 2 * _TILE.stages * _TILE.columns * (_TILE.rows + _TILE.places) + 1024
+    """Whether the unit that loads is there, and room on a multiprocessor for what it loads ahead: on large GPUs both are."""
+    about = torch.cuda.get_device_properties(device)
+    room: int = getattr(about, "shared_memory_per_block_optin", 0)
+    return about.major >= _HOPPER and room > 2 * _TILE.stages * _TILE.columns * (_TILE.rows + _TILE.places) + 1024
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
