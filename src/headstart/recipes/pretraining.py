@@ -103,8 +103,7 @@ class Pretraining:
         if self.way.sharded:
             self.way.spread(self.model, self.runtime)
             self.state = self._fresh_state()
-        if not self.teacher:
-            self._graphs = token_graphs_for(self.model, self.runtime, self.way, self.progress.say)
+        self._graphs = None if self.teacher else token_graphs_for(self.model, self.runtime, self.way, self.progress.say)
         self.steps = self._plan()
         self._tell()
         if resume:
@@ -112,6 +111,8 @@ class Pretraining:
             self.saved = self.state.step
         try:
             self._train()
+            if self._graphs:
+                self._graphs.forget()  # measuring all held-out text may need the memory
             with averaged(self.model, self.state.average), self.way.whole(self.model) as model:
                 self._finish(model)
         except Halt:

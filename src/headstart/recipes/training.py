@@ -285,6 +285,8 @@ class Finetuning:
         self.way.ranks.tell(lambda: let_go(self.run))
 
     def _conclude(self) -> Outcome:
+        if self._graphs:
+            self._graphs.forget()  # the model is handed on without gradients, and test may need the memory
         if self.best is None:  # found before an interruption
             self.best = load_best(self.run, self.best_epoch)
         name = str(best_folder(self.run, self.best_epoch))
