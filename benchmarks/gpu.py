@@ -346,7 +346,7 @@ def curve_point(bench: Bench, task: Task) -> dict[str, Any]:
     start, side, taken = bench.allocated(), None, []
 
     def steps() -> None:
-        for _ in range(6):
+        for _ in range(9):
             before = time.perf_counter()
             side()
             bench.settle()
@@ -354,10 +354,8 @@ def curve_point(bench: Bench, task: Task) -> dict[str, Any]:
 
     try:
         side = Headstart(task, device=bench.device, compiled=bench.compiled)
-        for _ in range(3):
-            side()
-        gib = bench.peak_gib(steps, start)
-        seconds, (usual, _) = statistics.median(taken), side.operations()
+        gib = bench.peak_gib(steps, start)  # from the first step on, as in `in_turn`
+        seconds, (usual, _) = statistics.median(taken[3:]), side.operations()
         return {
             "gib": gib,
             "tokens_a_second": task.tokens / seconds,

@@ -140,6 +140,16 @@ def test_steps_that_were_tried_beforehand_leave_nothing_behind(case):
     assert all(type(group["lr"]) is float and not group["capturable"] for group in state.optimizer.param_groups)
 
 
+def test_a_run_that_goes_on_moves_its_weights_once_before_that_is_recorded():
+    """In a new process the kernels are not loaded yet, although the optimizer has its moments."""
+    model, lay_out, ask = language()
+    state = fresh(model)
+    list(fit(state, some_rows, ask, CONFIG, 5, CPU, graphs=Graphs(model, Frozen(), print, lay_out)))
+    graphs = Graphs(model, Frozen(), print, lay_out)
+    reports = fit(state, some_rows, ask, CONFIG, 8, CPU, graphs=graphs)
+    assert [graphs.update is not None for _ in reports] == [False, True, True]
+
+
 def test_a_step_that_was_left_in_the_middle_leaves_no_gradient_behind():
     model, lay_out, ask = classifier("causal")
     graphs, state, asked = Graphs(model, Frozen(), print, lay_out), fresh(model), []

@@ -53,6 +53,8 @@ class Graphs:
         self.model, self.tape, self.say, self.lay_out = model, tape, say, lay_out
         self.slots: dict[tuple[Any, ...], _Slot] = {}
         self.update: Update | None = None
+        self.warm = False
+        """Whether weights were moved the plain way once, which loads the kernels; a run that goes on has its moments before."""
         self.failed = False
         """Once something could not be recorded, nothing is any more."""
         self.lock = threading.Lock()
@@ -143,7 +145,8 @@ class CapturedPasses(Passes):
         graphs = self.graphs
         if graphs.update and not self._replayed and not graphs.update.knows(self.grads()):
             graphs.update = None  # a weight that had no gradient before has one now
-        if graphs.slots and graphs.update is None and not graphs.failed and is_recordable(optimizer):
+        ready = graphs.slots and graphs.warm and not graphs.failed
+        if ready and graphs.update is None and is_recordable(optimizer):
             try:
                 with graphs.lock:
                     graphs.update = Update(self, optimizer, clip, graphs.tape)
@@ -155,6 +158,7 @@ class CapturedPasses(Passes):
         """The same, replayed."""
         if self.graphs.update is None:
             super().step(optimizer)
+            self.graphs.warm = True
         else:
             self.graphs.update.move()
 

@@ -84,8 +84,10 @@ def steady_tokens(batch: Batch) -> Steady | None:
 
     A place that only fills up is one whose target is UNSCORED: its loss and its slopes are 0.
     """
+    if type(batch) is not Batch or batch.idle or not batch.scored:
+        return None
     batch = batch.bounded().unsegmented()
-    if type(batch) is not Batch or batch.idle or batch.real is not None or not batch.scored:
+    if batch.real is not None:
         return None
     missing = 0 if batch.scored == batch.targets.numel() else -batch.scored % _PLACES
     same = vars(batch)
