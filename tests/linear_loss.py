@@ -12,13 +12,13 @@ def question(rows, width, vocabulary, *, biased, seed=0, scale=1.0, device="cpu"
     return tuple(None if part is None else part.to(device) for part in asked)
 
 
-def far_target(rows, width, vocabulary, *, biased, device="cpu"):
-    """The target of one row lies 300 below the best score, that of another 300 above all others."""
+def far_target(rows, width, vocabulary, *, biased, distance=300, device="cpu"):
+    """The target of one row lies far below the best score, that of another as far above some other."""
     hidden, weight, bias, targets = question(rows, width, vocabulary, biased=biased, scale=0.25, device=device)
     weight[:2] = 0
     weight[0, 0], weight[1, 0] = -16, 16
     hidden[:2] = 0
-    hidden[:2, 0] = 300 / 32
+    hidden[:2, 0] = distance / 32
     targets[0], targets[1] = 0, 1
     return hidden, weight, bias, targets
 

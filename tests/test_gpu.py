@@ -261,11 +261,12 @@ def test_the_loss_in_bites_is_plain_cross_entropy(rows, width, vocabulary, biase
 
 
 @pytest.mark.parametrize("biased", [False, True])
-def test_a_row_whose_powers_overflow_is_done_again(biased):
+@pytest.mark.parametrize("distance", [127, 300])
+def test_a_row_whose_powers_overflow_is_done_again(distance, biased):
     """And what is no number stays none."""
     from headstart.train.bites import loss_in_bites
 
-    asked = far_target(300, 200, 5001, biased=biased, device="cuda")
+    asked = far_target(300, 200, 5001, biased=biased, distance=distance, device="cuda")
     assert max(errors(loss_in_bites(*asked, torch.bfloat16), oracle(*asked))) < 0.005
     broken = asked[0].clone()
     broken[7] = torch.nan

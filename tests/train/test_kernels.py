@@ -46,8 +46,10 @@ def test_a_kernel_gives_plain_cross_entropy(way, rows, width, vocabulary, biased
 
 
 @pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("distance", [127, 300])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_row_whose_powers_overflow_is_done_again(way, biased):
-    asked = far_target(20, 19, 130, biased=biased)
+def test_a_row_whose_powers_overflow_is_done_again(way, distance, biased):
+    """Powers themselves, or with the smaller distance what they are multiplied to."""
+    asked = far_target(20, 19, 130, biased=biased, distance=distance)
     for error in errors(loss_in_bites(*asked, torch.float32, way=WAYS[way]), oracle(*asked)):
         assert error < 1e-5
