@@ -185,6 +185,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("rows", nargs="*", choices=[*ROWS, []], help="all unless named")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--commit", default="", help="what is measured, for the record")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     runtime = start(RuntimeConfig())
@@ -196,6 +197,9 @@ def main() -> None:
     about = {
         "device": torch.cuda.get_device_name() if gpu else platform.machine(),
         "torch": torch.__version__,
+        "rounds": given.rounds,
+        "commit": given.commit,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "seconds": round(time.perf_counter() - began, 1),
     }
     print(json.dumps(about))

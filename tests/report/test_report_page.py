@@ -95,7 +95,7 @@ def test_figures_on_one_page_do_not_share_ids(page):
 def test_the_verdict_stands_on_top(page, folder):
     first = json.loads((folder / "results.json").read_text())["verdict"][0]
     heading = page[page.index("<h1>") + 4 : page.index("</h1>")]
-    assert heading.replace("\N{NO-BREAK SPACE}", " ") == first
+    assert re.sub(r"<[^>]+>", "", heading).replace("\N{NO-BREAK SPACE}", " ") == first
     assert first.startswith("TF-IDF + logistic regression won: ")
     assert page.index("<h1>") < page.index('<p class="verdict">') < page.index("<figure") < page.index("<table")
 
@@ -257,3 +257,14 @@ def test_a_place_that_cannot_be_written_is_named(folder, tmp_path):
     with pytest.raises(StoreError) as error:
         write_report(folder, tmp_path / "file")
     assert str(error.value) == f"cannot write {tmp_path / 'file'}: Not a directory"
+
+
+@pytest.mark.parametrize(
+    ("choose", "said"), [("last", "Of a network the last epoch counts."), ("best", "the epoch of each network,")]
+)
+def test_what_validation_chose_is_told_as_it_was(tmp_path, choose, said):
+    write_answers(tmp_path, {"scratch": {0: "1100"}, "pretrained": {0: "1111"}})
+    (tmp_path / "config.json").write_text(json.dumps({"loop": {"choose": choose}}))
+    page = render(collect(tmp_path))
+    assert said in page
+    assert page.count("Validation chose") == 1

@@ -187,7 +187,7 @@ def test_fewer_labels_get_a_sentence_each_and_a_gain_is_told_in_labels(tmp_path)
     assert sentences[-2:] == [
         "With 50 labels, pretraining was worth +17.5 points over random weights (95 % interval +12.1 to +22.9, "
         "2 paired seeds), or about 1,400 labels (95 % interval 450 to more than 1,550): the from-scratch network needs "
-        "about 1,400 for the same accuracy, TF-IDF + logistic regression about 130.",
+        "about 1,400 for the same accuracy, TF-IDF + logistic regression about 130 (95 % interval 53 to 340).",
         "With 400 labels, no measurable gain from pretraining: 0.0 points (95 % interval −1.4 to +1.4, 2 paired seeds); "
         "TF-IDF + logistic regression was ahead with 75.0 %.",
     ]
@@ -255,10 +255,10 @@ def test_networks_without_a_shared_seed_are_not_compared(tmp_path):
 
 def test_more_missing_runs_than_one_wants_to_read_are_counted(tmp_path):
     answers = {"majority": MAJORITY, "tfidf": seeds(90), "scratch": seeds(140), "pretrained": seeds(*[160] * 6)}
-    assert said(tmp_path, answers)[-1] == (
-        "Not finished: scratch with all labels, seed 1; scratch with all labels, seed 2; "
-        "scratch with all labels, seed 3; and 2 more."
-    )
+    assert said(tmp_path, answers)[-1] == "Not finished: scratch with all labels, seeds 1, 2, 3, 4 and 5."
+    for budget in (20, 40, 80):
+        write_answers(tmp_path, {"pretrained": seeds(160)}, budget=budget)
+    assert verdict(collect(tmp_path))[-1].endswith("; and 10 more.")
 
 
 def test_an_arm_of_another_name_is_called_by_it(tmp_path):

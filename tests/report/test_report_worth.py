@@ -248,7 +248,7 @@ def test_the_json_tells_what_pretraining_was_worth_from_all_labels_to_few(tmp_pa
     page = (folder / "report.html").read_text("utf-8")
     assert "What pretraining was worth" in page
     assert '<th role="columnheader">labels saved</th>' in page
-    assert page.count("no run has more") == 1  # all labels: nothing larger to read off
+    assert page.count("not run with more") == 1  # all labels: nothing larger to read off
     assert "more than 0" not in page
 
 

@@ -121,17 +121,26 @@ def name_the_ends(axes: Axes, ends: list[tuple[float, str]]) -> None:
         for index in range(len(heights) - 2, -1, -1):
             heights[index] = min(heights[index], heights[index + 1] - gap)
     for (level, arm), height in zip(sorted(ends), heights, strict=True):
-        axes.annotate(
-            f"{clipped(short_name(arm), 22)} {100 * level:.1f}",
-            (1.0, height),
-            xytext=(7, 0),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            color=colour_of(arm),
-            va="center",
-            weight="bold",
-        )
+        _name(axes, arm, level, (1.0, height), ("axes fraction", "data"))
     axes.set_ylim(low, high)
+
+
+def name_an_end(axes: Axes, arm: str, place: float, level: float) -> None:
+    """The same for a line that ends before the others: beside its last point."""
+    _name(axes, arm, level, (place, level), "data")
+
+
+def _name(axes: Axes, arm: str, level: float, at: tuple[float, float], units: str | tuple[str, str]) -> None:
+    axes.annotate(
+        f"{clipped(short_name(arm), 22)} {100 * level:.1f}",
+        at,
+        xytext=(7, 0),
+        xycoords=units,
+        textcoords="offset points",
+        color=colour_of(arm),
+        va="center",
+        weight="bold",
+    )
 
 
 def hue_of(arm: str) -> str:

@@ -51,6 +51,14 @@ class Comparison:
         """The runs of an arm with so many labels, in the order of their seeds."""
         return tuple(cell for cell in self.cells if (cell.arm, cell.labels) == (arm, budget))
 
+    def absent(self, budget: Budget) -> tuple[str, ...]:
+        """The arms that have runs, but none with so many labels."""
+        return tuple(arm for arm in self.arms if not self.of(arm, budget))
+
+    def rows_of(self, budget: Budget) -> int:
+        """How many labelled rows an arm had with so many labels."""
+        return max(cell.rows for cell in self.cells if cell.labels == budget)
+
     def without_texts(self) -> "Comparison":
         """The same without a word of anybody's text: no quotation, and nothing that a language model wrote."""
         return replace(self, quotes={}, samples=())
@@ -137,7 +145,8 @@ def _missing(cells: list[Cell], inputs: dict[str, Any], first: int) -> Iterable[
         for budget in budgets:
             found = {cell.seed for cell in cells if (cell.arm, cell.labels) == (arm, budget)}
             needed = seeds if arm in trained or kind_of(arm) in trained or len(found) > 1 else (found or {first})
-            yield from (f"{arm} with {budget} labels, seed {seed}" for seed in sorted(needed - found))
+            labels = budget if budget == "all" else f"{budget:,}"
+            yield from (f"{arm} with {labels} labels, seed {seed}" for seed in sorted(needed - found))
 
 
 def _optional(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator
 
+from headstart.report.arms import name_of
 from headstart.report.canvas import (
     FAINT,
     INK,
@@ -19,6 +20,7 @@ from headstart.report.canvas import (
     colour_of,
     empty,
     line,
+    name_an_end,
     name_the_ends,
     round_ticks,
     short_name,
@@ -26,7 +28,8 @@ from headstart.report.canvas import (
 from headstart.report.collect import Comparison
 from headstart.report.intervals import mean
 from headstart.report.statistics import summaries, summarise
-from headstart.store.cells import Budget, Cell, Epoch
+from headstart.report.words import capital
+from headstart.store.cells import Cell, Epoch
 
 _LIMIT_OF_NUMBERS = 10
 _FEW = 3
@@ -54,6 +57,7 @@ def drawings(comparison: Comparison) -> list[Drawing]:
     if _looked_at_test(comparison):
         found.append(_curves(comparison, "curves-test", "test", lambda epoch: epoch.test_accuracy or 0.0))
     caption = f"Test accuracy: a dot is a seed, the tick is their mean, the bar its 95 % interval over {over}."
+    caption += _absent(comparison)
     found.append(Drawing("test", caption, lambda width: draw_test(comparison, width)))
     return found
 
@@ -73,7 +77,14 @@ def _curves(comparison: Comparison, name: str, split: str, value: Callable[[Epoc
     caption += f": mean of {seeds} seeds, and the band from the worst seed to the best." if seeds > 1 else ", one seed."
     if split == "test":
         caption += " Nothing was chosen by these numbers."
+    caption += _absent(comparison)
     return Drawing(name, caption, lambda width: draw_curves(comparison, width, split, value))
+
+
+def _absent(comparison: Comparison) -> str:
+    """Whom one looks for in vain in a figure of the most labels."""
+    names = " and ".join(name_of(arm) for arm in comparison.absent(comparison.main))
+    return f" {capital(names)}: no finished run with so many labels." if names else ""
 
 
 def _looked_at_test(comparison: Comparison) -> bool:
@@ -122,7 +133,7 @@ def draw_budgets(comparison: Comparison, width: float) -> Figure:
     """Test accuracy by number of labels, on a log scale, with the interval that the tables give."""
     figure, axes = empty(width, "accuracy on test", "mean over seeds, band its 95 % interval")
     ends: list[tuple[float, str]] = []
-    rows_of = {budget: _rows(comparison, budget) for budget in comparison.budgets}
+    rows_of = {budget: comparison.rows_of(budget) for budget in comparison.budgets}
     for arm in comparison.arms:
         found = [summarise(comparison, arm, budget) for budget in comparison.budgets]
         there = [summary for summary in found if summary is not None]
@@ -130,7 +141,10 @@ def draw_budgets(comparison: Comparison, width: float) -> Figure:
         if arm == "majority":  # a floor to stand above, not one of those that learn
             bands = [(level, level, level) for _, level, _ in bands]
         line(axes, arm, [float(rows_of[summary.budget]) for summary in there], bands, "o")
-        ends.append((there[-1].accuracy.mean, arm))
+        if there[-1].budget == comparison.main:
+            ends.append((there[-1].accuracy.mean, arm))
+        else:  # beside the last axis it would seem to have been run with all labels
+            name_an_end(axes, arm, float(rows_of[there[-1].budget]), there[-1].accuracy.mean)
     places = list(rows_of.values())
     axes.set_xscale("log")
     axes.set_xlim(places[0] * 0.93, places[-1])
@@ -246,11 +260,7 @@ def _shares(cells: tuple[Cell, ...], size: int) -> list[list[float]]:
     return [[count / max(1, sum(row)) for count in row] for row in total]
 
 
-def _rows(comparison: Comparison, budget: Budget) -> int:
-    return max(cell.rows for cell in comparison.cells if cell.labels == budget)
-
-
 def _seeds_and_labels(comparison: Comparison) -> str:
     seeds = _seeds(comparison)
     runs = f"mean of {seeds} seeds, band from worst to best" if seeds > 1 else "one seed"
-    return f"{_rows(comparison, comparison.main):,} labels, {runs}"
+    return f"{comparison.rows_of(comparison.main):,} labels, {runs}"

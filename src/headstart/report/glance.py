@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from headstart.report.arms import name_of
 from headstart.report.collect import Comparison
 from headstart.report.intervals import Estimate, mean
-from headstart.report.words import count, interval, percent, place, places, points
+from headstart.report.words import count, interval, number, percent, place, places, points
 from headstart.report.worth import Place, Worth, worth
+from headstart.store.cells import Budget
 
 NONE = "–"
 
@@ -23,11 +24,11 @@ class Figure:
 
 
 def glance(comparison: Comparison) -> list[Figure]:
-    """Points, labels and epochs; nothing where the two networks cannot be compared with the most labels."""
-    found = [worth(comparison, budget) for budget in reversed(comparison.budgets)]
-    if found[0] is None:
+    """Points, labels and epochs, with the most labels that both networks were run with; nothing where there are none."""
+    found = [each for each in (worth(comparison, budget) for budget in reversed(comparison.budgets)) if each]
+    if not found:
         return []
-    return [_points(comparison, found[0]), _labels([each for each in found if each]), _epochs(found[0])]
+    return [_points(comparison, found[0]), _labels(found), _epochs(found[0], comparison.main)]
 
 
 def _points(comparison: Comparison, found: Worth) -> Figure:
@@ -35,8 +36,7 @@ def _points(comparison: Comparison, found: Worth) -> Figure:
         percent(mean([cell.test.accuracy for cell in comparison.of(arm, found.budget)]))
         for arm in (found.arm, found.other)
     )
-    labels = "all labels" if found.budget == "all" else f"{found.budget:,} labels"
-    note = f"on test with {labels}: {ours} instead of {theirs}"
+    note = f"on test with {number(found.budget)} labels: {ours} instead of {theirs}"
     return Figure("accuracy", points(found.points.mean), "points", _sure(found.points), note)
 
 
@@ -60,14 +60,15 @@ def _labels(known: list[Worth]) -> Figure:
         if needed.at is not None and needed.at > have:
             note = f"with {have:,} labels as good as {name_of(each.other)} with {place(needed.at, needed)}"
             return Figure(name, count(needed.at - have), "labels", _inside(needed, have), note)
-    for each, labels in gains:
+    # where no end is known, the fewest labels say the most; the first to be sure of
+    for each, labels in sorted(gains, key=lambda gain: (gain[1].needed.low is not None, gain[1].rows)):
         if labels.rows < labels.needed.last:
             note = f"with {labels.rows:,} labels better than {name_of(each.other)} with {labels.needed.last:,.0f}"
             return Figure(name, f"> {labels.needed.last - labels.rows:,.0f}", "labels", "beyond what was run", note)
     return Figure(name, NONE, "", "not known", "no run has more labels to compare with")
 
 
-def _epochs(found: Worth) -> Figure:
+def _epochs(found: Worth, most: Budget) -> Figure:
     name, epochs, other = "epochs saved", found.epochs, name_of(found.other)
     if epochs is None:
         return Figure(name, NONE, "", "not measured", "the two networks share no epochs")
@@ -75,7 +76,8 @@ def _epochs(found: Worth) -> Figure:
         return Figure(name, NONE, "", "one seed: no proof", "several seeds are needed to count epochs")
     if epochs.needed.low is not None and epochs.needed.low <= 1:
         return Figure(name, NONE, "", "not measurable", f"after one epoch it is not measurably above {other}")
-    needed, start = epochs.needed, f"after one epoch ({percent(epochs.accuracy)} on validation) where {other}"
+    labels = "" if found.budget == most else f"with {number(found.budget)} labels "
+    needed, start = epochs.needed, f"{labels}after one epoch ({percent(epochs.accuracy)} on validation) where {other}"
     if needed.at is None:
         inside = _inside(needed, 1) or "beyond what was run"
         return Figure(

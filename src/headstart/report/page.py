@@ -28,8 +28,8 @@ from headstart.report.mistakes import errors
 from headstart.report.protocols import readings
 from headstart.report.results import differences, results_csv, results_json, settings, shown, worths
 from headstart.report.statistics import summaries
-from headstart.report.verdict import verdict
-from headstart.report.words import capital, percent, place, places, points
+from headstart.report.verdict import findings, unfinished
+from headstart.report.words import capital, number, percent, place, places, points
 from headstart.store.card import bare
 from headstart.store.cells import Cell
 
@@ -44,6 +44,7 @@ _ROLES = {
     '<th scope="row"': "rowheader",
     "<th(?! scope)": "columnheader",
 }
+_FEW_SENTENCES = 2
 _REM = 5.1  # an inch is 4.5 rem in a figure's own size, and the card's padding comes on top
 
 
@@ -83,6 +84,8 @@ def render(comparison: Comparison) -> str:
         "percent": percent,
         "points": points,
         "capital": capital,
+        "number": number,
+        "unbroken": _unbroken,
         "arm": short_name,
         "name": name_of,
         "hue": hue_of,
@@ -91,10 +94,8 @@ def render(comparison: Comparison) -> str:
         "places": places,
         "file": bare,
     }
-    # a number and its sign stay on one line
-    first, *rest = (sentence.replace(" %", "\N{NO-BREAK SPACE}%") for sentence in verdict(comparison))
     page = environment.get_template("template.html").render(
-        comparison=comparison, headline=first, sentences=rest, **_figures(comparison), **_numbers(comparison)
+        comparison=comparison, **_words(comparison), **_figures(comparison), **_numbers(comparison)
     )
     for tag, role in _ROLES.items():
         page = re.sub(rf"({tag})(?=[ >])", rf'\1 role="{role}"', page)
@@ -103,6 +104,26 @@ def render(comparison: Comparison) -> str:
 
 def _part(name: str) -> str:
     return (files("headstart.report") / name).read_text("utf-8")
+
+
+def _words(comparison: Comparison) -> dict[str, Any]:
+    """What the page says in sentences: with many numbers of labels the fewest first, the others below the figures."""
+    found = findings(comparison)
+    first, *rest = map(_unbroken, found.most)
+    fewer = [_unbroken(sentence) for sentence in found.fewer]
+    many = len(fewer) > _FEW_SENTENCES
+    return {
+        "headline": first,
+        "sentences": [*rest, *(fewer[:1] if many else fewer)],
+        "by_labels": fewer if many else [],
+        "unfinished": [_unbroken(sentence) for sentence in found.missing],
+        "not_finished": unfinished(comparison.missing),
+    }
+
+
+def _unbroken(sentence: str) -> str:
+    """A number and its sign stay on one line."""
+    return sentence.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _figures(comparison: Comparison) -> dict[str, Any]:

@@ -120,6 +120,7 @@ def _plain(summary: Summary) -> dict[str, Any]:
         "rows": max(cell.rows for cell in summary.cells),
         "seeds": [cell.seed for cell in summary.cells],
         "test_accuracy": asdict(summary.accuracy),
+        "test_accuracies": list(summary.accuracies),
         "test_accuracy_sd": summary.sd,
         "test_accuracy_without_overlap": summary.without_overlap,
         "test_macro_f1": summary.macro_f1,

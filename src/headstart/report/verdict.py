@@ -3,29 +3,48 @@
 "Won" and "worth" are said only when the interval leaves zero out; the words for everything else are here too.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from headstart.report.arms import SCRATCH, best_linear, is_network, name_of, networks, pair
 from headstart.report.collect import Comparison
 from headstart.report.intervals import Estimate
 from headstart.report.statistics import Summary, paired_difference, summaries
-from headstart.report.words import capital, interval, percent, place, places, points
-from headstart.report.worth import Worth, labels_needed, worth
+from headstart.report.words import capital, interval, number, percent, place, places, points
+from headstart.report.worth import Place, Worth, labels_needed, worth
 from headstart.store.cells import Budget
 
 __all__ = ["percent", "verdict"]
 FEW_MISSING = 3
 
 
+@dataclass(frozen=True)
+class Findings:
+    """What was found, one sentence an entry."""
+
+    most: list[str]
+    """With the most labels; the first says who won on test."""
+    fewer: list[str]
+    """With fewer of them, from few to many."""
+    missing: list[str]
+    """What has not been run."""
+
+
 def verdict(comparison: Comparison) -> list[str]:
-    """What was found, one sentence an entry; the first says who won on test."""
+    """All that was found; the first sentence says who won on test."""
+    found = findings(comparison)
+    return [*found.most, *found.fewer, *found.missing]
+
+
+def findings(comparison: Comparison) -> Findings:
+    """All that was found, by what it is about."""
     ranked = sorted(summaries(comparison, comparison.main), key=lambda summary: -summary.accuracy.mean)
     rival = _rival(ranked)
     sentences = [_winner(comparison, ranked[0], rival), *_also_ran(comparison, ranked, rival)]
     sentences += _against_majority(ranked)
     sentences += _worth(comparison)
-    for budget in comparison.budgets[:-1]:
-        sentences += _fewer_labels(comparison, budget)
-    sentences += _missing(comparison)
-    return sentences
+    fewer = [sentence for budget in comparison.budgets[:-1] for sentence in _fewer_labels(comparison, budget)]
+    return Findings(sentences, fewer, _missing(comparison))
 
 
 def _rival(ranked: list[Summary]) -> Summary | None:
@@ -103,12 +122,16 @@ def _worth(comparison: Comparison) -> list[str]:
     arms = pair(comparison)
     absent = [name_of(arm) for arm in reversed(arms) if not comparison.of(arm, comparison.main)]
     if absent:
-        verb = "has" if len(absent) == 1 else "have"
-        return [f"What pretraining was worth is not known: {' and '.join(absent)} {verb} no finished run."]
+        ran = all(arm in comparison.arms for arm in arms)  # with fewer labels
+        verb, labels = "has" if len(absent) == 1 else "have", f" with {number(comparison.main)} labels" if ran else ""
+        many = " with so many" if ran else ""
+        return [
+            f"What pretraining was worth{labels} is not known: {' and '.join(absent)} {verb} no finished run{many}."
+        ]
     found = worth(comparison, comparison.main)
     if found is None:
         return ["What pretraining was worth is not known: the two networks share no seed."]
-    sentences = [f"{_gain(found.points)}{_labels(found)}.", *_macro(found), *_linear_labels(comparison)]
+    sentences = [f"{_gain(found.points)}{_labels(comparison, found)}.", *_macro(found), *_linear_labels(comparison)]
     sentences += _epochs(found)
     for arm in networks(comparison):
         further = None if arm in arms else paired_difference(comparison, arm, SCRATCH, comparison.main)
@@ -122,7 +145,7 @@ def _gain(found: Estimate, budget: Budget | None = None) -> str:
     """What the head start brought; `budget` is named where it is not all labels."""
     gain, over = f"{points(found.mean)} points", _over(found)
     if found.one_run:
-        run = "With one seed" if budget is None else f"With {budget} labels and one seed"
+        run = "With one seed" if budget is None else f"With {number(budget)} labels and one seed"
         return f"{run}, pretraining made {gain} against random weights, which is no proof ({over})"
     if found.low > 0:
         claim = f"Pretraining was worth {gain} over random weights ({over})"
@@ -130,7 +153,7 @@ def _gain(found: Estimate, budget: Budget | None = None) -> str:
         claim = f"Pretraining hurt: {gain} against random weights ({over})"
     else:
         claim = f"No measurable gain from pretraining: {gain} ({over})"
-    return claim if budget is None else f"With {budget} labels, {claim[:1].lower()}{claim[1:]}"
+    return claim if budget is None else f"With {number(budget)} labels, {claim[:1].lower()}{claim[1:]}"
 
 
 def _over(difference: Estimate) -> str:
@@ -168,26 +191,50 @@ def _epochs(found: Worth) -> list[str]:
 def _fewer_labels(comparison: Comparison, budget: Budget) -> list[str]:
     found = worth(comparison, budget)
     if found is None:
-        return []
-    sentence = _gain(found.points, budget) + _labels(found)
+        return _against_linear(comparison, budget)
+    sentence = _gain(found.points, budget) + _labels(comparison, found)
     best = max(summaries(comparison, budget), key=lambda summary: summary.accuracy.mean)
     if not is_network(best.arm):
         sentence += f"; {name_of(best.arm)} was ahead with {percent(best.accuracy.mean)}"
     return [f"{sentence}."]
 
 
-def _labels(found: Worth) -> str:
+def _against_linear(comparison: Comparison, budget: Budget) -> list[str]:
+    """The head start against the linear arm, where the other network has no run with so many labels."""
+    (arm, other), linear = pair(comparison), best_linear(comparison)
+    found = paired_difference(comparison, arm, linear, budget) if linear else None
+    if linear is None or found is None or comparison.of(other, budget):
+        return []
+    needed = labels_needed(comparison, arm, linear, budget)
+    more = ""
+    if found.measurable and found.low > 0 and needed and needed.rows < needed.needed.last:
+        more = f", which needs {_many(needed.needed)} for the same accuracy"
+    side = "above" if found.mean > 0 else "below"
+    apart = f"{points(found.mean, sign=False)} points {side} {name_of(linear)} ({_over(found)})"
+    if not found.measurable and not found.one_run:
+        apart += ", which is not measurable"
+    unknown = f"{name_of(other)} has no finished run with so many"
+    return [f"With {number(budget)} labels, {name_of(arm)} was {apart}{more}; {unknown}."]
+
+
+def _labels(comparison: Comparison, found: Worth) -> str:
     """What a measurable gain is worth in labels, as the end of a sentence."""
     if found.labels is None or not found.points.measurable or found.points.low <= 0:
         return ""
     needed, have, other = found.labels.needed, found.labels.rows, name_of(found.other)
+    linear = found.linear_labels
+    ahead = linear is not None and (linear.needed.at is None or linear.needed.at > have)
+    also = f", {name_of(linear.other)} {_many(linear.needed)}" if linear and ahead else ""
+    if needed.at is None and have >= needed.last and have < comparison.rows_of(comparison.main):
+        return f": {other}, which was run with no more labels, needs more than {have:,} for the same accuracy{also}"
     if needed.at is None and have >= needed.last:
         return f": {other} needs more than the {have:,} labels there are for the same accuracy"
     worth_of = f", or {place(needed.at, needed, have)} labels{places(needed, have)}"
-    linear = found.linear_labels
-    ahead = linear is not None and (linear.needed.at is None or linear.needed.at > have)
-    also = f", {name_of(linear.other)} {place(linear.needed.at, linear.needed)}" if linear and ahead else ""
     return f"{worth_of}: {other} needs {place(needed.at, needed)} for the same accuracy{also}"
+
+
+def _many(needed: Place) -> str:
+    return place(needed.at, needed) + places(needed)
 
 
 def _linear_labels(comparison: Comparison) -> list[str]:
@@ -209,6 +256,24 @@ def _linear_labels(comparison: Comparison) -> list[str]:
 def _missing(comparison: Comparison) -> list[str]:
     if not comparison.missing:
         return []
-    shown = [f"{name} (no run at all)" if " " not in name else name for name in comparison.missing[:FEW_MISSING]]
-    more = len(comparison.missing) - len(shown)
-    return [f"Not finished: {'; '.join(shown)}{f'; and {more} more' if more else ''}."]
+    names = unfinished(comparison.missing)
+    more = len(names) - FEW_MISSING
+    return [f"Not finished: {'; '.join(names[:FEW_MISSING])}{f'; and {more} more' if more > 0 else ''}."]
+
+
+def unfinished(missing: Sequence[str]) -> list[str]:
+    """Runs that are missing, those that differ by their seed alone in one entry.
+
+    >>> unfinished(["tfidf", "scratch with 50 labels, seed 0", "scratch with 50 labels, seed 3"])
+    ['tfidf (no run at all)', 'scratch with 50 labels, seeds 0 and 3']
+    """
+    seeds: dict[str, list[str]] = {}
+    for name in missing:
+        run, _, seed = name.partition(", seed ")
+        seeds.setdefault(run, []).extend([seed] if seed else [])
+    return [f"{run}, {_seeds(each)}" if each else f"{run} (no run at all)" for run, each in seeds.items()]
+
+
+def _seeds(each: list[str]) -> str:
+    *others, last = each
+    return f"seeds {', '.join(others)} and {last}" if others else f"seed {last}"

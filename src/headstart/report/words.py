@@ -2,6 +2,7 @@
 
 from headstart.report.intervals import Estimate
 from headstart.report.worth import Place
+from headstart.store.cells import Budget
 
 
 def capital(words: str) -> str:
@@ -40,6 +41,15 @@ def interval(estimate: Estimate) -> str:
     return f"95 % interval {points(estimate.low)} to {points(estimate.high)}"
 
 
+def number(budget: Budget) -> str:
+    """How many labels.
+
+    >>> number(1000), number("all")
+    ('1,000', 'all')
+    """
+    return budget if budget == "all" else f"{budget:,}"
+
+
 def count(number: float) -> str:
     """About how many: two figures are all that such a number is known to.
 
@@ -70,8 +80,12 @@ def places(on: Place, less: float = 0) -> str:
     ' (95 % interval 310 to more than 1,400)'
     >>> places(Place(None, None, None, first=50, last=1600)), places(Place(50, 50, 50, first=50, last=1600))
     ('', '')
+    >>> places(Place(None, 1590, None, first=50, last=1600))
+    ''
     """
     if on.low is None or (on.high is not None and on.high <= on.first):
         return ""
     low, high = (place(number, on, less).removeprefix("about ") for number in (on.low, on.high))
+    if on.at is None and high == f"more than {low}":
+        return ""
     return f" (95 % interval {low} to {high})"

@@ -1,0 +1,92 @@
+"""A comparison of which a network was not run with the most labels: what is known is told, and what is not is named."""
+
+import html
+import re
+from itertools import pairwise
+
+import pytest
+
+from headstart.report.collect import collect
+from headstart.report.figures import draw_budgets, drawings
+from headstart.report.glance import glance
+from headstart.report.page import render
+from headstart.report.verdict import findings, verdict
+from report.make_comparison import make_comparison
+from report.test_report_mistakes import words
+
+ARMS = {"majority": 0.5, "tfidf": 0.7, "scratch": 0.6, "pretrained": 0.9}
+BUDGETS = (50, 100, 1000, "all")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """From scratch with 50 and 100 labels only."""
+    folder = tmp_path_factory.mktemp("unfinished")
+    make_comparison(folder, arms=ARMS, seeds=3, budgets=BUDGETS, texts=800)
+    for path in folder.glob("cells/scratch-*"):
+        if "-all-" in path.name or "-1000-" in path.name:
+            path.unlink()
+    return folder
+
+
+def test_the_verdict_says_what_is_known_and_with_how_many_labels(folder):
+    found = findings(collect(folder))
+    assert found.most[0].startswith("The pretrained network won: ")
+    assert found.most[-1] == (
+        "What pretraining was worth with all labels is not known: the from-scratch network has no finished run with so many."
+    )
+    few, some, many = found.fewer
+    assert few.startswith("With 50 labels, pretraining was worth +")
+    assert some.startswith("With 100 labels, pretraining was worth +")
+    assert (
+        ": the from-scratch network, which was run with no more labels, needs more than 100 for the same accuracy"
+        in some
+    )
+    assert "there are" not in some  # there are more, and the others had them
+    assert re.fullmatch(
+        r"With 1,000 labels, the pretrained network was \d+\.\d points above TF-IDF \+ logistic regression "
+        r"\(95 % interval \+\d+\.\d to \+\d+\.\d, 3 paired seeds\), which needs more than 1,600 for the same accuracy; "
+        r"the from-scratch network has no finished run with so many\.",
+        many,
+    )
+    assert found.missing == [
+        "Not finished: scratch with 1,000 labels, seeds 0, 1 and 2; scratch with all labels, seeds 0, 1 and 2."
+    ]
+    assert verdict(collect(folder)) == [*found.most, *found.fewer, *found.missing]
+
+
+def test_the_figures_at_a_glance_are_of_the_most_labels_that_both_were_run_with(folder):
+    accuracy, labels, epochs = glance(collect(folder))
+    assert accuracy.note.startswith("on test with 100 labels: ")
+    assert (labels.value, labels.note) == ("> 50", "with 50 labels better than the from-scratch network with 100")
+    assert epochs.note.startswith("with 100 labels after one epoch (")
+
+
+def test_a_line_that_ends_early_is_named_where_it_ends(folder):
+    axes = draw_budgets(collect(folder), 7.4).axes[0]
+    at = {note.get_text().rsplit(" ", 1)[0]: note for note in axes.texts}
+    assert at["from scratch"].xy[0] == 100
+    assert at["from scratch"].xycoords == "data"
+    assert all(at[name].xy[0] == 1.0 for name in ("pretrained", "TF-IDF", "majority"))  # control: right of the axis
+
+
+def test_figures_and_tables_of_the_most_labels_name_who_is_not_in_them(folder, tmp_path):
+    captions = {drawing.name: drawing.caption for drawing in drawings(collect(folder))}
+    assert captions["curves"].endswith(" The from-scratch network: no finished run with so many labels.")
+    assert captions["test"].endswith(" The from-scratch network: no finished run with so many labels.")
+    text = words(render(collect(folder)))
+    assert text.count("From scratch no finished run") == 2  # with 1,000 and with all labels
+    whole = make_comparison(tmp_path, arms=ARMS, seeds=3, budgets=(50, "all"), texts=100)
+    assert "no finished run" not in words(render(collect(whole)))
+
+
+def test_the_page_begins_with_the_fewest_labels_and_tells_the_others_below_its_figures(folder):
+    page = html.unescape(render(collect(folder))).replace("\N{NO-BREAK SPACE}", " ")
+    few, some, many = findings(collect(folder)).fewer
+    top, _, below = page.partition("<figure")
+    assert few in top
+    assert some not in top
+    assert many not in top
+    places = [below.index(sentence) for sentence in (few, some, many)]
+    assert all(one < other for one, other in pairwise(places))
+    assert '<p class="verdict unfinished">Not finished: scratch with 1,000 labels, seeds 0, 1 and 2; ' in top
