@@ -30,7 +30,7 @@ from headstart.recipes.finetune import run_finetune, usual_preset
 from headstart.recipes.inspect import Inspection, run_inspect
 from headstart.recipes.merge import merge as merge
 from headstart.recipes.prepare import run_prepare, run_tokenizer
-from headstart.recipes.pretrain import run_pretrain
+from headstart.recipes.pretrain import run_pretrain, usual_objective
 from headstart.recipes.settings import Settings, as_nested, check_shape, settings_of
 from headstart.recipes.sizing import AUTO, choose_preset
 from headstart.recipes.tune import tune as tune
@@ -146,7 +146,7 @@ def pretrain(
     return run_pretrain(
         _paths(texts),
         Path(out),
-        settings_of(PretrainConfig, preset, "pretrain", settings),
+        settings_of(PretrainConfig, preset, "pretrain", settings, usual_objective(_text(source))),
         source=_text(source),
         tokenizer=None if tokenizer is None else Path(tokenizer),
         teacher=_text(teacher),

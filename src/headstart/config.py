@@ -160,7 +160,7 @@ class FinetuneLoop(Section):
     choose: Literal["best", "last"] = "best"
     """The weights that are kept: best is the epoch with the best validation accuracy; last needs a schedule that falls."""
     minutes: float | None = Field(None, gt=0)
-    """At most this long: as many of the epochs as this machine does in so many minutes, timed at the start and then kept."""
+    """At most this long for a run: as many epochs as this machine does in so many minutes, timed at the start, then kept."""
     save_every: int = Field(500, ge=1)
     """Steps between checkpoints; the end of an epoch and an interruption save one too."""
     keep: int = Field(1, ge=1)

@@ -76,6 +76,17 @@ def test_folders_that_are_not_alike_are_remarked_on(reviews, two):
     assert note in read_json(two[0] / "data.json")["notes"]
 
 
+def test_a_comparison_in_a_hurry_says_so(reviews, tmp_path):
+    listener, config = Listener(), finetune_config(loop__epochs=1, loop__minutes=0.5)
+    compare(reviews, tmp_path / "cmp", "small", config=config, arms=("pretrained",), seeds=1, progress=listener)
+    note = (
+        "every network was given 0.5 minutes (--minutes) in place of all its epochs, which may be too few to learn "
+        "anything"
+    )
+    assert note in listener.lines
+    assert note in read_json(tmp_path / "cmp" / "data.json")["notes"]
+
+
 @pytest.mark.parametrize("arm", ["frozen", "pretrained"])
 def test_a_cell_of_one_folder_among_several_is_its_fine_tuning(reviews, two, tmp_path, arm):
     """Its own tokenizer, shape and start, whichever folder came first."""

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from headstart import api
 from headstart.config import TokenizerConfig
 from headstart.data.batches import CausalRows
 from headstart.data.shards import Shards
@@ -118,6 +119,23 @@ def test_pretraining_goes_on_from_another_model_on_other_text(reviews, tmp_path)
     moved = run_pretrain([str(tmp_path / "own.txt")], tmp_path / "moved", moving, source=str(general.path))
     before, after = (load_tensors(run.path / "bundle" / "backbone.safetensors") for run in (general, moved))
     assert not torch.equal(before["embedding.weight"], after["embedding.weight"])  # control: it does go on learning
+
+
+@pytest.mark.parametrize("objective", ["masked", "hybrid"])
+def test_a_model_goes_on_with_what_it_was_pretrained_to_do(reviews, tmp_path, objective):
+    """Nobody who continues a masked model wants a causal one in silence."""
+    text = str(reviews / "texts.txt")
+    run_pretrain([text], tmp_path / "general", pretrain_config(loop__steps=1, objective=objective))
+    few = {"loop.steps": 1, "runtime.threads": 1}
+    source, said = str(tmp_path / "general"), Listener()
+    own = api.pretrain(text, out=tmp_path / "own", source=source, settings=few, progress=said)
+    assert load_bundle(own.path).objective == objective
+    assert not any("objective" in line for line in said.lines)
+    assert sum(line.startswith("step 0: held-out loss ") for line in said.lines) == 1  # where it begins
+    asked = few | {"objective": "causal"}
+    other = api.pretrain(text, out=tmp_path / "other", source=source, settings=asked, progress=said)
+    assert load_bundle(other.path).objective == "causal"
+    assert f"{source} was pretrained with objective {objective} and goes on with causal" in said.lines
 
 
 def test_a_model_is_not_continued_on_shards_of_another_tokenizer(reviews, tmp_path):

@@ -18,8 +18,8 @@ def reviews(tmp_path_factory):
     return write_reviews(tmp_path_factory.mktemp("reviews"))
 
 
-def finetune(reviews, out, **settings):
-    files = {name: str(reviews / f"{name}.csv") for name in ("valid", "test")}
+def finetune(reviews, out, progress=None, **settings):
+    files = {name: str(reviews / f"{name}.csv") for name in ("valid", "test")} | {"progress": progress}
     return run_finetune(str(reviews / "train.csv"), out, finetune_config(**settings), source="scratch", **files)
 
 
@@ -109,9 +109,12 @@ def test_many_rows_are_read_in_fewer_epochs(reviews, tmp_path):
 
 
 def test_minutes_cut_epochs_short_and_the_plan_is_written_down(reviews, tmp_path):
-    run = finetune(reviews, tmp_path / "run", loop__epochs=2000, loop__minutes=0.03)
+    said = Listener()
+    run = finetune(reviews, tmp_path / "run", said, loop__epochs=2000, loop__minutes=0.03)
     steps = read_json(run.path / "plan.json")["steps"]
     assert 1 <= steps < 2000 * 6
+    needed = f"about {0.03 / (steps / 6) * 2000:.2g} minutes would allow all"
+    assert f"that is little of the 2000 epochs it should learn for; {needed}" in said.lines
     # 48 rows in batches of 8 are 6 steps; the rest of them counts as an epoch of its own
     assert len(epochs(run)) == -(-steps // 6)
 
@@ -129,8 +132,10 @@ def test_a_plan_once_made_is_kept(reviews, tmp_path):
 
 def test_minutes_that_suffice_change_nothing(reviews, tmp_path):
     plain = finetune(reviews, tmp_path / "plain")
-    timed = finetune(reviews, tmp_path / "timed", loop__minutes=60.0)
+    said = Listener()
+    timed = finetune(reviews, tmp_path / "timed", said, loop__minutes=60.0)
     assert same(weights(plain), weights(timed))
+    assert not any("little" in line for line in said.lines)
 
 
 def test_the_smallest_size_is_taken_where_time_is_short():

@@ -10,11 +10,11 @@ from headstart.train.optim import build_optimizer, optimizer_tensors, restore_op
 from tiny import classifier
 
 
-def walk(model, average, values):
+def walk(model, average, values, steps=10_000):
     for step, value in enumerate(values, start=1):
         with torch.no_grad():
             model.weight.fill_(value)
-        average.update(step)
+        average.update(step, steps)
 
 
 def test_it_is_the_mean_of_all_steps_while_they_are_few():
@@ -29,6 +29,22 @@ def test_later_it_forgets_at_its_rate():
     average = Average(model, 0.5)
     walk(model, average, [8.0, 8.0, 0.0, 0.0])
     assert average.means["weight"].item() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("steps", "share"), [(30, 0.1), (210, 0.1), (250, 0.02), (300, 0.01), (9000, 0.01)])
+def test_of_a_short_run_it_holds_the_last_steps(steps, share):
+    """A run that is 300 steps long or longer has the mean it was asked for."""
+    model = nn.Linear(1, 1, bias=False)
+    average = Average(model, 0.99)
+    walk(model, average, [8.0] * 150 + [0.0], steps=steps)
+    assert average.means["weight"].item() == pytest.approx(8 * (1 - share))
+
+
+def test_a_run_of_one_step_has_the_weights_of_that_step():
+    model = nn.Linear(1, 1, bias=False)
+    average = Average(model, 0.99)
+    walk(model, average, [5.0], steps=1)
+    assert average.means["weight"].item() == 5.0
 
 
 def test_the_model_has_its_mean_inside_the_block_and_its_own_weights_after_it_even_after_an_error():

@@ -126,10 +126,17 @@ class Options(Generic[C]):
         typed = {item.metadata["name"]: getattr(flags, item.name) for item in fields(flags)}
         return {name: self._read(name, value) for name, value in typed.items() if value is not None}
 
-    def settings(self, flags: Flags | None, *, preset: str | None = None, path: Path | None = None) -> C:
-        """Layer the defaults, a preset, the TOML file at `path` (or ./headstart.toml) and the flags."""
+    def settings(
+        self,
+        flags: Flags | None,
+        *,
+        usual: layering.Values | None = None,
+        preset: str | None = None,
+        path: Path | None = None,
+    ) -> C:
+        """Layer the defaults, what is `usual` here, a preset, the TOML file at `path` (or ./headstart.toml) and the flags."""
         # the defaults go first as values, because a section's own defaults may differ from those its command gives it
-        layers: list[layering.Values] = []
+        layers: list[layering.Values] = [usual or {}]
         if preset is not None:
             layers.append(self._preset_values(preset))
         if path is not None or TOML.exists():

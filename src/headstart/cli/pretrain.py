@@ -84,10 +84,13 @@ def pretrain(
     OPTIONS.refuse_with_source(flags, source)
     if not resume and source is None and _is_to_be_planned(preset, config, flags):
         preset = _planned(flags, config, Console(quiet=quiet))
-    settings = None if resume else OPTIONS.settings(flags, preset=preset, path=config)
+    from headstart.recipes.pretrain import run_pretrain, usual_objective
+
+    settings = None
+    if not resume:
+        settings = OPTIONS.settings(flags, usual=usual_objective(source), preset=preset, path=config)
     if settings and not texts and not settings.stages:
         raise UsageError("pretrain needs TEXTS, or one prepared folder; see headstart pretrain --help")
-    from headstart.recipes.pretrain import run_pretrain
 
     run_pretrain(
         texts,

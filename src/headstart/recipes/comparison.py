@@ -119,7 +119,7 @@ class Comparison:
             "run finetune with --test once with --from a pretrained folder and once with --from scratch, over several "
             "--runtime.seed, and compare their result.json",
         )
-        notes = differences(self.sources)
+        notes = (*differences(self.sources), *self._hurried())
         for note in notes:
             self.progress.say(note)
         self.data: LabelledData = replace(data, notes=(*data.notes, *notes))
@@ -132,6 +132,16 @@ class Comparison:
         }
         class_weights(self.config, self.data.target, self.data.train)
         self.cells = list(self._cells())
+
+    def _hurried(self) -> tuple[str, ...]:
+        """What whoever reads the numbers must know of networks that were given minutes, and not the epochs they need."""
+        minutes = self.config.loop.minutes
+        if minutes is None:
+            return ()
+        return (
+            f"every network was given {minutes:g} minute{'' if minutes == 1 else 's'} (--minutes) in place of all its "
+            "epochs, which may be too few to learn anything",
+        )
 
     def _fingerprints(self) -> dict[str, Any]:
         """What a comparison must not go on without: its rows, its pretrained models, and its way of choosing rows."""

@@ -10,7 +10,7 @@ from headstart.config import PretrainConfig
 from headstart.data.shards import Shards
 from headstart.errors import ConfigError, UsageError
 from headstart.files import MANIFEST, read_json
-from headstart.interop.sources import load_from
+from headstart.interop.sources import SCHEME, load_from
 from headstart.layering import layered
 from headstart.progress import Progress, Quiet
 from headstart.recipes.pretraining import Pretraining
@@ -18,7 +18,7 @@ from headstart.recipes.stages import open_shards
 from headstart.recipes.teaching import Teaching, check_weight
 from headstart.recipes.together import is_continued, of_several, refuse_sharded, shared_shards, together
 from headstart.runtime import environment, start, stopping
-from headstart.store.bundle import Bundle
+from headstart.store.bundle import Bundle, objective_of
 from headstart.store.rundir import Onlooker, RunFolder
 from headstart.text.tokenizer import Tokenizer
 from headstart.train.parallel import way_of
@@ -84,8 +84,13 @@ def _begin(
     # the thread count is part of the run: other threads add in another order
     used: dict[str, Any] = {"runtime": {"threads": start(config.runtime).threads}}
     if source := asked["source"]:
-        _check_objective(load(source), config)
-        used["model"] = load(source).config.model_dump()
+        begun = load(source)
+        _check_objective(begun, config)
+        used["model"] = begun.config.model_dump()
+        if config.objective != begun.objective:
+            progress.say(
+                f"{source} was pretrained with objective {begun.objective} and goes on with {config.objective}"
+            )
     config = layered(PretrainConfig, config.model_dump(), used)
     refuse_sharded(config)
     inputs = {"texts": list(texts), "tokenizer": asked["tokenizer"], "source": source}
@@ -138,6 +143,14 @@ def _texts(texts: Sequence[str], config: PretrainConfig | None) -> Sequence[str]
     if config is None or not (texts or staged):
         raise UsageError("pretrain needs at least one text file or a folder of prepared shards")
     return texts or staged
+
+
+def usual_objective(source: str | None) -> dict[str, Any]:
+    """What a model goes on with unless told otherwise: what it was pretrained to do."""
+    if source is None:
+        return {}
+    found = load_from(source).objective if source.startswith(SCHEME) else objective_of(Path(source))
+    return {} if found == "classify" else {"objective": found}  # loading a classifier says what is wrong with it
 
 
 def _check_objective(source: Bundle, config: PretrainConfig) -> None:

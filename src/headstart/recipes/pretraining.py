@@ -21,7 +21,7 @@ from headstart.predict.generate import Sampling, continue_text
 from headstart.progress import Progress, Task
 from headstart.recipes.leaks import carried
 from headstart.recipes.measured import HeldOutScore
-from headstart.recipes.stages import Stage, lay_out, spread, stage_at
+from headstart.recipes.stages import Stage, in_words, lay_out, spread, stage_at
 from headstart.recipes.teaching import Teaching
 from headstart.recipes.together import resume_state, save_state, several_words
 from headstart.runtime import Halt, Runtime, Stop, cuts
@@ -104,6 +104,8 @@ class Pretraining:
             self.way.spread(self.model, self.runtime)
             self.state = self._fresh_state()
         self._graphs = None if self.teacher else token_graphs_for(self.model, self.runtime, self.way, self.progress.say)
+        if self.source and not resume:  # what this text will have brought is the way from here
+            self._report(self.model)
         self.steps = self._plan()
         self._tell()
         if resume:
@@ -165,22 +167,8 @@ class Pretraining:
             f"{sum(stage.reads.inputs for stage in stages):,} tokens an epoch; {parameters:,} parameters; "
             f"{self.steps:,} steps on {self.runtime.device}, {threads}"
         )
-        for stage in stages:
-            if len(stages) > 1:
-                self.progress.say(stage.words())
-            if stage.pairs:
-                self.progress.say(stage.words_about_pairs(stage.pairs))
-            elif stage.rows.truncated:
-                self.progress.say(
-                    f"{stage.rows.truncated:,} documents are longer than the context of {stage.rows.context} tokens "
-                    "and are cut there; corpus.layout packed would read all of them"
-                )
-        longest = max(part.context for part in rows)
-        if longest < self.config.model.context:
-            self.progress.say(
-                f"no stage has rows beyond {longest} tokens: the model will not have learnt to read longer texts, "
-                f"though its context is {self.config.model.context}"
-            )
+        for line in in_words(stages, self.config.model.context):
+            self.progress.say(line)
 
     def _train(self) -> None:
         loop = self.config.loop
@@ -201,12 +189,10 @@ class Pretraining:
         step = self.state.step
         if step == 0 or step % self.config.loop.evaluate_every or self.evaluated >= step or step == self.steps:
             return
-        with averaged(self.model, self.state.average), self.way.whole(self.model) as model:
-            scores = self._measure(model, self.config.loop.evaluate_tokens // len(self.stages))
+        with averaged(self.model, self.state.average):
+            loss = self._report(self.model)
         self.evaluated = step
-        bar.advance(0, f"held-out {scores[-1].text.loss:.3f}")
-        for stage, score in zip(self.stages, scores, strict=True):
-            self.progress.say(f"step {step:,}: {self._of(stage)}{score.words()}")
+        bar.advance(0, f"held-out {loss:.3f}")
         with self.way.whole(self.model) as model:
             self._sample(model)
 
@@ -215,6 +201,14 @@ class Pretraining:
     ) -> Generator[StepReport, None, None]:
         optim, cutting = self.config.optim, cuts(self.config.runtime, self.stop)
         return fit(state, fetch, self._objective, optim, steps, self.runtime, cutting, self._graphs)
+
+    def _report(self, model: Model[LanguageHead]) -> float:
+        """Measure on some of the held-out text and say what was found; gives the loss of the last stage."""
+        with self.way.whole(model) as whole:
+            scores = self._measure(whole, self.config.loop.evaluate_tokens // len(self.stages))
+        for stage, score in zip(self.stages, scores, strict=True):
+            self.progress.say(f"step {self.state.step:,}: {self._of(stage)}{score.words()}")
+        return scores[-1].text.loss
 
     def _fetch(self, step: int) -> list[Batch]:
         stage = stage_at(self.stages, step)

@@ -12,8 +12,11 @@ Settings = Mapping[str, Any]
 C = TypeVar("C", bound=Section)
 
 
-def settings_of(kind: type[C], preset: str, command: str, settings: Settings | None) -> C:
-    return layered(kind, values(preset, command), as_nested(kind, settings))
+def settings_of(
+    kind: type[C], preset: str, command: str, settings: Settings | None, usual: Settings | None = None
+) -> C:
+    """Layer the defaults, what is `usual` here, a preset and what was given."""
+    return layered(kind, usual or {}, values(preset, command), as_nested(kind, settings))
 
 
 def as_nested(kind: type[Section], settings: Settings | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ A run without stages is a run of one. The data position stays one integer: a sta
 settings, and counts its rows from there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -141,6 +141,26 @@ class Stage:
         """One line for a person: what was paired, and what could not be."""
         short = f"; {pairs.short:,} documents of one token are left out" if pairs.short else ""
         return f"{pairs.rows:,} pairs of pieces an epoch from {len(pairs.documents):,} documents{short}"
+
+
+def in_words(stages: Sequence[Stage], context: int) -> Iterator[str]:
+    """What a person should know of the stages before they begin, for a model of this context."""
+    for stage in stages:
+        if len(stages) > 1:
+            yield stage.words()
+        if stage.pairs:
+            yield stage.words_about_pairs(stage.pairs)
+        elif stage.rows.truncated:
+            yield (
+                f"{stage.rows.truncated:,} documents are longer than the context of {stage.rows.context} tokens "
+                "and are cut there; corpus.layout packed would read all of them"
+            )
+    longest = max(stage.rows.context for stage in stages)
+    if longest < context:
+        yield (
+            f"no stage has rows beyond {longest} tokens: the model will not have learnt to read longer texts, "
+            f"though its context is {context}"
+        )
 
 
 def _piece_of(batches: Sequence[Batch], size: int, first: int, last: int) -> Batch:

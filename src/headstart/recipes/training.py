@@ -39,6 +39,8 @@ from headstart.train.parallel import ONE, Way
 from headstart.train.schedule import epoch_and_run
 from headstart.train.settle import Settled, reliability_of, settle
 
+_ENOUGH = 0.5
+"""The share of its epochs below which a run that the minutes cut short is told so."""
 _SECONDS_BETWEEN_SAVES = 20.0
 """At the end of an epoch; `loop.save_every` counts steps besides."""
 
@@ -169,7 +171,11 @@ class Finetuning:
             steps = max(1, min(wanted, int(left / (measuring + self.epoch_steps * a_step) * self.epoch_steps)))
             self.run.note(path.name, {"steps": steps, "seconds_a_step": a_step}, sealed=True)
         steps = ranks.tell(lambda: int(read_sealed(path)["steps"]))
-        self._say(f"{steps:,} steps, {steps / self.epoch_steps:.1f} epochs, in {self.config.loop.minutes:g} minutes")
+        minutes, epochs, all_epochs = self.config.loop.minutes, steps / self.epoch_steps, wanted / self.epoch_steps
+        self._say(f"{steps:,} steps, {epochs:.1f} epochs, in {minutes:g} minutes")
+        if epochs < _ENOUGH * all_epochs:
+            needed = f"about {minutes / epochs * all_epochs:.2g} minutes would allow all"
+            self._say(f"that is little of the {all_epochs:g} epochs it should learn for; {needed}")
         return steps
 
     def _say(self, line: str) -> None:

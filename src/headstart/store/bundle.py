@@ -119,9 +119,18 @@ def save_bundle(
 
 def block_of(folder: Path) -> str:
     """The kind of network in a bundle, without loading it; what else is in it is checked when it is loaded."""
-    facts = read_json(find_bundle(folder) / "bundle.json")
-    model = facts.get("model") if isinstance(facts, dict) else None
+    model = _facts(folder).get("model")
     return str(model.get("block")) if isinstance(model, dict) else "classic"
+
+
+def objective_of(folder: Path) -> str:
+    """What the network of a bundle was trained to do, in the same way."""
+    return str(_facts(folder).get("objective", "classify"))
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    facts = read_json(find_bundle(folder) / "bundle.json")
+    return facts if isinstance(facts, dict) else {}
 
 
 def load_bundle(folder: Path, *, task: Task | None = None) -> Bundle:

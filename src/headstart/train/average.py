@@ -8,21 +8,26 @@ from torch import Tensor, nn
 
 from headstart.train.local import like, local
 
+_BEGINNING, _SHORT = 200, 10
+"""No mean reaches back into the first so many steps, in which weights still move far; of a shorter run the last few make it."""
 AVERAGE = "average"
 """The name under which a checkpoint keeps a parameter's mean, beside what the optimizer remembers of it."""
 
 
 class Average:
-    """The mean of a model's weights over about the last 1 / (1 - decay) steps; over all of them while they are fewer."""
+    """The mean of a model's weights over about the last 1 / (1 - decay) steps, fewer in a short run.
+
+    While fewer steps were made than that, it is the mean of all of them.
+    """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._parameters, self._decay = list(model.parameters()), decay
         self.means = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Take in the weights after a step, counted from 1."""
-        share = max(1 - self._decay, 1 / step)
+    def update(self, step: int, steps: int) -> None:
+        """Take in the weights after a step of so many, counted from 1."""
+        share = max(1 - self._decay, 1 / step, 1 / max(_SHORT, steps - _BEGINNING))
         weights = [local(parameter.detach()) for parameter in self._parameters]
         torch._foreach_lerp_([local(mean) for mean in self.means.values()], weights, share)
 

@@ -113,7 +113,7 @@ def fit(
         passes.clear(state.optimizer)
         state.step += 1
         if state.average:
-            state.average.update(state.step)
+            state.average.update(state.step, steps)
         yield StepReport(state.step, total / count, share * config.lr, norm, int(scored), time.perf_counter() - started)
         started = time.perf_counter()
 
