@@ -1,12 +1,17 @@
 """Tiny real objects that the tests share. Width 16, two layers, a vocabulary of 17: large enough to be wrong."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent
+
+# a shell starts what runs in its background deaf to Ctrl-C, and every process of a test would inherit that
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import os
+import random
 import re
 import shlex
 import shutil
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from tiny import change_runtime, write_reviews
+from tiny import change_runtime, review, write_reviews
 
 REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
@@ -123,6 +124,10 @@ def files(tmp_path_factory):
     tickets = rows.replace("text,label", "message_text,team")
     (folder / "tickets.csv").write_text(tickets, encoding="utf-8")
     (folder / "new.csv").write_text(tickets, encoding="utf-8")
+    chance = random.Random(3)
+    mails = [(review(chance, kind == "praise"), kind) for kind in ("praise", "complaint") * 105]
+    (folder / "mails.csv").write_text(_mails([*mails, ("not looked at yet", ""), ("", "")]), encoding="utf-8")
+    (folder / "mails-test.csv").write_text(_mails(mails[:20]), encoding="utf-8")
     for name in ("archive", "letters"):
         (folder / name).mkdir()
     (folder / "archive" / "old.csv.gz").write_bytes(gzip.compress(tickets.encode()))
@@ -143,6 +148,10 @@ def files(tmp_path_factory):
             == 0
         )
     return folder
+
+
+def _mails(rows: list[tuple[str, str]]) -> str:
+    return "id,body,kind\n" + "".join(f"{number},{text},{kind}\n" for number, (text, kind) in enumerate(rows))
 
 
 @pytest.fixture

@@ -245,11 +245,11 @@ def load(folder: str | Path) -> Predictor:
     return Predictor.load(Path(folder))
 
 
-def evaluate(folder: str | Path, file: str | Path, **reading: str | None) -> AnyEvaluation:
+def evaluate(folder: str | Path, file: str | Path, **reading: str | bool | None) -> AnyEvaluation:
     """Measure a model on a labelled file, read as its training file was unless something else is said.
 
     Args:
-        reading: `text_column`, `second_column`, `label_column`, and the `separator` of several labels in a cell.
+        reading: `text_column`, `second_column`, `label_column`, the `separator` of labels in a cell, and `skip_empty`.
     """
     config = layered(LabelledConfig, {name: value for name, value in reading.items() if value is not None})
     return run_evaluate(Path(folder), str(file), config)
@@ -263,11 +263,12 @@ def analyse(
     mistakes: int = 10,
     text_column: str | None = None,
     label_column: str | None = None,
+    skip_empty: bool = False,
 ) -> ErrorAnalysis:
     """Look at a classifier's mistakes on a labelled file: confusions, the surest ones, and slices by length, label, columns."""
     if isinstance(columns, str):
         raise ConfigError(f"columns must be a list of names, as in [{columns!r}], got {columns!r}")
-    config = LabelledConfig(text_column=text_column, label_column=label_column)
+    config = LabelledConfig(text_column=text_column, label_column=label_column, skip_empty=skip_empty)
     return run_errors(Path(folder), str(file), config, columns=columns, mistakes=mistakes)
 
 

@@ -55,11 +55,17 @@ def whole_folder(target: Path, *, kind: str, about: dict[str, Any] | None = None
     except (OSError, StoreError) as error:
         shutil.rmtree(draft, ignore_errors=True)
         # a message of ours names the draft, which means nothing to a person
-        reason = error.strerror or str(error) if isinstance(error, OSError) else str(error).rpartition(": ")[2]
+        reason = why_not(error, target) if isinstance(error, OSError) else str(error).rpartition(": ")[2]
         raise StoreError(f"cannot write {target}: {reason}; nothing was changed") from error
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+
+
+def why_not(error: OSError, path: Path) -> str:
+    """What keeps a path from being written; the system says "File exists" of a file where a folder should be."""
+    above = next((folder for folder in path.parents if os.path.isfile(folder)), None)
+    return f"{above} is a file, not a folder" if above is not None else error.strerror or str(error)
 
 
 def _put_in_place(draft: Path, target: Path) -> None:

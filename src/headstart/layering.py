@@ -154,9 +154,28 @@ def fields_of(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{name}", field
 
 
+def nearest(name: str, known: Sequence[str]) -> str | None:
+    """The known name that was probably meant: the same or almost after the dot, else almost the same as a whole.
+
+    >>> nearest("label_column", ["labelled.text_column", "labelled.label_column"])
+    'labelled.label_column'
+    """
+    tails: dict[str, list[str]] = {}
+    for one in known:
+        tails.setdefault(_tail(one), []).append(one)
+    if close := difflib.get_close_matches(_tail(name), tails, n=1):
+        known = tails[close[0]]
+        return max(known, key=lambda one: difflib.SequenceMatcher(None, name, one).ratio())
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
+
+
+def _tail(name: str) -> str:
+    return name.lstrip("-").rpartition(".")[2]
+
+
 def _suggest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(sorted(known))}"
+    close = nearest(name, known)
+    return f"; did you mean {close}?" if close else f"; known: {', '.join(sorted(known))}"
 
 
 def _merge(low: Values, high: Values) -> dict[str, Any]:

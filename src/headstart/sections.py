@@ -28,6 +28,8 @@ class LabelledConfig(Section):
     """rating only: a smaller number is refused, and none is answered; without it, the smallest of train."""
     highest: float | None = Field(None, allow_inf_nan=False)
     """rating only: a larger number is refused, and none is answered; without it, the largest of train."""
+    skip_empty: bool = False
+    """Leave out rows without a text or without a label, and say how many; without it, the first one stops training."""
     valid_share: float = Field(0.2, gt=0, lt=1)
     """Without a validation file, this stratified share of train is held out to choose on."""
     long_texts: Literal["truncate", "windows"] = "truncate"

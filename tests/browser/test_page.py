@@ -117,15 +117,19 @@ def test_a_text_longer_than_the_model_reads_is_said_to_be_cut(servers, browser_p
     assert page.locator("#answer").inner_text() == "Nothing typed yet."
 
 
-@pytest.mark.parametrize("precision", ["", "0.95"])
-def test_a_csv_comes_back_as_the_command_line_would_label_it(servers, browser_page, folder, tmp_path, precision):
-    rows = [["id", "review", "label"]]
+@pytest.mark.parametrize(
+    ("precision", "separator", "encoding"), [("", ",", "utf-8"), ("0.95", ";", "utf-8-sig"), ("", "\t", "utf-8")]
+)
+def test_a_csv_comes_back_as_the_command_line_would_label_it(
+    servers, browser_page, folder, tmp_path, precision, separator, encoding
+):
+    rows = [["id, or number", "review", "label"]]
     for number in range(150):
         rows.append([str(number), f'a "superb" film,\nbut {"dull" * (number % 3)} é', "x"])
     rows[7][1] = "  "
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
-    with source.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(rows)
+    with source.open("w", newline="", encoding=encoding) as file:
+        csv.writer(file, delimiter=separator, quoting=csv.QUOTE_ALL).writerows(rows)
     page = browser_page(360, 800)
     page.goto(servers[0].url)
     page.wait_for_selector("#file:not([hidden])")
@@ -145,9 +149,11 @@ def test_a_csv_comes_back_as_the_command_line_would_label_it(servers, browser_pa
     words += ["--abstain", precision] if precision else []
     assert run([str(word) for word in words]) == 0
     found, wanted = (
-        list(csv.reader(path.read_text(encoding="utf-8").splitlines(keepends=True)))
+        list(csv.reader(path.read_text(encoding=encoding).splitlines(keepends=True), delimiter=separator))
         for path in (download.value.path(), out)
     )
+    assert found[0][:3] == rows[0]
+    assert [path.read_bytes()[:1] == b"\xef" for path in (download.value.path(), out)] == [encoding == "utf-8-sig"] * 2
     assert len(found) == len(wanted) == 151
     for one, other in zip(found, wanted, strict=True):
         for cell, expected in zip(one, other, strict=True):

@@ -105,7 +105,7 @@ def test_a_classifier_is_trained_from_scratch(typed, tmp_path):
         ),
         (
             "compare train.csv --test test.csv --out x",
-            "compare needs --from with a pretrained folder, or --arms without pretrained",
+            "compare needs --from with a pretrained folder or a starter such as starter:en, or --arms without pretrained",
         ),
         ("compare train.csv --test test.csv --from base,base --out x", "--from names base twice; once is enough"),
         (
@@ -115,7 +115,7 @@ def test_a_classifier_is_trained_from_scratch(typed, tmp_path):
         ("compare train.csv --test test.csv --from base --from no --out x", "no such folder: no"),
         (
             "compare train.csv --test test.csv --arms frozen --out x",
-            "compare needs --from with a pretrained folder, or --arms without frozen",
+            "compare needs --from with a pretrained folder or a starter such as starter:en, or --arms without frozen",
         ),
         (
             "compare train.csv --test test.csv --from base --choose --loop.watch-test --out x",

@@ -78,6 +78,18 @@ def test_work_without_a_known_end_shows_its_count_and_rate():
     assert describe(task(25, None), 80, bar="━─") == "pretraining  25 steps  1.2 steps/s  loss 3.214  0:10 so far"
 
 
+@pytest.mark.parametrize(
+    ("done", "total", "shown"),
+    [(1, 1, "1/1 step"), (0, 1, "0/1 step"), (1, 2, "1/2 steps"), (1, None, "1 step"), (2, None, "2 steps")],
+)
+def test_one_is_singular(done, total, shown):
+    assert describe(task(done, total), 200, bar="").split("  ")[1] == shown
+
+
+def test_of_work_that_is_not_counted_the_time_alone_is_told():
+    assert describe(task(0, None), 80, bar="━─") == "pretraining  loss 3.214  0:10 so far"
+
+
 def test_slow_work_is_counted_by_the_minute():
     assert (
         describe(task(2, 4, seconds=100), 200, bar="")

@@ -33,7 +33,7 @@ def test_findings_are_shown_a_line_each_and_are_no_failure(typed, files):
         "  labels        negative 3 (60.0 %), positive 2 (40.0 %)",
         "  characters    median 17, nine in ten up to 21, longest 21",
         "  words         median 5, nine in ten up to 5, longest 5",
-        "  ! text empty  1 row has no text; training stops at the first: row 4",
+        "  ! text empty  1 row has no text; training stops at the first, or leaves them out with --labelled.skip-empty: row 4",
         "  ! doubles     1 row repeats an earlier row word for word (1 text in 2 rows): row 3 = row 2",
         "  ! encoding    1 row with mojibake: row 5 (Ã©)",
         "  pretraining   1 of the 4 rows is a document of corpus.txt, train.csv word for word, 0 more almost "
@@ -74,6 +74,23 @@ def test_a_model_gives_tokens_context_and_what_it_has_seen(typed):
     assert re.search(
         r"pretraining +none of the 20 rows was among the 200 different documents that base was pretrained on", out
     )
+
+
+@pytest.mark.parametrize("more", ["", " --json"])
+def test_a_file_in_another_encoding_is_not_passed_off_as_a_short_one(typed, tmp_path, more):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"text;label\nfine;1\n\xe9t\xe9;0\ndull;0\n")
+    code, out, err = typed(f"inspect {path} -q{more}")
+    assert (code, err) == (2, f"headstart: {path}: reading stopped at row 2; the report is about what comes before\n")
+    why = (
+        f"reading stopped at row 2: {path}, line 3: not UTF-8 (0xe9 is byte 1 of it); save it from the spreadsheet as "
+        f"CSV UTF-8, or, if it is Windows-1252, try: iconv -f cp1252 -t utf-8 {path} > new.csv"
+    )
+    if more:
+        assert json.loads(out)["findings"][0]["message"] == why
+    else:
+        assert out.splitlines()[0] == f"{path}: 1 row, then unreadable"
+        assert out.splitlines()[4] == f"  ! cut short  {why}"
 
 
 def test_a_clean_file_says_so(typed):

@@ -195,7 +195,8 @@ BAD = {
     "nothing": (
         "",
         LABEL % "null",
-        "bad.jsonl, line 1: the labels are missing; write an empty list for a text without any",
+        "bad.jsonl, line 1: the labels are missing; write an empty list for a text without any, remove it, or "
+        "leave such rows out with --labelled.skip-empty",
     ),
     "no list": (
         "",
@@ -222,7 +223,8 @@ BAD = {
     "no number at all": (
         "rating",
         RATE % "null",
-        "bad.jsonl, line 1: the rating is empty; give the row a number or remove it",
+        "bad.jsonl, line 1: the rating is empty; give the row a number, remove it, or leave such rows out with "
+        "--labelled.skip-empty",
     ),
     "not finite": ("rating", RATE % "NaN", "bad.jsonl, line 1: the rating is nan, expected a finite number"),
     "infinite": ("rating", RATE % '"inf"', "bad.jsonl, line 1: the rating is inf, expected a finite number"),
@@ -232,7 +234,8 @@ BAD = {
     "an empty side": (
         "pair",
         '{"premise": "a film", "hypothesis": " ", "label": "same"}\n',
-        "bad.jsonl, line 1: the second text is empty; give the row a text or remove it",
+        "bad.jsonl, line 1: the second text is empty; give the row a text, remove it, or leave such rows out with "
+        "--labelled.skip-empty",
     ),
     "half a pair": (
         "pair",
@@ -283,7 +286,7 @@ REFUSED = {
         "--labelled.lowest is for numbers; add --labelled.task rating, got auto"
     ),
     "finetune ratings.csv --task rating --labelled.separator ; --from scratch --out x": (
-        "--labelled.separator is for several labels a text, got --labelled.task rating"
+        "--labelled.separator is for several labels a text, got --task rating"
     ),
     "finetune ratings.csv --task rating --labelled.lowest 5 --labelled.highest 1 --from scratch --out x": (
         "--labelled.lowest must be below --labelled.highest, got 5 and 1"

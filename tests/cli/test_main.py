@@ -35,7 +35,7 @@ def test_every_command_has_a_module_with_its_function(name):
 
 def test_every_module_of_the_room_is_a_command_or_known():
     modules = {path.stem for path in (SOURCE / "headstart" / "cli").glob("*.py")}
-    known = {"__init__", "main", "console", "board", "options", "answers", "reading", "forecast", "several"}
+    known = {"__init__", "main", "console", "board", "options", "answers", "reading", "forecast", "several", "naming"}
     assert modules - {in_python(name) for name, *_ in COMMANDS} == known
 
 
@@ -148,7 +148,8 @@ def test_the_version_is_printed_alone(headstart):
         (["finetune", "--out", "x"], "finetune needs TRAIN, a labelled file; see headstart finetune --help"),
         (
             ["finetune", "a.csv", "--out", "x"],
-            "finetune needs --from: a pretrained folder, as in --from runs/base, or --from scratch",
+            "finetune needs --from: a pretrained folder, as in --from runs/base, a starter, as in --from starter:en (or "
+            "starter:fr), or --from scratch",
         ),
         (
             ["finetune", "a.csv", "--from", "base", "--out", "x", "--model.width", "8"],

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from headstart.cli import predict as room
+from headstart.data.sources import read_rows
 
 
 def stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
@@ -130,7 +131,37 @@ def test_the_folder_of_the_output_is_made(typed, tmp_path):
 def test_an_output_that_cannot_be_written_is_named(typed, tmp_path):
     (tmp_path / "no").write_text("a file")
     code, _, err = typed(f"predict clf hello --out {tmp_path / 'no' / 'out.csv'}")
-    assert (code, err) == (1, f"headstart: cannot write {tmp_path / 'no' / 'out.csv'}: File exists\n")
+    assert (code, err) == (
+        1,
+        f"headstart: cannot write {tmp_path / 'no' / 'out.csv'}: {tmp_path / 'no'} is a file, not a folder\n",
+    )
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "marked"])
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_csv_is_written_as_it_came_with_its_separator_and_its_mark(typed, tmp_path, separator, mark):
+    table = f'"a, b"{separator}text\r\n7{separator}"the film; is, superb"\r\n8{separator}été\r\n'
+    (tmp_path / "in.csv").write_bytes(mark + table.encode())
+    code, out, _ = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {tmp_path / 'out.csv'}")
+    written = (tmp_path / "out.csv").read_bytes()
+    assert (code, out) == (0, "")
+    assert written.startswith(b"\xef\xbb\xbf") == bool(mark)
+    assert b"\r" not in written
+    rows = list(csv.reader(written.decode("utf-8-sig").splitlines(), delimiter=separator))
+    assert [row[:2] for row in rows] == [["a, b", "text"], ["7", "the film; is, superb"], ["8", "été"]]
+    assert [dict(row.values)["text"] for row in read_rows(str(tmp_path / "out.csv"))] == ["the film; is, superb", "été"]
+
+
+def test_standard_output_has_the_separator_but_no_mark(typed, tmp_path):
+    (tmp_path / "in.csv").write_bytes(b"\xef\xbb\xbfid;text\n7;dull\n")
+    _, out, _ = typed(f"predict clf --input {tmp_path / 'in.csv'}")
+    assert out.startswith("id;text;label;probability;")
+
+
+def test_a_tsv_becomes_a_csv_with_commas(typed, tmp_path):
+    (tmp_path / "in.tsv").write_bytes(b"\xef\xbb\xbfid\ttext\n7\tdull\n")
+    typed(f"predict clf --input {tmp_path / 'in.tsv'} --out {tmp_path / 'out.csv'}")
+    assert (tmp_path / "out.csv").read_text().startswith("id,text,label,probability,")
 
 
 def test_the_input_is_not_written_over(typed, tmp_path):

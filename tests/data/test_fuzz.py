@@ -32,6 +32,7 @@ FILES = {
     "a.txt": "une ligne\n\nune autre, pas drôle\n".encode(),
     "a.csv": CSV,
     "a.tsv": CSV.replace(b",", b"\t"),
+    "semicolons.csv": CSV.replace(b",", b";"),
     "a.jsonl": "\n".join(json.dumps(row) for row in ROWS).encode(),
     "a.json": json.dumps(ROWS, ensure_ascii=False).encode(),
     "a.review.spm": "▁n ° ▁1 ▁dr ôle\n▁moyen\n".encode(),

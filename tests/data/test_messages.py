@@ -93,16 +93,16 @@ def test_shards_without_their_manifest_are_not_text(tmp_path, content, state):
 @pytest.mark.parametrize(
     ("path", "command"),
     [
-        ("a.txt", "iconv -f latin1 -t utf-8 a.txt > new.txt"),
-        ("my texts.txt", "iconv -f latin1 -t utf-8 'my texts.txt' > new.txt"),
-        ("a.jsonl.gz", "gunzip -c a.jsonl.gz | iconv -f latin1 -t utf-8 > new.jsonl"),
+        ("a.txt", "iconv -f cp1252 -t utf-8 a.txt > new.txt"),
+        ("my texts.txt", "iconv -f cp1252 -t utf-8 'my texts.txt' > new.txt"),
+        ("a.jsonl.gz", "gunzip -c a.jsonl.gz | iconv -f cp1252 -t utf-8 > new.jsonl"),
     ],
 )
 def test_the_way_to_utf_8_can_be_copied(tmp_path, path, command):
     content = b'{"text": "\xe9t\xe9"}\n'
     (tmp_path / path).write_bytes(gzip.compress(content) if path.endswith(".gz") else content)
     assert message_of(lambda: list(read_documents([path], CorpusConfig()))) == (
-        f"{path}, line 1: not UTF-8 (0xe9 is byte 11 of it); if it is Latin-1, try: {command}"
+        f"{path}, line 1: not UTF-8 (0xe9 is byte 11 of it); if it is Windows-1252, try: {command}"
     )
 
 
@@ -111,6 +111,7 @@ def test_the_way_to_utf_8_can_be_copied(tmp_path, path, command):
     [
         ([], f"data holds no readable file; found: nothing; known: {KNOWN}"),
         (["a.md", "b.pdf"], f"data holds no readable file; found: a.md, b.pdf; known: {KNOWN}"),
+        (["a.xlsx"], f"data holds no readable file; found: a.xlsx; known: {KNOWN}; save spreadsheets as CSV UTF-8"),
         (list("abcdefg"), f"data holds no readable file; found: a, b, c, d, e and 2 more; known: {KNOWN}"),
     ],
 )

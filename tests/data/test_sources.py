@@ -36,6 +36,8 @@ def parquet() -> bytes:
 FILES = {
     "r.csv": separated(","),
     "r.tsv": separated("\t"),
+    "semicolons.csv": separated(";"),
+    "tabs.csv": separated("\t"),
     "r.jsonl": "\n".join(json.dumps(row) for row in ROWS).encode(),
     "r.ndjson": "\r\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS).encode(),
     "r.json": json.dumps(ROWS, indent=1).encode(),

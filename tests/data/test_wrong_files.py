@@ -74,14 +74,14 @@ LABELLED = [
         "r.csv",
         b"text,label\nfine,1\n  ,0\n",
         {},
-        "r.csv, row 2: the text is empty; give the row a text or remove it",
+        "r.csv, row 2: the text is empty; give the row a text, remove it, or leave such rows out with labelled.skip_empty",
     ),
     (
         "a null text",
         "r.jsonl",
         b'{"text": null, "label": 1}\n',
         {},
-        "r.jsonl, line 1: the text is empty; give the row a text or remove it",
+        "r.jsonl, line 1: the text is empty; give the row a text, remove it, or leave such rows out with labelled.skip_empty",
     ),
     (
         "a text that is a number",
@@ -95,14 +95,15 @@ LABELLED = [
         "r.csv",
         b"text,label\nfine,1\ndull,\n",
         {},
-        "r.csv, row 2: the label is empty; give the row a label or remove it",
+        "r.csv, row 2: the label is empty; give the row a label, remove it, or leave such rows out with labelled.skip_empty",
     ),
     (
         "a label that is not a number",
         "r.parquet",
         parquet_of({"text": ["fine"], "label": [float("nan")]}),
         {},
-        "r.parquet, row 1: the label is empty; give the row a label or remove it",
+        "r.parquet, row 1: the label is empty; give the row a label, remove it, or leave such rows out with "
+        "labelled.skip_empty",
     ),
     (
         "a label that is an object",
@@ -123,8 +124,8 @@ LABELLED = [
         "r.csv",
         GOOD + "un chef-d'œuvre raté é,negative\n".encode("cp1252"),
         {},
-        "r.csv, line 4: not UTF-8 (0x9c is byte 11 of it); if it is Latin-1, try: "
-        "iconv -f latin1 -t utf-8 r.csv > new.csv",
+        "r.csv, line 4: not UTF-8 (0x9c is byte 11 of it); save it from the spreadsheet as CSV UTF-8, or, "
+        "if it is Windows-1252, try: iconv -f cp1252 -t utf-8 r.csv > new.csv",
     ),
     (
         "UTF-16",
@@ -152,7 +153,30 @@ LABELLED = [
         "r.tsv",
         b"text\tlabel\nfine\n",
         {},
-        'r.tsv, row 1: 1 cell where the header has 2; put a text that holds the separator between quotes: "..."',
+        'r.tsv, row 1: 1 cell where the header has 2; put a text that holds the separator (a tab) between quotes: "..."',
+    ),
+    (
+        "too many cells between semicolons",
+        "r.csv",
+        b"text;label\nfine;1\nnice; really;1\n",
+        {},
+        "r.csv, row 2: 3 cells where the header has 2; "
+        'put a text that holds the separator (a semicolon) between quotes: "..."',
+    ),
+    (
+        "commas where the header has semicolons",
+        "r.csv",
+        b"text;label\nfine,1\n",
+        {},
+        "r.csv, row 1: 1 cell where the header has 2; "
+        'put a text that holds the separator (a semicolon) between quotes: "..."',
+    ),
+    (
+        "semicolons where the header has commas",
+        "r.csv",
+        b"text,label\nfine;1\n",
+        {},
+        'r.csv, row 1: 1 cell where the header has 2; put a text that holds the separator between quotes: "..."',
     ),
     (
         "a quote not closed",
@@ -171,16 +195,16 @@ LABELLED = [
     (
         "another separator",
         "r.csv",
-        b"text;label\nfine;1\n",
+        b"text|label\nfine|1\n",
         {},
-        "r.csv: its columns seem to be separated by ';', expected commas; save it with commas",
+        "r.csv: its columns seem to be separated by '|', expected commas, semicolons or tabs; save it with commas",
     ),
     (
         "the separator of another suffix",
-        "r.csv",
-        b"text\tlabel\nfine\t1\n",
+        "r.tsv",
+        b"text;label\nfine;1\n",
         {},
-        "r.csv: its columns seem to be separated by tabs, expected commas; call it .tsv",
+        "r.tsv: its columns seem to be separated by semicolons, expected tabs; call it .csv",
     ),
     (
         "no header, found by a cell of several words",
@@ -254,7 +278,7 @@ LABELLED = [
         "r.xlsx",
         b"PK",
         {},
-        f"r.xlsx: no reader for this suffix; known: {KNOWN}",
+        f"r.xlsx: no reader for this suffix; known: {KNOWN}; save it as CSV UTF-8",
     ),
     (
         "cut gzip",

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from headstart.data.batches import CausalRows, LabelledRows
+from headstart.config import PADDING
+from headstart.data.batches import Batch, CausalRows, LabelledRows
 from headstart.model import attention
 from headstart.model.backbone import Backbone, build_backbone
 from headstart.model.heads import Model, build_classifier_head
@@ -93,3 +94,11 @@ def test_a_batch_with_a_seam_or_padding_keeps_its_segments():
         rows = CausalRows(corpus(sizes), np.arange(len(sizes)), SPECIAL, context=context, layout="packed", seed=1)
         batch = rows.batch(0, rows.rows).bounded()
         assert batch.unsegmented() is batch
+
+
+def test_a_row_of_padding_alone_keeps_its_segments():
+    """Without them it would be read as a document."""
+    ids = torch.zeros(2, 3, dtype=torch.long)
+    padded = torch.stack((torch.zeros(3), torch.full((3,), PADDING))).long()
+    assert Batch(ids, padded, ids, 3).unsegmented().segments_BT is not None
+    assert Batch(ids, torch.zeros_like(ids), ids, 6).unsegmented().segments_BT is None  # control

@@ -74,7 +74,8 @@ def test_few_validation_rows_leave_probabilities_alone_and_say_so(trained, tmp_p
         valid=str(tmp_path / "valid.csv"),
         progress=listener,
     )
-    reason = "30 validation rows are too few to fit on (at least 50)"
+    more = "a larger validation file or labelled.valid_share gives more"
+    reason = f"30 validation rows are too few to fit on (at least 50; {more})"
     assert f"probabilities as they came (temperature 1): {reason}" in listener.lines
     result = read_json(tmp_path / "clf" / "result.json")
     assert (result["temperature"], result["calibration"]["reason"]) == (1.0, reason)
@@ -82,7 +83,7 @@ def test_few_validation_rows_leave_probabilities_alone_and_say_so(trained, tmp_p
         Predictor.load(tmp_path / "clf", ONE).predict(["a film"], abstain=0.9)
     assert str(caught.value) == (
         f"{tmp_path / 'clf' / 'bundle'} was chosen on 30 validation rows, too few to say how sure is sure enough; "
-        "fine-tune with at least 50"
+        "fine-tune with a validation file of at least 50"
     )
 
 

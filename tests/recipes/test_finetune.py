@@ -271,7 +271,10 @@ def test_a_comparison_has_every_arm_over_paired_seeds(reviews, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"source": None}, "compare needs --from with a pretrained folder, or --arms without pretrained"),
+        (
+            {"source": None},
+            "compare needs --from with a pretrained folder or a starter such as starter:en, or --arms without pretrained",
+        ),
         (
             {"arms": ("scratch", "bert")},
             "--arms knows majority, tfidf, naive_bayes, nbsvm, scratch, pretrained, frozen, got 'bert'",

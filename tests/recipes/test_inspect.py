@@ -89,12 +89,18 @@ def test_rows_that_training_refuses_are_counted_each_by_its_fault():
         ]
     )
     assert {finding.kind: (finding.message, finding.examples) for finding in found.findings} == {
-        "text empty": ("2 rows have no text; training stops at the first", ("line 1", "line 3")),
+        "text empty": (
+            "2 rows have no text; training stops at the first, or leaves them out with labelled.skip_empty",
+            ("line 1", "line 3"),
+        ),
         "text unreadable": (
             "2 rows have a text that is none (a number, a list, half of a character)",
             ("line 8", "line 9"),
         ),
-        "label missing": ("3 rows have no label; training stops at the first", ("line 5", "line 6", "line 7")),
+        "label missing": (
+            "3 rows have no label; training stops at the first, or leaves them out with labelled.skip_empty",
+            ("line 5", "line 6", "line 7"),
+        ),
         "label unreadable": ("1 row has a label that is neither text nor a number", ("line 10",)),
     }
     assert found.files[0].rows == 10
@@ -107,7 +113,7 @@ def test_a_file_that_breaks_off_is_reported_as_far_as_it_goes():
         file.write("{broken\n")
     found = run_inspect("train.jsonl", LabelledConfig())
     assert only(found, "cut short").message == (
-        "reading ended after 2 rows: train.jsonl, line 3: not valid JSON "
+        "reading stopped at row 3: train.jsonl, line 3: not valid JSON "
         "(Expecting property name enclosed in double quotes, column 2)"
     )
     assert only(found, "doubles").rows == 1

@@ -145,8 +145,8 @@ def test_a_broken_file_is_told_and_leaves_nothing_behind(tmp_path):
     with pytest.raises(DataError) as caught:
         prepare(tmp_path, "a.txt", "b.txt")
     assert str(caught.value) == (
-        "b.txt, line 2: not UTF-8 (0xff is byte 1 of it); if it is Latin-1, "
-        "try: iconv -f latin1 -t utf-8 b.txt > new.txt"
+        "b.txt, line 2: not UTF-8 (0xff is byte 1 of it); if it is Windows-1252, "
+        "try: iconv -f cp1252 -t utf-8 b.txt > new.txt"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt"]
 

@@ -256,7 +256,7 @@ def test_a_place_that_cannot_be_written_is_named(folder, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError) as error:
         write_report(folder, tmp_path / "file")
-    assert str(error.value) == f"cannot write {tmp_path / 'file'}: Not a directory"
+    assert str(error.value) == f"cannot write {tmp_path / 'file'}: {tmp_path / 'file'} is a file, not a folder"
 
 
 @pytest.mark.parametrize(

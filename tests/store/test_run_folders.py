@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from headstart.config import TokenizerConfig
-from headstart.errors import DataError, StoreError
+from headstart.errors import DataError, StoreError, UsageError
 from headstart.files import _seal, read_json, sha256_of, whole_folder, write_json
 from headstart.model.backbone import Backbone
 from headstart.model.heads import LanguageHead, Model
@@ -72,6 +72,19 @@ def bundle(folder, tokenizer):
     size = tokenizer.vocab_size
     save_bundle(folder, Model(Backbone(SHAPE, size), LanguageHead(SHAPE, size)), tokenizer, about={})
     return folder
+
+
+def test_a_file_where_a_folder_should_be_is_named(tmp_path):
+    (tmp_path / "a.csv").write_text("text\n")
+    words = f"{tmp_path / 'a.csv'} is a file, not a folder"
+    place = tmp_path / "a.csv" / "x"
+    with pytest.raises(StoreError) as caught, whole_folder(place, kind="bundle"):
+        pass
+    assert str(caught.value) == f"cannot write {place}: {words}; nothing was changed"
+    with pytest.raises(UsageError) as refused:
+        RunFolder.create(place / "y", kind="finetune", command="", config=finetune_config(), inputs={})
+    assert str(refused.value) == f"cannot make the folder {place / 'y'}: {words}"
+    assert (tmp_path / "a.csv").read_text() == "text\n"
 
 
 @pytest.mark.parametrize("name", ["backbone.safetensors", "head.safetensors", "bundle.json"])

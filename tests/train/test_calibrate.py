@@ -46,7 +46,10 @@ def test_no_other_temperature_has_a_lower_log_loss(seed, warmth, rows):
 
 def test_what_cannot_be_fitted_stays_and_says_why():
     scores, gold = drawn(200, 3.0)
-    assert fit_temperature(scores[:49], gold[:49]) == (1.0, "49 validation rows are too few to fit on (at least 50)")
+    assert fit_temperature(scores[:49], gold[:49]) == (
+        1.0,
+        "49 validation rows are too few to fit on (at least 50; a larger validation file or labelled.valid_share gives more)",
+    )
     assert fit_temperature(scores, np.zeros(200, int)) == (1.0, "the validation rows have one label only")
     right = "every validation row is answered rightly: there is no mistake to learn doubt from"
     assert fit_temperature(scores, scores.argmax(axis=1)) == (1.0, right)

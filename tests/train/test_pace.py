@@ -5,17 +5,19 @@ from types import SimpleNamespace
 from headstart.train import pace
 
 
-def timed(monkeypatch, seconds):
-    """What `seconds_a_step` says of steps that take so long."""
+def timed(monkeypatch, seconds, budget=1e9, made=None):
+    """What `seconds_a_step` says of steps that take so long; `made` collects how long those took that it asked for."""
     clock = [0.0]
     monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def reports():
         for each in seconds:
             clock[0] += each
+            if made is not None:
+                made.append(each)
             yield None
 
-    return pace.seconds_a_step(reports(), budget=1e9)
+    return pace.seconds_a_step(reports(), budget=budget)
 
 
 def test_the_first_steps_do_not_count(monkeypatch):
@@ -28,3 +30,15 @@ def test_steps_of_two_kinds_count_by_their_shares(monkeypatch):
 
 def test_a_step_in_which_something_was_compiled_does_not_count(monkeypatch):
     assert abs(timed(monkeypatch, [30.0, 5.0, *[0.5] * 9, 20.0, *[0.5] * 50]) - 0.5) < 1e-9
+
+
+def test_two_steps_are_enough_where_they_take_long(monkeypatch):
+    made = []
+    assert timed(monkeypatch, [8.5, 8.0, *[8.0] * 60], budget=120, made=made) == 8.0
+    assert made == [8.5, 8.0]
+
+
+def test_but_not_where_the_first_one_compiles(monkeypatch):
+    made = []
+    assert timed(monkeypatch, [30.0, 5.0, *[0.5] * 60], budget=120, made=made) == 0.5
+    assert made == [30.0, 5.0, 0.5, 0.5]

@@ -1,6 +1,5 @@
 """What `headstart predict` writes: answers for people, as JSON lines, or as the rows of a csv with more columns."""
 
-import csv
 import json
 import os
 import sys
@@ -12,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from headstart.cli.console import printable
 
 if TYPE_CHECKING:
+    from headstart.data.separators import Layout
     from headstart.kinds import Target
     from headstart.predict.answers import AnyPrediction
     from headstart.predict.explain import Explanation, Word
@@ -170,10 +170,11 @@ def write_rows(
     target: "Target",
     asked: Asked,
     separator: str | None,
+    layout: "Layout | None" = None,
 ) -> None:
-    """For programs: the rows as they were, with the answers."""
+    """For programs: the rows as they were, with the answers; of a csv, in the layout of the file they were read from."""
     if form == "csv":
-        write_csv(answers, file, target, asked, separator)
+        write_csv(answers, file, target, asked, separator, layout)
     else:
         write_jsonl(answers, file, target, asked)
 
@@ -195,7 +196,12 @@ def write_jsonl(answers: Iterable[Answer], file: IO[str], target: "Target", aske
 
 
 def write_csv(
-    answers: Iterable[Answer], file: IO[str], target: "Target", asked: Asked, separator: str | None = None
+    answers: Iterable[Answer],
+    file: IO[str],
+    target: "Target",
+    asked: Asked,
+    separator: str | None = None,
+    layout: "Layout | None" = None,
 ) -> None:
     """The rows as they were, with the label, its probability, that of every class, and whether the end was not read.
 
@@ -203,19 +209,21 @@ def write_csv(
     """
     names = [name for name in _KEYS[target.kind] if name not in ("probabilities", "truncated")]
     names += [*(f"probability_{label}" for label in target.labels), "truncated", *asked.more]
+    from headstart.data.separators import Layout, TableWriter
+
     columns: list[str] = []
-    writer = csv.writer(file, lineterminator="\n")
+    writer = TableWriter(file, layout or Layout())
     for answered in answers:
         question, prediction = answered.question, answered.prediction
         if not columns:
             columns = list(question.values)
-            writer.writerow([*columns, *(_free(name, columns) for name in names)])
+            writer.header([*columns, *(_free(name, columns) for name in names)])
         cells = [question.values.get(column) for column in columns]
         answer = [""] * len(names)
         if prediction is not None:
             answer = _cells(prediction, target, separator or ";")
             answer += [str(prediction.abstained).lower()] if asked.abstain is not None else []
-        writer.writerow([*cells, *answer])
+        writer.row([*cells, *answer])
 
 
 def _cells(prediction: "AnyPrediction", target: "Target", separator: str) -> list[str]:

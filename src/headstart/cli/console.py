@@ -215,9 +215,11 @@ def describe(task: Task, width: int, *, bar: str, name_width: int = 0) -> str:
 def _figures(task: Task) -> dict[str, str]:
     unit, speed, total = task.fields["unit"], task.finished_speed or task.speed, task.total
     done = math.floor(task.completed + 1e-6)  # a comparison counts its short runs as small parts of one
-    figures = {"count": f"{compact(done)} {unit}", "percent": "", "rate": "", "note": task.fields["note"]}
+    shown = unit.removesuffix("s") if math.floor((total or done) + 1e-6) == 1 else unit
+    count = f"{compact(done)} {shown}" if done else ""  # of work that is not counted, nothing is said
+    figures = {"count": count, "percent": "", "rate": "", "note": task.fields["note"]}
     if total:
-        figures["count"] = f"{compact(done)}/{compact(math.floor(total + 1e-6))} {unit}"
+        figures["count"] = f"{compact(done)}/{compact(math.floor(total + 1e-6))} {shown}"
         figures["percent"] = f"{100 * task.completed / total:.0f}%"
     else:
         figures["percent"] = figures["count"]

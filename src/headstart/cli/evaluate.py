@@ -27,7 +27,7 @@ LONGEST = 100
 
 OPTIONS = Options(
     EvaluateSettings,
-    names={**LABELLED, **RUNTIME},
+    names={**LABELLED, "labelled.skip_empty": "--skip-empty", **RUNTIME},
 )
 
 
@@ -127,7 +127,8 @@ def _show_errors(found: "ErrorAnalysis", console: Console) -> None:
         "how far probabilities are from the share of right answers"
     )
     for pair in found.confused[:5]:
-        console.prose(f"{pair.label} taken for {pair.answer}: {pair.rows:,} rows, {100 * pair.share:.1f} % of its own")
+        count = f"{pair.rows:,} {'row' if pair.rows == 1 else 'rows'}"
+        console.prose(f"{pair.label} taken for {pair.answer}: {count}, {100 * pair.share:.1f} % of its own")
     for name, slices in found.slices.items():
         console.result()
         rows = [

@@ -66,7 +66,10 @@ def finetune(
     elif train is None:
         raise UsageError("finetune needs TRAIN, a labelled file; see headstart finetune --help")
     elif source is None:
-        raise UsageError("finetune needs --from: a pretrained folder, as in --from runs/base, or --from scratch")
+        raise UsageError(
+            "finetune needs --from: a pretrained folder, as in --from runs/base, a starter, as in --from starter:en (or "
+            "starter:fr), or --from scratch"
+        )
     OPTIONS.refuse_with_source(flags, source)
     from headstart.recipes.finetune import run_finetune, usual_preset
 

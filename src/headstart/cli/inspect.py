@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from headstart.cli.console import Console
+from headstart.cli.naming import as_typed
 from headstart.cli.options import AsJson, ConfigFile, Flags, Options, Quiet
 from headstart.cli.reading import LABELLED
 from headstart.config import CorpusConfig, LabelledConfig, Section
+from headstart.errors import DataError
 
 if TYPE_CHECKING:
+    from headstart.recipes.findings import Finding
     from headstart.recipes.inspect import FileFacts, Inspection, Pretraining
 
 _LABELS = 8
@@ -87,23 +90,38 @@ def inspect(
         console.result(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
     else:
         _show(found, console)
+    _refuse_what_was_cut_short(found)
+
+
+def _refuse_what_was_cut_short(found: "Inspection") -> None:
+    """Say last, and by the exit code, that the report is about a part of a file."""
+    from headstart.recipes.findings import CUT_SHORT
+
+    for finding in found.findings:
+        if finding.kind == CUT_SHORT:
+            where = finding.message.partition(":")[0]
+            raise DataError(f"{finding.file}: {where}; the report is about what comes before")
 
 
 def _show(found: "Inspection", console: Console) -> None:
+    from headstart.recipes.findings import CUT_SHORT
+
     for number, file in enumerate(found.files):
         if number:
             console.result()
         rows = [("ratings" if file.kind == "rating" else "labels", _balance(file)), *_lengths(file)]
         for finding in found.findings:
             if finding.file == file.name:
-                rows.append((f"! {finding.kind}", finding.message + _examples(finding.examples, finding.rows)))
+                rows.append((f"! {finding.kind}", as_typed(finding.message) + _found(finding)))
         for seen in found.pretraining:
             if seen.file == file.name:  # to learn from what one trains on is no harm
                 harm = number > 0 and seen.exact + (seen.near or 0) > 0
                 rows.append(("! pretraining" if harm else "pretraining", _seen(seen)))
         if not any(name.startswith("!") for name, _ in rows):
             rows.append(("findings", "none"))
-        console.facts(f"{file.name}: {file.rows:,} rows", rows)
+        broken = any(finding.file == file.name and finding.kind == CUT_SHORT for finding in found.findings)
+        count = "1 row" if file.rows == 1 else f"{file.rows:,} rows"
+        console.facts(f"{file.name}: {count}{', then unreadable' if broken else ''}", rows)
     for note in found.notes:
         console.result()
         console.prose(note)
@@ -148,6 +166,12 @@ def _seen(one: "Pretraining") -> str:
 
 def _number(count: int) -> str:
     return f"{count:,}" if count else "none"
+
+
+def _found(finding: "Finding") -> str:
+    # a text with several labels is one example of as many rows
+    torn = finding.kind == "conflict" and finding.texts is not None
+    return _examples(finding.examples, (finding.texts or 0) if torn else finding.rows)
 
 
 def _examples(shown: tuple[str, ...], count: int) -> str:

@@ -7,13 +7,13 @@
 what is heavy only inside it: `headstart --help` answers at once.
 """
 
-import difflib
 import keyword
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, get_args
 
@@ -160,7 +160,7 @@ def run(arguments: Sequence[str]) -> int:
     except (Exception, KeyboardInterrupt, Terminated) as error:
         if os.environ.get("HEADSTART_TRACEBACK") == "1":
             traceback.print_exc()
-        message, exit_code = explain(error, _option_names(arguments))
+        message, exit_code = explain(error, _option_names(arguments), arguments)
         several.say_once(error, message, _complain)
         return several.for_the_launcher(error, exit_code)
     return 0
@@ -221,12 +221,14 @@ def _option_names(arguments: Sequence[str]) -> Mapping[str, str]:
     return names
 
 
-def explain(error: BaseException, names: Mapping[str, str] | None = None) -> tuple[str, int]:
+def explain(
+    error: BaseException, names: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+) -> tuple[str, int]:
     """The line and the exit code for an error; `names` are those of the command's options, by the settings' own."""
     if isinstance(error, HeadstartError):
-        from headstart.cli.options import as_typed
+        from headstart.cli.naming import as_typed, in_short
 
-        return as_typed(str(error), names), error.exit_code
+        return in_short(as_typed(str(error), names), arguments), error.exit_code
     if isinstance(error, CycloptsError):
         return _explain_parsing(error), 2
     if isinstance(error, KeyboardInterrupt):
@@ -236,7 +238,9 @@ def explain(error: BaseException, names: Mapping[str, str] | None = None) -> tup
     if _is_out_of_memory(error):
         return "out of memory; try a smaller --loop.batch-size, --model.context or --model.width", 1
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror or error}", 1
+        from headstart.files import why_not
+
+        return f"{error.filename}: {why_not(error, Path(str(error.filename)))}", 1
     if (pydantic := sys.modules.get("pydantic")) and isinstance(error, pydantic.ValidationError):
         from headstart import config, layering
 
@@ -299,8 +303,10 @@ def _in_words(kind: Any) -> str:
 
 
 def _nearest(typed: str, known: Sequence[str], page: str) -> str:
-    close = difflib.get_close_matches(typed, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"see {page} --help"
+    from headstart.layering import nearest
+
+    close = nearest(typed, known)
+    return f"did you mean {close}?" if close else f"see {page} --help"
 
 
 def _complain(message: str) -> None:

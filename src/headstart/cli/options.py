@@ -5,7 +5,6 @@ A field `model.width` becomes the option `--model.width`, with the field's own s
 between two fields is checked once all layers are known, never on the half that the command line holds.
 """
 
-import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,8 @@ from cyclopts import Group, Parameter
 from pydantic import BaseModel
 
 from headstart import config, layering
+from headstart.cli.naming import as_typed as as_typed
+from headstart.cli.naming import flag_of, short_of
 from headstart.errors import ConfigError, UsageError
 
 C = TypeVar("C", bound=config.Section)
@@ -40,9 +41,6 @@ PANELS = (
     "runtime",
 )
 """The order in which `--help` shows sections: what one turns most often first."""
-
-SHORT = {"corpus.leave_out": "--leave-out", "loop.minutes": "--minutes", "labelled.task": "--task"}
-"""Options with a short name beside that of their setting."""
 
 Out = Annotated[Path, Parameter(metavar="FOLDER", help="The folder to write.")]
 Train = Annotated[str | None, Parameter(name="TRAIN", help="Labelled text: a file or a prepared folder.")]
@@ -107,7 +105,7 @@ class Options(Generic[C]):
         self.kind = kind
         self._preset = preset
         self._fields = dict(layering.fields_of(kind))
-        self.names = dict(names) if names is not None else {name: _flag(name) for name in self._fields}
+        self.names = dict(names) if names is not None else {name: flag_of(name) for name in self._fields}
         self.names.pop("model.stock", None)  # a model from elsewhere brings it; nobody types it
         if "stages" in self.names:
             self.names["stages"] = "--stage"  # typed once for each of them
@@ -174,10 +172,10 @@ class Options(Generic[C]):
             section, _, short = name.rpartition(".")
             value = getattr(getattr(defaults, section) if section else defaults, short)
             parameter = _parameter(self._fields[name], flag, value)
-            if section and flag == _flag(name):
+            if section and flag == flag_of(name):
                 parameter = Parameter.combine(parameter, Parameter(group=panels[section]))
-            if name in SHORT:
-                parameter = Parameter.combine(parameter, Parameter(name=(SHORT[name], flag)))
+            if brief := short_of(name, self.names):
+                parameter = Parameter.combine(parameter, Parameter(name=(brief, flag)))
             kind: Any = bool if self._fields[name].annotation is bool else str
             if name == "stages":
                 kind, parameter = list[str], Parameter.combine(parameter, _STAGE)
@@ -227,26 +225,6 @@ def command_line() -> str:
     return shlex.join(["headstart", *sys.argv[1:]])
 
 
-def as_typed(message: str, names: Mapping[str, str] | None = None) -> str:
-    """Name settings in a message as they are typed on the command line.
-
-    Args:
-        names: the options by the dotted names of their fields, where they differ from those of the training commands.
-
-    >>> as_typed("optim.weight_decay needs optim.optimizer adamw, got adam")
-    '--optim.weight-decay needs --optim.optimizer adamw, got adam'
-    """
-    if ".toml: " in message:
-        return message  # written in a file, where names have no dashes
-    known = [name for kind in (config.PretrainConfig, config.FinetuneConfig) for name, _ in layering.fields_of(kind)]
-    usual = {name: _flag(name) for name in known if "." in name}
-    for name, flag in (usual | dict(names or {})).items():
-        # a quoted name is a value; a name without a dot may be any word of a sentence, except at its start
-        start = r"(?<![\w.'\"-])" if "." in name else "^"
-        message = re.sub(rf"{start}{re.escape(name)}(?!\w)", flag, message)
-    return message
-
-
 _STAGE = Parameter(
     name=("--stage", "--stages"),
     metavar="STAGE",
@@ -271,10 +249,6 @@ def _stage(typed: str) -> dict[str, Any]:
     settings = [word for word in words if word.startswith(("share=", "context="))]
     texts = [word for word in words if word not in settings]
     return {"texts": texts, **dict(word.split("=", 1) for word in settings)}
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _field(name: str) -> Any:

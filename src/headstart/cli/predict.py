@@ -24,9 +24,10 @@ from headstart.cli.answers import (
 )
 from headstart.cli.console import Console
 from headstart.cli.options import RUNTIME, AsJson, ConfigFile, Flags, Model, Options, Quiet, Running
-from headstart.cli.reading import Reading
+from headstart.cli.reading import Reading, layout_for
 from headstart.config import RuntimeConfig
 from headstart.errors import DataError, StoreError, UsageError
+from headstart.files import why_not
 
 if TYPE_CHECKING:
     from headstart.predict.answers import AnyPrediction
@@ -88,7 +89,7 @@ def predict(
         raise UsageError("--explain gives more than a csv can hold; add --json, or choose --out with a .jsonl file")
     _check_files(source, out)
     reading = Reading.of(model, source, text_column, second_column)
-    questions = _questions(texts, source, reading)
+    questions, layout = _questions(texts, source, reading), layout_for(source, out) if form == "csv" else None
     console, asked = Console(quiet=quiet), Asked(abstain, explain)
     exported = _exported(model, asked, runtime, console, int8=int8)
     predictor = exported or _quick(model, texts, asked, runtime) or _usual(model, asked, runtime, console)
@@ -100,7 +101,7 @@ def predict(
             alone = len(texts) == (2 if reading.pair else 1)
             write_lines(answers, file, predictor.target, asked, alone=alone, colour=out is None and has_colour())
         else:
-            write_rows(form, answers, file, predictor.target, asked, reading.separator)
+            write_rows(form, answers, file, predictor.target, asked, reading.separator, layout)
     for remark in tally.remarks(out):
         console.say(remark)
 
@@ -296,7 +297,7 @@ def _opened(out: Path | None) -> Iterator[IO[str]]:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"cannot write {out}: {error.strerror or error}") from error
+        raise StoreError(f"cannot write {out}: {why_not(error, out)}") from error
     try:
         with draft.open("w", encoding="utf-8", newline="") as file:
             yield file

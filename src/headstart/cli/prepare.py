@@ -26,6 +26,7 @@ OPTIONS = Options(
         "corpus.leave_out": "--corpus.leave-out",
         "labelled.text_column": "--labelled.text-column",
         "labelled.label_column": "--labelled.label-column",
+        "labelled.skip_empty": "--labelled.skip-empty",
         "tokenizer.vocab_size": "--tokenizer.vocab-size",
         "tokenizer.megabytes": "--tokenizer.megabytes",
     },

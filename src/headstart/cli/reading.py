@@ -1,9 +1,13 @@
 """How commands that train nothing read texts: by options, else as the model's own files were read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headstart.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from headstart.data.separators import Layout
 
 LABELLED = {
     f"labelled.{name}": f"--{name.replace('_', '-')}"
@@ -35,6 +39,17 @@ class Reading:
         if second is None and source is not None:
             raise UsageError(f"{model} reads pairs of texts; name the second column with --second-column")
         return cls(True, text or known.get("text_column"), second, known.get("separator"))
+
+
+def layout_for(source: str | None, out: Path | None) -> "Layout | None":
+    """The layout in which the rows of a .csv are written again: a mark is for files, not for what another program reads."""
+    from headstart.data.opening import suffix_of
+    from headstart.data.separators import layout_of
+
+    if source is None or suffix_of(source) != ".csv":
+        return None
+    found = layout_of(source)
+    return found if out is not None else replace(found, marked=False)
 
 
 def _as_trained(model: Path) -> tuple[bool | None, dict[str, str]]:

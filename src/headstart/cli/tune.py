@@ -109,7 +109,10 @@ def _check(
     elif train is None:
         raise UsageError("tune needs TRAIN, a labelled file; see headstart tune --help")
     elif source is None:
-        raise UsageError("tune needs --from: a pretrained folder, as in --from runs/base, or --from scratch")
+        raise UsageError(
+            "tune needs --from: a pretrained folder, as in --from runs/base, a starter, as in --from starter:en (or "
+            "starter:fr), or --from scratch"
+        )
 
 
 def _show(found: "Tuned", console: Console) -> None:

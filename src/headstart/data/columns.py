@@ -12,7 +12,11 @@ TEXT_NAMES = ("text", "review", "sentence", "content", "body", "document", "comm
 LABEL_NAMES = ("label", "class", "category", "sentiment", "target", "rating", "polarity", "stars", "y")
 
 
+OR_SKIP = ", remove it, or leave such rows out with labelled.skip_empty"
+"""What else to do about a row without a text or a label."""
 _WORDY, _LONG = 4, 60
+_ALIKE = 0.75
+"""How much of a name must be right for a guess: below it, short names are like all others."""
 
 
 def text_column(path: str, columns: Sequence[str], wanted: str | None, setting: str) -> str:
@@ -43,7 +47,7 @@ def _column(
     if wanted is not None:
         if wanted in columns:
             return wanted
-        close = difflib.get_close_matches(wanted, columns, n=1)
+        close = difflib.get_close_matches(wanted, columns, n=1, cutoff=_ALIKE)
         hint = f"; did you mean '{one_line(close[0])}'?" if close else _headless(path, columns)
         raise DataError(f"{path} has no column '{wanted}'; {_listed(columns)}{hint}")
     lower = {name.lower(): name for name in reversed(columns)}
@@ -86,8 +90,12 @@ def as_text(value: object, where: str) -> str:
     return _encodable(value, where)
 
 
-def as_label(value: object, where: str) -> str:
-    """A cell as a label: a string without blanks around it, a whole number without its point, True or False."""
+def as_label(value: object, where: str, otherwise: str = OR_SKIP) -> str:
+    """A cell as a label: a string without blanks around it, a whole number without its point, True or False.
+
+    Args:
+        otherwise: what else to do about an empty one.
+    """
     if isinstance(value, float) and math.isfinite(value):
         label = str(int(value)) if value.is_integer() else str(value)
     elif isinstance(value, str | int):
@@ -97,7 +105,7 @@ def as_label(value: object, where: str) -> str:
     else:
         raise DataError(f"{where}: the label is {one_line(repr(value))}, expected a string or a number")
     if not label:
-        raise DataError(f"{where}: the label is empty; give the row a label or remove it")
+        raise DataError(f"{where}: the label is empty; give the row a label{otherwise}")
     return _encodable(label, where)
 
 
@@ -108,7 +116,7 @@ def as_labels(value: object, where: str, separator: str | None) -> tuple[str, ..
     elif isinstance(value, (list, tuple)):
         parts = list(value)
     elif value is None:
-        raise DataError(f"{where}: the labels are missing; write an empty list for a text without any")
+        raise DataError(f"{where}: the labels are missing; write an empty list for a text without any{OR_SKIP}")
     elif isinstance(value, str):
         raise DataError(
             f"{where}: the labels are {one_line(repr(value))}, expected a list; "
@@ -120,7 +128,7 @@ def as_labels(value: object, where: str, separator: str | None) -> tuple[str, ..
     for part in parts:
         if isinstance(part, bool) or not isinstance(part, (str, int, float)):
             raise DataError(f"{where}: the labels hold {one_line(repr(part))}, expected strings or numbers in the list")
-        names.append(as_label(part, where))
+        names.append(as_label(part, where, " or remove it"))
     return tuple(sorted(set(names)))
 
 
@@ -136,7 +144,7 @@ def as_rating(value: object, where: str, lowest: float | None, highest: float | 
             hint = "; write a point for the decimal comma" if _COMMA.fullmatch(value.strip()) else ""
             raise DataError(f"{where}: the rating is {one_line(repr(value))}, expected a number{hint}") from None
     elif value is None or value == "" or isinstance(value, str):
-        raise DataError(f"{where}: the rating is empty; give the row a number or remove it")
+        raise DataError(f"{where}: the rating is empty; give the row a number{OR_SKIP}")
     else:
         raise DataError(f"{where}: the rating is {one_line(repr(value))}, expected a number")
     if not math.isfinite(number):

@@ -23,6 +23,7 @@ from typing import Any
 
 from headstart.data import opening
 from headstart.data.opening import decoded, is_gzip, lines, one_line, opened
+from headstart.data.separators import IN_WORDS, find_separator
 from headstart.errors import DataError
 
 JSON_LIMIT = 4 * opening.LIMIT
@@ -55,26 +56,34 @@ def read_whole(path: str) -> Iterator[Row]:
             yield Row({"text": decoded(raw.removeprefix(b"\xef\xbb\xbf"), path, path)}, path)
 
 
-def read_csv(path: str, delimiter: str) -> Iterator[Row]:
-    """Records under a header, quoted as RFC 4180 says; line breaks inside quotes belong to the cell."""
+def read_csv(path: str, delimiter: str | None = None) -> Iterator[Row]:
+    """Records under a header, quoted as RFC 4180 says; line breaks inside quotes belong to the cell.
+
+    Args:
+        delimiter: what stands between cells; None finds it from the header, see separators.py.
+    """
     # The limit belongs to the whole process and its default is too small for a long text. It is only ever raised,
     # never put back: putting it back would pull it from under another thread that is still reading.
     csv.field_size_limit(max(csv.field_size_limit(), opening.LIMIT))
     with opened(path) as file:
-        feed = _Feed(path, lines(path, file))
-        reader = csv.reader(feed, delimiter=delimiter, strict=True)
+        source, separator = lines(path, file), delimiter
+        if separator is None:
+            separator, source = find_separator(source)
+        feed = _Feed(path, source)
+        reader = csv.reader(feed, delimiter=separator, strict=True)
         header: list[str] = []
         while (cells := _next_record(reader, feed)) is not None:
             if not cells:  # a blank line
                 continue
             if not header:
-                header = _checked_header(path, cells, delimiter)
+                header = _checked_header(path, cells, is_tsv=delimiter is not None)
                 continue
             feed.row += 1
             if len(cells) != len(header):
+                shown = "" if separator == "," else f" ({IN_WORDS[separator]})"
                 raise DataError(
                     f"{feed.where}: {_plural(len(cells), 'cell')} where the header has {len(header)}; "
-                    'put a text that holds the separator between quotes: "..."'
+                    f'put a text that holds the separator{shown} between quotes: "..."'
                 )
             yield Row(dict(zip(header, cells, strict=True)), feed.where)
 
@@ -117,13 +126,14 @@ def _next_record(reader: Iterator[list[str]], feed: _Feed) -> list[str] | None:
         ) from None
 
 
-def _checked_header(path: str, cells: list[str], delimiter: str) -> list[str]:
+def _checked_header(path: str, cells: list[str], *, is_tsv: bool) -> list[str]:
     header = [cell.strip() for cell in cells]
-    other = next((mark for mark in ";\t,|" if mark != delimiter and mark in header[0]), None)
+    # of a .csv the separator was found: one that stands in its only name stands between quotes
+    other = next((mark for mark in (";,|" if is_tsv else "|") if mark in header[0]), None)
     if len(header) == 1 and other:
-        names, kinds = {"\t": "tabs", ",": "commas"}, {"\t": ".tsv", ",": ".csv"}
-        shown, wanted = names.get(other, f"'{other}'"), names[delimiter]
-        fix = f"call it {kinds[other]}" if other in kinds else f"save it with {wanted}"
+        shown = {",": "commas", ";": "semicolons"}.get(other, f"'{other}'")
+        wanted, some = ("tabs", "tabs") if is_tsv else ("commas, semicolons or tabs", "commas")
+        fix = f"save it with {some}" if other == "|" else "call it .csv"
         raise DataError(f"{path}: its columns seem to be separated by {shown}, expected {wanted}; {fix}")
     double = next((name for name, count in Counter(header).items() if name and count > 1), None)
     if double:
@@ -249,7 +259,7 @@ def _plural(count: int, noun: str) -> str:
 
 READERS: dict[str, Callable[[str], Iterator[Row]]] = {
     ".txt": read_txt,
-    ".csv": partial(read_csv, delimiter=","),
+    ".csv": read_csv,
     ".tsv": partial(read_csv, delimiter="\t"),
     ".jsonl": read_jsonl,
     ".ndjson": read_jsonl,

@@ -5,23 +5,15 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from headstart.config import LabelledConfig
-from headstart.data.columns import (
-    as_label,
-    as_labels,
-    as_rating,
-    as_text,
-    cell,
-    column_named,
-    label_column,
-    text_column,
-)
+from headstart.data.cells import LeftOut, columns_of, is_empty, with_columns
+from headstart.data.columns import OR_SKIP, as_label, as_labels, as_rating, as_text, cell
 from headstart.data.digests import text_digest
 from headstart.data.opening import one_line, suffix_of
 from headstart.data.sources import Row, expand, read_rows
@@ -47,6 +39,10 @@ class LabelledTexts:
     kind: Kind = "classes"
     pairs: tuple[tuple[str, str], ...] | None = None
     """The two texts of each row, where rows are pairs."""
+    left_out: str | None = None
+    """How many rows of the file are not here because they lack a text or a label, in words."""
+    label_name: str = field(default="", compare=False)
+    """The column of the labels."""
 
     @property
     def questions(self) -> tuple[Question, ...]:
@@ -89,7 +85,7 @@ class LabelledTexts:
             tuple(column[index] for index in chosen) for column in (self.texts, self.labels, self.where)
         )
         pairs = None if self.pairs is None else tuple(self.pairs[index] for index in chosen)
-        return LabelledTexts(self.name, texts, labels, where, self.kind, pairs)
+        return replace(self, texts=texts, labels=labels, where=where, pairs=pairs)
 
 
 def names_in(label: Label) -> tuple[str, ...]:
@@ -120,7 +116,10 @@ def label_of(value: object, where: str, kind: Kind, config: LabelledConfig) -> L
 
 
 def read_labelled(path: str, config: LabelledConfig) -> LabelledTexts:
-    """Read one file, or the files of one pattern as if they were one; a row without text or label is refused."""
+    """Read one file, or the files of one pattern as if they were one.
+
+    A row without a text or a label is refused, or left out and counted where `config.skip_empty` asks for it.
+    """
     if Path(path).is_dir():
         raise DataError(
             f"{path} is a folder; labelled text is one file, or a pattern such as {Path(path) / 'train-*.csv'}"
@@ -129,42 +128,52 @@ def read_labelled(path: str, config: LabelledConfig) -> LabelledTexts:
     labels: list[Label] = []
     where: list[str] = []
     kind: Kind | None = None
-    for row, texts, value in _cells(expand([path]), config):
-        for text, name in zip(texts, ("text", "second text"), strict=False):
-            if not text.strip():
-                raise DataError(f"{row.where}: the {name} is empty; give the row a text or remove it")
-        kind = kind or kind_of(config, value)
-        pairs.append(texts)
+    no_text = no_label = 0
+    names: list[str] = [""]
+    for row, found, (*cells, value) in _rows(expand([path]), config):
+        here = kind or kind_of(config, value)
+        if config.skip_empty and (any(map(is_empty, cells)) or is_empty(value, here)):
+            no_text, no_label = (no_text + 1, no_label) if any(map(is_empty, cells)) else (no_text, no_label + 1)
+            continue
+        kind, names = here, found
+        pairs.append(_texts_of(cells, row))
         labels.append(label_of(value, row.where, kind, config))
         where.append(row.where)
+    if no_text + no_label and not pairs:
+        raise DataError(f"{path}: every row lacks a text or a label, and labelled.skip_empty leaves all of them out")
     if not pairs or kind is None:
         raise DataError(f"{path} holds no rows; expected a text and a label in each")
     both = tuple((first, second) for first, second in pairs) if config.second_column is not None else None
-    return LabelledTexts(path, tuple(map("\n".join, pairs)), tuple(labels), tuple(where), kind, both)
+    left_out = LeftOut(no_text, no_label).in_words(path)
+    texts = tuple(map("\n".join, pairs))
+    return LabelledTexts(path, texts, tuple(labels), tuple(where), kind, both, left_out, names[-1])
 
 
-def _cells(paths: list[str], config: LabelledConfig) -> Iterator[tuple[Row, tuple[str, ...], object]]:
-    """Each row, its text or two, and what its column of labels holds."""
+def _texts_of(cells: Sequence[object], row: Row) -> tuple[str, ...]:
+    """The text of a row, or two."""
+    texts = tuple(as_text(one, row.where) for one in cells)
+    for text, name in zip(texts, ("text", "second text"), strict=False):
+        if not text.strip():
+            raise DataError(f"{row.where}: the {name} is empty; give the row a text{OR_SKIP}")
+    return texts
+
+
+def _rows(paths: list[str], config: LabelledConfig) -> Iterator[tuple[Row, list[str], list[object]]]:
+    """Each row with its columns and their cells; where rows may be empty, a cell may be missing."""
     for path in paths:
         names: list[str] = []
         if suffix_of(path) == ".txt":
             raise DataError(
                 f"{path}: a .txt file has no labels; give a csv, tsv, jsonl or parquet file with a column of them"
             )
+        if config.skip_empty:
+            for row, names in with_columns(path, config):
+                yield row, names, [row.values.get(name) for name in names]
+            continue
         for row in read_rows(path, with_labels=True):
             if not names:
                 names = columns_of(path, list(row.values), config)
-            *cells, value = [cell(row.values, name, row.where) for name in names]
-            yield row, tuple(as_text(one, row.where) for one in cells), value
-
-
-def columns_of(path: str, columns: list[str], config: LabelledConfig) -> list[str]:
-    """The column of the text, that of a second one if there is to be one, and that of the label."""
-    text = text_column(path, columns, config.text_column, "labelled.text_column")
-    second = [] if config.second_column is None else [column_named(path, columns, config.second_column)]
-    if second == [text]:
-        raise DataError(f"{path}: '{one_line(text)}' is both texts of a pair; name the other with labelled.text_column")
-    return [text, *second, label_column(path, columns, config.label_column, text=text)]
+            yield row, names, [cell(row.values, name, row.where) for name in names]
 
 
 @dataclass(frozen=True)

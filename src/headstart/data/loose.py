@@ -1,19 +1,16 @@
 """Labelled text as it is, faults and all: what training refuses at the first row is gathered here, row by row."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from headstart.config import LabelledConfig
+from headstart.data.cells import is_empty, with_columns
 from headstart.data.columns import as_text, cell
-from headstart.data.labelled import columns_of, kind_of, label_of, names_in
-from headstart.data.opening import opened, suffix_of
+from headstart.data.labelled import kind_of, label_of, names_in
+from headstart.data.opening import is_marked, opened, suffix_of
 from headstart.data.shards import is_shards
-from headstart.data.sources import Row, expand, read_rows
+from headstart.data.sources import Row, expand
 from headstart.errors import DataError
 from headstart.kinds import Kind
-
-_PATIENCE = 1000
-"""Rows that may come before the first with both columns: keys may be missing in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,53 +48,28 @@ def read_loosely(name: str, config: LabelledConfig) -> LooseFile:
     """Read a file, or the files of a pattern; refused is only what gives no row at all."""
     if is_shards(name):
         raise DataError(f"{name} is prepared already: its text is tokens now; give the file it was made from")
-    file = LooseFile(name)
+    file, is_known = LooseFile(name), False
     for path in expand([name]):
         if suffix_of(path) == ".txt":
             raise DataError(f"{path}: a .txt file has no labels; give unlabelled text with --texts")
-        if _is_marked(path):
-            file.marked.append(path)
+        if suffix_of(path) != ".parquet":
+            with opened(path) as raw:
+                file.marked += [path] if is_marked(raw) else []
         before = len(file.rows)
         try:
-            for row, names in _with_columns(path, config):
-                if not file.rows:
-                    file.kind = kind_of(config, row.values.get(names[-1]))
+            for row, names in with_columns(path, config):
+                if not is_known:  # an empty cell tells nothing: that of the first row may be one
+                    value = row.values.get(names[-1])
+                    file.kind, is_known = kind_of(config, value), not is_empty(value)
                 file.rows.append(_row(row, names, file.kind, config))
         except DataError as error:
-            if len(file.rows) == before:  # nothing can be said about this file
+            read = len(file.rows) - before
+            if not read:  # nothing can be said about this file
                 raise
-            file.stopped.append(str(error))
+            file.stopped.append(f"reading stopped at row {read + 1:,}: {error}")
     if not file.rows:
         raise DataError(f"{name} holds no rows; expected a text and a label in each")
     return file
-
-
-def _is_marked(path: str) -> bool:
-    if suffix_of(path) == ".parquet":
-        return False
-    with opened(path) as raw:
-        return raw.peek(3)[:3] == b"\xef\xbb\xbf"
-
-
-def _with_columns(path: str, config: LabelledConfig) -> Iterator[tuple[Row, list[str]]]:
-    names: list[str] | None = None
-    waiting: list[Row] = []
-    refusal: DataError | None = None
-    for row in read_rows(path, with_labels=True):
-        if names is None:
-            waiting.append(row)
-            try:
-                names = columns_of(path, list(row.values), config)
-            except DataError as error:
-                refusal = refusal or error
-                if len(waiting) < _PATIENCE and suffix_of(path) in (".jsonl", ".ndjson", ".json"):
-                    continue
-                raise refusal from None
-            yield from ((early, names) for early in waiting)
-        else:
-            yield row, names
-    if names is None and refusal is not None:
-        raise refusal
 
 
 def _row(row: Row, columns: list[str], kind: Kind, config: LabelledConfig) -> LooseRow:
@@ -115,9 +87,7 @@ def _row(row: Row, columns: list[str], kind: Kind, config: LabelledConfig) -> Lo
     try:
         label = label_of(cell(row.values, label_name, row.where), row.where, kind, config)
     except DataError:
-        value = row.values.get(label_name)
-        is_missing = value is None or value != value or not str(value).strip()  # noqa: PLR0124 (NaN is no label)
-        faults.append("label missing" if is_missing else "label unreadable")
+        faults.append("label missing" if is_empty(row.values.get(label_name)) else "label unreadable")
         return LooseRow(text, None, row.where, tuple(faults))
     names = names_in(label)
     if kind == "rating":

@@ -23,6 +23,7 @@ LIMIT = 64 * 1024 * 1024
 INFLATION = 200
 """Times its size that a gzip file may unpack to, once that is beyond `LIMIT`: text shrinks to a tenth at most."""
 SUFFIXES = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".spm")
+BOM = b"\xef\xbb\xbf"
 KNOWN = f"{', '.join(SUFFIXES)}, each also with .gz"
 
 
@@ -111,6 +112,11 @@ class _Unpacked(io.RawIOBase):
         return count
 
 
+def is_marked(file: io.BufferedReader) -> bool:
+    """Whether a file begins with the byte order mark that some programs put before UTF-8; nothing is consumed."""
+    return file.peek(3)[:3] == BOM
+
+
 def missing(path: str) -> DataError:
     """The error for a file that is not there, with the nearest name that is."""
     if is_url(path):
@@ -169,7 +175,7 @@ def lines(path: str, file: io.BufferedReader) -> Iterator[str]:
         if number == 1 and raw.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise DataError(f"{where}: UTF-16, expected UTF-8; try: {_iconv(path, 'utf-16')}")
         if number == 1:
-            raw = raw.removeprefix(b"\xef\xbb\xbf")
+            raw = raw.removeprefix(BOM)
         yield decoded(raw, where, path)
 
 
@@ -187,9 +193,11 @@ def decoded(raw: bytes, where: str, path: str) -> str:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
+        is_table = suffix_of(path) in (".csv", ".tsv")
+        advice = "save it from the spreadsheet as CSV UTF-8, or, if it is" if is_table else "if it is"
         raise DataError(
             f"{where}: not UTF-8 (0x{raw[error.start]:02x} is byte {error.start + 1} of it); "
-            f"if it is Latin-1, try: {_iconv(path, 'latin1')}"
+            f"{advice} Windows-1252, try: {_iconv(path, 'cp1252')}"
         ) from None
     if "\0" in text:
         raise DataError(f"{where}: holds a NUL byte; is it UTF-16, or not text at all?")

@@ -107,7 +107,8 @@ def _known_in(found: list[str], nothing: str) -> list[str]:
         return known
     names = [os.path.basename(file) for file in found]
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    raise DataError(f"{nothing}; found: {shown or 'nothing'}; known: {KNOWN}")
+    advice = "; save spreadsheets as CSV UTF-8" if any(map(_is_spreadsheet, names)) else ""
+    raise DataError(f"{nothing}; found: {shown or 'nothing'}; known: {KNOWN}{advice}")
 
 
 def _remote(path: str) -> list[str]:
@@ -131,4 +132,9 @@ def _remote(path: str) -> list[str]:
 def _unknown(path: str) -> DataError:
     if not is_url(path) and is_pickled(Path(path)):
         return DataError(pickle_words(path, "Where you trust it, save its texts as .jsonl or .csv"))
-    return DataError(f"{path}: no reader for this suffix; known: {KNOWN}")
+    advice = "; save it as CSV UTF-8" if _is_spreadsheet(path) else ""
+    return DataError(f"{path}: no reader for this suffix; known: {KNOWN}{advice}")
+
+
+def _is_spreadsheet(path: str) -> bool:
+    return path.lower().endswith((".xlsx", ".xlsm", ".xlsb", ".xls", ".ods", ".numbers"))

@@ -1,9 +1,15 @@
 """How sure an answer must be: the table that fine-tuning left in a bundle, read for a wanted precision."""
 
+import math
+
 from headstart.errors import ConfigError, UsageError
 from headstart.predict.answers import ABSTAIN as ABSTAIN
 from headstart.store.bundle import Bundle
+from headstart.store.origins import HELD_OUT
 from headstart.train.calibrate import FEWEST, Threshold
+
+_MOST = 0.5
+"""The share of labelled rows that may be held out: with less than half of them to learn from, more labels help more."""
 
 _GIVES = {"labels": "any number of labels", "rating": "a rating"}
 
@@ -24,7 +30,7 @@ def threshold_for(bundle: Bundle, wanted: float) -> Threshold:
     if rows < FEWEST:
         raise UsageError(
             f"{bundle.path} was chosen on {rows} validation rows, too few to say how sure is sure enough; "
-            f"fine-tune with at least {FEWEST}"
+            f"{_how_to_get_more(bundle)}"
         )
     for row in table:
         if row.wanted >= wanted - 1e-9:
@@ -33,6 +39,21 @@ def threshold_for(bundle: Bundle, wanted: float) -> Threshold:
     raise UsageError(
         f"no threshold gave a precision of {wanted:g} on the {rows:,} validation rows of {bundle.path}; {best}"
     )
+
+
+def _how_to_get_more(bundle: Bundle) -> str:
+    """What to do for enough validation rows: a file of them, or a larger share where they were held out of the others."""
+    data = bundle.about.get("data")
+    parts = {name: part for name, part in data.items() if isinstance(part, dict)} if isinstance(data, dict) else {}
+    valid, train = parts.get("valid", {}), parts.get("train", {})
+    if not str(valid.get("name", "")).startswith(HELD_OUT) or not isinstance(train.get("rows"), int):
+        return f"fine-tune with a validation file of at least {FEWEST}"
+    rows = train["rows"] + valid["rows"]
+    # each label's part is rounded, which may take half a row of it
+    share = math.ceil(100 * (FEWEST + len(bundle.labels) / 2) / rows) / 100
+    if share > _MOST:
+        return f"there are {rows} labelled rows: label more, so that {FEWEST} can be held out"
+    return f"fine-tune with labelled.valid_share {share:g}, which holds out {FEWEST} of the {rows} labelled rows"
 
 
 def in_words(found: Threshold, rows: int) -> str:

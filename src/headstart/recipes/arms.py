@@ -91,7 +91,9 @@ def expanded(arms: Sequence[str], paths: Sequence[str]) -> tuple[str, ...]:
         if arm not in ARMS:
             raise ConfigError(f"--arms knows {', '.join(ARMS)}, got {arm!r}")
         if arm in PRETRAINED and not paths:
-            raise UsageError(f"compare needs --from with a pretrained folder, or --arms without {arm}")
+            raise UsageError(
+                f"compare needs --from with a pretrained folder or a starter such as starter:en, or --arms without {arm}"
+            )
     names = names_of(paths)
     found = [
         [f"{arm}:{name}" for name in names] if arm in PRETRAINED and len(names) > 1 else [arm]

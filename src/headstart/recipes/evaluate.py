@@ -81,7 +81,7 @@ def run_errors(
         "label": sliced(texts.labels, right, predictor.labels),
     }
     for column, found in values.items():
-        groups, order = by_column(found)
+        groups, order = by_column([found[where] for where in texts.where])
         slices[column if column not in slices else f"column {column}"] = sliced(groups, right, order)
     shown = [_mistake(predictor, texts, shares, row) for row in surest(shares, rows.labels, mistakes)]
     return ErrorAnalysis(
@@ -108,6 +108,8 @@ def _scored(
             f"{verb} is for one class a text; of {folder} evaluate tells each label, or the errors, without it"
         )
     texts = read_labelled(file, as_trained(predictor.bundle, config or LabelledConfig()))
+    if texts.left_out:
+        progress.say(texts.left_out)
     for note in check_target(predictor.target, texts, f"the training data of {folder}"):
         progress.say(note)
     rows = predictor.rows(texts.questions, predictor.target.gold(texts.labels))
@@ -137,14 +139,14 @@ def _evaluation(predictor: Predictor, rows: LabelledRows, scores: NDArray[np.flo
     return predictor.target.measure(scores, rows.labels, 0 if rows.windows else rows.long)
 
 
-def _column(file: str, name: str) -> list[object]:
-    """One column of a labelled file, row by row as `read_labelled` takes them."""
-    found: list[object] = []
+def _column(file: str, name: str) -> dict[str, object]:
+    """One column of a labelled file, by the places of the rows: some of them may be left out."""
+    found: dict[str, object] = {}
     for path in expand([file]):
         column = ""
         for row in read_rows(path, with_labels=True):
             column = column or column_named(path, list(row.values), name)
-            found.append(cell(row.values, column, row.where))
+            found[row.where] = cell(row.values, column, row.where)
     return found
 
 

@@ -11,17 +11,20 @@ from headstart.data.oddities import oddities
 from headstart.data.opening import one_line
 
 EXAMPLES = 3
+CUT_SHORT = "cut short"
+"""The kind of finding about a file that was not read to its end: whatever else is found is about a part of it."""
+_STOPS = "training stops at the first, or leaves them out with labelled.skip_empty"
 _FAULTS = {
-    "text empty": "no text; training stops at the first",
+    "text empty": f"no text; {_STOPS}",
     "text unreadable": "a text that is none (a number, a list, half of a character)",
-    "label missing": "no label; training stops at the first",
+    "label missing": f"no label; {_STOPS}",
     "label unreadable": "a label that is neither text nor a number",
 }
 _OTHERWISE = {
     ("label unreadable", "labels"): "labels that are no list of texts or numbers",
     ("label unreadable", "rating"): "a rating that is no finite number within its bounds",
-    ("label missing", "labels"): "no list of labels, not even an empty one; training stops at the first",
-    ("label missing", "rating"): "no rating; training stops at the first",
+    ("label missing", "labels"): f"no list of labels, not even an empty one; {_STOPS}",
+    ("label missing", "rating"): f"no rating; {_STOPS}",
 }
 """The same where labels are several or numbers."""
 _MANY = 0.5
@@ -77,13 +80,13 @@ class Inspected:
 
 def faults(one: Inspected) -> Iterator[Finding]:
     """Rows that training would refuse, and files that cannot be read to their ends."""
+    for message in one.file.stopped:
+        yield Finding(CUT_SHORT, one.file.name, 0, message)
     for fault, words in _FAULTS.items():
         rows = [row for row in one.file.rows if fault in row.faults]
         if rows:
             words = _OTHERWISE.get((fault, one.file.kind), words)
             yield _finding(fault, one, rows, f"{_verb(len(rows), 'have', 'has')} {words}")
-    for message in one.file.stopped:
-        yield Finding("cut short", one.file.name, 0, f"reading ended after {len(one.file.rows):,} rows: {message}")
     for path in one.file.marked:
         yield Finding(
             "byte order mark", one.file.name, 0, f"{path} begins with a byte order mark; it is not read as text"
@@ -149,7 +152,9 @@ def _conflicts(one: Inspected) -> Iterator[Finding]:
     if torn:
         count = sum(map(len, torn))
         shown = tuple(
-            " / ".join(f"{one.at(row)} {one_line(row.label or '')}" for row in rows[:3]) for rows in torn[:EXAMPLES]
+            " / ".join(f"{one.at(row)} {one_line(row.label or '')}" for row in rows[:3])
+            + (" / ..." if len(rows) > 3 else "")
+            for rows in torn[:EXAMPLES]
         )
         words = f"{_count(len(torn), 'text')} {_verb(len(torn), 'have', 'has')} more than one label, in {count:,} rows"
         yield Finding("conflict", one.file.name, count, words, shown, texts=len(torn))

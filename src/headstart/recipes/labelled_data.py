@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from headstart.config import LabelledConfig, TokenizerConfig
 from headstart.data.batches import LabelledRows
 from headstart.data.doubles import Known, Overlap, overlap
+from headstart.data.hints import hints_on
 from headstart.data.joined import encode_questions
 from headstart.data.labelled import LabelledTexts, Question, read_labelled, split_validation
 from headstart.data.shards import Shards
@@ -108,12 +109,11 @@ def load_data(
     given = {train: _read(train, config, progress)}
     same = config.model_copy(update={"task": _kind(given[train])})
     given |= {name: _read(name, same, progress) for name in (valid, test) if name is not None}
-    notes: list[str] = []
+    notes = [one.left_out for one in given.values() if isinstance(one, LabelledTexts) and one.left_out]
     tokenizer = _tokenizer(given[train], tokenizer, tokenizer_config, notes, progress)
     training = _texts(given[train], tokenizer)
     target = target_of(training, config)
-    if uneven := balance_of(training):
-        notes.append(uneven)
+    notes += [*filter(None, [balance_of(training)]), *hints_on(training, config)]
     if valid is None:
         share, rows = config.valid_share, len(training)
         training, validation = split_validation(training, share, seed)

@@ -141,11 +141,13 @@ def run_prepare_labelled(
         "text_column": config.text_column,
         "label_column": config.label_column,
         "labels": None if labels is None else labels.names,
-    }
+    } | ({"skip_empty": True} if config.skip_empty else {})  # shards of before stay as they are
     mark = fingerprint(sources, tokenizer.digest, settings)
     if shards := _unchanged(out, mark, progress):
         return shards
     texts = read_labelled(path, config)
+    if texts.left_out:
+        progress.say(texts.left_out)
     if texts.kind != "classes" or texts.pairs is not None:
         has = "pairs of texts" if texts.pairs else {"labels": "several labels a text", "rating": "ratings"}[texts.kind]
         raise DataError(f"{path} has {has}; prepared folders hold one class a text: give the file itself to finetune")

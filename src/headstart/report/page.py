@@ -15,7 +15,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from headstart.errors import StoreError
-from headstart.files import write_json, write_whole
+from headstart.files import why_not, write_json, write_whole
 from headstart.report.arms import name_of
 from headstart.report.calibration import calibrated
 from headstart.report.canvas import COLOURS, FAINT, FURTHER, INK, OTHER, PAPER, hue_of, png, short_name, svg
@@ -61,7 +61,7 @@ def write_report(folder: Path, out: Path | None = None, *, texts: bool = True) -
     try:
         (out / "figures").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"cannot write {out}: {error.strerror or error}") from error
+        raise StoreError(f"cannot write {out}: {why_not(error, out / 'figures')}") from error
     for drawing in drawings(comparison):
         _write_figure(out, drawing, WIDE)
     for drawing in confusions(comparison):

@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
+from headstart.layering import nearest
 from headstart.predict.generate import Sampling
 from headstart.serve.gate import LOG, Gate
 from headstart.serve.refusals import ERRORS, Refusal
@@ -248,17 +249,28 @@ async def _refused(_request: Request, error: Exception) -> JSONResponse:
     return JSONResponse(error.body(), error.status, error.headers())
 
 
-async def _invalid(_request: Request, error: Exception) -> JSONResponse:
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
     """What is wrong with a body, without quoting it."""
     assert isinstance(error, RequestValidationError)
     fault = error.errors()[0]
     if fault["type"] == "json_invalid":
         detail = "the body is not valid JSON"
+    elif fault["type"] == "extra_forbidden" and len(fault["loc"]) == 2:
+        known = _names_of(request)
+        close = nearest(str(fault["loc"][1]), known)
+        hint = f"did you mean {close}? " if close else ""
+        detail = f"{fault['loc'][1]} is not asked for here; {hint}known are {', '.join(known)}"
     else:
         name = ".".join(str(part) for part in fault["loc"][1:])
         words = fault["msg"].removeprefix("Value error, ")
         detail = f"{name}: {words}" if name else words
     return JSONResponse(Refusal(422, detail).body(), 422)
+
+
+def _names_of(request: Request) -> list[str]:
+    """What the body of a request may hold."""
+    asked = [field.field_info.annotation for field in request.scope["route"].dependant.body_params]
+    return [name for kind in asked if kind is not None for name in kind.model_fields]
 
 
 async def _http(_request: Request, error: Exception) -> JSONResponse:

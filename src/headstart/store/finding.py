@@ -5,7 +5,7 @@ from pathlib import Path
 from headstart.errors import UsageError
 from headstart.files import MANIFEST, is_pickled, pickled_weights
 from headstart.store.rundir import RunFolder
-from headstart.store.starters import is_starter, starter_folder
+from headstart.store.starters import SCHEME, is_starter, starter_folder, starters
 
 
 def find_bundle(folder: Path) -> Path:
@@ -13,7 +13,7 @@ def find_bundle(folder: Path) -> Path:
     if is_starter(folder):
         return starter_folder(folder)
     if not folder.exists():
-        raise UsageError(f"no such folder: {folder}")
+        raise UsageError(f"no such folder: {folder}{_starter_meant(folder)}")
     bundle = folder / "bundle"
     if (bundle / MANIFEST).is_file():
         return bundle
@@ -29,3 +29,12 @@ def find_bundle(folder: Path) -> Path:
         raise UsageError(pickled_weights(pickled))
     found = ", ".join(path.name for path in inside[:5]) if folder.is_dir() else "a file"
     raise UsageError(f"{folder} holds no model of Headstart's; found: {found or 'nothing'}")
+
+
+def _starter_meant(folder: Path) -> str:
+    """A question to add where a name is almost that of a starter: `starter`, `en`, `starter-en`."""
+    word, _, language = str(folder).lower().replace("/", "-").replace("_", "-").partition("-")
+    for name in starters():
+        if (word in ("starter", "starters") and language in ("", name)) or (word == name and not language):
+            return f"; did you mean {SCHEME}{name}?"
+    return ""

@@ -16,7 +16,7 @@ from typing import Any
 
 from headstart.config import Section
 from headstart.errors import StoreError, UsageError
-from headstart.files import FORMAT, other_format, read_json, read_sealed, sha256_of, write_json, write_sealed
+from headstart.files import FORMAT, other_format, read_json, read_sealed, sha256_of, why_not, write_json, write_sealed
 from headstart.version import __version__
 
 if sys.platform != "win32":  # there the lock is a courtesy that is not offered
@@ -54,7 +54,7 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"cannot make the folder {path}: {error.strerror}") from None
+            raise UsageError(f"cannot make the folder {path}: {why_not(error, path)}") from None
         run = cls(path)
         write_json(path / "config.json", config.model_dump(mode="json"))
         facts = {"format": FORMAT, "kind": kind, "command": command, "headstart": __version__, "inputs": inputs}

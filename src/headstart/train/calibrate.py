@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+_MORE = "a larger validation file or labelled.valid_share gives more"
 FEWEST = 50
 """Validation rows below which nothing is fitted: a temperature from a handful of rows is noise."""
 FEWEST_ANSWERED = 20
@@ -87,7 +88,7 @@ def fit_temperature(scores: Floats, gold: Ints, each: int = 1) -> tuple[float, s
     """The temperature of least log-loss, or 1 and the reason why none can be fitted."""
     answers = scores.argmax(axis=1)
     if len(gold) < FEWEST * each:
-        return 1.0, f"{len(gold) // each} validation rows are too few to fit on (at least {FEWEST})"
+        return 1.0, f"{len(gold) // each} validation rows are too few to fit on (at least {FEWEST}; {_MORE})"
     if len(np.unique(gold)) == 1:
         return 1.0, "the validation rows have one label only"
     if (answers == gold).all():

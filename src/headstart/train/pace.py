@@ -17,6 +17,7 @@ _UNUSUAL = 5.0
 def seconds_a_step(reports: Iterable[StepReport], budget: float, ranks: Ranks = ALONE) -> float:
     """The mean time of the first steps: some dozens, or what fits in a twentieth of `budget` seconds.
 
+    Two are enough where they take a tenth of it and nothing had to warm up: they are forgotten, and the time is not.
     Those that warm up do not count, nor do those that take many times as long as the one in the middle: a compiler that
     meets a new kind of row at the tenth step works for seconds, once.
     """
@@ -24,8 +25,10 @@ def seconds_a_step(reports: Iterable[StepReport], budget: float, ranks: Ranks = 
     ends = []
     for count, _ in enumerate(reports, start=1):
         ends.append(time.monotonic())
-        enough = count >= _WARM + _MOST or (count >= _WARM + _LEAST and ends[-1] - started > _SHARE * budget)
-        if ranks.any(enough):  # clocks differ, and all must stop after the same step
+        spent = (ends[-1] - started) / budget
+        enough = count >= _WARM + _MOST or (count >= _WARM + _LEAST and spent > _SHARE)
+        slow = count > 1 and spent > 2 * _SHARE and ends[-1] - ends[-2] > 0.5 * (ends[0] - started)
+        if ranks.any(enough or slow):  # clocks differ, and all must stop after the same step
             break
     taken = [after - before for before, after in pairwise(ends)]
     taken = taken[_WARM - 1 :] or taken or [ends[-1] - started]

@@ -144,9 +144,28 @@ function explain(why) {
 
 // a file of texts
 
-function parse(content) {
-  const first = content.slice(0, content.search(/[\r\n]|$/));
-  const split = [",", ";", "\t"].map((one) => [one, first.split(one).length]).sort((a, b) => b[1] - a[1])[0][0];
+// As the command line finds it: commas, unless the header has none outside quotes but semicolons, or else tabs.
+function separatorOf(content) {
+  const found = new Set();
+  let quoted = false, starts = true;
+  for (let place = Math.max(content.search(/[^\r\n]/), 0); place < content.length; place += 1) {
+    const letter = content[place];
+    if (quoted) {
+      if (letter === '"' && content[place + 1] === '"') place += 1;
+      else quoted = letter !== '"';
+    } else if (letter === '"' && starts) { quoted = true; starts = false; }
+    else if (letter === "," || letter === "\n" || letter === "\r") {
+      if (letter === ",") return ",";
+      break;
+    } else {
+      starts = letter === ";" || letter === "\t";
+      if (starts) found.add(letter);
+    }
+  }
+  return (!quoted && [";", "\t"].find((one) => found.has(one))) || ",";
+}
+
+function parse(content, split) {
   const rows = [];
   let row = [], cell = "", quoted = false, place = 0, wasQuoted = false;
   const endRow = () => {
@@ -176,7 +195,7 @@ function parse(content) {
   return { header, rows: rest };
 }
 
-const written = (cells) => cells.map((cell) => (/[",\r\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell)).join(",");
+const written = (cells, split) => cells.map((cell) => (/[",;\t\r\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell)).join(split);
 
 function freeName(name, taken) {
   while (taken.includes(name)) name = `predicted_${name}`;
@@ -198,8 +217,12 @@ async function choose(file) {
   if (!file) return;
   fileSays(`Reading ${file.name}…`);
   try {
-    const content = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-    table = { name: file.name, ...parse(content) };
+    const bytes = new Uint8Array(await file.arrayBuffer());
+    const content = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+    const isTsv = /\.tsv$/i.test(file.name), split = isTsv ? "\t" : separatorOf(content);
+    // a .csv is written as it came: spreadsheets know UTF-8 by the mark, and open one kind of separator
+    const layout = isTsv ? { split: ",", mark: "" } : { split, mark: bytes[0] === 0xef && bytes[1] === 0xbb && bytes[2] === 0xbf ? "\ufeff" : "" };
+    table = { name: file.name, layout, ...parse(content, split) };
   } catch (error) {
     fileSays(error instanceof TypeError ? `${file.name} is not UTF-8 text; save it as CSV in UTF-8.` : error.message, true);
     return;
@@ -292,16 +315,17 @@ const COLUMNS = {
 function offer(header, rows, found, abstaining) {
   const kind = COLUMNS[about.target.kind]();
   const names = [...kind.names, "truncated", ...(abstaining ? ["abstained"] : [])];
-  const lines = [written([...header, ...names.map((name) => freeName(name, header))])];
+  const { split, mark } = table.layout;
+  const lines = [written([...header, ...names.map((name) => freeName(name, header))], split)];
   const tally = new Map();
   for (const [place, row] of rows.entries()) {
     const one = found.get(place);
-    if (!one) { lines.push(written([...row, ...names.map(() => "")])); continue; }
+    if (!one) { lines.push(written([...row, ...names.map(() => "")], split)); continue; }
     for (const name of kind.counted(one)) tally.set(name, (tally.get(name) || 0) + 1);
-    lines.push(written([...row, ...kind.cells(one), String(one.truncated), ...(abstaining ? [String(one.abstained)] : [])]));
+    lines.push(written([...row, ...kind.cells(one), String(one.truncated), ...(abstaining ? [String(one.abstained)] : [])], split));
   }
   if (made) URL.revokeObjectURL(made);
-  made = URL.createObjectURL(new Blob([lines.join("\n") + "\n"], { type: "text/csv" }));
+  made = URL.createObjectURL(new Blob([mark + lines.join("\n") + "\n"], { type: "text/csv" }));
   const name = table.name.replace(/\.[^.]*$/, "") + "-labelled.csv";
   Object.assign($("download"), { href: made, download: name, textContent: `Download ${name}`, hidden: false });
   bars($("counts"), [...tally].sort((a, b) => b[1] - a[1]).map(([label, number]) => [label, number / rows.length, number.toLocaleString("en")]));
