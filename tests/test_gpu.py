@@ -239,6 +239,33 @@ def test_full_rows_without_bounds_are_read_as_under_a_mask(kind, visibility):
     assert wrong < 1.5 * usual + 1e-3
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("heads", "rotary"), [(4, False), (2, False), (4, True)])
+def test_attention_over_steady_rows_is_that_over_others(heads, rotary, compiled):
+    from headstart.model.attention import SelfAttention, View, wants_cudnn
+    from headstart.model.positions import angles
+
+    width = 200 if heads == 2 else 256
+    if not wants_cudnn(torch.device("cuda"), width // heads):
+        pytest.skip("cuDNN's attention is not there")
+    torch.manual_seed(0)
+    layer = SelfAttention(width, heads, 0.0, bias=True).cuda()
+    x, slopes = torch.randn(2, 4, 128, width, device="cuda")
+    turned = angles(torch.arange(128, device="cuda"), width // heads) if rotary else None
+    found = []
+    for steady in (False, True):
+        called = torch.compile(layer) if compiled else layer
+        layer.zero_grad()
+        rows = x.clone().requires_grad_()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            mixed, _ = called(rows, View(None, turned, steady=steady))
+        mixed.float().backward(slopes)
+        found.append([mixed.float(), rows.grad, *(parameter.grad for parameter in layer.parameters())])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() < 0.02 * other.norm() + 1e-3
+
+
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(
     ("rows", "width", "vocabulary"),

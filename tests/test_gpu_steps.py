@@ -98,6 +98,7 @@ def test_with_muon_the_passes_alone_are_recorded():
     assert recorded.graphs.update is None
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning")  # what the compiler says of products in fp32
 @pytest.mark.parametrize("compiled", [False, True])
 def test_what_is_dropped_follows_from_seed_and_step_recorded_or_not(compiled):
     settings = {"bf16": False, "dropout": 0.3, "compiled": compiled}

@@ -69,7 +69,8 @@ def loss_in_bites(
     # a column of ones in what is multiplied with the slopes gives those of the bias, and costs no reading of its own; where
     # it is scaled, another one holds what rounding takes from it
     columns = _round_up(width + 2 * (bias is not None), _COLUMNS)
-    table_WC = F.pad(weight.to(kind), (0, columns - width, 0, places - vocabulary)).contiguous()
+    table_WC = torch.zeros(places, columns, dtype=kind, device=hidden.device)
+    table_WC[:vocabulary, :width] = weight
     hidden_NC = F.pad(hidden, (0, columns - width)).contiguous()
     if bias is not None:
         hidden_NC[:, -2] = 1  # its counterpart in the table is 0: the bias itself is added in full precision

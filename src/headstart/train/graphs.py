@@ -9,7 +9,7 @@ the same way in the same shape, and draws the same random numbers (a replay begi
 """
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,14 +36,19 @@ class _Slot:
     """The memory of all batches of one shape, and what replays their passes once they are recorded."""
 
     batch: Steady
-    replay: Work | None = None
+    replays: dict[bool, Work] = field(default_factory=dict)
+    """By whether a step begins with them: what the gradients were before counts for nothing then."""
     used: bool = False
+    holds: Steady | None = None
+    """What was copied there and has not been read yet."""
 
     def take(self, batch: Steady) -> None:
-        """Copy a batch to where the recorded passes read it."""
-        there = self.batch.tensors()
-        for name, tensor in batch.tensors().items():
-            there[name].copy_(tensor, non_blocking=True)
+        """Copy a batch to where the recorded passes read it, once they have read the one before."""
+        if self.holds is not batch:
+            there = self.batch.tensors()
+            for name, tensor in batch.tensors().items():
+                there[name].copy_(tensor, non_blocking=True)
+        self.holds = batch
 
 
 class Graphs:
@@ -63,8 +68,8 @@ class Graphs:
 
     @property
     def recorded(self) -> int:
-        """How many shapes have been recorded."""
-        return sum(slot.replay is not None for slot in self.slots.values())
+        """How many passes have been recorded."""
+        return sum(len(slot.replays) for slot in self.slots.values())
 
     def around(self, plain: Passes, optimizer: Optimizer, clip: float) -> "CapturedPasses":
         """The passes of a call of `fit`. What was recorded holds as long as the same weights move, in the same memory."""
@@ -133,6 +138,8 @@ class CapturedPasses(Passes):
         total = self._total(batch) if isinstance(batch, Steady) and not self.graphs.failed else None
         if total is None:
             self._replayed = False
+            if not self._begun:
+                zero(self.grads())  # where recorded passes have left theirs
             part = super().run(super().ready(batch), last=last)
             total, count = part.total.detach(), part.count
         else:
@@ -163,34 +170,40 @@ class CapturedPasses(Passes):
             self.graphs.update.move()
 
     def clear(self, optimizer: Optimizer) -> None:
-        """Gradients become zero where they are: their memory is known to what is recorded, if anything is."""
+        """Gradients stay where they are if anything is recorded: it knows their memory, and writes over what is there."""
         self._begun, self._replayed = False, True
-        if self.graphs.slots:
-            zero(self.grads())
-        else:
+        if not self.graphs.slots:
             super().clear(optimizer)
 
+    def expect(self, batches: list[Batch]) -> None:
+        """Copy the first of them already, behind all that the device has been told to do."""
+        for batch in batches[:1]:
+            if isinstance(batch, Steady) and not self.graphs.failed and batch.shape in self.graphs.slots:
+                self.graphs.slots[batch.shape].take(batch)
+
     def _total(self, batch: Steady) -> Tensor | None:
-        """The loss of a batch, its gradients added; None where it could not be recorded."""
-        graphs, shape = self.graphs, batch.shape
+        """The loss of a batch, its gradients added to those of the step; None where it could not be recorded."""
+        graphs, shape, anew = self.graphs, batch.shape, not self._begun
         slot = graphs.slots.get(shape) or _Slot(_like(batch, self.runtime.device))
         if len(graphs.slots) < _MOST_SHAPES:
             graphs.slots[shape] = slot
         slot.take(batch)
+        slot.holds = None
 
         def work() -> Tensor:
-            return Passes.run(self, slot.batch, last=True).total.detach()  # how many it scored, each batch knows itself
+            part = self._anew(slot.batch) if anew else Passes.run(self, slot.batch, last=True)
+            return part.total.detach()  # how many it scored, each batch knows itself
 
         # the first time warms up: libraries start, kernels are loaded, gradients get their memory
-        if slot.used and slot.replay is None and graphs.recorded < _MOST_GRAPHS:
+        if slot.used and anew not in slot.replays and graphs.recorded < _MOST_GRAPHS:
             try:
                 with graphs.lock:
-                    slot.replay = graphs.tape.record(work)
+                    slot.replays[anew] = graphs.tape.record(work)
             except RuntimeError as error:
                 self._give_up(error)
                 return None
-        if slot.replay:
-            return slot.replay()
+        if anew in slot.replays:
+            return slot.replays[anew]()
         self._replayed = False
         try:
             total = graphs.tape.once(work)
@@ -203,6 +216,20 @@ class CapturedPasses(Passes):
             graphs.remember()
         slot.used = True
         return total
+
+    def _anew(self, batch: Steady) -> LossSum:
+        """Passes whose gradients take the place of those that are there: no zeros to write, and none to add to."""
+        kept = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+        for parameter, _ in kept:
+            parameter.grad = None
+        part = Passes.run(self, batch, last=True)
+        fresh = [(grad, parameter.grad) for parameter, grad in kept if parameter.grad is not None]
+        if fresh:
+            torch._foreach_copy_([grad for grad, _ in fresh], [new for _, new in fresh])
+        zero([grad for parameter, grad in kept if parameter.grad is None])
+        for parameter, grad in kept:
+            parameter.grad = grad
+        return part
 
     def _give_up(self, error: RuntimeError) -> None:
         """Leave memory to the plain way, which needs less: its gradients are made as activations go."""

@@ -105,10 +105,13 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         # handed on, not kept: the last who holds a gradient may change it in place, and a table's is large
         slopes, ctx.slopes = ctx.slopes, None
-        for slope in slopes:
-            if slope is not None:
-                slope.mul_(grads[0])
-        return *slopes, None, None, None, None
+        scaled = [_times(slope, grads[0]) for slope in slopes]
+        return *scaled, None, None, None, None
+
+
+def _times(slope: Tensor | None, factor: Tensor) -> Tensor | None:
+    """In place where rows lie end to end; where they do not, whoever keeps the gradient would copy it anyway."""
+    return slope if slope is None else slope.mul_(factor) if slope.is_contiguous() else slope * factor
 
 
 def _in_one_buffer(

@@ -28,12 +28,12 @@ class Tile(NamedTuple):
     """What a program of the product makes, and how."""
 
     rows: int = 128
-    places: int = 256
+    places: int = 128
     columns: int = 64  # a step of the product's inner loop
-    warps: int = 8
+    warps: int = 4
     stages: int = 3
     tma: bool = True  # loads by the unit that Hopper has for it, not by the threads
-    group: int = 8  # tiles of rows that take turns on the same entries
+    group: int = 64  # tiles of rows that take turns on the same entries
 
 
 _TILE = Tile()
