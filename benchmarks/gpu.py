@@ -99,6 +99,11 @@ class Bench:
         if self.device == "cuda":
             torch.cuda.empty_cache()
 
+    def kept(self, part: str) -> dict:
+        """What the record has of a part."""
+        path: Path | None = self.given.out
+        return json.loads(path.read_text(encoding="utf-8")).get(part, {}) if path and path.exists() else {}
+
     def keep(self, **parts: object) -> None:
         """Put figures into the record, beside those of other parts."""
         path: Path | None = self.given.out
@@ -323,9 +328,10 @@ def curves(bench: Bench) -> None:
     base = small(bench, CURVE)
     shape = {"batch": base.batch, "length": base.length, "vocabulary": base.vocabulary} | base.model
     known: dict[str, dict[str, Any]] = {}
-    found = []
+    chosen = bench.given.curve or list(CURVES)
+    found = [each for each in bench.kept("curves").get("rows", []) if each["what"] not in chosen]
     for what, values in (TINY_CURVES if bench.tiny else CURVES).items():
-        for value in values:
+        for value in values if what in chosen else ():
             if bench.left() < 3:
                 print("curves: the time is up", flush=True)
                 return
@@ -377,6 +383,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="steps of each side a round")
     parser.add_argument("--warm", type=int, default=8, help="steps before the first round: compiling, recording")
     parser.add_argument("--variants", action="store_true", help="Headstart also without cuDNN's attention")
+    parser.add_argument("--curve", action="append", choices=list(CURVES), help="of the curves, these alone")
     parser.add_argument("--profile", action="store_true", help="the kernels of a step, for each side")
     parser.add_argument("--eager", action="store_true", help="compile nothing")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes on the CPU: whether it runs, and no more")

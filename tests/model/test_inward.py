@@ -49,6 +49,7 @@ def test_steady_rows_are_projected_as_others_are(name, bias, kind):
         torch.testing.assert_close(one, other, **rough)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler about parts of torch that nobody asked for
 def test_they_are_when_compiled_too():
     compiled = torch.compile(steadily)
     ours = found(compiled, *HEADS["odd"], bias=True, kind=torch.float32)

@@ -150,7 +150,8 @@ class Pretraining:
         for stage in self.stages:
             trial = replace(self._fresh_state(), average=None)
             with closing(self._fit(trial, stage.fetch, 2**31)) as reports:
-                a_step += stage.share * seconds_a_step(reports, budget / len(self.stages), self.way.ranks)
+                part, compiled = budget / len(self.stages), self.model.backbone.compiled
+                a_step += stage.share * seconds_a_step(reports, part, self.way.ranks, compiled=compiled)
         self.model.load_state_dict(before)
         affordable = int(max(0.0, TRAINING_SHARE * budget - (time.monotonic() - self.began)) / a_step)
         plan = {"steps": max(len(self.stages), affordable), "seconds_a_step": a_step}
