@@ -99,6 +99,11 @@ class Bench:
         if self.device == "cuda":
             torch.cuda.empty_cache()
 
+    def kept(self, part: str) -> dict:
+        """What the record has of a part."""
+        path: Path | None = self.given.out
+        return json.loads(path.read_text(encoding="utf-8")).get(part, {}) if path and path.exists() else {}
+
     def keep(self, **parts: object) -> None:
         """Put figures into the record, beside those of other parts."""
         path: Path | None = self.given.out
@@ -143,12 +148,16 @@ def in_turn(bench: Bench, makers: dict[str, Callable[[], Side]]) -> tuple[dict[s
             continue
         base, began = bench.allocated(), time.perf_counter()
         try:
-            side = make()
-            for _ in range(bench.given.warm):
-                side()
-            bench.settle()
-            ready = time.perf_counter() - began
-            gib = bench.peak_gib(lambda side=side: [side(), side()], base)
+            made: list[Side] = []
+
+            def ready_side(make: Callable[[], Side] = make, made: list[Side] = made) -> None:
+                made.append(make())
+                for _ in range(bench.given.warm):
+                    made[0]()
+
+            # from the first step on: memory of what is recorded is taken once, and no longer counted afterwards
+            gib = bench.peak_gib(ready_side, base)
+            ready, side = time.perf_counter() - began, made[0]
         except Exception as error:
             traceback.print_exc(limit=-4)
             found[name] = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
@@ -319,9 +328,10 @@ def curves(bench: Bench) -> None:
     base = small(bench, CURVE)
     shape = {"batch": base.batch, "length": base.length, "vocabulary": base.vocabulary} | base.model
     known: dict[str, dict[str, Any]] = {}
-    found = []
+    chosen = bench.given.curve or list(CURVES)
+    found = [each for each in bench.kept("curves").get("rows", []) if each["what"] not in chosen]
     for what, values in (TINY_CURVES if bench.tiny else CURVES).items():
-        for value in values:
+        for value in values if what in chosen else ():
             if bench.left() < 3:
                 print("curves: the time is up", flush=True)
                 return
@@ -342,7 +352,7 @@ def curve_point(bench: Bench, task: Task) -> dict[str, Any]:
     start, side, taken = bench.allocated(), None, []
 
     def steps() -> None:
-        for _ in range(6):
+        for _ in range(9):
             before = time.perf_counter()
             side()
             bench.settle()
@@ -350,10 +360,8 @@ def curve_point(bench: Bench, task: Task) -> dict[str, Any]:
 
     try:
         side = Headstart(task, device=bench.device, compiled=bench.compiled)
-        for _ in range(3):
-            side()
-        gib = bench.peak_gib(steps, start)
-        seconds, (usual, _) = statistics.median(taken), side.operations()
+        gib = bench.peak_gib(steps, start)  # from the first step on, as in `in_turn`
+        seconds, (usual, _) = statistics.median(taken[3:]), side.operations()
         return {
             "gib": gib,
             "tokens_a_second": task.tokens / seconds,
@@ -373,8 +381,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=900, help="begin nothing new after so long")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5, help="steps of each side a round")
-    parser.add_argument("--warm", type=int, default=4)
+    parser.add_argument("--warm", type=int, default=8, help="steps before the first round: compiling, recording")
     parser.add_argument("--variants", action="store_true", help="Headstart also without cuDNN's attention")
+    parser.add_argument("--curve", action="append", choices=list(CURVES), help="of the curves, these alone")
     parser.add_argument("--profile", action="store_true", help="the kernels of a step, for each side")
     parser.add_argument("--eager", action="store_true", help="compile nothing")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes on the CPU: whether it runs, and no more")

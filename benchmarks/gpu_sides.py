@@ -25,9 +25,11 @@ from headstart.model.backbone import build_backbone
 from headstart.model.heads import Model, build_language_head
 from headstart.runtime import start
 from headstart.text.tokenizer import SpecialIds
+from headstart.train.graphs import token_graphs_for
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import predict_tokens
 from headstart.train.optim import build_optimizer
+from headstart.train.parallel import ONE
 
 SPECIAL = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
 KEPT = 4
@@ -107,9 +109,9 @@ class Headstart:
             0
         ].bounded()  # now, not later: rows know one epoch at a time, and the loop's thread asks them
         state = TrainState(self.model, build_optimizer(self.model, config.optim), 0)
-        self.reports = fit(
-            state, fetch, lambda batch: predict_tokens(self.model, batch), config.optim, 1 << 20, runtime
-        )
+        graphs = token_graphs_for(self.model, runtime, ONE, print)
+        objective = partial(predict_tokens, self.model)
+        self.reports = fit(state, fetch, objective, config.optim, 1 << 20, runtime, graphs=graphs)
 
     def __call__(self) -> float:
         attention.CUDNN = self.cudnn

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
 from headstart.model.attention import attend
-from headstart.train.bites import _add_product, _best, bite_rows, loss_in_bites, plain_slopes
+from headstart.train.bites import _add_product, bite_rows, by_scores, loss_in_bites, plain_slopes
 
 ATTENTION = {  # rows, heads, tokens, width of a head, causal
     "classic": (128, 2, 256, 100, True),
@@ -24,9 +24,23 @@ LOSS = {  # rows scored, width, vocabulary, bias
     "modern": (19660, 512, 16384, False),
 }
 BITES = (256, 1024, 2048, 4096, 8192, 8448, 16384, 16896, 32768)
-NEAR = (256, 512)
 KERNELS = ((8192, 16), (8192, 32), (16384, 32), (4096, 16), (4096, 8), (2048, 8))
 """Scores that a program of the kernel holds, and its warps."""
+TILES = (  # rows, places, columns, warps, stages, tma, group
+    (128, 256, 64, 8, 3, True, 8),
+    (128, 256, 64, 8, 3, False, 8),
+    (128, 256, 64, 8, 4, True, 8),
+    (128, 256, 64, 8, 3, True, 32),
+    (128, 256, 32, 8, 4, True, 8),
+    (256, 128, 64, 8, 3, True, 8),
+    (128, 128, 64, 4, 3, True, 8),
+    (128, 128, 64, 4, 3, False, 8),
+    (128, 128, 64, 4, 3, True, 32),
+    (128, 128, 32, 4, 4, True, 8),
+    (128, 128, 64, 8, 3, True, 8),
+    (64, 256, 64, 4, 2, True, 8),
+)
+"""What a program of the product that writes powers makes (`power_kernel.Tile`)."""
 TINY_ATTENTION = {"tiny": (2, 2, 16, 12, True)}
 TINY_LOSS = {"tiny": (300, 12, 101, True)}
 
@@ -134,9 +148,12 @@ def loss_rows(device: str, *, tiny: bool) -> Iterator[dict]:
         ways: dict[str, Callable[[], object]] = {f"as it is ({taken})": lambda a=asked: loss_in_bites(*a)}
         for rows in (128,) if tiny else BITES:
             ways[f"bites of {rows}"] = lambda a=asked, rows=rows: loss_in_bites(*a, rows=rows)
-        for near in (64,) if tiny else NEAR:
-            ways[f"as it is, {near} near"] = lambda a=asked, near=near: loss_in_bites(*a, near=near)
-        ways["without triton"] = lambda a=asked: loss_in_bites(*a, to_slopes=plain_slopes)
+        if device == "cuda":
+            from headstart.train.row_kernel import to_slopes
+
+            old = by_scores(to_slopes)
+            ways["by scores"] = lambda a=asked, old=old: loss_in_bites(*a, way=old)
+        ways["without triton"] = lambda a=asked: loss_in_bites(*a, way=by_scores(plain_slopes))
         ways["full scores"] = lambda a=asked: _full_scores(*a)
         for way_name, way in (ways | _pieces(*asked, rows=taken)).items():
             row: dict = {"shape": name, "way": way_name}
@@ -147,7 +164,7 @@ def loss_rows(device: str, *, tiny: bool) -> Iterator[dict]:
                 row["ms"] = milliseconds(way, device, times=5, warm=2)
                 if device == "cuda":
                     row["gib"] = (torch.cuda.max_memory_allocated() - before) / 2**30
-            except (RuntimeError, ValueError, TypeError) as error:
+            except Exception as error:  # triton has errors of its own
                 row["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:120]
             yield row
 
@@ -164,29 +181,34 @@ def _pieces(
 ) -> dict[str, Callable[[], object]]:
     """One bite: three products and what happens between them; to be multiplied by the number of bites."""
     rows = min(rows, len(hidden))
-    places, columns = -(-len(weight) // 64) * 64, -(-(hidden.shape[1] + (bias is not None)) // 8) * 8
-    low = hidden[:rows].to(kind)
+    places, columns = -(-len(weight) // 64) * 64, -(-(hidden.shape[1] + 2 * (bias is not None)) // 8) * 8
     table = F.pad(weight.to(kind), (0, columns - weight.shape[1], 0, places - len(weight)))
-    low = F.pad(low, (0, columns - low.shape[1]))
+    exact = F.pad(hidden[:rows], (0, columns - hidden.shape[1]))
+    low = exact.to(kind)
     scores = torch.empty(rows, places, dtype=kind, device=hidden.device)
     bias_W = None if bias is None else F.pad(bias, (0, places - len(weight)), value=-torch.inf)
-    way, total = _best(hidden.device.type), torch.zeros(places, columns, device=hidden.device)
+    total = torch.zeros(places, columns, device=hidden.device)
     out = torch.empty(rows, hidden.shape[1], dtype=kind, device=hidden.device)
-
-    def slopes() -> None:
-        way(scores, len(weight), bias_W, targets[:rows])
-
+    asked = scores, len(weight), bias_W, targets[:rows]
     torch.mm(low, table.T, out=scores)
-    kernels: dict[str, Callable[[], object]] = {}
-    if hidden.is_cuda and way is not plain_slopes:
-        for most, warps in KERNELS:
-            kernels[f"one bite of {rows}: slopes, {most} by {warps} warps"] = lambda most=most, warps=warps: way(
-                scores, len(weight), bias_W, targets[:rows], most=most, warps=warps
-            )
-    return kernels | {
-        f"one bite of {rows}: scores": lambda: torch.mm(low, table.T, out=scores),
-        f"one bite of {rows}: slopes": slopes,
-        f"one bite of {rows}: by hidden": lambda: torch.mm(scores, table[:, : hidden.shape[1]], out=out),
-        f"one bite of {rows}: by table": lambda: _add_product(total, scores.T, low),
-        f"one bite of {rows}: by table, bf16": lambda: total.add_(scores.T @ low),
+    pieces: dict[str, Callable[[], object]] = {
+        "scores": lambda: torch.mm(low, table.T, out=scores),
+        "slopes without triton": lambda: plain_slopes(*asked),
+        "by hidden": lambda: torch.mm(scores, table[:, : hidden.shape[1]], out=out),
+        "by table": lambda: _add_product(total, scores.T, low),
+        "by table, bf16": lambda: total.add_(scores.T @ low),
     }
+    if hidden.is_cuda:
+        from headstart.train.power_kernel import Tile, by_powers
+        from headstart.train.row_kernel import to_slopes
+
+        pieces["slopes"] = lambda: to_slopes(*asked)
+        for most, warps in KERNELS:
+            name = f"slopes, {most} by {warps} warps"
+            pieces[name] = lambda most=most, warps=warps: to_slopes(*asked, most=most, warps=warps)
+        for sizes in TILES:
+            tile = Tile(*sizes)
+            pieces[f"powers, {'x'.join(map(str, tile))}"] = lambda tile=tile: by_powers(
+                exact, table, *asked[1:], scores, tile=tile
+            )
+    return {f"one bite of {rows}: {name}": piece for name, piece in pieces.items()}

@@ -1,6 +1,6 @@
 """Five seeds of a comparison at the same time beside one: what `headstart compare --jobs 5` takes of the clock.
 
-python benchmarks/seeds.py [--rows 2400] [--preset modern] [--seeds 5] [--out seeds.json]
+python benchmarks/seeds.py [--rows 2400] [--preset modern | --from starter:en] [--seeds 5] [--out docs/results/seeds.json]
 
 Texts and labels are made up, the network is pretrained for three steps, and the commands are run as a person would, start of
 the processes included. On a GPU the processes share it in turns, unless NVIDIA's multi-process service (MPS) is on, which
@@ -72,6 +72,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=2400, help="labelled texts to learn from")
     parser.add_argument("--preset", default="modern")
+    parser.add_argument(
+        "--from", dest="source", help="a folder or a starter, in place of a network pretrained for three steps"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     parser.add_argument("options", nargs="*", help="handed on to `headstart compare`, after --")
@@ -83,8 +86,10 @@ def main() -> None:
             for seed, (part, count) in enumerate({"train": given.rows, "valid": 200, "test": 1000}.items())
         )
         (folder / "texts.txt").write_text("\n".join(text for text, _ in texts(3000, 9)), encoding="utf-8")
-        base = str(folder / "base")
-        timed("pretrain", str(folder / "texts.txt"), "--preset", given.preset, "--loop.steps", "3", "--out", base, "-q")
+        base = given.source or str(folder / "base")
+        if given.source is None:
+            texts_to_read = str(folder / "texts.txt")
+            timed("pretrain", texts_to_read, "--preset", given.preset, "--loop.steps", "3", "--out", base, "-q")
 
         def compared(seeds: int) -> float:
             settings = ["--from", base, "--valid", valid, "--test", test, "--arms", "pretrained", "--no-texts", "-q"]
@@ -95,7 +100,12 @@ def main() -> None:
     ratio = seconds[str(given.seeds)] / seconds["1"]
     print(f"{given.seeds} seeds at the same time take {ratio:.2f} times as long as one")
     if given.out:
-        record = {"preset": given.preset, "rows": given.rows, "seconds": seconds, "ratio": round(ratio, 3)}
+        record = {
+            "from": given.source or f"{given.preset}, pretrained for three steps",
+            "rows": given.rows,
+            "seconds": seconds,
+            "ratio": round(ratio, 3),
+        }
         given.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

@@ -23,6 +23,7 @@ from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import classify, predict_tokens
 from headstart.train.optim import build_optimizer, set_trainable
 from headstart.train.parallel import ONE
+from linear_loss import errors, far_target, oracle, question
 from tiny import (
     CPU,
     SPECIAL,
@@ -238,33 +239,82 @@ def test_full_rows_without_bounds_are_read_as_under_a_mask(kind, visibility):
     assert wrong < 1.5 * usual + 1e-3
 
 
-@pytest.mark.parametrize("vocabulary", [64, 1001, 16384, 50001])
-@pytest.mark.parametrize("biased", [False, True])
-def test_the_loss_in_bites_is_plain_cross_entropy(vocabulary, biased):
-    from headstart.train.bites import loss_in_bites, plain_slopes
+@pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("heads", "rotary"), [(4, False), (2, False), (4, True)])
+def test_attention_over_steady_rows_is_that_over_others(heads, rotary, compiled):
+    from headstart.model.attention import SelfAttention, View, wants_cudnn
+    from headstart.model.positions import angles
 
+    width = 200 if heads == 2 else 256
+    if not wants_cudnn(torch.device("cuda"), width // heads):
+        pytest.skip("cuDNN's attention is not there")
     torch.manual_seed(0)
-    hidden, weight = torch.randn(700, 200, device="cuda") / 4, torch.randn(vocabulary, 200, device="cuda") / 4
-    bias = torch.randn(vocabulary, device="cuda") if biased else None
-    targets = torch.randint(vocabulary, (700,), device="cuda")
-    parts = [None if part is None else part.double().requires_grad_() for part in (hidden, weight, bias)]
-    total = F.cross_entropy(F.linear(*parts), targets, reduction="sum")
-    total.backward()
-    expected = [total.detach(), *(None if part is None else part.grad for part in parts)]
-    for kind, most in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):
-        for way in ({}, {"to_slopes": plain_slopes}, {"rows": 256, "near": 100}):
-            for ours, theirs in zip(loss_in_bites(hidden, weight, bias, targets, kind, **way), expected, strict=True):
-                assert (ours is None) == (theirs is None)
-                if theirs is not None:
-                    assert (ours.double() - theirs).norm() / theirs.norm() < most, (kind, way)
+    layer = SelfAttention(width, heads, 0.0, bias=True).cuda()
+    x, slopes = torch.randn(2, 4, 128, width, device="cuda")
+    turned = angles(torch.arange(128, device="cuda"), width // heads) if rotary else None
+    found = []
+    for steady in (False, True):
+        called = torch.compile(layer) if compiled else layer
+        layer.zero_grad()
+        rows = x.clone().requires_grad_()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            mixed, _ = called(rows, View(None, turned, steady=steady))
+        mixed.float().backward(slopes)
+        found.append([mixed.float(), rows.grad, *(parameter.grad for parameter in layer.parameters())])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() < 0.02 * other.norm() + 1e-3
 
 
-def test_the_kernel_of_the_loss_is_there():
-    """Control: triton comes with torch for CUDA, and the test above has tried it."""
-    from headstart.train.bites import _best
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "width", "vocabulary"),
+    [(1, 5, 7), (700, 200, 64), (699, 200, 1001), (700, 512, 16384), (700, 203, 50001)],
+)
+def test_the_loss_in_bites_is_plain_cross_entropy(rows, width, vocabulary, biased):
+    """And powers in bf16 are no less exact than scores are."""
+    from headstart.train.bites import by_scores, loss_in_bites, plain_slopes
     from headstart.train.row_kernel import to_slopes
 
-    assert _best("cuda") is to_slopes
+    asked = question(rows, width, vocabulary, biased=biased, scale=0.25, device="cuda")
+    expected = oracle(*asked)
+    usual = errors(loss_in_bites(*asked, torch.bfloat16, way=by_scores(plain_slopes)), expected)
+    for way in ({}, {"rows": 256}, {"way": by_scores(to_slopes)}):
+        assert max(errors(loss_in_bites(*asked, torch.float32, **way), expected)) < 1e-5, way
+        found = errors(loss_in_bites(*asked, torch.bfloat16, **way), expected)
+        # a single row is one throw of the dice
+        assert max(found) < (0.01 if rows == 1 else 0.005), way
+        assert rows == 1 or all(a < 1.05 * b + 1e-4 for a, b in zip(found, usual, strict=True)), (way, found, usual)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("distance", [127, 300])
+def test_a_row_whose_powers_overflow_is_done_again(distance, biased):
+    """And what is no number stays none."""
+    from headstart.train.bites import loss_in_bites
+
+    asked = far_target(300, 200, 5001, biased=biased, distance=distance, device="cuda")
+    assert max(errors(loss_in_bites(*asked, torch.bfloat16), oracle(*asked))) < 0.005
+    broken = asked[0].clone()
+    broken[7] = torch.nan
+    assert loss_in_bites(broken, *asked[1:], torch.bfloat16)[0].isnan()
+
+
+def test_the_loss_has_the_same_bits_twice():
+    from headstart.train.bites import loss_in_bites
+
+    asked = question(3000, 200, 20001, biased=True, scale=0.25, device="cuda")
+    one, two = (loss_in_bites(*asked, torch.bfloat16, rows=1024) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_the_kernels_of_the_loss_are_there():
+    """Control: triton comes with torch for CUDA, and the tests above have tried it."""
+    from headstart.train.bites import _best
+    from headstart.train.power_kernel import by_powers
+
+    assert _best(torch.device("cuda"), torch.bfloat16) is by_powers
+    assert "by_scores" in _best(torch.device("cuda"), torch.float32).__qualname__
 
 
 class StopAt(Stop):

@@ -145,3 +145,23 @@ def change_runtime(run: Path, **values) -> None:
 def _dotted(settings: dict) -> dict:
     """`loop__steps=3` is `loop.steps`."""
     return {name.replace("__", "."): value for name, value in settings.items()}
+
+
+class Again:
+    """A tape without a GPU: what was recorded is done once more, and counted."""
+
+    def __init__(self, refuse=False):
+        self.refuse, self.replayed = refuse, 0
+
+    def once(self, work):
+        return work()
+
+    def record(self, work):
+        if self.refuse:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+        def replay():
+            self.replayed += 1
+            return work()
+
+        return replay

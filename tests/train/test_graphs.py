@@ -1,5 +1,7 @@
 """Recorded passes are the plain ones, at a width that comes back. What needs a GPU stands in tests/test_gpu.py."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,12 +12,14 @@ from headstart.config import ModelConfig, OptimConfig, TransferConfig
 from headstart.data.batches import CausalRows, LabelledRows
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import Model, build_classifier_head
-from headstart.train.graphs import MOST_TOKENS, MOST_WORK, Graphs, Padded, fits, graphs_for, padded, width_for
+from headstart.train.graphs import Graphs, graphs_for
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import classify
 from headstart.train.optim import build_optimizer, set_trainable
 from headstart.train.parallel import ONE
-from tiny import CPU, SPECIAL, VOCABULARY, corpus
+from headstart.train.passes import Passes
+from headstart.train.steady import MOST_TOKENS, MOST_WORK, Steady, fits, padded, steady_texts, width_for
+from tiny import CPU, SPECIAL, VOCABULARY, Again, corpus
 
 CONTEXT = 96
 SIZES = [3, 40, 7, 61, 9, 5, 33, 12, 80, 21]
@@ -26,30 +30,17 @@ KINDS = {
 }
 
 
-class Again:
-    """A tape without a GPU: what was recorded is done once more, and counted."""
-
-    def __init__(self, refuse=False):
-        self.refuse, self.replayed = refuse, 0
-
-    def once(self, work):
-        return work()
-
-    def record(self, work):
-        if self.refuse:
-            raise RuntimeError("operation not permitted when stream is capturing\nand more")
-
-        def replay():
-            self.replayed += 1
-            return work()
-
-        return replay
-
-
 def model_of(kind="classic", **changes):
     shape, reading = KINDS[kind]
     shape = shape.model_copy(update=changes)
     return Model(build_backbone(shape, VOCABULARY, 0), build_classifier_head(shape, 2, 0, reading))
+
+
+def recorder(model, tape, say, weights=None):
+    """As `graphs_for` makes it for a GPU."""
+    model.backbone.recorded = True
+    layer = model.backbone.layers[0] if weights is None else torch.nn.Linear(weights, 1, bias=False, device="meta")
+    return Graphs(model, tape, say, steady_texts(layer, CONTEXT))
 
 
 def rows(windows=False):
@@ -83,7 +74,7 @@ def test_full_rows_of_recorded_steps_are_left_to_torchs_own_attention(monkeypatc
     model, full = model_of(), torch.zeros(2, CONTEXT, dtype=torch.long)
     assert model.backbone._steady(full)
     assert not model.backbone._steady(full[:, 1:])
-    Graphs(model, Again(), print)
+    recorder(model, Again(), print)
     assert not model.backbone._steady(full)
 
 
@@ -136,7 +127,7 @@ def test_nothing_is_recorded_without_a_gpu():
 @pytest.mark.parametrize("kind", KINDS)
 def test_recorded_steps_follow_plain_ones(kind):
     plain_model, model, tape = model_of(kind), model_of(kind), Again()
-    graphs = Graphs(model, tape, print)
+    graphs = recorder(model, tape, print)
     plain, recorded = trained(plain_model), trained(model, graphs=graphs)
     assert [report.loss for report in recorded] == pytest.approx([report.loss for report in plain], rel=1e-4)
     assert [report.norm for report in recorded] == pytest.approx([report.norm for report in plain], rel=1e-3)
@@ -151,31 +142,55 @@ def test_recorded_steps_follow_plain_ones(kind):
     assert min(report.loss for report in plain[8:]) < 0.7 * plain[0].loss  # control: it learns
 
 
-def test_gradients_keep_their_memory_and_are_zero_between_steps():
+def test_gradients_keep_their_memory():
     model = model_of()
-    graphs = Graphs(model, Again(), print)
+    graphs = recorder(model, Again(), print)
     trained(model, steps=3, graphs=graphs)
     before = [parameter.grad.data_ptr() for parameter in model.parameters()]
-    assert all(not parameter.grad.any() for parameter in model.parameters())
     trained(model, steps=5, graphs=graphs)
     assert [parameter.grad.data_ptr() for parameter in model.parameters()] == before
 
 
-def test_several_batches_a_step_add_up():
-    """All of one shape: a loss that the next replay wrote over would show."""
+@pytest.mark.parametrize("unsteady", [(), (0,), (1,), (0, 1)])
+def test_several_batches_a_step_add_up_and_nothing_is_left_of_the_step_before(unsteady):
+    """All of one shape: a loss that the next replay wrote over would show. Some go the plain way in every third step."""
 
     def twice(step):
         return [rows().batch([0, 2, 4]), rows().batch([5, 7, 9])]
 
-    plain = trained(model_of(), given=twice, steps=8)
-    model = model_of()
-    recorded = trained(model, given=twice, steps=8, graphs=Graphs(model, Again(), print))
+    def now_and_then(step):
+        lone = [replace(batch, owners_B=torch.arange(3)) for batch in twice(step)]
+        return [lone[i] if step % 3 == 2 and i in unsteady else batch for i, batch in enumerate(twice(step))]
+
+    plain = trained(model_of(), given=twice, steps=9)
+    model, tape = model_of(), Again()
+    graphs = recorder(model, tape, print)
+    recorded = trained(model, given=now_and_then, steps=9, graphs=graphs)
     assert [report.loss for report in recorded] == pytest.approx([report.loss for report in plain], rel=1e-4)
+    assert [report.norm for report in recorded] == pytest.approx([report.norm for report in plain], rel=1e-3)
+    assert graphs.recorded == 2  # as the first of a step, and as one that is added
+
+
+def test_what_a_step_will_read_is_copied_before_and_once():
+    model = model_of()
+    graphs = recorder(model, Again(), print)
+    passes = graphs.around(
+        Passes(model, lambda batch: classify(model, batch), CPU, ONE), build_optimizer(model, CONFIG), 1.0
+    )
+    first, second = (passes.ready(rows().batch(chosen)) for chosen in ([0, 2, 4], [5, 7, 9]))
+    plain = passes.run(first, last=True).total.item()
+    passes.clear(build_optimizer(model, CONFIG))
+    passes.expect([second])
+    slot = graphs.slots[second.shape]
+    assert slot.holds is second
+    assert torch.equal(slot.batch.ids_BT, second.ids_BT)
+    assert passes.run(first, last=True).total.item() == pytest.approx(plain)  # another one than was expected
+    assert slot.holds is None
 
 
 def test_a_frozen_weight_is_let_go_and_does_not_move():
     model = model_of()
-    graphs = Graphs(model, Again(), print)
+    graphs = recorder(model, Again(), print)
     state = TrainState(model, build_optimizer(model, CONFIG), 0)
     trained(model, graphs=graphs, state=state, steps=24, until=9)
     assert graphs.recorded == 3
@@ -194,12 +209,12 @@ def test_a_frozen_weight_is_let_go_and_does_not_move():
 def test_a_step_is_the_same_whether_it_was_recorded_before_or_not():
     """Dropout too: a run that is resumed meets its widths anew."""
     model = model_of(dropout=0.3)
-    graphs = Graphs(model, Again(), print)
+    graphs = recorder(model, Again(), print)
     whole = trained(model, graphs=graphs, steps=14)
     cut = model_of(dropout=0.3)
     state = TrainState(cut, build_optimizer(cut, CONFIG), 0)
-    first = trained(cut, graphs=Graphs(cut, Again(), print), state=state, steps=14, until=9)
-    rest = trained(cut, graphs=Graphs(cut, Again(), print), state=state, steps=14)
+    first = trained(cut, graphs=recorder(cut, Again(), print), state=state, steps=14, until=9)
+    rest = trained(cut, graphs=recorder(cut, Again(), print), state=state, steps=14)
     assert [report.loss for report in first + rest] == [report.loss for report in whole]
     other = TrainState(again := model_of(dropout=0.3), build_optimizer(again, CONFIG), 1)
     assert [report.loss for report in trained(again, state=other, steps=14)] != [report.loss for report in whole]
@@ -207,7 +222,7 @@ def test_a_step_is_the_same_whether_it_was_recorded_before_or_not():
 
 def test_what_cannot_be_recorded_goes_the_plain_way_and_is_said_once():
     said, model = [], model_of()
-    graphs = Graphs(model, Again(refuse=True), said.append)
+    graphs = recorder(model, Again(refuse=True), said.append)
     reports = trained(model, graphs=graphs)
     assert [report.loss for report in reports] == pytest.approx(
         [report.loss for report in trained(model_of())], rel=1e-4
@@ -220,8 +235,7 @@ def test_what_cannot_be_recorded_goes_the_plain_way_and_is_said_once():
 
 def test_a_network_that_keeps_a_gpu_busy_goes_the_plain_way_to_the_bit():
     model = model_of()
-    graphs = Graphs(model, Again(), print)
-    graphs.layer = MOST_WORK
+    graphs = recorder(model, Again(), print, weights=MOST_WORK)
     assert [report.loss for report in trained(model, graphs=graphs)] == [report.loss for report in trained(model_of())]
     assert not graphs.slots
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -229,6 +243,6 @@ def test_a_network_that_keeps_a_gpu_busy_goes_the_plain_way_to_the_bit():
 
 def test_a_padded_batch_knows_itself():
     batch = padded(rows().batch([0, 2]), CONTEXT)
-    assert isinstance(batch, Padded)
+    assert isinstance(batch, Steady)
     assert batch.lengths_B.tolist() == [4, 8]
     assert not batch.ids_BT[:, 8:].any()

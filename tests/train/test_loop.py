@@ -11,7 +11,7 @@ from headstart.config import MaskingConfig, OptimConfig, TransferConfig
 from headstart.data.batches import Batch, CausalRows, LabelledRows
 from headstart.data.masking import hide
 from headstart.errors import TrainingError
-from headstart.train.loop import TrainState, fit, in_turn
+from headstart.train.loop import Feed, TrainState, fit
 from headstart.train.objectives import class_scores, classify, predict_tokens
 from headstart.train.optim import build_optimizer, level, optimizer_tensors, restore_optimizer, set_trainable
 from headstart.train.schedule import lr_share
@@ -254,9 +254,11 @@ def test_fetching_ahead_gives_the_same_in_the_same_order(first, steps):
     def fetch(step: int) -> list[Batch]:
         return [data.batch(step * 2, 2)]
 
-    plain, ahead = (
-        list(in_turn(fetch, first, steps, lambda batch: batch.to(CPU.device), ahead=early)) for early in (False, True)
-    )
+    def fed(*, ahead: bool) -> list[list[Batch]]:
+        with Feed(fetch, first, steps, lambda batch: batch.to(CPU.device), ahead=ahead) as feed:
+            return list(feed)
+
+    plain, ahead = fed(ahead=False), fed(ahead=True)
     assert len(plain) == len(ahead) == steps - first
     for one, other in zip(plain, ahead, strict=True):
         assert torch.equal(one[0].ids_BT, other[0].ids_BT)
@@ -268,8 +270,34 @@ def test_a_fault_in_fetching_ahead_is_not_lost():
             raise TrainingError("no such row")
         return []
 
-    with pytest.raises(TrainingError, match="no such row"):
-        list(in_turn(fetch, 0, 5, lambda batch: batch.to(CPU.device), ahead=True))
+    seen = []
+    with (
+        Feed(fetch, 0, 5, lambda batch: batch.to(CPU.device), ahead=True) as feed,
+        pytest.raises(TrainingError, match="no such row"),
+    ):
+        for batches in feed:
+            assert feed.ahead() in ([], batches)  # a fault that lies ahead is none of this step's
+            seen.append(batches)
+    assert len(seen) == 2
+
+
+def test_rows_are_laid_out_a_few_steps_ahead_and_no_more():
+    asked = []
+    data = rows()
+
+    def fetch(step: int) -> list[Batch]:
+        asked.append(step)
+        return [data.batch(step, 1)]
+
+    with Feed(fetch, 0, 9, lambda batch: batch, ahead=True) as feed:
+        turns = iter(feed)
+        first = next(turns)
+        while not feed.ahead():
+            time.sleep(0.001)
+        coming = feed.ahead()
+        assert next(turns) is coming
+        assert coming is not first
+    assert asked == [0, 1, 2, 3]  # the pool has done all that it was given
 
 
 def test_a_step_takes_as_long_as_its_fetching_too_and_not_what_the_caller_does(monkeypatch):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from headstart.train import pace
 
 
-def timed(monkeypatch, seconds, budget=1e9, made=None):
+def timed(monkeypatch, seconds, budget=1e9, made=None, **how):
     """What `seconds_a_step` says of steps that take so long; `made` collects how long those took that it asked for."""
     clock = [0.0]
     monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: clock[0]))
@@ -17,7 +17,7 @@ def timed(monkeypatch, seconds, budget=1e9, made=None):
                 made.append(each)
             yield None
 
-    return pace.seconds_a_step(reports(), budget=budget)
+    return pace.seconds_a_step(reports(), budget=budget, **how)
 
 
 def test_the_first_steps_do_not_count(monkeypatch):
@@ -41,4 +41,21 @@ def test_two_steps_are_enough_where_they_take_long(monkeypatch):
 def test_but_not_where_the_first_one_compiles(monkeypatch):
     made = []
     assert timed(monkeypatch, [30.0, 5.0, *[0.5] * 60], budget=120, made=made) == 0.5
-    assert made == [30.0, 5.0, 0.5, 0.5]
+    assert made == [30.0, 5.0, *[0.5] * 13]
+
+
+def test_what_is_compiled_late_neither_counts_nor_ends_the_timing(monkeypatch):
+    """A third kind of row, met behind the steps that warm up, in a run of few minutes."""
+    made = []
+    late = [15.0, 8.0, 10.0, 0.04, 9.0, *[0.04] * 60]
+    assert abs(timed(monkeypatch, late, budget=120, made=made, compiled=True) - 0.04) < 1e-9
+    assert len(made) == 42
+
+
+def test_a_compiler_that_never_ends_does_end_the_timing(monkeypatch):
+    made = []
+    timed(monkeypatch, [5.0] * 60, budget=120, made=made, compiled=True)
+    assert len(made) == 4
+    made.clear()
+    timed(monkeypatch, [20.0, 1.0, 0.1, *[9.0] * 60], budget=120, made=made, compiled=True)
+    assert len(made) == 6

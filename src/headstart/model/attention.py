@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
 from headstart.config import Visibility
+from headstart.model.inward import ROUND_HEAD, apart, outward_of
 from headstart.model.positions import turn
 
 KeyValues = tuple[Tensor, Tensor]
@@ -57,11 +58,14 @@ class View:
     """Of documents end to end that are looked at one by one, where no kernel reads between bounds."""
     steady: bool = False
     """Whether cuDNN's attention is wanted, for which every new shape of rows is planned anew; see `attend`."""
+    remember: bool = False
+    """Whether keys and values are handed back, for tokens to come. While learning they are not: they would be results too,
+    and a compiler would add gradients to them that are all zero."""
 
 
 CUDNN = True
 """Whether rows of one steady shape are read by cuDNN's attention where it is the fastest."""
-_WIDEST_HEAD, _ROUND_HEAD, _HOPPER = 128, 8, 9
+_WIDEST_HEAD, _HOPPER = 128, 9
 
 
 def wants_cudnn(device: torch.device, head: int) -> bool:
@@ -87,14 +91,18 @@ def _reads(device: torch.device, head: int) -> bool:
     return True
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
-    """Attention of whole rows in bf16, by cuDNN's kernel; heads of an odd width are filled up with zeros for it."""
+def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float | None = None) -> Tensor:
+    """Attention of whole rows in bf16, by cuDNN's kernel; heads of an odd width are filled up with zeros for it.
+
+    Args:
+        scale: of the products, if heads are not as wide as they seem.
+    """
     width = query.shape[-1]
-    missing = -width % _ROUND_HEAD
+    missing = -width % ROUND_HEAD
     if missing:
         query, key, value = (F.pad(part, (0, missing)) for part in (query, key, value))
     mixed: Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        query, key, value, None, True, 0.0, causal, False, scale=width**-0.5
+        query, key, value, None, True, 0.0, causal, False, scale=scale or width**-0.5
     )[0]
     return mixed[..., :width] if missing else mixed
 
@@ -109,12 +117,14 @@ class SelfAttention(nn.Module):
         self.inward = nn.Linear(width, 3 * width, bias=bias)
         self.outward = nn.Linear(width, width, bias=bias)
 
-    def forward(self, x_BTD: Tensor, view: View, past: KeyValues | None = None) -> tuple[Tensor, KeyValues]:
-        """Attend. Returns keys and values for the next call too."""
+    def forward(self, x_BTD: Tensor, view: View, past: KeyValues | None = None) -> tuple[Tensor, KeyValues | None]:
+        """Attend. Returns keys and values for the next call too, if the view asks for them."""
         if view.bounds is not None:
-            return self._between_bounds(x_BTD, view, view.bounds)
+            return self._between_bounds(x_BTD, view, view.bounds), None
         if view.lengths:
-            return self._one_by_one(x_BTD, view)
+            return self._one_by_one(x_BTD, view), None
+        if view.steady:
+            return self._steadily(x_BTD, view), None
         query, key, value = (self._split(part) for part in self.inward(x_BTD).chunk(3, dim=-1))
         if view.rotary is not None:
             query, key = turn(query, *view.rotary), turn(key, *view.rotary)
@@ -124,12 +134,17 @@ class SelfAttention(nn.Module):
             if query.shape[2] > 1:  # is_causal would align a short query with the start of the keys
                 ones = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
                 seen = ones.tril(diagonal=key.shape[2] - query.shape[2])
-        if view.steady and seen is None and past is None:
-            mixed_BTD = _side_by_side(attend(query, key, value, causal=view.causal))
-        else:
-            causal = seen is None and past is None and view.causal
-            mixed_BTD = self._mixed(query, key, value, seen, causal=causal)
-        return self.outward(mixed_BTD), (key, value)
+        causal = seen is None and past is None and view.causal
+        mixed_BTD = self._mixed(query, key, value, seen, causal=causal)
+        return self.outward(mixed_BTD), (key, value) if view.remember else None
+
+    def _steadily(self, x_BTD: Tensor, view: View) -> Tensor:
+        """The same by cuDNN, for whole rows."""
+        query, key, value = apart(x_BTD, self.inward, self.heads, fill=view.rotary is None)
+        if view.rotary is not None:
+            query, key = turn(query, *view.rotary), turn(key, *view.rotary)
+        scale = (x_BTD.shape[-1] // self.heads) ** -0.5
+        return outward_of(attend(query, key, value, causal=view.causal, scale=scale), self.outward)
 
     def _mixed(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, *, causal: bool) -> Tensor:
         dropout = self.dropout if self.training else 0.0
@@ -138,7 +153,7 @@ class SelfAttention(nn.Module):
         )
         return _side_by_side(mixed_BHTK)
 
-    def _one_by_one(self, x_1ND: Tensor, view: View) -> tuple[Tensor, KeyValues]:
+    def _one_by_one(self, x_1ND: Tensor, view: View) -> Tensor:
         """The same over documents end to end, each by itself: no mask, no padding."""
         every = self._apart(x_1ND, view)
         lengths, mixed = list(view.lengths), []
@@ -148,7 +163,8 @@ class SelfAttention(nn.Module):
             if 0 <= view.window < tokens - 1:
                 seen = nearby(tokens, view.window, query.device, causal=view.causal)
             mixed.append(self._mixed(query, key, value, seen, causal=view.causal and seen is None))
-        return self.outward(torch.cat(mixed, dim=1)), every[1:]
+        projected: Tensor = self.outward(torch.cat(mixed, dim=1))
+        return projected
 
     def _apart(self, x_1ND: Tensor, view: View) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of documents end to end (N, H, K)."""
@@ -158,7 +174,7 @@ class SelfAttention(nn.Module):
             query, key = turn(query, cos_N1K, sin_N1K), turn(key, cos_N1K, sin_N1K)
         return query, key, value
 
-    def _between_bounds(self, x_1ND: Tensor, view: View, bounds: Tensor) -> tuple[Tensor, KeyValues]:
+    def _between_bounds(self, x_1ND: Tensor, view: View, bounds: Tensor) -> Tensor:
         """The same over documents end to end, by a kernel that never looks across a bound: no mask, no padding."""
         query, key, value = self._apart(x_1ND, view)
         # fp32 comes from scoring in TF32, whose products are as exact as those of fp16 (numbers up to 65,504)
@@ -177,7 +193,8 @@ class SelfAttention(nn.Module):
                 window_size=(view.window, 0) if view.causal else (view.window, view.window),
             ),
         )
-        return self.outward(mixed_NHK.to(given).flatten(-2))[None], (key, value)
+        projected: Tensor = self.outward(mixed_NHK.to(given).flatten(-2))[None]
+        return projected
 
     def _split(self, x_BTD: Tensor) -> Tensor:
         return x_BTD.view(*x_BTD.shape[:-1], self.heads, -1).transpose(1, 2)

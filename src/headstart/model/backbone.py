@@ -166,7 +166,7 @@ class Backbone(nn.Module):
         """Hidden states of new tokens that follow those already in `past`, causally; for generation."""
         start = past[0][0].shape[2] if past else 0
         positions = torch.arange(start, start + ids_BT.shape[1], device=ids_BT.device)
-        views = self._views(View(None), positions)
+        views = self._views(View(None, remember=True), positions)
         hidden_BTD = self._embed(ids_BT, positions)
         present = []
         for index, layer in enumerate(self.layers):
@@ -175,7 +175,8 @@ class Backbone(nn.Module):
         return cast(Tensor, self.norm(hidden_BTD)), present
 
     def _embed(self, ids_BT: Tensor, positions: Tensor) -> Tensor:
-        hidden_BTD: Tensor = self.embedding(ids_BT)
+        # short numbers are sorted twice as fast, which is how a GPU adds up the gradients of a table
+        hidden_BTD: Tensor = self.embedding(ids_BT.int() if ids_BT.is_cuda else ids_BT)
         if self.config.stock is not None:
             if self.positions is not None:
                 hidden_BTD = hidden_BTD + self.positions(positions)

@@ -22,7 +22,7 @@ class ClassicBlock(nn.Module):
         self.norm2 = nn.LayerNorm(config.width)
         self.dropout = config.dropout
 
-    def forward(self, x_BTD: Tensor, view: View, past: KeyValues | None = None) -> tuple[Tensor, KeyValues]:
+    def forward(self, x_BTD: Tensor, view: View, past: KeyValues | None = None) -> tuple[Tensor, KeyValues | None]:
         """Read the tokens that may be seen, then think about each alone."""
         attended, present = self.attention(x_BTD, view, past)
         x_BTD = self.norm1(x_BTD + self._drop(attended))
@@ -61,7 +61,7 @@ class ModernBlock(nn.Module):
         self.down = nn.Linear(config.feedforward, config.width, bias=False)
         self.dropout = config.dropout
 
-    def forward(self, x_BTD: Tensor, view: View, past: KeyValues | None = None) -> tuple[Tensor, KeyValues]:
+    def forward(self, x_BTD: Tensor, view: View, past: KeyValues | None = None) -> tuple[Tensor, KeyValues | None]:
         """Read the tokens that may be seen, then think about each alone."""
         attended, present = self.attention(self.norm1(x_BTD), view, past)
         x_BTD = x_BTD + self._drop(attended)

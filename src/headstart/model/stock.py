@@ -48,7 +48,7 @@ class StockBlock(nn.Module):
         self.norm_first, self.dropout = stock.norm_first, config.dropout
         self.activate = _ACTIVATIONS[stock.activation]
 
-    def forward(self, x_BTD: Tensor, view: View, past: KeyValues | None = None) -> tuple[Tensor, KeyValues]:
+    def forward(self, x_BTD: Tensor, view: View, past: KeyValues | None = None) -> tuple[Tensor, KeyValues | None]:
         """Read the tokens that may be seen, then think about each alone."""
         if self.norm_first:
             attended, present = self.attention(self.norm1(x_BTD), view, past)

@@ -32,7 +32,7 @@ from headstart.runtime import Runtime, environment, start
 from headstart.store.bundle import save_bundle
 from headstart.text.tokenizer import SpecialIds, train_tokenizer
 from headstart.train.evaluate import score_texts
-from headstart.train.graphs import Graphs, graphs_for
+from headstart.train.graphs import Graphs, graphs_for, token_graphs_for
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import LossSum, classify, predict_tokens
 from headstart.train.optim import build_optimizer
@@ -169,7 +169,8 @@ def _pretraining(model: Any, config: PretrainConfig, runtime: Runtime, rate: flo
     batches = [ask(every, step * rows, rows, config, _SPECIAL, vocab_size, step) for step in range(4)]
     inner = sum(batch.ids_BT.numel() for batch in batches) / len(batches) * weights_of(model.backbone)
     scored = sum(batch.scored for batch in batches) / len(batches) * vocab_size * config.model.width
-    taken = _steps(model, batches, predict_tokens, config, runtime, seconds)
+    graphs = token_graphs_for(model, runtime, ONE, lambda _: None)
+    taken = _steps(model, batches, predict_tokens, config, runtime, seconds, graphs)
     return Figure(
         f"pretraining step, {rows} rows of {config.model.context} tokens",
         taken,

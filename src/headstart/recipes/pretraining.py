@@ -1,7 +1,7 @@
 """One pretraining under way: its plan, its steps, its measures and its end, whatever it reads and wherever it began."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -32,6 +32,7 @@ from headstart.text.tokenizer import Tokenizer, load_tokenizer
 from headstart.train.average import Average, averaged
 from headstart.train.distil import predict_like
 from headstart.train.evaluate import score_language, uncompiled
+from headstart.train.graphs import Graphs, token_graphs_for
 from headstart.train.loop import StepReport, TrainState, fit
 from headstart.train.objectives import LossSum
 from headstart.train.optim import build_optimizer
@@ -85,6 +86,7 @@ class Pretraining:
         if not self.way.sharded:
             self.state = self._fresh_state()
         self.evaluated, self.saved = 0, 0
+        self._graphs: Graphs | None = None
         self.teacher = self.teaching.begin(config, self.tokenizer, self.runtime) if self.teaching else None
 
     def _fresh_state(self) -> TrainState:
@@ -101,6 +103,7 @@ class Pretraining:
         if self.way.sharded:
             self.way.spread(self.model, self.runtime)
             self.state = self._fresh_state()
+        self._graphs = None if self.teacher else token_graphs_for(self.model, self.runtime, self.way, self.progress.say)
         if self.source and not resume:  # what this text will have brought is the way from here
             self._report(self.model)
         self.steps = self._plan()
@@ -110,6 +113,8 @@ class Pretraining:
             self.saved = self.state.step
         try:
             self._train()
+            if self._graphs:
+                self._graphs.forget()  # measuring all held-out text may need the memory
             with averaged(self.model, self.state.average), self.way.whole(self.model) as model:
                 self._finish(model)
         except Halt:
@@ -144,12 +149,9 @@ class Pretraining:
         a_step, budget = 0.0, 60 * (self.config.loop.minutes or 0)
         for stage in self.stages:
             trial = replace(self._fresh_state(), average=None)
-            passes = fit(
-                trial, stage.fetch, self._objective, self.config.optim, 2**31, self.runtime,
-                cuts(self.config.runtime, self.stop),
-            )  # fmt: skip
-            with closing(passes) as reports:
-                a_step += stage.share * seconds_a_step(reports, budget / len(self.stages), self.way.ranks)
+            with closing(self._fit(trial, stage.fetch, 2**31)) as reports:
+                part, compiled = budget / len(self.stages), self.model.backbone.compiled
+                a_step += stage.share * seconds_a_step(reports, part, self.way.ranks, compiled=compiled)
         self.model.load_state_dict(before)
         affordable = int(max(0.0, TRAINING_SHARE * budget - (time.monotonic() - self.began)) / a_step)
         plan = {"steps": max(len(self.stages), affordable), "seconds_a_step": a_step}
@@ -175,10 +177,7 @@ class Pretraining:
         with self.progress.task("pretraining", total, "tokens") as bar:
             bar.advance(self.state.step / self.steps * total)
             self._look_up(bar)
-            config = self.config.optim
-            cutting = cuts(self.config.runtime, self.stop)
-            reports = fit(self.state, self._fetch, self._objective, config, self.steps, self.runtime, cutting)
-            for report in reports:
+            for report in self._fit(self.state, self._fetch, self.steps):
                 bar.advance(total / self.steps, f"loss {report.loss:.3f}")
                 self._log(report)
                 self._look_up(bar)
@@ -197,6 +196,12 @@ class Pretraining:
         bar.advance(0, f"held-out {loss:.3f}")
         with self.way.whole(self.model) as model:
             self._sample(model)
+
+    def _fit(
+        self, state: TrainState, fetch: Callable[[int], list[Batch]], steps: int
+    ) -> Generator[StepReport, None, None]:
+        optim, cutting = self.config.optim, cuts(self.config.runtime, self.stop)
+        return fit(state, fetch, self._objective, optim, steps, self.runtime, cutting, self._graphs)
 
     def _report(self, model: Model[LanguageHead]) -> float:
         """Measure on some of the held-out text and say what was found; gives the loss of the last stage."""

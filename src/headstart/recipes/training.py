@@ -165,7 +165,7 @@ class Finetuning:
             measuring = time.monotonic() - started
             budget, state = 60 * self.config.loop.minutes, self._fresh_state()
             with closing(self._fit(state, wanted)) as reports:
-                a_step = seconds_a_step(reports, budget, ranks)
+                a_step = seconds_a_step(reports, budget, ranks, compiled=self.model.backbone.compiled)
             self.model.load_state_dict(before)
             left = max(0.0, TRAINING_SHARE * budget - (time.monotonic() - self.began) - measuring)
             steps = max(1, min(wanted, int(left / (measuring + self.epoch_steps * a_step) * self.epoch_steps)))
@@ -291,6 +291,8 @@ class Finetuning:
         self.way.ranks.tell(lambda: let_go(self.run))
 
     def _conclude(self) -> Outcome:
+        if self._graphs:
+            self._graphs.forget()  # the model is handed on without gradients, and test may need the memory
         if self.best is None:  # found before an interruption
             self.best = load_best(self.run, self.best_epoch)
         name = str(best_folder(self.run, self.best_epoch))

@@ -1,8 +1,8 @@
 """The loss of a linear layer on a GPU, a bite of rows at a time, in memory taken once.
 
 Products want rows whose length is a round number of bytes, and bites large enough to keep every multiprocessor busy: the
-table is copied into a round number of rows and columns in the precision of the products, scores of one bite lie in one
-buffer, their slopes replace them in place, and the slopes of the table are summed up in fp32 inside the product.
+table is copied into a round number of rows and columns in the precision of the products, the slopes of one bite lie in one
+buffer, and the slopes of the table are summed up in fp32 inside the product.
 
 N rows scored, D width, V vocabulary; W and C are V and D made round.
 """
@@ -25,6 +25,9 @@ _ROUND = 128
 
 ToSlopes = Callable[[Tensor, int, Tensor | None, Tensor], Tensor]
 """Scores (turned into slopes in place), vocabulary, bias (fp32, minus infinity behind the vocabulary), targets: the losses."""
+Way = Callable[[Tensor, Tensor, int, Tensor | None, Tensor, Tensor], tuple[Tensor, Tensor | float, Tensor]]
+"""Hidden (NC, not rounded), table (WC), vocabulary, bias, targets, and a buffer (NW) for slopes, each row at its own scale: the
+losses (N), by what to multiply a row to have its slopes (N), and the hidden states multiplied by it, rounded (NC)."""
 
 
 def bite_rows(count: int, places: int, size: int) -> int:
@@ -50,46 +53,49 @@ def loss_in_bites(
     kind: torch.dtype,
     *,
     rows: int | None = None,
-    near: int | None = None,
-    to_slopes: ToSlopes | None = None,
+    way: Way | None = None,
+    gaps: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The summed loss and its slopes by hidden, weight and bias.
 
     Args:
         kind: the precision of the products.
         rows: of a bite, if not what `bite_rows` says.
-        near: rows whose scores are turned into slopes as soon as they are there, while the cache holds them; all of a
-            bite unless said.
-        to_slopes: what turns scores into slopes, if not the best there is.
+        way: what gives the slopes of a bite, if not the best there is.
+        gaps: targets below 0 are none: their rows have no loss and no slopes.
     """
     (count, width), vocabulary = hidden.shape, len(weight)
     places = _round_up(vocabulary, _LINE)
-    # a column of ones in what is multiplied with the slopes gives those of the bias, and costs no reading of its own
-    columns = _round_up(width + (bias is not None), _COLUMNS)
-    table_WC = F.pad(weight.to(kind), (0, columns - width, 0, places - vocabulary))
-    hidden_NC = F.pad(hidden.to(kind), (0, columns - width))
+    # a column of ones in what is multiplied with the slopes gives those of the bias, and costs no reading of its own; where
+    # it is scaled, another one holds what rounding takes from it
+    columns = _round_up(width + 2 * (bias is not None), _COLUMNS)
+    table_WC = torch.zeros(places, columns, dtype=kind, device=hidden.device)
+    table_WC[:vocabulary, :width] = weight
+    hidden_NC = F.pad(hidden, (0, columns - width)).contiguous()
     if bias is not None:
-        hidden_NC[:, width] = 1  # its counterpart in the table is 0: the bias itself is added in full precision
+        hidden_NC[:, -2] = 1  # its counterpart in the table is 0: the bias itself is added in full precision
+    known = targets >= 0
+    targets = targets.clamp(min=0) if gaps else targets
     rows = rows or bite_rows(count, places, table_WC.element_size())
-    way = to_slopes or _best(hidden.device.type)
+    way = way or _best(hidden.device, kind)
     bias_W = None if bias is None else F.pad(bias.float(), (0, places - vocabulary), value=-torch.inf)
     buffer = torch.empty(min(rows, count), places, dtype=kind, device=hidden.device)
-    losses = torch.empty(count, dtype=torch.float32, device=hidden.device)
+    losses, shares = torch.empty(2, count, dtype=torch.float32, device=hidden.device)
     grad_hidden = torch.empty(count, width, dtype=kind, device=hidden.device)
     grad_WC = torch.zeros(places, columns, dtype=torch.float32, device=hidden.device)
     for start in range(0, count, rows):
-        stop = min(start + rows, count)
-        scores = buffer[: stop - start]
-        for first in range(start, stop, near or rows):
-            last = min(first + (near or rows), stop)
-            part = scores[first - start : last - start]
-            torch.mm(hidden_NC[first:last], table_WC.T, out=part)
-            losses[first:last] = way(part, vocabulary, bias_W, targets[first:last])
-        torch.mm(scores, table_WC[:, :width], out=grad_hidden[start:stop])
-        _add_product(grad_WC, scores.T, hidden_NC[start:stop])
-    grad_bias = None if bias is None else grad_WC[:vocabulary, width].to(bias.dtype, copy=True)
+        part = slice(start, min(start + rows, count))
+        slopes = buffer[: part.stop - start]
+        losses[part], shares[part], shared = way(hidden_NC[part], table_WC, vocabulary, bias_W, targets[part], slopes)
+        if gaps:
+            shared = shared * known[part, None]
+        torch.mm(slopes, table_WC[:, :width], out=grad_hidden[part])
+        _add_product(grad_WC, slopes.T, shared)
+    if gaps:
+        losses, shares = losses.where(known, 0.0), shares.where(known, 0.0)
+    grad_bias = None if bias is None else grad_WC[:vocabulary, -2:].sum(dim=1).to(bias.dtype)
     grad_weight = grad_WC[:vocabulary, :width].to(weight.dtype)
-    return losses.sum(), grad_hidden.to(hidden.dtype), grad_weight, grad_bias
+    return losses.sum(), (grad_hidden * shares[:, None]).to(hidden.dtype), grad_weight, grad_bias
 
 
 def _round_up(number: int, to: int) -> int:
@@ -107,15 +113,30 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 @cache
-def _best(device: str) -> ToSlopes:
-    """Triton's kernel on CUDA where triton is installed, torch's operations elsewhere."""
-    if device != "cuda":
-        return plain_slopes
+def _best(device: torch.device, kind: torch.dtype) -> Way:
+    """Triton's kernels on CUDA where triton is installed, torch's operations elsewhere."""
+    if device.type != "cuda":
+        return by_scores(plain_slopes)
     try:
+        from headstart.train.power_kernel import by_powers, fits
         from headstart.train.row_kernel import to_slopes
     except ImportError:
-        return plain_slopes
-    return to_slopes
+        return by_scores(plain_slopes)
+    # powers need what fp16 has not: to reach as far as fp32 does
+    return by_powers if kind == torch.bfloat16 and fits(device) else by_scores(to_slopes)
+
+
+def by_scores(to_slopes: ToSlopes) -> Way:
+    """Scores first, which then become slopes."""
+
+    def way(
+        hidden: Tensor, table: Tensor, vocabulary: int, bias: Tensor | None, targets: Tensor, out: Tensor
+    ) -> tuple[Tensor, float, Tensor]:
+        low = hidden.to(out.dtype)
+        torch.mm(low, table.T, out=out)
+        return to_slopes(out, vocabulary, bias, targets), 1.0, low
+
+    return way
 
 
 def plain_slopes(scores: Tensor, vocabulary: int, bias: Tensor | None, targets: Tensor) -> Tensor:

@@ -1,81 +1,65 @@
-"""Small steps without waiting for orders: the passes of a batch are recorded once for each of a few widths, then replayed.
+"""Steps without waiting for orders: the passes of a batch are recorded once for each of a few shapes, then replayed.
 
 A pass through a small network is some hundreds of kernels, and telling a GPU to start one takes longer than most of them
-run. A CUDA graph is told once. It knows its shapes and addresses for good, so rows are padded to a width that comes back, and
-batches and gradients stay in the same memory.
+run. A CUDA graph is told once. It knows its shapes and addresses for good, so batches get a shape that comes back
+(`steady`), and batches and gradients stay in the same memory.
 
 What a step computes depends on its batch alone, never on what was recorded before it: a batch that is not recorded yet goes
-the same way at the same width, and draws the same random numbers (a replay begins where the generator stands).
-
-B rows of a batch, T tokens of a row.
+the same way in the same shape, and draws the same random numbers (a replay begins where the generator stands).
 """
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import Optimizer
 
 from headstart.data.batches import Batch
-from headstart.model.heads import ClassifierHead, Model
+from headstart.model.heads import ClassifierHead, LanguageHead, Model
+from headstart.model.pair_head import PairedHead
 from headstart.runtime import Runtime
 from headstart.train.objectives import LossSum
 from headstart.train.parallel import ONE, Way
 from headstart.train.passes import Passes, Say, zero
+from headstart.train.steady import LayOut, Steady, steady_texts, steady_tokens
 from headstart.train.tape import CudaTape, Tape, Work
 from headstart.train.update import Update, is_recordable
 
-MOST_TOKENS, MOST_WORK = 16_384, 10**11
-"""Padded tokens of a batch, alone and times the weights of a layer, beyond which the GPU is busy enough without: there
-padding costs more than orders do."""
-_WIDTHS, _STEP = 16, 32
-_MOST_GRAPHS = 32
-_TENSORS = ("ids_BT", "targets", "lengths_B")
-"""What a batch of texts consists of."""
-
-
-def width_for(longest: int, context: int) -> int:
-    """The width that rows of at most `longest` tokens are padded to: one of sixteen or fewer, and no more than the context.
-
-    >>> width_for(1, 512), width_for(33, 512), width_for(505, 512), width_for(500, 505), width_for(129, 1024)
-    (32, 64, 512, 505, 192)
-    """
-    step = _STEP * max(1, -(-context // (_STEP * _WIDTHS)))
-    return max(longest, min(-(-longest // step) * step, context))
-
-
-@dataclass(frozen=True)
-class Padded(Batch):
-    """A batch at a width that comes back, still in the memory of the CPU (pinned, where there is a GPU)."""
+_MOST_GRAPHS, _MOST_SHAPES = 32, 128
+"""Shapes that are recorded, and those whose memory is kept: where every batch has another one, they are many."""
 
 
 @dataclass
 class _Slot:
     """The memory of all batches of one shape, and what replays their passes once they are recorded."""
 
-    batch: Batch
-    replay: Work | None = None
+    batch: Steady
+    replays: dict[bool, Work] = field(default_factory=dict)
+    """By whether a step begins with them: what the gradients were before counts for nothing then."""
     used: bool = False
+    holds: Steady | None = None
+    """What was copied there and has not been read yet."""
 
-    def take(self, batch: Batch) -> None:
-        """Copy a batch to where the recorded passes read it."""
-        for name in _TENSORS:
-            getattr(self.batch, name).copy_(getattr(batch, name), non_blocking=True)
+    def take(self, batch: Steady) -> None:
+        """Copy a batch to where the recorded passes read it, once they have read the one before."""
+        if self.holds is not batch:
+            there = self.batch.tensors()
+            for name, tensor in batch.tensors().items():
+                there[name].copy_(tensor, non_blocking=True)
+        self.holds = batch
 
 
 class Graphs:
     """The recorded passes of one model; they outlive a call of `fit`."""
 
-    def __init__(self, model: Model[ClassifierHead], tape: Tape, say: Say) -> None:
-        self.model, self.tape, self.say = model, tape, say
-        model.backbone.recorded = True
-        self.slots: dict[tuple[int, ...], _Slot] = {}
+    def __init__(self, model: Model[Any], tape: Tape, say: Say, lay_out: LayOut) -> None:
+        self.model, self.tape, self.say, self.lay_out = model, tape, say, lay_out
+        self.slots: dict[tuple[Any, ...], _Slot] = {}
         self.update: Update | None = None
-        self.layer = sum(parameter.numel() for parameter in model.backbone.layers[0].parameters())
-        """The weights of a layer."""
+        self.warm = False
+        """Whether weights were moved the plain way once, which loads the kernels; a run that goes on has its moments before."""
         self.failed = False
         """Once something could not be recorded, nothing is any more."""
         self.lock = threading.Lock()
@@ -84,8 +68,8 @@ class Graphs:
 
     @property
     def recorded(self) -> int:
-        """How many shapes have been recorded."""
-        return sum(slot.replay is not None for slot in self.slots.values())
+        """How many passes have been recorded."""
+        return sum(len(slot.replays) for slot in self.slots.values())
 
     def around(self, plain: Passes, optimizer: Optimizer, clip: float) -> "CapturedPasses":
         """The passes of a call of `fit`. What was recorded holds as long as the same weights move, in the same memory."""
@@ -98,22 +82,26 @@ class Graphs:
 
     def forget(self) -> None:
         """Let go of everything recorded, and of the gradients: a weight that is frozen now must have none."""
+        self._let_go()
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        self._seen = []
+
+    def _let_go(self) -> None:
         device = next(self.model.parameters()).device
         if self.slots and device.type == "cuda":
             torch.cuda.synchronize(device)  # the last replay may still be under way
         self.slots.clear()
         self.update = None
-        for parameter in self.model.parameters():
-            parameter.grad = None
-        self._seen = []
 
     def remember(self) -> None:
         """What the recorded passes rely on."""
         self._seen = self._addresses()
 
     def give_up(self, error: RuntimeError) -> None:
-        """Nothing is recorded from here on; what was is let be."""
+        """Nothing is recorded from here on; what was is let go, since the plain way may need its memory."""
         self.failed = True
+        self._let_go()
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         self.say(f"steps are not recorded as CUDA graphs here, and take longer: {reason}")
 
@@ -134,27 +122,38 @@ class CapturedPasses(Passes):
     def __init__(self, graphs: Graphs, plain: Passes) -> None:
         super().__init__(plain.model, plain.objective, plain.runtime, plain.way)
         self.graphs = graphs
+        self._begun, self._replayed = False, True
+        """Of the step in hand: whether a batch has been read, and whether all of them were replayed."""
 
     def ready(self, batch: Batch) -> Batch:
-        """Pad what is small, and leave it in pinned memory; the rest goes to the device as it always does."""
+        """Give it a steady shape, and leave it in pinned memory; what has none goes to the device as it always does."""
         with self.graphs.lock:
-            if self.graphs.failed or not fits(batch, self.graphs.layer):
+            steady = None if self.graphs.failed else self.graphs.lay_out(batch)
+            if steady is None:
                 return super().ready(batch)
-            return padded(batch, self.graphs.model.backbone.config.context, pinned=self.runtime.device.type == "cuda")
+            return steady.pinned() if self.runtime.device.type == "cuda" else steady
 
     def run(self, batch: Batch, *, last: bool) -> LossSum:
         """The same sums and gradients as the plain way. The loss is detached: of earlier passes nothing stays alive."""
-        if isinstance(batch, Padded) and not self.graphs.failed:
-            total = self._total(batch)
-            if total is not None:
-                return LossSum(total, batch.scored)
-        part = super().run(super().ready(batch), last=last)
-        return LossSum(part.total.detach(), part.count)
+        total = self._total(batch) if isinstance(batch, Steady) and not self.graphs.failed else None
+        if total is None:
+            self._replayed = False
+            if not self._begun:
+                zero(self.grads())  # where recorded passes have left theirs
+            part = super().run(super().ready(batch), last=last)
+            total, count = part.total.detach(), part.count
+        else:
+            count = batch.scored
+        self._begun = True
+        return LossSum(total, count)
 
     def length(self, scale: float, clip: float, optimizer: Optimizer) -> Tensor:
         """The same, replayed once an optimizer has its moments."""
         graphs = self.graphs
-        if graphs.slots and graphs.update is None and not graphs.failed and is_recordable(optimizer):
+        if graphs.update and not self._replayed and not graphs.update.knows(self.grads()):
+            graphs.update = None  # a weight that had no gradient before has one now
+        ready = graphs.slots and graphs.warm and not graphs.failed
+        if ready and graphs.update is None and is_recordable(optimizer):
             try:
                 with graphs.lock:
                     graphs.update = Update(self, optimizer, clip, graphs.tape)
@@ -166,75 +165,111 @@ class CapturedPasses(Passes):
         """The same, replayed."""
         if self.graphs.update is None:
             super().step(optimizer)
+            self.graphs.warm = True
         else:
             self.graphs.update.move()
 
     def clear(self, optimizer: Optimizer) -> None:
-        """Gradients become zero where they are: their memory is known to what is recorded, if anything is."""
-        if self.graphs.slots:
-            zero(self.grads())
-        else:
+        """Gradients stay where they are if anything is recorded: it knows their memory, and writes over what is there."""
+        self._begun, self._replayed = False, True
+        if not self.graphs.slots:
             super().clear(optimizer)
 
-    def _total(self, batch: Padded) -> Tensor | None:
-        """The loss of a batch, its gradients added; None where it could not be recorded."""
-        graphs, shape = self.graphs, (*batch.ids_BT.shape, *batch.targets.shape)
-        if shape not in graphs.slots:
-            graphs.slots[shape] = _Slot(_like(batch, self.runtime.device))
-        slot = graphs.slots[shape]
+    def expect(self, batches: list[Batch]) -> None:
+        """Copy the first of them already, behind all that the device has been told to do."""
+        for batch in batches[:1]:
+            if isinstance(batch, Steady) and not self.graphs.failed and batch.shape in self.graphs.slots:
+                self.graphs.slots[batch.shape].take(batch)
+
+    def _total(self, batch: Steady) -> Tensor | None:
+        """The loss of a batch, its gradients added to those of the step; None where it could not be recorded."""
+        graphs, shape, anew = self.graphs, batch.shape, not self._begun
+        slot = graphs.slots.get(shape) or _Slot(_like(batch, self.runtime.device))
+        if len(graphs.slots) < _MOST_SHAPES:
+            graphs.slots[shape] = slot
         slot.take(batch)
+        slot.holds = None
 
         def work() -> Tensor:
-            part = Passes.run(self, slot.batch, last=True)
-            assert part.count == batch.scored
-            return part.total.detach()
+            part = self._anew(slot.batch) if anew else Passes.run(self, slot.batch, last=True)
+            return part.total.detach()  # how many it scored, each batch knows itself
 
         # the first time warms up: libraries start, kernels are loaded, gradients get their memory
-        if slot.used and slot.replay is None and graphs.recorded < _MOST_GRAPHS:
+        if slot.used and anew not in slot.replays and graphs.recorded < _MOST_GRAPHS:
             try:
                 with graphs.lock:
-                    slot.replay = graphs.tape.record(work)
+                    slot.replays[anew] = graphs.tape.record(work)
             except RuntimeError as error:
-                graphs.give_up(error)
+                self._give_up(error)
                 return None
-        total = slot.replay() if slot.replay else graphs.tape.once(work)
+        if anew in slot.replays:
+            return slot.replays[anew]()
+        self._replayed = False
+        try:
+            total = graphs.tape.once(work)
+        except torch.OutOfMemoryError as error:
+            if self._begun:
+                raise  # what the batches before it have added cannot be had again
+            self._give_up(error)
+            return None
         if not slot.used:
             graphs.remember()
         slot.used = True
         return total
 
+    def _anew(self, batch: Steady) -> LossSum:
+        """Passes whose gradients take the place of those that are there: no zeros to write, and none to add to."""
+        kept = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+        for parameter, _ in kept:
+            parameter.grad = None
+        part = Passes.run(self, batch, last=True)
+        fresh = [(grad, parameter.grad) for parameter, grad in kept if parameter.grad is not None]
+        if fresh:
+            torch._foreach_copy_([grad for grad, _ in fresh], [new for _, new in fresh])
+        zero([grad for parameter, grad in kept if parameter.grad is None])
+        for parameter, grad in kept:
+            parameter.grad = grad
+        return part
 
-def fits(batch: Batch, layer: int) -> bool:
-    """Whether a batch is one text a row, and small for layers of so many weights: every run decides alike."""
-    tokens = batch.ids_BT.numel()
-    alone = batch.lengths_B is not None and batch.owners_B is None and batch.segments_BT is None and not batch.idle
-    return alone and tokens <= MOST_TOKENS and tokens * layer <= MOST_WORK
+    def _give_up(self, error: RuntimeError) -> None:
+        """Leave memory to the plain way, which needs less: its gradients are made as activations go."""
+        self.graphs.give_up(error)
+        if not self._begun:
+            for parameter in self.parameters:
+                parameter.grad = None
 
 
-def padded(batch: Batch, context: int, *, pinned: bool = False) -> Padded:
-    """The same batch at a width that comes back. What lies behind a text is read by nobody, so any id will do there."""
-    assert batch.lengths_B is not None
-    width = batch.ids_BT.shape[1]
-    ids_BT = F.pad(batch.ids_BT, (0, width_for(width, context) - width))
-    tensors = [tensor.pin_memory() if pinned else tensor for tensor in (ids_BT, batch.targets, batch.lengths_B)]
-    return Padded(tensors[0], None, tensors[1], batch.scored, tensors[2], visibility=batch.visibility)
-
-
-def _like(batch: Padded, device: torch.device) -> Batch:
-    """Memory on the device for batches of this shape. Without bounds: attention goes by rows, whose shape stays."""
-    tensors = {name: getattr(batch, name) for name in _TENSORS}
-    there: dict[str, Any] = {name: torch.empty(t.shape, dtype=t.dtype, device=device) for name, t in tensors.items()}
+def _like(batch: Steady, device: torch.device) -> Steady:
+    """Memory on the device for batches of this shape."""
+    there: dict[str, Any] = {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for name, tensor in batch.tensors().items()
+    }
     return replace(batch, **there)
 
 
 def graphs_for(model: Model[ClassifierHead], runtime: Runtime, way: Way, say: Say) -> Graphs | None:
-    """Where recording is worth it and possible: one process and a GPU, layers neither compiled nor worked out twice.
+    """For fine-tuning, where recording is worth it and possible: layers are not compiled, since widths are many."""
+    backbone = model.backbone
+    if backbone.compiled or not _can_record(model, runtime, way):
+        return None
+    backbone.recorded = True
+    return Graphs(model, CudaTape(runtime.device), say, steady_texts(backbone.layers[0], backbone.config.context))
+
+
+def token_graphs_for(model: Model[LanguageHead], runtime: Runtime, way: Way, say: Say) -> Graphs | None:
+    """For pretraining, whose rows are all as long; compiled layers are recorded like others.
+
+    Not with a head for pairs: a step without pairs has no gradient for it, and must not move it.
+    """
+    if isinstance(model.head, PairedHead) or not _can_record(model, runtime, way):
+        return None
+    return Graphs(model, CudaTape(runtime.device), say, steady_tokens)
+
+
+def _can_record(model: Model[Any], runtime: Runtime, way: Way) -> bool:
+    """Whether there is one process and a GPU, and layers are not worked out twice.
 
     In the deterministic mode nothing is recorded: a replay has the kernels of its capture, and they were not checked.
     """
-    backbone = model.backbone
-    if runtime.device.type != "cuda" or way is not ONE or backbone.compiled or backbone.recompute:
-        return None
-    if torch.are_deterministic_algorithms_enabled():
-        return None
-    return Graphs(model, CudaTape(runtime.device), say)
+    alone = runtime.device.type == "cuda" and way is ONE and not model.backbone.recompute
+    return alone and not torch.are_deterministic_algorithms_enabled()

@@ -4,9 +4,10 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -80,62 +81,96 @@ def fit(
     ahead, way = runtime.device.type == "cuda", state.way
     passes = Passes(state.model, objective, runtime, way)
     passes = graphs.around(passes, state.optimizer, config.clip) if graphs else passes
-    for batches in in_turn(fetch, state.step, steps, passes.ready, ahead=ahead):
-        if not state.model.training:  # asked first: telling every module takes a while
-            state.model.train()
-        share = lr_share(state.step, steps, config)
-        for group in state.optimizer.param_groups:
-            group["lr"] = share * group["peak_lr"]
-        seed_step(state.seed, state.step, way.ranks.rank)
-        parts: list[LossSum] = []
-        with way.adding(state.model):
-            with cutting():
-                for number, batch in enumerate(batches, start=1):
-                    parts.append(passes.run(batch, last=number == len(batches)))
-            own = sum(batch.scored for batch in batches if not batch.idle)
-            count, scored = way.settle(sum(part.count for part in parts), own)
-        length = passes.length(1 / max(count, 1e-12), config.clip, state.optimizer)
-        read = _asked(way.figures([part.total for part in parts], length))
-        if early := runtime.device.type == "cuda":
-            # before the numbers are known: so the device has work while its answer travels
-            passes.step(state.optimizer)
-        *totals, norm = read()  # the one moment of a step at which the device is waited for
-        total = sum(totals)
-        if not (math.isfinite(total) and math.isfinite(norm)):
-            state.optimizer.zero_grad()
-            raise TrainingError(
-                f"loss {total / max(count, 1e-12)} with gradient norm {norm} at step {state.step + 1};"
-                f" {'what was saved before is whole' if early else 'no update was made'};"
-                f" try a lower optim.lr than {config.lr:g}, a longer optim.warmup, or precision fp32"
+    with Feed(fetch, state.step, steps, passes.ready, ahead=ahead) as feed:
+        for batches in feed:
+            share = _set_out(state, steps, config)
+            parts: list[LossSum] = []
+            with way.adding(state.model):
+                with cutting():
+                    for number, batch in enumerate(batches, start=1):
+                        parts.append(passes.run(batch, last=number == len(batches)))
+                own = sum(batch.scored for batch in batches if not batch.idle)
+                count, scored = way.settle(sum(part.count for part in parts), own)
+            length = passes.length(1 / max(count, 1e-12), config.clip, state.optimizer)
+            read = _asked(way.figures([part.total for part in parts], length))
+            if ahead:
+                # before the numbers are known: so the device has work while its answer travels
+                passes.step(state.optimizer)
+                passes.expect(feed.ahead())
+            *totals, norm = read()  # the one moment of a step at which the device is waited for
+            total = sum(totals)
+            if not (math.isfinite(total) and math.isfinite(norm)):
+                state.optimizer.zero_grad()
+                raise _lost(total / max(count, 1e-12), norm, state.step + 1, config, moved=ahead)
+            if not ahead:
+                passes.step(state.optimizer)
+            passes.clear(state.optimizer)
+            state.step += 1
+            if state.average:
+                state.average.update(state.step, steps)
+            yield StepReport(
+                state.step, total / count, share * config.lr, norm, int(scored), time.perf_counter() - started
             )
-        if not early:
-            passes.step(state.optimizer)
-        passes.clear(state.optimizer)
-        state.step += 1
-        if state.average:
-            state.average.update(state.step, steps)
-        yield StepReport(state.step, total / count, share * config.lr, norm, int(scored), time.perf_counter() - started)
-        started = time.perf_counter()
+            started = time.perf_counter()
 
 
-def in_turn(
-    fetch: Fetch, first: int, steps: int, place: Callable[[Batch], Batch], *, ahead: bool
-) -> Iterator[list[Batch]]:
+def _set_out(state: TrainState, steps: int, config: OptimConfig) -> float:
+    """Everything that a step depends on besides its rows; returns the share of the rate that it moves by."""
+    if not state.model.training:  # asked first: telling every module takes a while
+        state.model.train()
+    share = lr_share(state.step, steps, config)
+    for group in state.optimizer.param_groups:
+        group["lr"] = share * group["peak_lr"]
+    seed_step(state.seed, state.step, state.way.ranks.rank)
+    return share
+
+
+def _lost(loss: float, norm: float, step: int, config: OptimConfig, *, moved: bool) -> TrainingError:
+    return TrainingError(
+        f"loss {loss} with gradient norm {norm} at step {step};"
+        f" {'what was saved before is whole' if moved else 'no update was made'};"
+        f" try a lower optim.lr than {config.lr:g}, a longer optim.warmup, or precision fp32"
+    )
+
+
+class Feed:
     """The batches of each step in order, in their place; `ahead` puts them there some steps early in a thread of its own."""
 
-    def ready(step: int) -> list[Batch]:
-        return [place(batch) for batch in fetch(step)]
+    def __init__(self, fetch: Fetch, first: int, steps: int, place: Callable[[Batch], Batch], *, ahead: bool) -> None:
+        self._fetch, self._place = fetch, place
+        self._left = deque(range(first, steps))
+        self._waiting: deque[Future[list[Batch]]] = deque()
+        self._pool = ThreadPoolExecutor(max_workers=1) if ahead else None
 
-    if not ahead:
-        yield from map(ready, range(first, steps))
-        return
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        waiting = deque(pool.submit(ready, step) for step in range(first, min(first + _AHEAD, steps)))
-        for step in range(first, steps):
-            batches = waiting.popleft().result()
-            if step + _AHEAD < steps:
-                waiting.append(pool.submit(ready, step + _AHEAD))
-            yield batches
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool:
+            self._pool.shutdown()
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        while self._left or self._waiting:
+            if self._pool is None:
+                yield self._batches(self._left.popleft())
+                continue
+            if not self._waiting:
+                self.lay_out()
+            yield self._waiting.popleft().result()
+
+    def lay_out(self) -> None:
+        """Begin with rows to come. Best asked for while the device is busy: the thread that does it holds others up."""
+        while self._pool and self._left and len(self._waiting) < _AHEAD:
+            self._waiting.append(self._pool.submit(self._batches, self._left.popleft()))
+
+    def ahead(self) -> list[Batch]:
+        """Go on with rows to come; returns the batches of the next step, if they are there already."""
+        self.lay_out()
+        first = self._waiting[0] if self._waiting else None
+        return first.result() if first and first.done() and not first.exception() else []
+
+    def _batches(self, step: int) -> list[Batch]:
+        return [self._place(batch) for batch in self._fetch(step)]
 
 
 def _asked(numbers: Tensor) -> Callable[[], list[float]]:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headstart.config import UNSCORED
 from headstart.train.bites import loss_in_bites
 
 ROWS = 256
@@ -25,16 +26,26 @@ _LINE = 64
 
 
 def linear_cross_entropy(
-    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, *, compiled: bool = False
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    *,
+    compiled: bool = False,
+    gaps: bool = False,
 ) -> Tensor:
     """The sum over rows of -log softmax(hidden · weightᵀ + bias)[target].
 
     Args:
         compiled: let torch fuse what happens between the matrix products.
+        gaps: some targets may be UNSCORED; those rows count for nothing.
     """
+    if gaps and hidden_ND.device.type != "cuda":  # a GPU would have to be asked how many are left; `bites` skips them
+        known = targets_N != UNSCORED
+        hidden_ND, targets_N = hidden_ND[known], targets_N[known]
     rows = ROWS if hidden_ND.device.type == "cpu" else _GPU_ROWS
     if torch.is_grad_enabled():
-        total: Tensor = _Chunked.apply(hidden_ND, weight_VD, bias_V, targets_N, rows, compiled)  # type: ignore[no-untyped-call]
+        total: Tensor = _Chunked.apply(hidden_ND, weight_VD, bias_V, targets_N, rows, compiled, gaps)  # type: ignore[no-untyped-call]
         return total
     parts = [
         F.cross_entropy(F.linear(hidden, weight_VD, bias_V).float(), targets, reduction="sum")
@@ -48,7 +59,14 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int, compiled: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        rows: int,
+        compiled: bool,
+        gaps: bool,
     ) -> Tensor:
         kind = (
             torch.get_autocast_dtype(hidden.device.type)
@@ -61,7 +79,7 @@ class _Chunked(torch.autograd.Function):
             return total
         if hidden.device.type == "cuda":
             with torch.autocast("cuda", enabled=False):
-                total, *slopes = loss_in_bites(hidden, weight, bias, targets, kind)
+                total, *slopes = loss_in_bites(hidden, weight, bias, targets, kind, gaps=gaps)
             ctx.slopes = slopes
             return total
         low_weight, low_hidden = weight.to(kind), hidden.to(kind)
@@ -87,10 +105,13 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         # handed on, not kept: the last who holds a gradient may change it in place, and a table's is large
         slopes, ctx.slopes = ctx.slopes, None
-        for slope in slopes:
-            if slope is not None:
-                slope.mul_(grads[0])
-        return *slopes, None, None, None
+        scaled = [_times(slope, grads[0]) for slope in slopes]
+        return *scaled, None, None, None, None
+
+
+def _times(slope: Tensor | None, factor: Tensor) -> Tensor | None:
+    """In place where rows lie end to end; where they do not, whoever keeps the gradient would copy it anyway."""
+    return slope if slope is None else slope.mul_(factor) if slope.is_contiguous() else slope * factor
 
 
 def _in_one_buffer(

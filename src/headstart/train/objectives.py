@@ -13,6 +13,7 @@ from headstart.data.batches import WORTH_UNPADDING, Batch
 from headstart.kinds import Rating, Target
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
 from headstart.train.losses import linear_cross_entropy
+from headstart.train.steady import Steady
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ def token_loss(model: Model[LanguageHead], hidden_BTD: Tensor, batch: Batch) -> 
         targets, hidden_ND = targets[places], hidden_ND.index_select(0, places)
     weight, bias = model.head.weights(model.backbone)
     ready_ND = model.head.ready(hidden_ND)
-    return linear_cross_entropy(ready_ND, weight, bias, targets, compiled=model.backbone.compiled)
+    gaps = isinstance(batch, Steady) and batch.filled
+    return linear_cross_entropy(ready_ND, weight, bias, targets, compiled=model.backbone.compiled, gaps=gaps)
 
 
 Answering = Callable[[Model[ClassifierHead], Batch], LossSum]

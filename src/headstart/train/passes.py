@@ -40,11 +40,10 @@ class Passes:
     def scaled_and_clipped(self, scale: float | Tensor, clip: float) -> Tensor:
         """The same, whoever the optimizer is."""
         grads = [local(grad) for grad in self.grads()]
-        torch._foreach_mul_(grads, scale)
-        norm = self.way.norm(grads)
-        if clip:
-            # as torch.nn.utils.clip_grads_with_norm_, on the parts that this process holds
-            torch._foreach_mul_(grads, torch.clamp(clip / (norm + 1e-6), max=1.0))
+        norm = self.way.norm(grads) * scale
+        # as torch.nn.utils.clip_grads_with_norm_, on the parts that this process holds, and both factors at once
+        factor = torch.clamp(clip / (norm + 1e-6), max=1.0) * scale if clip else scale
+        torch._foreach_mul_(grads, factor)
         return norm
 
     def step(self, optimizer: Optimizer) -> None:
@@ -54,6 +53,9 @@ class Passes:
     def clear(self, optimizer: Optimizer) -> None:
         """Begin anew: no gradient is left of the step before."""
         optimizer.zero_grad()
+
+    def expect(self, batches: list[Batch]) -> None:
+        """What the next step reads, told while the device is busy with this one."""
 
     def grads(self) -> list[Tensor]:
         """The gradients that are there, in the order of the parameters."""

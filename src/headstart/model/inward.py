@@ -1,0 +1,88 @@
+"""Queries, keys and values out of one product and back again, for rows that a GPU learns from in one steady shape.
+
+The same mathematics as `SelfAttention` has elsewhere, laid out for the kernels: heads of an odd width get columns of zeros in
+the weights, where they cost nothing, and gradients lie side by side again by a copy of their own. A compiler would fuse that
+copy with what comes before it, and such a kernel takes five times as long.
+
+B batch, T tokens, D width, H heads, K width of one head (made round).
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ROUND_HEAD = 8
+"""Heads are a multiple of this wide where cuDNN reads them."""
+
+
+@torch.library.custom_op("headstart::side_by_side", mutates_args=())
+def _joined(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return torch.cat((query, key, value), dim=-1)
+
+
+@_joined.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return torch.cat((query, key, value), dim=-1)
+
+
+class _Apart(torch.autograd.Function):
+    """A linear layer whose output comes in three parts."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, weight)
+        ctx.biased = bias is not None
+        return F.linear(x, weight, bias).chunk(3, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        query, key, value = (grad.contiguous() for grad in grads)
+        join = _joined if torch.compiler.is_compiling() else _together
+        slopes = join(query, key, value)
+        flat = slopes.flatten(0, -2)
+        return slopes @ weight, flat.T @ x.flatten(0, -2), flat.sum(dim=0) if ctx.biased else None
+
+
+def _together(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return torch.cat((query, key, value), dim=-1)
+
+
+def apart(x_BTD: Tensor, inward: nn.Linear, heads: int, *, fill: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values (B, H, T, K) in the precision of the products.
+
+    Args:
+        fill: make heads round; what turns them by halves cannot have that.
+    """
+    kind = _kind(x_BTD)
+    weight, bias = inward.weight.to(kind), None if inward.bias is None else inward.bias.to(kind)
+    missing = _missing(len(weight) // 3, heads) if fill else 0
+    if missing:
+        weight = F.pad(weight.view(3 * heads, -1, weight.shape[1]), (0, 0, 0, missing)).flatten(0, 1)
+        bias = None if bias is None else F.pad(bias.view(3 * heads, -1), (0, missing)).flatten()
+    parts = _Apart.apply(x_BTD.to(kind), weight, bias)  # type: ignore[no-untyped-call]
+    query, key, value = (part.view(*part.shape[:-1], heads, -1).transpose(1, 2) for part in parts)
+    return query, key, value
+
+
+def outward_of(mixed_BHTK: Tensor, outward: nn.Linear) -> Tensor:
+    """What the heads found, through the layer behind them (B, T, D); columns that `apart` has filled up are nothing to it."""
+    heads, kind = mixed_BHTK.shape[1], mixed_BHTK.dtype
+    weight = outward.weight.to(kind)
+    missing = mixed_BHTK.shape[-1] - weight.shape[1] // heads
+    if missing:
+        weight = F.pad(weight.view(len(weight), heads, -1), (0, missing)).flatten(1)
+    return F.linear(
+        mixed_BHTK.transpose(1, 2).flatten(-2), weight, None if outward.bias is None else outward.bias.to(kind)
+    )
+
+
+def _missing(width: int, heads: int) -> int:
+    return -(width // heads) % ROUND_HEAD
+
+
+def _kind(x: Tensor) -> torch.dtype:
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype

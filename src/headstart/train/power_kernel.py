@@ -1,0 +1,226 @@
+"""Scores that never lie in memory: the product that makes them writes their powers and sums them up as it goes.
+
+The slope of the loss at a score is its power over the sum of its row's, less 1 at the target. The sum is known only when the
+row is done, but a row of slopes enters nothing but products: there, dividing the row's own result does the same. What a power
+is taken from is the target's score, and no pass over the row has to find its highest first. N rows, C columns, W places.
+
+Needs triton, which comes with torch where there are CUDA devices; `bites` does without it.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+ABOVE = tl.constexpr(40.0)
+"""Powers are of scores less the target's and less this: a sum is e⁻⁴⁰ or more, and what bf16 cannot hold is nothing to it."""
+MOST = tl.constexpr(1e30)
+"""A sum as large as this, of a row with a score 109 above its target's, leaves too little room: the row is done again."""
+
+_HELD = 4096
+"""Numbers of the table that a program holds where a row is done again."""
+
+
+class Tile(NamedTuple):
+    """What a program of the product makes, and how."""
+
+    rows: int = 128
+    places: int = 128
+    columns: int = 64  # a step of the product's inner loop
+    warps: int = 4
+    stages: int = 3
+    tma: bool = True  # loads by the unit that Hopper has for it, not by the threads
+    group: int = 64  # tiles of rows that take turns on the same entries
+
+
+_TILE = Tile()
+
+
+_HOPPER = 9
+
+
+def fits(device: torch.device) -> bool:
+    """Whether the unit that loads is there, and room on a multiprocessor for what it loads ahead: on large GPUs both are."""
+    about = torch.cuda.get_device_properties(device)
+    room: int = getattr(about, "shared_memory_per_block_optin", 0)
+    return about.major >= _HOPPER and room > 2 * _TILE.stages * _TILE.columns * (_TILE.rows + _TILE.places) + 1024
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _targets(hidden, table, bias, targets, zeros, COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where each row's powers are 1: so much above the score of its target."""
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(targets + row)
+    at = tl.arange(0, BLOCK)
+    a = tl.load(hidden + row * COLUMNS + at, mask=at < COLUMNS, other=0.0).to(tl.float32)
+    b = tl.load(table + target * COLUMNS + at, mask=at < COLUMNS, other=0.0).to(tl.float32)
+    score = tl.sum(a * b, axis=0)
+    if HAS_BIAS:
+        score += tl.load(bias + target)
+    tl.store(zeros + row, score + ABOVE)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _powers(  # type: ignore[no-untyped-def]
+    hidden,
+    table,
+    bias,
+    zeros,
+    powers,
+    sums,
+    count,
+    VOCABULARY: tl.constexpr,
+    PLACES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    TMA: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDE: tl.constexpr,
+    DEEP: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """One tile of powers in bf16, and the sum of each of its rows."""
+    TILES: tl.constexpr = (PLACES + WIDE - 1) // WIDE
+    # programs that run together share a few stretches of rows and of the table, which the cache then holds
+    turn = tl.program_id(0) // (GROUP * TILES)
+    inside = tl.program_id(0) % (GROUP * TILES)
+    tall = tl.minimum(tl.cdiv(count, ROWS) - turn * GROUP, GROUP)
+    row = (turn * GROUP + inside % tall) * ROWS
+    tile = inside // tall
+    rows, places, columns = row + tl.arange(0, ROWS), tile * WIDE + tl.arange(0, WIDE), tl.arange(0, DEEP)
+    scores = tl.zeros((ROWS, WIDE), tl.float32)
+    for k in range(0, COLUMNS, DEEP):
+        if TMA:  # what lies outside is read as 0
+            a = hidden.load([row, k])
+            b = table.load([tile * WIDE, k])
+        else:  # rows outside are read as others, and not written
+            within = (k + columns < COLUMNS)[None, :]
+            a = tl.load(hidden + (rows % count)[:, None] * COLUMNS + k + columns[None, :], mask=within, other=0.0)
+            b = tl.load(table + (places % PLACES)[:, None] * COLUMNS + k + columns[None, :], mask=within, other=0.0)
+        scores = tl.dot(a, b.T, scores)
+    if HAS_BIAS:
+        more = tl.load(bias + places, mask=places < PLACES, other=-float("inf"))
+    else:
+        more = tl.where(places < VOCABULARY, 0.0, -float("inf"))
+    zero = tl.load(zeros + rows, mask=rows < count, other=0.0)
+    power = tl.exp(scores + more[None, :] - zero[:, None])
+    tl.store(sums + rows * TILES + tile, tl.sum(power, axis=1), mask=rows < count)
+    where = powers + rows.to(tl.int64)[:, None] * PLACES + places[None, :]
+    tl.store(where, power.to(powers.dtype.element_ty), mask=(rows < count)[:, None] & (places < PLACES)[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _some_scores(  # type: ignore[no-untyped-def]
+    table,
+    bias,
+    row,
+    first,
+    VOCABULARY: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Scores of a few entries for one row, without a product of matrices."""
+    places, at = first + tl.arange(0, WIDE), tl.arange(0, BLOCK)
+    there = (places < VOCABULARY)[:, None] & (at < COLUMNS)[None, :]
+    part = tl.load(table + places.to(tl.int64)[:, None] * COLUMNS + at[None, :], mask=there, other=0.0)
+    x = tl.sum(part.to(tl.float32) * row[None, :], axis=1)
+    if HAS_BIAS:
+        x += tl.load(bias + places, mask=places < VOCABULARY, other=0.0)
+    return tl.where(places < VOCABULARY, x, -float("inf"))
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _finish(  # type: ignore[no-untyped-def]
+    hidden,
+    table,
+    bias,
+    targets,
+    zeros,
+    powers,
+    sums,
+    losses,
+    shares,
+    shared,
+    VOCABULARY: tl.constexpr,
+    PLACES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    TILES: tl.constexpr,
+    MANY: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Of one row: its loss, the slope of its target, what its powers are shared out by, and its hidden state so shared."""
+    row = tl.program_id(0).to(tl.int64)
+    target, zero = tl.load(targets + row), tl.load(zeros + row)
+    at, here = tl.arange(0, BLOCK), powers + row * PLACES
+    h = tl.load(hidden + row * COLUMNS + at, mask=at < COLUMNS, other=0.0).to(tl.float32)
+    low = h.to(powers.dtype.element_ty).to(tl.float32)
+    many = tl.arange(0, MANY)
+    total = tl.sum(tl.load(sums + row * TILES + many, mask=many < TILES, other=0.0), axis=0)
+    picked = zero - ABOVE
+    if total >= MOST:  # slow, exact, and as good as never
+        zero = picked
+        for first in range(0, VOCABULARY, WIDE):
+            x = _some_scores(table, bias, low, first, VOCABULARY, COLUMNS, HAS_BIAS, WIDE, BLOCK)
+            zero = tl.maximum(zero, tl.max(x, axis=0))
+        total = 0.0
+        for first in range(0, VOCABULARY, WIDE):
+            x = _some_scores(table, bias, low, first, VOCABULARY, COLUMNS, HAS_BIAS, WIDE, BLOCK)
+            power = tl.exp(x - zero)
+            total += tl.sum(power, axis=0)
+            places = first + tl.arange(0, WIDE)  # the target's is written below, by whichever thread
+            tl.store(here + places, power.to(powers.dtype.element_ty), mask=(places < VOCABULARY) & (places != target))
+    tl.store(losses + row, zero - picked + tl.log(total))
+    slope = tl.exp(picked - zero) - total
+    rounded = slope.to(powers.dtype.element_ty)
+    tl.store(here + target, rounded)
+    # the largest slope of most rows: what rounding has made of it is taken back where the row is shared out
+    kept = rounded.to(tl.float32)
+    share = tl.where(kept == 0.0, 1.0, slope / kept) / total
+    tl.store(shares + row, share)
+    value = h * share
+    if HAS_BIAS:  # the share itself in a column, and behind it what rounding takes from it
+        value = tl.where(at == COLUMNS - 1, share - share.to(powers.dtype.element_ty).to(tl.float32), value)
+    tl.store(shared + row * COLUMNS + at, value.to(shared.dtype.element_ty), mask=at < COLUMNS)
+
+
+def by_powers(
+    hidden: Tensor,
+    table: Tensor,
+    vocabulary: int,
+    bias: Tensor | None,
+    targets: Tensor,
+    out: Tensor,
+    *,
+    tile: Tile = _TILE,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A bite as `bites` wants it, by three kernels; `bites.Way` says what goes in and comes out."""
+    (rows, columns), places, low = hidden.shape, len(table), hidden.to(out.dtype)
+    tiles, block = triton.cdiv(places, tile.places), triton.next_power_of_2(columns)
+    zeros, losses, shares = (torch.empty(rows, dtype=torch.float32, device=hidden.device) for _ in range(3))
+    sums = torch.empty(rows, tiles, dtype=torch.float32, device=hidden.device)
+    shared = torch.empty_like(low)
+    bias_W = zeros if bias is None else bias  # which is not looked at where there is none
+    sizes = {"VOCABULARY": vocabulary, "PLACES": places, "COLUMNS": columns, "HAS_BIAS": bias is not None}
+    first: Any = _targets[(rows,)]
+    product: Any = _powers[(triton.cdiv(rows, tile.rows) * tiles,)]
+    last: Any = _finish[(rows,)]
+    with torch.cuda.device_of(hidden):  # type: ignore[no-untyped-call]  # triton launches where the process stands
+        first(low, table, bias_W, targets, zeros, COLUMNS=columns, HAS_BIAS=bias is not None, BLOCK=block, num_warps=1)
+        a, b = low, table
+        if tile.tma:
+            a = TensorDescriptor.from_tensor(low, [tile.rows, tile.columns])
+            b = TensorDescriptor.from_tensor(table, [tile.places, tile.columns])
+        shape = {"ROWS": tile.rows, "WIDE": tile.places, "DEEP": tile.columns, "GROUP": tile.group, "TMA": tile.tma}
+        launch = {"num_warps": tile.warps, "num_stages": tile.stages}
+        product(a, b, bias_W, zeros, out, sums, rows, **sizes, **shape, **launch)
+        held = {"TILES": tiles, "MANY": triton.next_power_of_2(tiles), "WIDE": max(1, _HELD // block), "BLOCK": block}
+        given = hidden, table, bias_W, targets, zeros, out, sums
+        last(*given, losses, shares, shared, **sizes, **held, num_warps=4)
+    return losses, shares, shared

@@ -1,0 +1,55 @@
+"""The kernels of the loss, run one program after the other by triton's interpreter, where there is one:
+
+TRITON_INTERPRET=1 python -m pytest tests/train/test_kernels.py
+"""
+
+import os
+from functools import partial
+
+import pytest
+import torch
+
+from headstart.train.bites import by_scores, loss_in_bites
+from linear_loss import errors, far_target, oracle, question
+
+pytest.importorskip("triton", reason="triton is not installed")
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("kernels run without a GPU under TRITON_INTERPRET=1 only", allow_module_level=True)
+
+from headstart.train.power_kernel import Tile, by_powers
+from headstart.train.row_kernel import to_slopes
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning"),
+]
+
+# the interpreter multiplies bf16 wrongly, so products are in fp32 here; tests/test_gpu.py has both
+WAYS = {
+    "rows": by_scores(partial(to_slopes, most=64)),
+    "powers": partial(by_powers, tile=Tile(16, 32, 16, tma=False)),
+    "powers, tma": partial(by_powers, tile=Tile(16, 32, 16)),
+    "powers, tiles larger than all": partial(by_powers, tile=Tile(128, 256, 64)),
+}
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("rows", "width", "vocabulary"), [(37, 19, 130), (1, 1, 1), (16, 16, 128), (5, 40, 65)])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_kernel_gives_plain_cross_entropy(way, rows, width, vocabulary, biased):
+    asked = question(rows, width, vocabulary, biased=biased)
+    found = loss_in_bites(*asked, torch.float32, rows=20, way=WAYS[way])
+    for ours, theirs in zip(found, oracle(*asked), strict=True):
+        assert (ours is None) == (theirs is None)
+        if theirs is not None:
+            torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("distance", [127, 300])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_row_whose_powers_overflow_is_done_again(way, distance, biased):
+    """Powers themselves, or with the smaller distance what they are multiplied to."""
+    asked = far_target(20, 19, 130, biased=biased, distance=distance)
+    for error in errors(loss_in_bites(*asked, torch.float32, way=WAYS[way]), oracle(*asked)):
+        assert error < 1e-5
