@@ -4,6 +4,7 @@ python benchmarks/results.py
 """
 
 import json
+import statistics
 import sys
 from itertools import product
 from pathlib import Path
@@ -1001,6 +1002,8 @@ def gpu() -> str | None:
         lines += gpu_rows(GPU_ROWS[name][0], row)
     shapes = "; ".join(f"{GPU_ROWS[name][0]} {gpu_shape(row)}" for name, row in rows.items())
     lines += ["", f"Rows of a step: {shapes}."]
+    if "before" in rows.get("gpt2", {}):
+        lines += ["", gpt2_before(rows["gpt2"])]
     if "curves" in record:
         lines += ["", *gpu_curves(record["curves"])]
     made = sorted({(row["machine"]["commit"], row["machine"]["date"]) for row in rows.values()})
@@ -1009,7 +1012,38 @@ def gpu() -> str | None:
     if alone:
         lines += ["", f"Not measured beside its peer yet: {', '.join(alone)}."]
     lines += ["", f"Command: `python benchmarks/gpu.py --out docs/results/gpu.json`; {commits}."]
-    return "\n".join([*lines, *gpu_finetuning()])
+    return "\n".join([*lines, *gpu_finetuning(), *gpu_seeds()])
+
+
+def gpt2_before(row: dict) -> str:
+    """The peer's compiler does not always come to the same end."""
+    now, before = row["sides"], row["before"]["sides"]
+
+    def said(sides: dict) -> str:
+        ours, theirs = (statistics.median(sides[who]["ms"]) for who in ("headstart", "transformers"))
+        return (
+            f"{theirs:.1f} ms a step of transformers' against {ours:.1f} of Headstart's, {times(theirs / ours)} times"
+        )
+
+    return (
+        f"Of GPT-2 small there are two runs. The compiler times by itself whether filling up the table of 50,257 entries pays, and decides for the whole run: in the table above it does ({said(now)}), "
+        f"in an earlier run (commit {row['before']['machine']['commit']}, {row['before']['machine']['date']}) it did not ({said(before)})."
+    )
+
+
+def gpu_seeds() -> list[str]:
+    """Several seeds at once on one GPU."""
+    if not (RESULTS / "seeds.json").exists():
+        return []
+    record = load("seeds.json")
+    (one, alone), (many, together) = record["seconds"].items()
+    return [
+        "",
+        f"Seeds of a comparison on the same GPU: `headstart compare --from {record['from']} --arms pretrained` on {record['rows']:,} made-up labelled texts took {alone:.0f} s with {one} seed and {together:.0f} s with {many} seeds at "
+        f"once (`--jobs {many}`, NVIDIA's multi-process service on), {times(record['ratio'])} times as long, start of the processes included.",
+        "",
+        f"Command: `python benchmarks/seeds.py --from {record['from']} --out docs/results/seeds.json`; commit {record['commit']}, {record['date']}.",
+    ]
 
 
 def gpu_finetuning() -> list[str]:
@@ -1067,11 +1101,11 @@ def gpu_curves(record: dict) -> list[str]:
         f"How the step grows, from {shape['batch']} rows of {shape['length']} tokens read causally, width {shape['width']}, {shape['depth']} layers, {shape['vocabulary']:,} entries, one size changed at a time "
         "(the tokens of a step stay the same while rows get longer):",
         "",
-        "| size | value | tokens a second | share of peak | memory, GiB |",
-        "|---|---|---|---|---|",
+        "| size | value | tokens a second | share of peak | memory, GiB | commit |",
+        "|---|---|---|---|---|---|",
     ]
     return lines + [
-        f"| {row['what']} | {row['value']:,} | {row['tokens_a_second']:,.0f} | {percent(row['mfu'])} | {row['gib']:.1f} |"
+        f"| {row['what']} | {row['value']:,} | {row['tokens_a_second']:,.0f} | {percent(row['mfu'])} | {row['gib']:.1f} | {row.get('commit') or record['machine']['commit']} |"
         for row in record["rows"]
         if "tokens_a_second" in row
     ]

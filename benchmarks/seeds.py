@@ -11,6 +11,7 @@ import argparse
 import csv
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
 
 WORDS = 12000
 TEXT = 110
@@ -76,6 +78,7 @@ def main() -> None:
         "--from", dest="source", help="a folder or a starter, in place of a network pretrained for three steps"
     )
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--commit", default="", help="what is measured, for the record")
     parser.add_argument("--out", type=Path)
     parser.add_argument("options", nargs="*", help="handed on to `headstart compare`, after --")
     given = parser.parse_args()
@@ -105,6 +108,10 @@ def main() -> None:
             "rows": given.rows,
             "seconds": seconds,
             "ratio": round(ratio, 3),
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+            "torch": torch.__version__,
+            "commit": given.commit,
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
         }
         given.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
