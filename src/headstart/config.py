@@ -219,8 +219,9 @@ class RuntimeConfig(Section):
     """Where torchrun starts several processes. ddp: each has the whole model. fsdp: each has a shard of model and optimizer."""
     recompute: bool = False
     """Keep less in memory: what is inside a layer is worked out again on the way back; slower, the same numbers."""
-    compile: bool = False
-    """Let torch compile the network for pretraining: a minute at the start, then faster on a GPU; other bits than without."""
+    compile: bool | None = None
+    """Let torch compile the network: up to a minute at the start, then faster on a GPU; other bits than without. Unset
+    pretraining does so on a GPU, in runs of some minutes, which earn it back."""
     time_limit: float | None = Field(None, gt=0)
     """Minutes from the start of the command after which the run saves and stops, so that a scheduler need not kill it."""
 

@@ -242,10 +242,10 @@ class Stop:
             self.may_cut = False
 
 
-def cuts(config: RuntimeConfig, stop: Stop) -> Callable[[], AbstractContextManager[None]]:
+def cuts(stop: Stop, *, compiled: bool) -> Callable[[], AbstractContextManager[None]]:
     """How a step is entered: one that torch may compile in takes too long for a signal to wait for its end."""
     # where several train together, one that leaves would keep the others waiting
-    return stop.cutting if config.compile and stop.agree is None else nullcontext
+    return stop.cutting if compiled and stop.agree is None else nullcontext
 
 
 @contextmanager

@@ -19,9 +19,10 @@ from headstart.model.heads import LanguageHead, Model, build_language_head
 from headstart.model.pair_head import PairedHead
 from headstart.predict.generate import Sampling, continue_text
 from headstart.progress import Progress, Task
+from headstart.recipes.compiling import compiles
 from headstart.recipes.leaks import carried
 from headstart.recipes.measured import HeldOutScore
-from headstart.recipes.stages import Stage, in_words, lay_out, spread, stage_at
+from headstart.recipes.stages import Stage, in_words, lay_out, spread, stage_at, wanted
 from headstart.recipes.teaching import Teaching
 from headstart.recipes.together import resume_state, save_state, several_words
 from headstart.runtime import Halt, Runtime, Stop, cuts
@@ -98,8 +99,12 @@ class Pretraining:
     def go(self, stop: Stop, *, resume: bool) -> None:
         """Train to the end, or to a stop."""
         self.stop = stop
-        if self.config.runtime.compile:
+        if compiles(
+            self.config, self.model, self.stages, self.runtime.device, self.progress.say, alone=self.way is ONE
+        ):
             self.model.backbone.compile_layers()
+            if self.teacher:
+                self.teacher.model.backbone.compile_layers()
         if self.way.sharded:
             self.way.spread(self.model, self.runtime)
             self.state = self._fresh_state()
@@ -132,8 +137,7 @@ class Pretraining:
         if loop.minutes is not None:
             plan = plan or self._time()
         else:
-            epochs = [loop.epochs * stage.reads.rows / stage.rows_a_step for stage in self.stages]
-            plan["steps"] = loop.steps or max(len(self.stages), round(sum(epochs)))
+            plan["steps"] = wanted(self.stages, loop)
         steps = int(plan["steps"])
         spread(self.stages, steps)
         if several:
@@ -200,7 +204,7 @@ class Pretraining:
     def _fit(
         self, state: TrainState, fetch: Callable[[int], list[Batch]], steps: int
     ) -> Generator[StepReport, None, None]:
-        optim, cutting = self.config.optim, cuts(self.config.runtime, self.stop)
+        optim, cutting = self.config.optim, cuts(self.stop, compiled=self.model.backbone.compiled)
         return fit(state, fetch, self._objective, optim, steps, self.runtime, cutting, self._graphs)
 
     def _report(self, model: Model[LanguageHead]) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.config import PretrainConfig, StageConfig
+from headstart.config import PretrainConfig, PretrainLoop, StageConfig
 from headstart.data.batches import Batch, CausalRows
 from headstart.data.leaveout import refuse_prepared
 from headstart.data.masking import ask
@@ -256,3 +256,9 @@ def borders(steps: int, shares: Sequence[float]) -> list[int]:
 def stage_at(stages: Sequence[Stage], step: int) -> Stage:
     """The stage that step `step`, counted from 0, belongs to; the last one beyond the end."""
     return next((stage for stage in stages if step < stage.first + stage.steps), stages[-1])
+
+
+def wanted(stages: list[Stage], loop: PretrainLoop) -> int:
+    """Steps of a run that is given no minutes: as set, or what its epochs come to."""
+    epochs = [loop.epochs * stage.reads.rows / stage.rows_a_step for stage in stages]
+    return loop.steps or max(len(stages), round(sum(epochs)))

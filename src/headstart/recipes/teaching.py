@@ -41,8 +41,6 @@ class Teaching:
         _refuse(self.name, self.bundle, config, tokenizer)
         if not self.weight:
             return None
-        if config.runtime.compile:
-            self.bundle.model.backbone.compile_layers()
         return Teacher(self.bundle.model.to(runtime.device).requires_grad_(False), self.weight)
 
     def about(self) -> dict[str, Any]:

@@ -209,7 +209,7 @@ class Finetuning:
                 self.stop.check()
 
     def _fit(self, state: TrainState, steps: int) -> Generator[StepReport, None, None]:
-        optim, cutting = self.config.optim, cuts(self.config.runtime, self.stop)
+        optim, cutting = self.config.optim, cuts(self.stop, compiled=self.model.backbone.compiled)
         return fit(state, self._fetch, self._objective, optim, steps, self.runtime, cutting, self._graphs)
 
     def _is_epochs_end(self, step: int) -> bool:
