@@ -220,8 +220,7 @@ class RuntimeConfig(Section):
     recompute: bool = False
     """Keep less in memory: what is inside a layer is worked out again on the way back; slower, the same numbers."""
     compile: bool | None = None
-    """Let torch compile the network: up to a minute at the start, then faster on a GPU; other bits than without. Unset
-    pretraining does so on a GPU, in runs of some minutes, which earn it back."""
+    """Let torch compile the network: slower to start, faster on a GPU, other bits. Unset, long pretraining on a GPU does so."""
     time_limit: float | None = Field(None, gt=0)
     """Minutes from the start of the command after which the run saves and stops, so that a scheduler need not kill it."""
 

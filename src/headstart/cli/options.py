@@ -176,7 +176,7 @@ class Options(Generic[C]):
                 parameter = Parameter.combine(parameter, Parameter(group=panels[section]))
             if brief := short_of(name, self.names):
                 parameter = Parameter.combine(parameter, Parameter(name=(brief, flag)))
-            kind: Any = bool if self._fields[name].annotation is bool else str
+            kind: Any = bool if bool in _members(self._fields[name].annotation) else str
             if name == "stages":
                 kind, parameter = list[str], Parameter.combine(parameter, _STAGE)
             made.append((name.replace(".", "__"), Annotated[kind | None, parameter], _field(name)))
@@ -262,7 +262,7 @@ def _parameter(info: Any, flag: str, value: Any) -> Parameter:
     return Parameter(
         name=flag,
         help=info.description,
-        metavar=None if info.annotation is bool else _metavar(info.annotation),
+        metavar=None if bool in _members(info.annotation) else _metavar(info.annotation),
         show_default=text or False,
     )
 
