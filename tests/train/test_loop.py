@@ -2,6 +2,7 @@
 
 import math
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -298,6 +299,18 @@ def test_rows_are_laid_out_a_few_steps_ahead_and_no_more():
         assert next(turns) is coming
         assert coming is not first
     assert asked == [0, 1, 2, 3]  # the pool has done all that it was given
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_steps_that_are_far_away_take_no_memory(ahead):
+    """As `--minutes` tries some steps of a run without end."""
+    tracemalloc.start()
+    try:
+        with Feed(lambda step: [], 7, 1 << 18, lambda batch: batch, ahead=ahead) as feed:
+            assert next(iter(feed)) == []
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_step_takes_as_long_as_its_fetching_too_and_not_what_the_caller_does(monkeypatch):
