@@ -269,7 +269,7 @@ def test_attention_over_steady_rows_is_that_over_others(heads, rotary, compiled)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(
     ("rows", "width", "vocabulary"),
-    [(1, 5, 7), (700, 200, 64), (699, 200, 1001), (700, 512, 16384), (700, 203, 50001)],
+    [(1, 5, 7), (700, 200, 64), (699, 200, 1001), (700, 512, 16384), (700, 203, 50001), (8700, 40, 1001)],
 )
 def test_the_loss_in_bites_is_plain_cross_entropy(rows, width, vocabulary, biased):
     """And powers in bf16 are no less exact than scores are."""

@@ -1,5 +1,6 @@
 """Recorded steps rely on memory alone: on a tape that remembers no more than a CUDA graph does they are the plain ones."""
 
+import time
 from functools import partial
 
 import numpy as np
@@ -19,11 +20,12 @@ from headstart.runtime import Halt
 from headstart.train import graphs as graphs_module
 from headstart.train import objectives
 from headstart.train.graphs import Graphs, token_graphs_for
-from headstart.train.loop import TrainState, fit
-from headstart.train.objectives import classify, predict_tokens
+from headstart.train.loop import Feed, TrainState, _set_out, fit
+from headstart.train.objectives import LossSum, classify, predict_tokens
 from headstart.train.optim import build_optimizer
 from headstart.train.pairs import predict_tokens_and_pairs
 from headstart.train.parallel import ONE
+from headstart.train.passes import Passes
 from headstart.train.steady import steady_texts, steady_tokens
 from tiny import CPU, SPECIAL, VOCABULARY, corpus, language_model
 
@@ -175,6 +177,14 @@ def test_more_shapes_than_are_kept_are_read_all_the_same(monkeypatch):
     assert len(graphs.slots) == graphs.recorded == 1
 
 
+def test_more_shapes_than_are_recorded_go_on_unrecorded(monkeypatch):
+    plain = [report.loss for report in trained("tokens")[0]]
+    monkeypatch.setattr("headstart.train.graphs._MOST_GRAPHS", 1)
+    reports, _, graphs = trained("tokens", tape=Frozen())
+    assert [report.loss for report in reports] == pytest.approx(plain, rel=1e-4)
+    assert graphs.recorded == 1 < len(graphs.slots)
+
+
 class Full(Frozen):
     """A device without room for the passes of the third shape that is new, or for recording anything."""
 
@@ -212,6 +222,31 @@ def test_where_memory_is_short_the_run_goes_on_the_plain_way(tape):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+class Tired(Frozen):
+    """What records so often, and then no more."""
+
+    def __init__(self, left):
+        super().__init__()
+        self.left = left
+
+    def record(self, work):
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("no more")
+        return super().record(work)
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 3, 4])
+def test_a_step_in_whose_middle_nothing_can_be_recorded_any_more_is_whole(left):
+    """The last of them fails at the second batch of a step, where the gradients of the first are there already."""
+    model, lay_out, ask = classifier("causal")
+    graphs = Graphs(model, tape := Tired(left), lambda _: None, lay_out)
+    reports = list(fit(fresh(model), three_texts, ask, CONFIG, 5, CPU, graphs=graphs))
+    plain = trained("causal", steps=5)[0]
+    assert [report.norm for report in reports] == pytest.approx([report.norm for report in plain], rel=1e-3)
+    assert (tape.left, graphs.failed) == (-1, True)
+
+
 def test_memory_that_runs_out_in_the_middle_of_a_step_is_an_error():
     model, lay_out, ask = classifier("causal")
     with pytest.raises(torch.OutOfMemoryError):
@@ -241,6 +276,51 @@ def test_a_weight_that_gets_its_first_gradient_late_is_moved():
         assert (graphs.update is not None) == (report.step not in (1, 7))
     assert len(set(norms[:6])) == 1
     assert len(set(norms[6:])) == 6
+
+
+@pytest.mark.parametrize("first", [1, 7])
+def test_no_gradient_is_left_of_a_step_that_asked_more(first):
+    """Also where left to right was recorded before there was any: it knew of none to replace."""
+    model = paired()
+
+    def ask(batch):
+        part = predict_tokens(model, batch)
+        more = batch.visibility == "both"
+        return LossSum(part.total + model.head.pair.weight.sum(), part.count) if more else part
+
+    def fetch(step):
+        return some_rows(step if step >= first else 3 * step)
+
+    graphs, seen = Graphs(model, tape := Frozen(), print, steady_tokens), []
+    for report in fit(fresh(model), fetch, ask, CONFIG, 16, CPU, graphs=graphs):
+        grad = model.head.pair.weight.grad
+        seen.append(grad is not None and bool(grad.any()))
+        if report.step == 7:
+            assert graphs.recorded  # control
+    assert seen == [step >= first and step % 3 > 0 for step in range(16)]
+    assert tape.replayed > 2 * 6  # control
+
+
+def test_rows_that_are_told_ahead_are_read_in_their_turn():
+    """As the loop has it on a GPU."""
+    model, lay_out, ask = classifier("causal")
+    state, losses = fresh(model), []
+    graphs = Graphs(model, tape := Frozen(), print, lay_out)
+    passes = graphs.around(Passes(model, ask, CPU, ONE), state.optimizer, CONFIG.clip)
+    with Feed(three_texts, 0, 16, passes.ready, ahead=True) as feed:
+        for batches in feed:
+            _set_out(state, 16, CONFIG)
+            parts = [passes.run(batch, last=number == len(batches)) for number, batch in enumerate(batches, start=1)]
+            passes.length(1 / 6, CONFIG.clip, state.optimizer)
+            passes.step(state.optimizer)
+            state.step += 1
+            while state.step < 16 and not feed.ahead():
+                time.sleep(0.001)
+            passes.expect(feed.ahead())
+            losses.append(sum(part.total.item() for part in parts) / 6)
+            passes.clear(state.optimizer)
+    assert losses == pytest.approx([report.loss for report in trained("causal")[0]], rel=1e-4)
+    assert tape.replayed > 2 * 12  # control
 
 
 def test_pairs_are_not_recorded(monkeypatch):

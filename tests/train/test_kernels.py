@@ -53,3 +53,13 @@ def test_a_row_whose_powers_overflow_is_done_again(way, distance, biased):
     asked = far_target(20, 19, 130, biased=biased, distance=distance)
     for error in errors(loss_in_bites(*asked, torch.float32, way=WAYS[way]), oracle(*asked)):
         assert error < 1e-5
+
+
+@pytest.mark.parametrize("group", [1, 2, 3])
+@pytest.mark.parametrize("tma", [False, True])
+def test_every_tile_is_made_whatever_the_rows_that_take_turns(group, tma):
+    """Four stretches of rows: the last turn is a full one, or has fewer of them."""
+    asked = question(50, 19, 130, biased=True)
+    way = partial(by_powers, tile=Tile(16, 32, 16, tma=tma, group=group))
+    for ours, theirs in zip(loss_in_bites(*asked, torch.float32, way=way), oracle(*asked), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)

@@ -1,7 +1,10 @@
 """Training learns what can be learnt, nothing that cannot, and the same however it is cut up."""
 
 import math
+import threading
 import time
+import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from headstart.data.batches import Batch, CausalRows, LabelledRows
 from headstart.data.masking import hide
 from headstart.errors import TrainingError
 from headstart.train.loop import Feed, TrainState, fit
-from headstart.train.objectives import class_scores, classify, predict_tokens
+from headstart.train.objectives import LossSum, class_scores, classify, predict_tokens
 from headstart.train.optim import build_optimizer, level, optimizer_tensors, restore_optimizer, set_trainable
 from headstart.train.schedule import lr_share
 from tiny import CPU, SHAPE, SPECIAL, VOCABULARY, classifier, corpus, language_model
@@ -135,6 +138,35 @@ def test_a_loss_that_is_not_finite_stops_before_the_update():
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("more", ["loss", "norm"])
+def test_one_of_loss_and_norm_that_is_not_finite_is_enough(more):
+    model, config = language_model(), OptimConfig(lr=1e-2)
+
+    def ask(batch: Batch) -> LossSum:
+        part, weight = predict_tokens(model, batch), model.head.linear.weight
+        odd = math.inf if more == "loss" else (weight - weight.detach()).abs().sum().sqrt()
+        return LossSum(part.total + odd, part.count)
+
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = TrainState(model, build_optimizer(model, config), 0)
+    found = r"^loss inf with gradient norm \d" if more == "loss" else r"^loss \d\.\d+ with gradient norm nan"
+    with pytest.raises(TrainingError, match=found):
+        next(fit(state, lambda step: [rows().batch(0, 2)], ask, config, 3, CPU))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_model_that_was_measured_is_told_that_it_learns_again():
+    def dropped(*, measured: bool) -> list[float]:
+        model, config = language_model(shape=SHAPE.model_copy(update={"dropout": 0.3})), OptimConfig()
+        state, losses = TrainState(model, build_optimizer(model, config), 0), []
+        for report in fit(state, lambda step: [rows().batch(step, 2)], partial(predict_tokens, model), config, 3, CPU):
+            losses.append(report.loss)
+            model.train(not measured)
+        return losses
+
+    assert dropped(measured=True) == dropped(measured=False)
 
 
 def test_gradients_are_clipped_to_the_norm_asked_for():
@@ -298,6 +330,37 @@ def test_rows_are_laid_out_a_few_steps_ahead_and_no_more():
         assert next(turns) is coming
         assert coming is not first
     assert asked == [0, 1, 2, 3]  # the pool has done all that it was given
+
+
+def test_rows_that_are_not_there_yet_are_not_waited_for_until_their_turn_or_the_end():
+    begun, done, go = [], [], threading.Event()
+
+    def fetch(step: int) -> list[Batch]:
+        begun.append(step)
+        if step:
+            go.wait(timeout=5)
+            time.sleep(0.02)
+        done.append(step)
+        return [rows().batch(step, 1)]
+
+    with Feed(fetch, 0, 9, lambda batch: batch, ahead=True) as feed:
+        next(iter(feed))
+        assert feed.ahead() == []
+        assert 1 not in done  # control
+        go.set()
+    assert begun == done == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_steps_that_are_far_away_take_no_memory(ahead):
+    """As `--minutes` tries some steps of a run without end."""
+    tracemalloc.start()
+    try:
+        with Feed(lambda step: [], 7, 1 << 18, lambda batch: batch, ahead=ahead) as feed:
+            assert next(iter(feed)) == []
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_step_takes_as_long_as_its_fetching_too_and_not_what_the_caller_does(monkeypatch):

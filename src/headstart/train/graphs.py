@@ -88,15 +88,25 @@ class Graphs:
         self._seen = []
 
     def _let_go(self) -> None:
-        device = next(self.model.parameters()).device
-        if self.slots and device.type == "cuda":
-            torch.cuda.synchronize(device)  # the last replay may still be under way
+        self._wait()
         self.slots.clear()
         self.update = None
 
+    def _wait(self) -> None:
+        """The last replay may still be under way."""
+        device = next(self.model.parameters()).device
+        if self.slots and device.type == "cuda":
+            torch.cuda.synchronize(device)
+
     def remember(self) -> None:
-        """What the recorded passes rely on."""
-        self._seen = self._addresses()
+        """What the recorded passes rely on. They know nothing of a gradient that is new, and would leave it there for good."""
+        seen = self._addresses()
+        if self._seen and seen != self._seen:
+            self._wait()
+            for slot in self.slots.values():
+                slot.replays.clear()
+            self.update = None
+        self._seen = seen
 
     def give_up(self, error: RuntimeError) -> None:
         """Nothing is recorded from here on; what was is let go, since the plain way may need its memory."""
@@ -150,8 +160,8 @@ class CapturedPasses(Passes):
     def length(self, scale: float, clip: float, optimizer: Optimizer) -> Tensor:
         """The same, replayed once an optimizer has its moments."""
         graphs = self.graphs
-        if graphs.update and not self._replayed and not graphs.update.knows(self.grads()):
-            graphs.update = None  # a weight that had no gradient before has one now
+        if graphs.slots and not self._replayed:
+            graphs.remember()
         ready = graphs.slots and graphs.warm and not graphs.failed
         if ready and graphs.update is None and is_recordable(optimizer):
             try:
@@ -212,8 +222,6 @@ class CapturedPasses(Passes):
                 raise  # what the batches before it have added cannot be had again
             self._give_up(error)
             return None
-        if not slot.used:
-            graphs.remember()
         slot.used = True
         return total
 

@@ -138,7 +138,7 @@ class Feed:
 
     def __init__(self, fetch: Fetch, first: int, steps: int, place: Callable[[Batch], Batch], *, ahead: bool) -> None:
         self._fetch, self._place = fetch, place
-        self._left = deque(range(first, steps))
+        self._left = range(first, steps)  # not as a list: a run that is timed has steps without end
         self._waiting: deque[Future[list[Batch]]] = deque()
         self._pool = ThreadPoolExecutor(max_workers=1) if ahead else None
 
@@ -152,7 +152,7 @@ class Feed:
     def __iter__(self) -> Iterator[list[Batch]]:
         while self._left or self._waiting:
             if self._pool is None:
-                yield self._batches(self._left.popleft())
+                yield self._batches(self._next())
                 continue
             if not self._waiting:
                 self.lay_out()
@@ -161,13 +161,17 @@ class Feed:
     def lay_out(self) -> None:
         """Begin with rows to come. Best asked for while the device is busy: the thread that does it holds others up."""
         while self._pool and self._left and len(self._waiting) < _AHEAD:
-            self._waiting.append(self._pool.submit(self._batches, self._left.popleft()))
+            self._waiting.append(self._pool.submit(self._batches, self._next()))
 
     def ahead(self) -> list[Batch]:
         """Go on with rows to come; returns the batches of the next step, if they are there already."""
         self.lay_out()
         first = self._waiting[0] if self._waiting else None
         return first.result() if first and first.done() and not first.exception() else []
+
+    def _next(self) -> int:
+        step, self._left = self._left[0], self._left[1:]
+        return step
 
     def _batches(self, step: int) -> list[Batch]:
         return [self._place(batch) for batch in self._fetch(step)]

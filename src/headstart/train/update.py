@@ -16,7 +16,6 @@ class Update:
     def __init__(self, passes: Passes, optimizer: Optimizer, clip: float, tape: Tape) -> None:
         self._groups = optimizer.param_groups
         self._relied_on = optimizer, clip, _addresses(optimizer)
-        self._grads = [grad.data_ptr() for grad in passes.grads()]
         device = passes.runtime.device
         # the scale, then the rate of each group: what changes from step to step
         self._knobs = torch.empty(1 + len(self._groups), device=device)
@@ -48,10 +47,6 @@ class Update:
     def holds(self, optimizer: Optimizer, clip: float) -> bool:
         """Whether what was recorded is what is asked for now."""
         return (optimizer, clip, _addresses(optimizer)) == self._relied_on
-
-    def knows(self, grads: list[Tensor]) -> bool:
-        """Whether these are the gradients it was recorded for."""
-        return [grad.data_ptr() for grad in grads] == self._grads
 
 
 def is_recordable(optimizer: Optimizer) -> bool:
