@@ -152,6 +152,31 @@ def test_a_run_that_goes_on_moves_its_weights_once_before_that_is_recorded():
     assert [graphs.update is not None for _ in reports] == [False, True, True]
 
 
+@pytest.mark.parametrize("other", ["bound", "moments"])
+def test_weights_move_by_the_rates_the_bound_and_the_moments_of_the_call_in_hand(other):
+    """Layers have rates of their own; from the seventh step on the bound is another, or the memory of the moments."""
+    found = []
+    for tape in (None, Frozen()):
+        model, lay_out, ask = classifier("causal")
+        state = TrainState(model, build_optimizer(model, CONFIG, layer_decay=0.3), 0)
+        graphs = tape and Graphs(model, tape, print, lay_out)
+        losses = []
+        for until, clip in ((6, 0.5), (12, 1e-3 if other == "bound" else 0.5)):
+            config = CONFIG.model_copy(update={"clip": clip})
+            for report in fit(state, three_texts, ask, config, 12, CPU, graphs=graphs):
+                losses.append(report.loss)
+                if report.step == until:
+                    break
+            moments = [each["exp_avg"] for each in state.optimizer.state.values()]
+            if until == 6 and other == "moments":
+                for each in state.optimizer.state.values():
+                    each["exp_avg"] = each["exp_avg"].clone()
+        found.append((losses, [moment.norm().item() for moment in moments]))
+    (losses, moments), (recorded, recorded_moments) = found
+    assert recorded == pytest.approx(losses, rel=1e-4)
+    assert recorded_moments == pytest.approx(moments, rel=1e-2, abs=1e-5)
+
+
 def test_a_step_that_was_left_in_the_middle_leaves_no_gradient_behind():
     model, lay_out, ask = classifier("causal")
     graphs, state, asked = Graphs(model, Frozen(), print, lay_out), fresh(model), []

@@ -83,3 +83,12 @@ def test_accumulated_gradients_are_the_sum_of_both():
 def test_nothing_scored_is_nothing_lost():
     empty = linear_cross_entropy(torch.randn(0, 4), torch.randn(5, 4), torch.zeros(5), torch.zeros(0, dtype=torch.long))
     assert empty.item() == 0
+
+
+def test_slopes_are_multiplied_wherever_they_lie():
+    """Those of a table that was filled up are part of something larger."""
+    whole = torch.randn(6, 8)
+    for slope in (whole.clone(), whole[:5, :7], whole.T):
+        expected = 3 * slope
+        assert torch.equal(losses._times(slope, torch.tensor(3.0)), expected)
+    assert losses._times(None, torch.tensor(3.0)) is None
