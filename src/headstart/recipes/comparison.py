@@ -171,7 +171,7 @@ class Comparison:
             except Halt:
                 here = next((_words(place) for place in left if not paths[place].is_file()), "the end")
                 raise Interrupted(
-                    f"{stop.reason} at {here}; saved. Go on with: {self._again}", stop.reason or ""
+                    f"{stop.why} at {here}; saved. Go on with: {self._again}", stop.reason or ""
                 ) from None
         shutil.rmtree(self.run.path / "work", ignore_errors=True)
         self._quote()

@@ -125,7 +125,7 @@ def _finetune(
             outcome = training.go(resume=resume)
         except Halt:
             raise Interrupted(
-                f"{stop.reason} at step {training.state.step} of {training.steps}; saved. Go on with: "
+                f"{stop.why} at step {training.state.step} of {training.steps}; saved. Go on with: "
                 f"headstart finetune --resume --out {run.path}",
                 stop.reason or "",
             ) from None

@@ -120,7 +120,7 @@ class Pretraining:
         except Halt:
             self._save()
             raise Interrupted(
-                f"{self.stop.reason} at step {self.state.step} of {self.steps}; saved. Go on with: "
+                f"{self.stop.why} at step {self.state.step} of {self.steps}; saved. Go on with: "
                 f"headstart pretrain --resume --out {self.run.path}",
                 self.stop.reason or "",
             ) from None

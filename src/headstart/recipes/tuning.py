@@ -118,7 +118,7 @@ class Tuning:
                     self.progress.say(words(trial))
             except Halt:
                 raise Interrupted(
-                    f"{stop.reason} after {len(read_trials(path))} trials; saved. Go on with: {self._again}",
+                    f"{stop.why} after {len(read_trials(path))} trials; saved. Go on with: {self._again}",
                     stop.reason or "",
                 ) from None
         shutil.rmtree(path / "work", ignore_errors=True)
