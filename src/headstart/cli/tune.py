@@ -25,6 +25,7 @@ from headstart.cli.options import (
 from headstart.config import FinetuneConfig
 from headstart.errors import UsageError
 from headstart.layering import fields_of
+from headstart.progress import counted
 
 if TYPE_CHECKING:
     from headstart.recipes.tune import Tuned
@@ -130,5 +131,7 @@ def _show(found: "Tuned", console: Console) -> None:
         for trial in shown
     ]
     console.table(["trial", "validation accuracy", *(name.split(".")[-1] for name in names)], rows)
-    console.result(f"{len(found.trials)} trials; the best settings are in {found.toml}; on validation alone. Now:")
+    console.result(
+        f"{counted(len(found.trials), 'trial')}; the best settings are in {found.toml}; on validation alone. Now:"
+    )
     console.result(f"  {found.command}")
