@@ -10,10 +10,10 @@ from headstart.cli.console import Console
 from headstart.cli.finetune import Source
 from headstart.cli.options import (
     ConfigFile,
+    FinetunePreset,
     Flags,
     Options,
     Out,
-    Preset,
     Quiet,
     Resume,
     Tokenizer,
@@ -59,7 +59,7 @@ def tune(
     engine: EngineName = "local",
     address: Address = None,
     tokenizer: Tokenizer = None,
-    preset: Preset = None,
+    preset: FinetunePreset = None,
     config: ConfigFile = None,
     resume: Resume = False,
     quiet: Quiet = False,
