@@ -5,6 +5,7 @@ parser, and its settings checked. A line of a kind that nobody knows here fails:
 """
 
 import contextlib
+import csv
 import gzip
 import io
 import json
@@ -57,6 +58,7 @@ SMALLER = (
     (r"--minutes [\d.]+", "--minutes 0.01"),
     (r"--labels 50,200,", "--labels 8,"),
     (r"--labels 50 ", "--labels 8 "),
+    (r"--labels 100 ", "--labels 16 "),
     (r"--labels 200,", "--labels 16,"),
     (r"--jobs \d+", "--jobs 1"),
     (r"context=128", "context=16"),
@@ -137,7 +139,8 @@ def files(tmp_path_factory):
         (folder / f"part-{number}.jsonl.gz").write_bytes(
             gzip.compress("".join(f'{{"text": "{number} {word}"}}\n' for word in tickets.split()[:40]).encode())
         )
-    (folder / "headstart.toml").write_text(SMALL)
+    for name in ("headstart.toml", "small.toml"):
+        (folder / name).write_text(SMALL)
     (folder / "nothing.toml").touch()
     with contextlib.chdir(folder):
         assert run(["pretrain", "reviews.txt", "--out", "runs/base", "--quiet"]) == 0
@@ -240,7 +243,7 @@ class Reader:
             [sys.executable, REPOSITORY / "examples" / "film_reviews.py"], capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
-        for name, rows in (("train.csv", 1000), ("test.csv", 1500), ("reviews.txt", 31030)):
+        for name, rows in (("train.csv", 1000), ("test.csv", 1000), ("reviews.txt", 31530)):
             lines = Path(name).read_text(encoding="utf-8").split("\n")
             assert len(lines) == rows + 1 + name.endswith("csv")
             Path(name).write_text("\n".join(lines[:80]) + "\n", encoding="utf-8")
@@ -295,6 +298,21 @@ def test_a_page_runs_as_it_stands(page, folder, capsys):
     for block in blocks(page):
         if block.language:  # a block without a language is a drawing or a listing
             reader.read(block)
+
+
+def test_the_tutorial_s_rows_were_read_by_no_starter(folder, capsys):
+    from headstart.data.builtin import read_reviews
+    from headstart.data.digests import text_digest
+
+    Reader(folder, capsys).read(Block("sh", "python examples/film_reviews.py\n", None))
+    reviews = read_reviews()
+    aside = {text_digest(review.text) for review in reviews if review.set_aside}
+    assert 0 < len(aside) < len(reviews) / 4  # control
+    for name in ("train.csv", "test.csv"):
+        with Path(name).open(encoding="utf-8", newline="") as file:
+            texts = [row["text"] for row in csv.DictReader(file)]
+        assert len(texts) == 79
+        assert {text_digest(text) for text in texts} <= aside
 
 
 @pytest.mark.parametrize("page", ELSEWHERE)

@@ -59,10 +59,18 @@ def test_the_first_signal_asks_and_the_second_acts(capsys):
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.requested
         assert stop.reason == "SIGINT"
+        assert stop.why == "Ctrl-C"
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("reason", ["SIGTERM", "time limit reached", "stopped"])
+def test_only_a_key_has_another_name_than_its_signal(reason):
+    stop = Stop()
+    stop.reason = reason
+    assert stop.why == reason
 
 
 def test_signals_mean_afterwards_what_they_meant_before():

@@ -17,6 +17,7 @@ Ints = NDArray[np.int64]
 
 BINS = 15
 _Z = 1.959964  # 95 %, two-sided
+_EXACT = 2**53  # whole numbers up to here are what they seem
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,26 @@ def wilson(hits: int, rows: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
+def _plain(number: float, *, counts: bool) -> str:
+    """A number as people write it: a count in groups of three, and a value, which may be a year or a day, in one piece.
+
+    >>> [_plain(number, counts=False) for number in (20240115.0, 20240115.5, 0.1 + 0.2, 1e-9)]
+    ['20240115', '20240115.5', '0.3', '1e-09']
+    >>> _plain(3070.0, counts=True)
+    '3,070'
+    """
+    if number.is_integer() and abs(number) < _EXACT:
+        return f"{number:,.0f}" if counts else f"{number:.0f}"
+    return f"{number:.6g}" if abs(number) < 1e5 else f"{number:.12g}"
+
+
 def by_number(values: Sequence[float] | NDArray[np.int64], unit: str = "") -> tuple[list[str], list[str]]:
     """Rows cut into quarters of like size by a number: the name of each row's quarter, and the names in order.
 
     >>> by_number([1, 2, 3, 4, 50, 60, 70, 80], "tokens")[1]
     ['1 to 2 tokens', '3 to 4 tokens', '50 to 60 tokens', '70 to 80 tokens']
+    >>> by_number([20240115, 20240116])[1], by_number([3070, 0.5], "tokens")[1]
+    (['20240115', '20240116'], ['0.5 tokens', '3,070 tokens'])
     """
     numbers = np.asarray(values, dtype=float)
     edges = np.unique(np.quantile(numbers, (0.25, 0.5, 0.75), method="lower"))
@@ -124,6 +140,7 @@ def by_number(values: Sequence[float] | NDArray[np.int64], unit: str = "") -> tu
     names = {}
     for place in np.unique(places):
         own = numbers[places == place]
-        low, high = f"{own.min():g}", f"{own.max():g}"
-        names[int(place)] = " ".join(part for part in (low if low == high else f"{low} to {high}", unit) if part)
+        low, high = (_plain(float(end), counts=bool(unit)) for end in (own.min(), own.max()))
+        what = unit.removesuffix("s") if low == high == "1" else unit
+        names[int(place)] = " ".join(part for part in (low if low == high else f"{low} to {high}", what) if part)
     return [names[int(place)] for place in places], list(names.values())

@@ -9,6 +9,16 @@ from contextlib import contextmanager
 from typing import Protocol
 
 
+def counted(count: float, noun: str) -> str:
+    """How many of something, in words.
+
+    >>> counted(1, "step"), counted(1200, "step"), counted(1.0, "minute"), counted(0.5, "minute")
+    ('1 step', '1,200 steps', '1 minute', '0.5 minutes')
+    """
+    number = int(count) if count == int(count) else count
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 class Task(Protocol):
     """One stretch of long work."""
 

@@ -223,6 +223,11 @@ class Stop:
             self.reason = "time limit reached"
         return self.reason is not None
 
+    @property
+    def why(self) -> str:
+        """The reason as it is told to a person, who knows a key and not the signal that it sends."""
+        return "Ctrl-C" if self.reason == "SIGINT" else self.reason or ""
+
     def check(self) -> None:
         """Leave the work in hand if a stop was asked for."""
         requested = self.requested

@@ -291,7 +291,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(trained, environment, tmp
     first = stopped_on_the_way(begun, signal.SIGTERM, environment, tmp_path)
     again = stopped_on_the_way("pretrain --resume --out run", signal.SIGINT, environment, tmp_path)
     steps = []
-    for name, line in (("SIGTERM", first), ("SIGINT", again)):
+    for name, line in (("SIGTERM", first), ("Ctrl-C", again)):
         found = re.fullmatch(
             rf"headstart: {name} at step (\d+) of 100000; saved\. Go on with: headstart pretrain --resume --out run",
             line,

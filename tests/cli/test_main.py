@@ -104,6 +104,26 @@ def test_the_help_shows_the_default_a_setting_really_has(capsys, monkeypatch):
     assert "Peak learning rate. [default: 0.0001]" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["finetune", "compare", "tune"])
+def test_the_help_says_whose_defaults_it_shows(command, capsys, monkeypatch):
+    from headstart.config import FinetuneConfig
+    from headstart.layering import layered
+    from headstart.model import presets
+    from headstart.recipes.finetune import usual_preset
+
+    monkeypatch.setenv("COLUMNS", "100")
+    run([command, "--help"])
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert (
+        "Named settings to start from. Without it they follow --from: classic, whose defaults are shown here, for scratch and "
+        "for a model of that preset; modern for the starters and all others." in words
+    )
+    values = presets.values("classic", "finetune")
+    shown = {name: part for name, part in values.items() if name in FinetuneConfig.model_fields}
+    assert layered(FinetuneConfig, shown) == FinetuneConfig()
+    assert (usual_preset("scratch"), usual_preset("starter:en")) == ("classic", "modern")
+
+
 def test_the_version_is_printed_alone(headstart):
     from headstart import __version__
 

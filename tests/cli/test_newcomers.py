@@ -157,3 +157,22 @@ def test_inspecting_shows_no_dots_after_the_last_example(typed, trained):
 def _rows(folder):
     lines = (folder / "train.csv").read_text(encoding="utf-8").splitlines()[1:]
     return [line.rsplit(",", 1) for line in lines]
+
+
+def test_one_of_a_thing_is_told_as_one(typed, tmp_path):
+    (tmp_path / "t.txt").write_text("".join(f"the film number {number} was long and good\n" for number in (1, 2, 3)))
+    (tmp_path / "one.txt").write_text("the film was good\n")
+    out = tmp_path / "run"
+    network = "--model.width 16 --model.depth 1 --model.heads 1 --model.feedforward 16 --model.context 8"
+    asked = f"--loop.steps 1 --corpus.held-out 0.3 --tokenizer tok --runtime.threads 1 {network}"
+    code, _, err = typed(f"pretrain {tmp_path / 't.txt'} --out {out} {asked}")
+    assert code == 0, err
+    first = err.splitlines()[0]
+    assert first.startswith("1 document to learn from, 2 held out; ")
+    assert first.endswith(" parameters; 1 step on cpu, 1 thread")
+    card = (out / "bundle" / "README.md").read_text()
+    assert "tokens in 1 step." in card
+    assert " parameters: 1 layer of width 16, 1 head, 8 tokens of context, " in card
+    assert typed(f"prepare {tmp_path / 'one.txt'} --tokenizer tok --out {tmp_path / 'a'}")[1].startswith(
+        f"{tmp_path / 'a'}: 1 document, "
+    )

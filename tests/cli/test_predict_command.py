@@ -158,6 +158,15 @@ def test_standard_output_has_the_separator_but_no_mark(typed, tmp_path):
     assert out.startswith("id;text;label;probability;")
 
 
+def test_a_line_that_tells_excel_the_separator_is_written_again(typed, tmp_path):
+    (tmp_path / "in.csv").write_bytes(b"sep=;\r\nid;text\r\n7;dull\r\n")
+    code, _, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {tmp_path / 'out.csv'}")
+    assert code == 0, err
+    assert (tmp_path / "out.csv").read_text().startswith("sep=;\nid;text;label;probability;")
+    _, out, _ = typed(f"predict clf --input {tmp_path / 'in.csv'}")
+    assert out.startswith("id;text;label;probability;")
+
+
 def test_a_tsv_becomes_a_csv_with_commas(typed, tmp_path):
     (tmp_path / "in.tsv").write_bytes(b"\xef\xbb\xbfid\ttext\n7\tdull\n")
     typed(f"predict clf --input {tmp_path / 'in.tsv'} --out {tmp_path / 'out.csv'}")

@@ -48,6 +48,11 @@ def found(header: str) -> str:
         ('5" disc;label\n', ";"),  # not at the beginning of a cell: a quote is a letter
         ("text;label\tor not\n", ";"),
         ('"text;label\n', ","),  # never closed: the reader tells
+        ("sep=;\ntext,or not\n", ";"),  # told: the header is not asked
+        ("\nSEP=\t\r\ntext,or not\n", "\t"),
+        ('"sep=,"\r\ntext;label\n', ","),
+        ("sep=|\ntext;label\n", ","),  # a header like any other
+        ("sep=;label\n", ";"),
     ],
 )
 def test_the_separator_is_a_comma_unless_the_header_has_others_only(header, separator):
@@ -63,6 +68,28 @@ def test_no_line_is_lost_by_looking():
     lines = ["\n", '"a\n', 'b";c\n', "1;2\n", "3;4\n"]
     separator, rest = find_separator(iter(lines))
     assert (separator, list(rest)) == (";", lines[1:])
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize(("told", "separator"), [("sep=;\r\n", ";"), ("sep=,\n", ","), ('"sep=\t"\n', "\t")])
+def test_a_line_that_tells_the_separator_is_no_row(tmp_path, mark, told, separator):
+    path = tmp_path / "r.csv"
+    rows = f"text{separator}label\nfine{separator}1\ndull{separator}0\n"
+    path.write_bytes(f"{mark}{told}{rows}".encode())
+    assert [(row.values, row.where) for row in read_rows(str(path))] == [
+        ({"text": "fine", "label": "1"}, f"{path}, row 1"),
+        ({"text": "dull", "label": "0"}, f"{path}, row 2"),
+    ]
+    assert layout_of(str(path)) == Layout(separator, marked=bool(mark), told=True)
+    assert written([["text", "label"], ["fine", "1"], ["dull", "0"]], layout_of(str(path))) == (
+        f"{mark}sep={separator}\n{rows}"
+    )
+
+
+def test_a_row_may_say_what_the_first_line_would_tell(tmp_path):
+    (tmp_path / "r.csv").write_text("text\nsep=;\n")
+    assert [row.values for row in read_rows(str(tmp_path / "r.csv"))] == [{"text": "sep=;"}]
+    assert layout_of(str(tmp_path / "r.csv")) == Layout()
 
 
 def test_only_the_header_is_read():
@@ -145,17 +172,17 @@ def written(table: list[list[str]], layout: Layout) -> str:
 
 
 @settings(max_examples=200, deadline=None)
-@given(table=tables(), marked=st.booleans())
-def test_a_table_reads_the_same_with_commas_semicolons_and_tabs(table, marked):
+@given(table=tables(), marked=st.booleans(), told=st.booleans())
+def test_a_table_reads_the_same_with_commas_semicolons_and_tabs(table, marked, told):
     header, *body = table
     expected = [dict(zip(header, cells, strict=True)) for cells in body]
     for separator in (",", ";", "\t"):
         everything_quoted = io.StringIO(newline="")
         csv.writer(everything_quoted, delimiter=separator, quoting=csv.QUOTE_ALL).writerows(table)
-        for content in (written(table, Layout(separator, marked)), everything_quoted.getvalue()):
+        for content in (written(table, Layout(separator, marked, told)), everything_quoted.getvalue()):
             assert found(content.removeprefix("\ufeff")) == separator
             assert rows_of(content) == expected
-            if separator == "\t":
+            if separator == "\t" and not (told and content.removeprefix("\ufeff").startswith("sep=")):
                 assert rows_of(content, ".tsv") == expected
 
 

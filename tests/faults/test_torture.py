@@ -107,9 +107,9 @@ def test_a_signal_before_anything_is_worth_keeping_leaves_nothing(table, name, w
 GO_ON = "saved. Go on with: headstart {} --resume --out OUT"
 LATE = [
     ("pretrain pretraining SIGTERM", "SIGTERM at step 4 of 12; " + GO_ON.format("pretrain"), 143),
-    ("pretrain measuring SIGINT", "SIGINT at step 12 of 12; " + GO_ON.format("pretrain"), 130),
-    ("finetune fine-tuning SIGINT", "SIGINT at step 7 of 18; " + GO_ON.format("finetune"), 130),
-    ("compare fine-tuning SIGINT", "SIGINT at scratch, all labels, seed 0; " + GO_ON.format("compare"), 130),
+    ("pretrain measuring SIGINT", "Ctrl-C at step 12 of 12; " + GO_ON.format("pretrain"), 130),
+    ("finetune fine-tuning SIGINT", "Ctrl-C at step 7 of 18; " + GO_ON.format("finetune"), 130),
+    ("compare fine-tuning SIGINT", "Ctrl-C at scratch, all labels, seed 0; " + GO_ON.format("compare"), 130),
     ("time limit", "time limit reached at step 1 of 12; " + GO_ON.format("pretrain"), 75),
 ]
 
@@ -121,7 +121,7 @@ def test_a_signal_or_a_limit_saves_the_state_and_says_how_to_go_on(table, name, 
 
 
 COMPILING = [
-    ("pretrain compile SIGINT", "SIGINT at step 0 of 12; " + GO_ON.format("pretrain"), 130),
+    ("pretrain compile SIGINT", "Ctrl-C at step 0 of 12; " + GO_ON.format("pretrain"), 130),
     ("finetune compile SIGTERM", "SIGTERM at step 0 of 18; " + GO_ON.format("finetune"), 143),
 ]
 

@@ -181,6 +181,9 @@ def test_many_values_are_put_together():
     assert order[-1] == "(other)"
     assert groups.count("(other)") == 19 * 3
     assert by_number([7, 7, 7], "tokens") == (["7 tokens"] * 3, ["7 tokens"])
+    assert by_number([1, 1], "tokens")[1] == ["1 token"]
+    assert by_number([980, 3070, 12000], "tokens")[1] == ["980 tokens", "3,070 tokens", "12,000 tokens"]
+    assert by_number([20240115, 20240116, 20250115])[1] == ["20240115", "20240116", "20250115"]
 
 
 def test_surest_leaves_right_answers_out():

@@ -181,7 +181,7 @@ def test_a_wish_to_stop_reaches_the_cluster(reviews, tmp_path, address):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=200)
     assert process.returncode == 130, said
-    assert f"SIGINT at scratch, all labels, seed 0; saved. Go on with: headstart compare --resume --out {out}" in said
+    assert f"Ctrl-C at scratch, all labels, seed 0; saved. Go on with: headstart compare --resume --out {out}" in said
     assert len(list(out.glob("work/*/checkpoints/step-*"))) >= 2
     assert not (out / ".stop").exists()
 

@@ -189,7 +189,7 @@ def test_a_comparison_counts_near_doubles_like_exact_ones(folder, tmp_path):
     )
     data = read_json(tmp_path / "cmp" / "data.json")
     assert (data["test"]["overlap"], data["test"]["near"]) == ([0], [1, 5])
-    assert f"1 of 6 texts of {test} also stand in {train}" in data["notes"]
+    assert f"1 of 6 texts of {test} also stands in {train}" in data["notes"]
     assert (
         f"2 more of 6 texts of {test} almost stand in {train}: words changed, or part of a longer text" in data["notes"]
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headstart.errors import DataError, UsageError
+from headstart.errors import DataError, TrainingError, UsageError
 from headstart.files import read_json
 from headstart.progress import Quiet
 from headstart.recipes.compare import run_compare
@@ -86,3 +86,74 @@ def test_shards_of_another_tokenizer_are_refused(reviews, tmp_path, part):
         f"{shards} was prepared with another tokenizer than {than}; prepare it again with that one"
     )
     assert not (tmp_path / "run").exists()
+
+
+FAR_TOO_FAST = {"optim__lr": 1e30}
+
+
+def contents(folder):
+    """Every file below a folder but the lock, with its bytes."""
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def pretrained(reviews, out, **settings):
+    return run_pretrain([str(reviews / "texts.txt")], out, pretrain_config(loop__steps=6, **settings))
+
+
+def finetuned(reviews, out, **settings):
+    config = finetune_config(loop__epochs=1, **settings)
+    return run_finetune(str(reviews / "train.csv"), out, config, source="scratch")
+
+
+@pytest.mark.parametrize("go", [pretrained, finetuned])
+def test_a_folder_in_which_a_run_failed_before_it_saved_anything_can_be_named_again(go, reviews, tmp_path):
+    with pytest.raises(TrainingError):
+        go(reviews, tmp_path / "run", **FAR_TOO_FAST)
+    assert read_json(tmp_path / "run" / "failed.json") == {"error": "TrainingError"}
+    assert (tmp_path / "run" / "run.json").is_file()  # to be looked at until then
+    go(reviews, tmp_path / "run")
+    go(reviews, tmp_path / "new")
+    again, new = contents(tmp_path / "run" / "bundle"), contents(tmp_path / "new" / "bundle")
+    assert len(new) > 3
+    assert again == new
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {path.name for path in (tmp_path / "new").iterdir()}
+
+
+def test_a_failed_run_that_saved_a_checkpoint_is_kept(reviews, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(TrainingError):
+        pretrained(reviews, out, loop__save_every=1, **FAR_TOO_FAST)
+    assert [path.name for path in (out / "checkpoints").iterdir()] != []
+    before = contents(out)
+    with pytest.raises(UsageError) as caught:
+        pretrained(reviews, out)
+    assert str(caught.value) == f"{out} already holds a run; continue it with --resume, or choose another --out"
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize("strange", ["notes.txt", "bundle", "result.json", "tokens", "metrics.jsonl.old", "cells"])
+def test_what_is_not_known_to_be_worthless_is_kept_beside_a_failed_run(strange, reviews, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(TrainingError):
+        finetuned(reviews, out, **FAR_TOO_FAST)
+    (out / strange).write_text("years of work")
+    before = contents(out)
+    with pytest.raises(UsageError) as caught:
+        finetuned(reviews, out)
+    assert str(caught.value) == f"{out} already holds a run; continue it with --resume, or choose another --out"
+    assert contents(out) == before
+
+
+def test_a_run_that_goes_on_is_no_longer_called_failed(reviews, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(TrainingError):
+        pretrained(reviews, out, **FAR_TOO_FAST)
+    with RunFolder.open(out, kind="pretrain").locked():
+        assert not (out / "failed.json").exists()
+        with pytest.raises(UsageError):
+            pretrained(reviews, out)  # nobody takes it for worthless while it lasts
+    assert (out / "run.json").is_file()

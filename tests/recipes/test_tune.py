@@ -79,7 +79,7 @@ def test_a_stopped_search_goes_on_and_repeats_nothing(data, tmp_path, monkeypatc
     with pytest.raises(Interrupted) as caught:
         tuned(data, tmp_path / "part")
     assert str(caught.value) == (
-        f"SIGTERM after 1 trials; saved. Go on with: headstart tune --resume --out {tmp_path / 'part'}"
+        f"SIGTERM after 1 trial; saved. Go on with: headstart tune --resume --out {tmp_path / 'part'}"
     )
     monkeypatch.setattr(
         tuning.Tuning, "make", lambda self, number, stop: (made.append(number), make(self, number, stop))[1]

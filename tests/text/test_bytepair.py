@@ -113,11 +113,11 @@ def test_a_text_cut_inside_a_character_trains_on_the_whole_ones():
     assert cut.digest != train_tokenizer(["ééé"], TokenizerConfig()).digest  # control
 
 
-@pytest.mark.parametrize(("texts", "documents"), [([], 0), (["", ""], 2)])
+@pytest.mark.parametrize(("texts", "documents"), [([], "0 documents"), ([""], "1 document"), (["", ""], "2 documents")])
 def test_training_on_nothing_is_refused(texts, documents):
     with pytest.raises(DataError) as caught:
         train_tokenizer(texts, TokenizerConfig())
-    assert str(caught.value) == f"there is no text to train a tokenizer on: 0 bytes in {documents} documents"
+    assert str(caught.value) == f"there is no text to train a tokenizer on: 0 bytes in {documents}"
 
 
 LONE = r"a text holds the lone surrogate '\ud800' at character 2, which UTF-8 cannot write; remove it from the data"

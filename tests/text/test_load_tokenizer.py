@@ -106,7 +106,7 @@ def test_the_report_card_counts_the_unknown(piece_folder: Path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("texts", "counts"), [([], "0 documents, 0 words, 0 tokens"), ([" "], "1 documents, 0 words, 1 tokens")]
+    ("texts", "counts"), [([], "0 documents, 0 words, 0 tokens"), ([" "], "1 document, 0 words, 1 token")]
 )
 def test_there_is_no_report_on_nothing(bytepair, texts, counts):
     with pytest.raises(DataError) as caught:

@@ -9,10 +9,10 @@ from cyclopts import Parameter
 from headstart.cli.console import Console
 from headstart.cli.options import (
     ConfigFile,
+    FinetunePreset,
     Flags,
     Options,
     Out,
-    Preset,
     Quiet,
     Resume,
     Tokenizer,
@@ -100,7 +100,7 @@ def compare(
     address: Address = None,
     no_texts: NoTexts = None,
     tokenizer: Tokenizer = None,
-    preset: Preset = None,
+    preset: FinetunePreset = None,
     config: ConfigFile = None,
     resume: Resume = False,
     quiet: Quiet = False,

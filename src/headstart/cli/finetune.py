@@ -7,10 +7,10 @@ from cyclopts import Parameter
 from headstart.cli.console import Console
 from headstart.cli.options import (
     ConfigFile,
+    FinetunePreset,
     Flags,
     Options,
     Out,
-    Preset,
     Quiet,
     Resume,
     Tokenizer,
@@ -45,7 +45,7 @@ def finetune(
         str | None, Parameter(metavar="FILE", help="Labelled text to measure on, once, at the end.")
     ] = None,
     tokenizer: Tokenizer = None,
-    preset: Preset = None,
+    preset: FinetunePreset = None,
     config: ConfigFile = None,
     resume: Resume = False,
     quiet: Quiet = False,

@@ -4,6 +4,7 @@ import json
 
 from headstart.cli.console import Console
 from headstart.config import PretrainConfig
+from headstart.progress import counted
 from headstart.recipes.forecast import Forecast, forecast
 from headstart.recipes.machines import ERRORS, MACHINES, MEASURED
 
@@ -28,7 +29,7 @@ def show_forecast(
     rows = config.loop.batch_size * config.loop.accumulate
     each = "a step" if gpus == 1 else f"a step and GPU, {gpus} GPUs ({parallel})"
     console.prose(
-        f"{tokens:,.0f} tokens, objective {config.objective}, {rows} rows of {config.model.context} tokens {each}"
+        f"{tokens:,.0f} tokens, objective {config.objective}, {counted(rows, 'row')} of {config.model.context} tokens {each}"
     )
     console.result()
     head = ["machine", "memory", "step", "tokens a second", "the whole run"]

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from headstart.cli.console import Console
 from headstart.cli.options import Out, Quiet
 from headstart.errors import UsageError
+from headstart.progress import counted
 
 
 def merge(
@@ -24,4 +25,4 @@ def merge(
 
     console = Console(quiet=quiet)
     shards = run_merge(folders, out, console)
-    console.result(f"{out}: {shards.documents:,} documents, {shards.tokens:,} tokens")
+    console.result(f"{out}: {counted(shards.documents, 'document')}, {counted(shards.tokens, 'token')}")

@@ -56,6 +56,14 @@ Preset = Annotated[
         metavar="NAME", help="Named settings to start from, such as classic or modern-micro; auto with --minutes."
     ),
 ]
+FinetunePreset = Annotated[
+    str | None,
+    Parameter(
+        metavar="NAME",
+        help="Named settings to start from. Without it they follow --from: classic, whose defaults are shown here, for scratch "
+        "and for a model of that preset; modern for the starters and all others.",
+    ),
+]
 ConfigFile = Annotated[
     Path | None,
     Parameter(name="--config", metavar="FILE", help="Settings in TOML; without it, ./headstart.toml if there is one."),

@@ -12,6 +12,7 @@ from headstart.errors import UsageError
 from headstart.layering import layered
 from headstart.model import presets
 from headstart.model.ledger import Convention, ledger
+from headstart.progress import counted
 
 
 class ParamsSettings(Section):
@@ -119,7 +120,7 @@ def show_ledgers(
         return
     console.prose(
         f"V = {vocab_size:,} vocabulary, d = {model.width:,} width, f = {model.feedforward:,} feed-forward, "
-        f"L = {model.depth} layers, C = {classes} classes"
+        f"L = {counted(model.depth, 'layer')}, C = {classes} classes"
     )
     for each in ledgers:
         console.result()

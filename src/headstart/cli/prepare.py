@@ -8,6 +8,7 @@ from headstart.cli.console import Console
 from headstart.cli.options import ConfigFile, Flags, Options, Out, Quiet, Tokenizer
 from headstart.config import CorpusConfig, LabelledConfig, Section, TokenizerConfig
 from headstart.errors import UsageError
+from headstart.progress import counted
 
 
 class PrepareSettings(Section):
@@ -82,5 +83,5 @@ def prepare(
             progress=console,
             jobs=jobs,
         )
-    labels = f", {len(shards.labels)} labels" if shards.labels else ""
-    console.result(f"{out}: {shards.documents:,} documents, {shards.tokens:,} tokens{labels}")
+    labels = f", {counted(len(shards.labels), 'label')}" if shards.labels else ""
+    console.result(f"{out}: {counted(shards.documents, 'document')}, {counted(shards.tokens, 'token')}{labels}")

@@ -42,14 +42,14 @@ class Reading:
 
 
 def layout_for(source: str | None, out: Path | None) -> "Layout | None":
-    """The layout in which the rows of a .csv are written again: a mark is for files, not for what another program reads."""
+    """The layout in which the rows of a .csv are written again: marks are for files, not for what another program reads."""
     from headstart.data.opening import suffix_of
     from headstart.data.separators import layout_of
 
     if source is None or suffix_of(source) != ".csv":
         return None
     found = layout_of(source)
-    return found if out is not None else replace(found, marked=False)
+    return found if out is not None else replace(found, marked=False, told=False)
 
 
 def _as_trained(model: Path) -> tuple[bool | None, dict[str, str]]:

@@ -10,10 +10,10 @@ from headstart.cli.console import Console
 from headstart.cli.finetune import Source
 from headstart.cli.options import (
     ConfigFile,
+    FinetunePreset,
     Flags,
     Options,
     Out,
-    Preset,
     Quiet,
     Resume,
     Tokenizer,
@@ -25,6 +25,7 @@ from headstart.cli.options import (
 from headstart.config import FinetuneConfig
 from headstart.errors import UsageError
 from headstart.layering import fields_of
+from headstart.progress import counted
 
 if TYPE_CHECKING:
     from headstart.recipes.tune import Tuned
@@ -58,7 +59,7 @@ def tune(
     engine: EngineName = "local",
     address: Address = None,
     tokenizer: Tokenizer = None,
-    preset: Preset = None,
+    preset: FinetunePreset = None,
     config: ConfigFile = None,
     resume: Resume = False,
     quiet: Quiet = False,
@@ -130,5 +131,7 @@ def _show(found: "Tuned", console: Console) -> None:
         for trial in shown
     ]
     console.table(["trial", "validation accuracy", *(name.split(".")[-1] for name in names)], rows)
-    console.result(f"{len(found.trials)} trials; the best settings are in {found.toml}; on validation alone. Now:")
+    console.result(
+        f"{counted(len(found.trials), 'trial')}; the best settings are in {found.toml}; on validation alone. Now:"
+    )
     console.result(f"  {found.command}")

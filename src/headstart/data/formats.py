@@ -25,6 +25,7 @@ from headstart.data import opening
 from headstart.data.opening import decoded, is_gzip, lines, one_line, opened
 from headstart.data.separators import IN_WORDS, find_separator
 from headstart.errors import DataError
+from headstart.progress import counted
 
 JSON_LIMIT = 4 * opening.LIMIT
 """Bytes of the largest .json list: it has to be read at once."""
@@ -82,7 +83,7 @@ def read_csv(path: str, delimiter: str | None = None) -> Iterator[Row]:
             if len(cells) != len(header):
                 shown = "" if separator == "," else f" ({IN_WORDS[separator]})"
                 raise DataError(
-                    f"{feed.where}: {_plural(len(cells), 'cell')} where the header has {len(header)}; "
+                    f"{feed.where}: {counted(len(cells), 'cell')} where the header has {len(header)}; "
                     f'put a text that holds the separator{shown} between quotes: "..."'
                 )
             yield Row(dict(zip(header, cells, strict=True)), feed.where)
@@ -251,10 +252,6 @@ def join_pieces(line: str) -> str:
     'Un roman inoubliable.'
     """
     return line.replace(" ", "").replace(_SPACE, " ").strip()
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 READERS: dict[str, Callable[[str], Iterator[Row]]] = {

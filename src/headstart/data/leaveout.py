@@ -10,6 +10,7 @@ from headstart.data.provenance import Source, describe, listed
 from headstart.data.shards import Shards, in_batches
 from headstart.data.sources import expand
 from headstart.errors import DataError, UsageError
+from headstart.progress import counted
 
 
 def leave_out_sources(corpus: CorpusConfig) -> list[Source]:
@@ -65,9 +66,11 @@ def left_out_words(shards: Shards) -> str | None:
     if found is None:
         return None
     names = ", ".join(str(file["name"]) for file in found["files"])
+    stand = "stands" if found["exact"] == 1 else "stand"
+    do = "does" if found["near"] == 1 else "do"
     return (
-        f"left out because of {names}: {found['exact']:,} documents that stand there and {found['near']:,} that almost do; "
-        f"{found['kept']:,} kept"
+        f"left out because of {names}: {counted(found['exact'], 'document')} that {stand} there and {found['near']:,} that "
+        f"almost {do}; {found['kept']:,} kept"
     )
 
 

@@ -1,7 +1,8 @@
 """What stands between the cells of a .csv: found from its header line, never from later rows.
 
 Commas, unless there is none outside quotes and there are semicolons, or else tabs: Excel writes semicolons wherever the comma
-is the decimal mark. A quote opens a cell only where a cell begins, as in RFC 4180.
+is the decimal mark. A quote opens a cell only where a cell begins, as in RFC 4180. A line `sep=;` before the header, which is
+written for Excel, decides instead, and is no row.
 """
 
 import csv
@@ -17,6 +18,7 @@ from headstart.data.opening import is_marked, lines, opened
 IN_WORDS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
 _ORDER = ",;\t"
 _MARK = re.compile(f"[{_ORDER}]")
+_TOLD = re.compile(rf'("?)sep=([{_ORDER}])\1\r?\n?', re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +28,17 @@ class Layout:
     separator: str = ","
     marked: bool = False
     """Whether a byte order mark stands first, by which spreadsheets know UTF-8."""
+    told: bool = False
+    """Whether a line such as `sep=;` stands before the header, by which Excel knows the separator."""
 
 
 def layout_of(path: str) -> Layout:
     """That of a .csv file; only its header is read."""
     with opened(path) as file:
-        marked = is_marked(file)
-        return Layout(find_separator(lines(path, file))[0], marked)
+        marked, source = is_marked(file), dropwhile(_is_blank, lines(path, file))
+        first = next(source, "")
+        separator, _ = find_separator(chain([first], source))
+        return Layout(separator, marked, told=_TOLD.fullmatch(first) is not None)
 
 
 def find_separator(source: Iterator[str]) -> tuple[str, Iterator[str]]:
@@ -40,9 +46,15 @@ def find_separator(source: Iterator[str]) -> tuple[str, Iterator[str]]:
 
     >>> [find_separator(iter([header]))[0] for header in ("text;label", "text,a;b", 'text;"a,b"', '"text;label"')]
     [';', ',', ';', ',']
+    >>> find_separator(iter(["sep=;\\n", "text,or not;label\\n"]))[0]
+    ';'
     """
     held: list[str] = []
     source = dropwhile(_is_blank, source)
+    first = next(source, "")
+    if told := _TOLD.fullmatch(first):
+        return told[2], source
+    source = chain([first], source)
 
     def noted() -> Iterator[str]:
         size = 0
@@ -102,6 +114,8 @@ class TableWriter:
         """The first row; names that hold what would be taken for the separator stand between quotes."""
         if self._layout.marked:
             self._file.write("\ufeff")
+        if self._layout.told:
+            self._file.write(f"sep={self._layout.separator}\n")
         earlier = _ORDER[: _ORDER.index(self._layout.separator)]
         is_misleading = any(mark in name for mark in earlier for name in names)
         quoted = csv.writer(self, delimiter=self._layout.separator, quoting=csv.QUOTE_ALL)

@@ -18,7 +18,7 @@ from headstart.errors import ConfigError, Interrupted, StoreError
 from headstart.files import MANIFEST, sha256_of, write_json
 from headstart.layering import layered
 from headstart.model.ledger import ledger
-from headstart.progress import Progress, Quiet
+from headstart.progress import Progress, Quiet, counted
 from headstart.recipes.arms import (
     Source,
     differences,
@@ -139,7 +139,7 @@ class Comparison:
         if minutes is None:
             return ()
         return (
-            f"every network was given {minutes:g} minute{'' if minutes == 1 else 's'} (--minutes) in place of all its "
+            f"every network was given {counted(minutes, 'minute')} (--minutes) in place of all its "
             "epochs, which may be too few to learn anything",
         )
 
@@ -171,7 +171,7 @@ class Comparison:
             except Halt:
                 here = next((_words(place) for place in left if not paths[place].is_file()), "the end")
                 raise Interrupted(
-                    f"{stop.reason} at {here}; saved. Go on with: {self._again}", stop.reason or ""
+                    f"{stop.why} at {here}; saved. Go on with: {self._again}", stop.reason or ""
                 ) from None
         shutil.rmtree(self.run.path / "work", ignore_errors=True)
         self._quote()

@@ -9,6 +9,7 @@ from headstart.data.doubles import Known, Overlap, counts, overlap
 from headstart.data.loose import LooseFile, LooseRow
 from headstart.data.oddities import oddities
 from headstart.data.opening import one_line
+from headstart.progress import counted
 
 EXAMPLES = 3
 CUT_SHORT = "cut short"
@@ -136,7 +137,7 @@ def inside(one: Inspected) -> Iterator[Finding]:
             one.file.name,
             repeats,
             f"{_rows(repeats)} {_verb(repeats, 'repeat')} an earlier row word for word "
-            f"({_count(texts, 'text')} in {rows:,} rows)",
+            f"({counted(texts, 'text')} in {rows:,} rows)",
             tuple(f"{one.place(row)} = {one.place(earlier)}" for row, earlier in pairs[:EXAMPLES]),
             texts=texts,
         )
@@ -156,7 +157,7 @@ def _conflicts(one: Inspected) -> Iterator[Finding]:
             + (" / ..." if len(rows) > 3 else "")
             for rows in torn[:EXAMPLES]
         )
-        words = f"{_count(len(torn), 'text')} {_verb(len(torn), 'have', 'has')} more than one label, in {count:,} rows"
+        words = f"{counted(len(torn), 'text')} {_verb(len(torn), 'have', 'has')} more than one label, in {count:,} rows"
         yield Finding("conflict", one.file.name, count, words, shown, texts=len(torn))
 
 
@@ -168,7 +169,7 @@ def across(one: Inspected, other: Inspected) -> Iterator[Finding]:
         digests = {one.known.digests[row] for row in found.exact}
         there = sum(digest in digests for digest in other.known.digests)
         words = (
-            f"{_rows(len(found.exact))} ({_count(len(digests), 'different text')}) {_verb(len(found.exact), 'stand')} "
+            f"{_rows(len(found.exact))} ({counted(len(digests), 'different text')}) {_verb(len(found.exact), 'stand')} "
             f"word for word in {other.short}, in {_rows(there)} there"
         )
         yield Finding(
@@ -229,11 +230,7 @@ def _finding(kind: str, one: Inspected, rows: Sequence[LooseRow], words: str) ->
 
 
 def _rows(count: int) -> str:
-    return _count(count, "row")
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return counted(count, "row")
 
 
 def _verb(count: int, plural: str, singular: str | None = None) -> str:

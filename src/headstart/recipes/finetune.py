@@ -117,7 +117,7 @@ def _finetune(
     if receipt:
         run.note("receipt.json", receipt.as_dict())
         progress.say(receipt.summary())
-    with stopping(config.runtime.time_limit, since) as stop:
+    with run.failure_noted(), stopping(config.runtime.time_limit, since) as stop:
         stop.agree = ranks.agree if ranks.world > 1 else None
         way = way_of(config.runtime, ranks)
         training = Finetuning(run, config, data, model, runtime, stop, progress, began=since, way=way)
@@ -125,7 +125,7 @@ def _finetune(
             outcome = training.go(resume=resume)
         except Halt:
             raise Interrupted(
-                f"{stop.reason} at step {training.state.step} of {training.steps}; saved. Go on with: "
+                f"{stop.why} at step {training.state.step} of {training.steps}; saved. Go on with: "
                 f"headstart finetune --resume --out {run.path}",
                 stop.reason or "",
             ) from None

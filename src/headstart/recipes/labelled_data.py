@@ -161,11 +161,12 @@ def _overlaps(train: LabelledTexts, valid: LabelledTexts, test: LabelledTexts | 
         if part is test and other is train:
             leaks = found
         if found.exact:
-            notes.append(f"{len(found.exact):,} of {len(part):,} texts of {part.name} also stand in {other.name}")
+            stand = "stands" if len(found.exact) == 1 else "stand"
+            notes.append(f"{len(found.exact):,} of {len(part):,} texts of {part.name} also {stand} in {other.name}")
         if found.near:
-            more = " more" if found.exact else ""
+            more, stand = " more" if found.exact else "", "stands" if len(found.near) == 1 else "stand"
             notes.append(
-                f"{len(found.near):,}{more} of {len(part):,} texts of {part.name} almost stand in {other.name}: "
+                f"{len(found.near):,}{more} of {len(part):,} texts of {part.name} almost {stand} in {other.name}: "
                 "words changed, or part of a longer text"
             )
     for judged in (valid, test):

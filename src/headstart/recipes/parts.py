@@ -73,7 +73,7 @@ def prepare_by_parts(
         except Halt:
             done = sum(_place(work, each).is_dir() for each in marks.values())
             raise Interrupted(
-                f"{stop.reason}: {done:,} of {len(marks):,} files are done and kept in {work}; the same command goes on",
+                f"{stop.why}: {done:,} of {len(marks):,} files are done and kept in {work}; the same command goes on",
                 stop.reason or "",
             ) from None
     found = {source: read_part(_place(work, each), each) for source, each in marks.items()}

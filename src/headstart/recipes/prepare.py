@@ -15,7 +15,7 @@ from headstart.data.shards import Shards, is_shards, write_shards
 from headstart.data.sources import expand
 from headstart.errors import DataError, StoreError, UsageError
 from headstart.files import MANIFEST, read_json, read_manifest, whole_folder
-from headstart.progress import Progress
+from headstart.progress import Progress, counted
 from headstart.recipes.parts import kept_tokenizer, prepare_by_parts
 from headstart.text.tokenizer import ReportCard, Tokenizer, load_tokenizer, report_card, train_tokenizer
 
@@ -203,7 +203,9 @@ def _unchanged(out: Path, mark: str, progress: Progress) -> Shards | None:
     if shards.fingerprint != mark:
         progress.say(f"{out} was made from other text or settings; preparing it anew")
         return None
-    progress.say(f"{out} is up to date: {shards.documents:,} documents, {shards.tokens:,} tokens; reused")
+    progress.say(
+        f"{out} is up to date: {counted(shards.documents, 'document')}, {counted(shards.tokens, 'token')}; reused"
+    )
     return shards
 
 

@@ -122,7 +122,7 @@ def _go(
             way = way_of(config.runtime, ranks)
             pretraining = Pretraining(run, config, shards, runtime, progress, start_from, taught, began=since, way=way)
             pretraining.prepare()
-        with stopping(config.runtime.time_limit, since) as stop:
+        with run.failure_noted(), stopping(config.runtime.time_limit, since) as stop:
             stop.agree = ranks.agree if ranks.world > 1 else None
             pretraining.go(stop, resume=resume)
 

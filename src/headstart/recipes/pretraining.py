@@ -18,7 +18,7 @@ from headstart.model.backbone import build_backbone
 from headstart.model.heads import LanguageHead, Model, build_language_head
 from headstart.model.pair_head import PairedHead
 from headstart.predict.generate import Sampling, continue_text
-from headstart.progress import Progress, Task
+from headstart.progress import Progress, Task, counted
 from headstart.recipes.compiling import compiles
 from headstart.recipes.leaks import carried
 from headstart.recipes.measured import HeldOutScore
@@ -125,7 +125,7 @@ class Pretraining:
         except Halt:
             self._save()
             raise Interrupted(
-                f"{self.stop.reason} at step {self.state.step} of {self.steps}; saved. Go on with: "
+                f"{self.stop.why} at step {self.state.step} of {self.steps}; saved. Go on with: "
                 f"headstart pretrain --resume --out {self.run.path}",
                 self.stop.reason or "",
             ) from None
@@ -163,14 +163,14 @@ class Pretraining:
 
     def _tell(self) -> None:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        threads = f"{self.runtime.threads} thread{'s' if self.runtime.threads > 1 else ''}"
+        threads = counted(self.runtime.threads, "thread")
         threads += several_words(self.config.runtime, self.way.ranks)
         stages, rows = self.stages, [stage.rows for stage in self.stages]
         self.progress.say(
-            f"{sum(len(part.documents) for part in rows):,} documents to learn from, "
+            f"{counted(sum(len(part.documents) for part in rows), 'document')} to learn from, "
             f"{sum(len(stage.held_out) for stage in stages):,} held out; "
-            f"{sum(stage.reads.inputs for stage in stages):,} tokens an epoch; {parameters:,} parameters; "
-            f"{self.steps:,} steps on {self.runtime.device}, {threads}"
+            f"{counted(sum(stage.reads.inputs for stage in stages), 'token')} an epoch; {parameters:,} parameters; "
+            f"{counted(self.steps, 'step')} on {self.runtime.device}, {threads}"
         )
         for line in in_words(stages, self.config.model.context):
             self.progress.say(line)

@@ -11,7 +11,7 @@ from headstart.layering import layered
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import LanguageHead, Model, build_language_head
 from headstart.model.presets import SIZES, values
-from headstart.progress import Progress
+from headstart.progress import Progress, counted
 from headstart.runtime import Runtime, place, start
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import predict_tokens
@@ -48,7 +48,7 @@ def choose_preset(config: PretrainConfig, progress: Progress) -> str:
     if place().rank:
         return next(iter(SIZES))  # the first of several processes chooses: its settings are everybody's
     runtime = start(config.runtime)
-    progress.say(f"timing sizes for {minutes:g} minutes on {runtime.device}")
+    progress.say(f"timing sizes for {counted(minutes, 'minute')} on {runtime.device}")
     chosen: Trial | None = None
     for preset in SIZES:
         trial = _try(preset, minutes, config, runtime)

@@ -21,7 +21,7 @@ from headstart.data.pairs import PairRows, weighted
 from headstart.data.portions import ALL, Portion, idle, rows_of
 from headstart.data.shards import Shards
 from headstart.errors import DataError, UsageError
-from headstart.progress import Progress
+from headstart.progress import Progress, counted
 from headstart.recipes.prepare import is_shards, run_prepare, run_shared_tokenizer
 from headstart.text.tokenizer import SpecialIds, Tokenizer, load_tokenizer
 
@@ -132,15 +132,19 @@ class Stage:
 
     def words(self) -> str:
         """One line for a person."""
+        first, last = self.first + 1, self.first + self.steps
+        where = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
         return (
-            f"stage {self.number}: steps {self.first + 1:,} to {self.first + self.steps:,}, {self.batch_size} rows of "
-            f"{self.rows.context} tokens, {len(self.rows.documents):,} documents, {self.reads.inputs:,} tokens an epoch"
+            f"stage {self.number}: {where}, {counted(self.batch_size, 'row')} of {self.rows.context} tokens, "
+            f"{counted(len(self.rows.documents), 'document')}, {counted(self.reads.inputs, 'token')} an epoch"
         )
 
     def words_about_pairs(self, pairs: PairRows) -> str:
         """One line for a person: what was paired, and what could not be."""
-        short = f"; {pairs.short:,} documents of one token are left out" if pairs.short else ""
-        return f"{pairs.rows:,} pairs of pieces an epoch from {len(pairs.documents):,} documents{short}"
+        verb = "is" if pairs.short == 1 else "are"
+        short = f"; {counted(pairs.short, 'document')} of one token {verb} left out" if pairs.short else ""
+        pieces = "1 pair" if pairs.rows == 1 else f"{pairs.rows:,} pairs"
+        return f"{pieces} of pieces an epoch from {counted(len(pairs.documents), 'document')}{short}"
 
 
 def in_words(stages: Sequence[Stage], context: int) -> Iterator[str]:
@@ -151,9 +155,10 @@ def in_words(stages: Sequence[Stage], context: int) -> Iterator[str]:
         if stage.pairs:
             yield stage.words_about_pairs(stage.pairs)
         elif stage.rows.truncated:
+            is_longer, are = ("is longer", "is") if stage.rows.truncated == 1 else ("are longer", "are")
             yield (
-                f"{stage.rows.truncated:,} documents are longer than the context of {stage.rows.context} tokens "
-                "and are cut there; corpus.layout packed would read all of them"
+                f"{counted(stage.rows.truncated, 'document')} {is_longer} than the context of {stage.rows.context} tokens "
+                f"and {are} cut there; corpus.layout packed would read all"
             )
     longest = max(stage.rows.context for stage in stages)
     if longest < context:

@@ -19,7 +19,7 @@ from headstart.data.portions import idle
 from headstart.files import read_sealed
 from headstart.kinds import AnyEvaluation
 from headstart.model.heads import ClassifierHead, Model
-from headstart.progress import Progress, Task
+from headstart.progress import Progress, Task, counted
 from headstart.recipes.best import Weights, best_folder, check_best, copied, let_go, load_best, save_best
 from headstart.recipes.classifier import class_weights
 from headstart.recipes.labelled_data import LabelledData
@@ -172,10 +172,10 @@ class Finetuning:
             self.run.note(path.name, {"steps": steps, "seconds_a_step": a_step}, sealed=True)
         steps = ranks.tell(lambda: int(read_sealed(path)["steps"]))
         minutes, epochs, all_epochs = self.config.loop.minutes, steps / self.epoch_steps, wanted / self.epoch_steps
-        self._say(f"{steps:,} steps, {epochs:.1f} epochs, in {minutes:g} minutes")
+        self._say(f"{counted(steps, 'step')}, {epochs:.1f} epochs, in {counted(minutes, 'minute')}")
         if epochs < _ENOUGH * all_epochs:
             needed = f"about {minutes / epochs * all_epochs:.2g} minutes would allow all"
-            self._say(f"that is little of the {all_epochs:g} epochs it should learn for; {needed}")
+            self._say(f"that is little of the {counted(round(all_epochs, 2), 'epoch')} it should learn for; {needed}")
         return steps
 
     def _say(self, line: str) -> None:

@@ -17,7 +17,7 @@ from headstart.errors import Interrupted, TrainingError
 from headstart.evaluations import Evaluation
 from headstart.files import MANIFEST, read_sealed, sha256_of, write_json, write_sealed
 from headstart.layering import layered, nested
-from headstart.progress import Progress, Quiet
+from headstart.progress import Progress, Quiet, counted
 from headstart.recipes.classifier import build_classifier, class_weights, reading_of, shape_of
 from headstart.recipes.finetune import choose_tokenizer, load_source
 from headstart.recipes.grid import Engine, run_grid
@@ -118,7 +118,7 @@ class Tuning:
                     self.progress.say(words(trial))
             except Halt:
                 raise Interrupted(
-                    f"{stop.reason} after {len(read_trials(path))} trials; saved. Go on with: {self._again}",
+                    f"{stop.why} after {counted(len(read_trials(path)), 'trial')}; saved. Go on with: {self._again}",
                     stop.reason or "",
                 ) from None
         shutil.rmtree(path / "work", ignore_errors=True)

@@ -6,6 +6,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headstart.progress import counted
 from headstart.report.arms import SCRATCH, best_linear, is_network, name_of, networks, pair
 from headstart.report.collect import Comparison
 from headstart.report.intervals import Estimate
@@ -184,7 +185,7 @@ def _epochs(found: Worth) -> list[str]:
         return [f"No measurable head start in epochs: after the first, {where}."]
     start, other = f"After one epoch {name_of(found.arm)} {here} is where", name_of(found.other)
     if needed.at is None:
-        return [f"{start} {other} does not arrive in {needed.last:.0f} epochs{places(needed)}."]
+        return [f"{start} {other} does not arrive in {counted(round(needed.last), 'epoch')}{places(needed)}."]
     return [f"{start} {other} is after {needed.at:.0f}{places(needed)}."]
 
 

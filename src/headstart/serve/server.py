@@ -12,6 +12,7 @@ from types import FrameType
 
 from headstart.config import RuntimeConfig
 from headstart.errors import Interrupted, UsageError
+from headstart.progress import counted
 from headstart.serve.settings import ServeConfig, api_key
 
 try:
@@ -48,7 +49,7 @@ def run_server(
         listening.close()
     if server.force_exit:
         raise Interrupted("stopped at once; requests in hand were not answered", server.reason)
-    say(f"stopped: {gate.answered:,} requests answered")
+    say(f"stopped: {counted(gate.answered, 'request')} answered")
 
 
 def _bound(config: ServeConfig) -> socket.socket:

@@ -13,6 +13,7 @@ from headstart.predict.answers import AnyPrediction
 from headstart.predict.explain import RATING, Explanation, explain
 from headstart.predict.generate import Sampling, load_language, next_pieces, pieces_of
 from headstart.predict.predictor import Predictor, Question
+from headstart.progress import counted
 from headstart.serve.batching import Batcher, Shape
 from headstart.serve.metrics import Metrics
 from headstart.serve.refusals import Refusal, too_late
@@ -83,7 +84,7 @@ class Service:
         """Labels and probabilities, in the order of the texts."""
         predictor = self._classifier("predict")
         if len(texts) > self.config.texts:
-            raise Refusal(422, f"a request may have {self.config.texts} texts, this one has {len(texts)}")
+            raise Refusal(422, f"a request may have {counted(self.config.texts, 'text')}, this one has {len(texts)}")
         for place, text in enumerate(texts):
             self._check_question(text, f"texts[{place}]", f"pairs[{place}]")
         least = self._asked_rightly(lambda: predictor.least(abstain))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headstart.files import README
+from headstart.progress import counted
 from headstart.store.card_figures import calibration_of, figures_of, gives, results_of, rows_of
 from headstart.store.naming import bare as bare
 from headstart.store.naming import identifier
@@ -98,7 +99,11 @@ def _notes(about: Mapping[str, Any]) -> list[str]:
 
 def _language_model(facts: Mapping[str, Any], about: Mapping[str, Any]) -> list[str]:
     learnt = _WHAT.get(facts["objective"], facts["objective"])
-    seen = f" It saw {about['tokens_seen']:,} tokens in {about['steps']:,} steps." if "tokens_seen" in about else ""
+    seen = (
+        f" It saw {about['tokens_seen']:,} tokens in {counted(about['steps'], 'step')}."
+        if "tokens_seen" in about
+        else ""
+    )
     words = f"A Transformer that learnt from unlabelled text to predict {learnt}."
     head = f"# {_title(facts)}\n\n{words} {_imported(about) or _imported(about, 'source') or _PRETRAINED}{seen}\n"
     held = about.get("held_out")
@@ -163,7 +168,7 @@ def _texts(about: Mapping[str, Any]) -> str:
     if left_out:
         files = ", ".join(f"`{bare(str(file['name']))}`" for file in left_out["files"])
         gone = left_out["exact"] + left_out["near"]
-        lines += [f"Texts of {files} and their near-doubles were left out: {gone:,} documents.", ""]
+        lines += [f"Texts of {files} and their near-doubles were left out: {counted(gone, 'document')}.", ""]
     elif about.get("sha256"):
         lines += ["## Data", "", f"Not recorded. The weights' file had sha256 `{about['sha256']}`.", ""]
     return "\n".join(lines)
@@ -175,8 +180,8 @@ def _shape(facts: Mapping[str, Any], parameters: int) -> str:
     kept = f" in {facts['weights']}, computed in fp32" if "weights" in facts else ""
     vocabulary = f"a vocabulary of {facts['vocab_size']:,} (tokenizer `{facts['tokenizer'][:12]}`)"
     return (
-        f"## Network\n\n{parameters:,} parameters: {shape['depth']} layers of width {shape['width']}, {shape['heads']} heads, "
-        f"{shape['context']:,} tokens of context, {vocabulary}; "
+        f"## Network\n\n{parameters:,} parameters: {counted(shape['depth'], 'layer')} of width {shape['width']}, "
+        f"{counted(shape['heads'], 'head')}, {shape['context']:,} tokens of context, {vocabulary}; "
         f"it reads {reads}. Weights are safetensors{kept}; loading them runs no code.\n"
     )
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from headstart.errors import StoreError, TransferError
 from headstart.model.heads import Model
+from headstart.progress import counted
 from headstart.store.bundle import Bundle, load_bundle
 from headstart.store.compact import load_weights
 from headstart.store.tensors import load_into, tensor_sha256
@@ -45,7 +46,7 @@ class TransferReceipt:
         moved = sum(math.prod(line.shape) for line in self.moved)
         new = sum(math.prod(line.shape) for line in self.new)
         return (
-            f"transfer receipt: {len(self.moved)} tensors ({moved:,} parameters) moved from {self.source}, "
+            f"transfer receipt: {counted(len(self.moved), 'tensor')} ({moved:,} parameters) moved from {self.source}, "
             f"{len(self.new)} ({new:,}) new"
         )
 

@@ -1,6 +1,8 @@
 """A run as a folder: what was asked, where it ran, what it measured, and its result. No torch here.
 
 run.json  config.json  environment.json  metrics.jsonl  checkpoints/  bundle/  result.json
+
+failed.json stands there from the moment training fails until someone goes on or begins again.
 """
 
 import json
@@ -10,12 +12,12 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from headstart.config import Section
-from headstart.errors import StoreError, UsageError
+from headstart.errors import Interrupted, StoreError, UsageError
 from headstart.files import FORMAT, other_format, read_json, read_sealed, sha256_of, why_not, write_json, write_sealed
 from headstart.version import __version__
 
@@ -25,6 +27,13 @@ if sys.platform != "win32":  # there the lock is a courtesy that is not offered
 _SECONDS_BETWEEN_FLUSHES = 1.0
 _BEGINNING = re.compile(r"config\.json|\.lock|\.(config|run)\.json\.writing-\d+")
 """What a process that was killed before it wrote run.json leaves: nothing that is worth keeping."""
+_FAILED = "failed.json"
+_UNSAVED = re.compile(
+    r"(run|config|environment|inputs|plan|receipt|failed)\.json|metrics\.jsonl|\.lock|\.\w+\.jsonl?\.writing-\d+"
+)
+"""What a run that saved nothing leaves."""
+_REUSED = re.compile(r"tokens(-\d+)?|tokenizer")
+"""Text that it prepared: whoever asks for the same finds it there, and anything else replaces it."""
 
 
 class RunFolder:
@@ -40,16 +49,17 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, *, kind: str, command: str, config: Section, inputs: dict[str, Any]) -> "RunFolder":
-        """Start a run in a new or empty folder.
+        """Start a run in a new or empty folder, or in place of one that failed before it had saved anything.
 
         Args:
             inputs: the files and folders the run reads, as the person wrote them; resuming reads them again.
         """
+        room = _make_room(path)
         if (path / "run.json").exists():
             raise UsageError(f"{path} already holds a run; continue it with --resume, or choose another --out")
         if path.is_file():
             raise UsageError(f"{path} is a file; --out names a folder to write")
-        if path.is_dir() and not all(_BEGINNING.fullmatch(entry.name) for entry in path.iterdir()):
+        if path.is_dir() and not room and not all(_BEGINNING.fullmatch(entry.name) for entry in path.iterdir()):
             raise UsageError(f"{path} is not empty; choose another --out")
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -105,6 +115,17 @@ class RunFolder:
                 shutil.rmtree(self.path, ignore_errors=True)
             raise
 
+    @contextmanager
+    def failure_noted(self) -> Iterator[None]:
+        """Leave a note where training fails: if nothing was saved, the same folder may be named again."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, Interrupted) and self.path.is_dir():
+                with suppress(StoreError, OSError):  # a full disk must not hide what went wrong
+                    self.note(_FAILED, {"error": type(error).__name__})
+            raise
+
     def same_inputs(self, facts: dict[str, Any]) -> None:
         """Remember what the run reads when it starts; refuse to go on when that has changed since."""
         path = self.path / "inputs.json"
@@ -134,6 +155,7 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Keep a second process out of the folder; the lock goes with the process, however it ends."""
         if sys.platform == "win32":
+            (self.path / _FAILED).unlink(missing_ok=True)
             yield
             return
         try:
@@ -147,6 +169,7 @@ class RunFolder:
                 raise UsageError(
                     f"{self.path} is in use by another process; wait for it, or choose another --out"
                 ) from None
+            (self.path / _FAILED).unlink(missing_ok=True)
             try:
                 yield
             finally:
@@ -179,6 +202,23 @@ class Onlooker(RunFolder):
 
     def tidy(self) -> None:
         """Nothing is taken away."""
+
+
+def _make_room(path: Path) -> bool:
+    """Take away what a failed run left, if it had saved nothing; whatever is not known to be worthless is left alone."""
+    if not (path / _FAILED).is_file():
+        return False
+    saved = path / "checkpoints"
+    if saved.is_dir() and not any(saved.iterdir()):
+        saved.rmdir()
+    left = [entry for entry in path.iterdir() if not (_REUSED.fullmatch(entry.name) and entry.is_dir())]
+    if not all(_UNSAVED.fullmatch(entry.name) and entry.is_file() for entry in left):
+        return False
+    for entry in sorted(
+        left, key=lambda entry: entry.name == _FAILED
+    ):  # the note last: until then it can be done again
+        entry.unlink()
+    return True
 
 
 def _gone(path: Path) -> StoreError:

@@ -14,7 +14,7 @@ from tokenizers import models, trainers
 
 from headstart.config import TokenizerConfig
 from headstart.errors import DataError
-from headstart.progress import Progress, Quiet, Task
+from headstart.progress import Progress, Quiet, Task, counted
 from headstart.text.bytepair_file import SPECIAL_TOKENS, build_engine, byte_letters, parse_engine
 from headstart.text.engine import EngineTokenizer
 from headstart.text.vocabulary import (
@@ -100,6 +100,6 @@ def _batches(texts: Iterable[str], budget: int, task: Task) -> Iterator[list[str
         if read >= budget:
             break
     if not read:
-        raise DataError(f"there is no text to train a tokenizer on: 0 bytes in {documents} documents")
+        raise DataError(f"there is no text to train a tokenizer on: 0 bytes in {counted(documents, 'document')}")
     yield batch
     task.advance((read - given) / 1e6, note="learning pieces")

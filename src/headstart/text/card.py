@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from headstart.errors import DataError
+from headstart.progress import counted
 from headstart.text.vocabulary import SPECIALS, Tokenizer, utf8_of
 
 _BATCH = 1000
@@ -42,7 +43,8 @@ def report_card(tokenizer: Tokenizer, texts: Iterable[str]) -> ReportCard:
             unknown += sum(id == tokenizer.special.unknown for id in ids)
             seen.update(ids)
     if not words or not tokens:
-        raise DataError(f"there is no text to report on: {documents} documents, {words} words, {tokens} tokens")
+        found = ", ".join((counted(documents, "document"), counted(words, "word"), counted(tokens, "token")))
+        raise DataError(f"there is no text to report on: {found}")
     ordinary = sum(id >= SPECIALS for id in seen)
     return ReportCard(
         documents=documents,

@@ -144,6 +144,9 @@ function explain(why) {
 
 // a file of texts
 
+// A first line by which Excel is told the separator; it is no row.
+const TOLD = /^[\r\n]*("?)sep=([,;\t])\1(?:\r?\n|$)/i;
+
 // As the command line finds it: commas, unless the header has none outside quotes but semicolons, or else tabs.
 function separatorOf(content) {
   const found = new Set();
@@ -219,10 +222,12 @@ async function choose(file) {
   try {
     const bytes = new Uint8Array(await file.arrayBuffer());
     const content = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
-    const isTsv = /\.tsv$/i.test(file.name), split = isTsv ? "\t" : separatorOf(content);
+    const isTsv = /\.tsv$/i.test(file.name), told = isTsv ? null : TOLD.exec(content);
+    const rest = told ? content.slice(told[0].length) : content, split = isTsv ? "\t" : told ? told[2] : separatorOf(content);
     // a .csv is written as it came: spreadsheets know UTF-8 by the mark, and open one kind of separator
-    const layout = isTsv ? { split: ",", mark: "" } : { split, mark: bytes[0] === 0xef && bytes[1] === 0xbb && bytes[2] === 0xbf ? "\ufeff" : "" };
-    table = { name: file.name, layout, ...parse(content, split) };
+    const mark = bytes[0] === 0xef && bytes[1] === 0xbb && bytes[2] === 0xbf ? "\ufeff" : "";
+    const layout = isTsv ? { split: ",", mark: "" } : { split, mark: mark + (told ? `sep=${split}\n` : "") };
+    table = { name: file.name, layout, ...parse(rest, split) };
   } catch (error) {
     fileSays(error instanceof TypeError ? `${file.name} is not UTF-8 text; save it as CSV in UTF-8.` : error.message, true);
     return;
