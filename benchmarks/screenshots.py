@@ -1,8 +1,8 @@
-"""Photographs pages on a desk by day and on a telephone by night, into docs/images.
+"""Photographs pages on a desk by day and on a telephone by night, to be looked at.
 
-python benchmarks/screenshots.py                          the checked-in report
-python benchmarks/screenshots.py site                     the documentation, after `make docs`
-python benchmarks/screenshots.py report.html --as NAME    any other page, on a desk
+python benchmarks/screenshots.py                          the checked-in report, into build/images
+python benchmarks/screenshots.py site                     the documentation, after `make docs`, there too
+python benchmarks/screenshots.py report.html --as NAME    any other page, on a desk, into docs/images
 
 Needs playwright and chromium. Whatever asks for something elsewhere while it is photographed is named and refused.
 """
@@ -19,7 +19,7 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
-IMAGES = ROOT / "docs" / "images"
+IMAGES, SEEN = ROOT / "docs" / "images", ROOT / "build" / "images"
 DESK, TELEPHONE = (1280, 1180, "light", 1), (360, 740, "dark", 2)
 COURSE = ROOT / "docs" / "results" / "course" / "report.html"
 SITE = ROOT / "build" / "site"
@@ -76,7 +76,8 @@ def main() -> None:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"))
         for name, (page, how) in shots(asked.what, asked.name).items():
-            path = IMAGES / f"{name}.png"
+            path = (SEEN if asked.what in ("report", "site") else IMAGES) / f"{name}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
             photograph(browser, page, how).save(path, optimize=True)
             print(f"wrote {path.relative_to(ROOT)}, {path.stat().st_size:,} bytes")
         browser.close()

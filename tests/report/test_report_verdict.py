@@ -242,6 +242,19 @@ def test_a_missing_arm_is_told_and_nothing_is_claimed_for_it(tmp_path):
     ]
 
 
+def test_an_arm_that_nobody_asked_for_is_not_called_unfinished(tmp_path):
+    folder = write_answers(tmp_path, {"tfidf": seeds(150), "pretrained": seeds(160, 150)})
+    (folder / "run.json").write_text('{"inputs": {"arms": ["tfidf", "pretrained"]}}')
+    assert verdict(collect(folder))[1:] == [
+        "What pretraining was worth was not asked: the from-scratch network was left out (--arms).",
+    ]
+    (folder / "run.json").write_text('{"inputs": {"arms": ["tfidf", "scratch", "pretrained"]}}')  # control
+    assert verdict(collect(folder))[1:] == [
+        "What pretraining was worth is not known: the from-scratch network has no finished run.",
+        "Not finished: scratch (no run at all).",
+    ]
+
+
 def test_networks_without_a_shared_seed_are_not_compared(tmp_path):
     answers = {"majority": MAJORITY, "tfidf": seeds(90), "scratch": {0: marks(140)}, "pretrained": {1: marks(160)}}
     sentences = said(tmp_path, answers)

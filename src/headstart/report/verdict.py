@@ -122,6 +122,10 @@ def _worth(comparison: Comparison) -> list[str]:
     """What pretraining was worth with all labels: in points, in labels, in epochs; then every further network."""
     arms = pair(comparison)
     absent = [name_of(arm) for arm in reversed(arms) if not comparison.of(arm, comparison.main)]
+    unasked = [name_of(arm) for arm in reversed(arms) if arm not in (*comparison.arms, *comparison.missing)]
+    if unasked:
+        was = "was" if len(unasked) == 1 else "were"
+        return [f"What pretraining was worth was not asked: {' and '.join(unasked)} {was} left out (--arms)."]
     if absent:
         ran = all(arm in comparison.arms for arm in arms)  # with fewer labels
         verb, labels = "has" if len(absent) == 1 else "have", f" with {number(comparison.main)} labels" if ran else ""
