@@ -114,7 +114,7 @@ def test_minutes_cut_epochs_short_and_the_plan_is_written_down(reviews, tmp_path
     steps = read_json(run.path / "plan.json")["steps"]
     assert 1 <= steps < 2000 * 6
     needed = f"about {0.03 / (steps / 6) * 2000:.2g} minutes would allow all"
-    assert f"that is little of the 2000 epochs it should learn for; {needed}" in said.lines
+    assert f"that is little of the 2,000 epochs it should learn for; {needed}" in said.lines
     # 48 rows in batches of 8 are 6 steps; the rest of them counts as an epoch of its own
     assert len(epochs(run)) == -(-steps // 6)
 
