@@ -256,6 +256,15 @@ def ours(bench: Bench, task: Task) -> dict[str, Callable[[], Side]]:
     return makers
 
 
+def theirs(bench: Bench, task: Task, *, tied: bool) -> dict[str, Callable[[], Side]]:
+    """As anyone compiles it, and at its best."""
+    options = {"device": bench.device, "compiled": bench.compiled, "tied": tied}
+    return {
+        "transformers": lambda: transformers_gpt2(task, **options),
+        "transformers, filled up": lambda: transformers_gpt2(task, **options, filled=True),
+    }
+
+
 def small(bench: Bench, task: Task) -> Task:
     """The same task, or one that a CPU takes in a moment."""
     if not bench.tiny:
@@ -267,7 +276,7 @@ def small(bench: Bench, task: Task) -> Task:
 def classic(bench: Bench) -> None:
     task, on = small(bench, CLASSIC), {"device": bench.device}
     makers = ours(bench, task)
-    makers["transformers"] = lambda: transformers_gpt2(task, **on, compiled=bench.compiled, tied=False)
+    makers |= theirs(bench, task, tied=False)
     makers["course, bf16"] = lambda: course(task, **on, bf16=True)
     makers["course, fp32"] = lambda: course(task, **on, bf16=False)
     row(bench, task, makers)
@@ -276,7 +285,7 @@ def classic(bench: Bench) -> None:
 def gpt2(bench: Bench) -> None:
     task = small(bench, GPT2)
     makers = ours(bench, task)
-    makers["transformers"] = lambda: transformers_gpt2(task, device=bench.device, compiled=bench.compiled, tied=True)
+    makers |= theirs(bench, task, tied=True)
     row(bench, task, makers)
 
 

@@ -973,6 +973,7 @@ GPU_SIDES = {
     "headstart": "Headstart",
     "headstart, torch's attention": "Headstart without cuDNN's attention",
     "transformers": "transformers' GPT-2, compiled",
+    "transformers, filled up": "the same, its matrices filled up",
     "course, bf16": "the course's code, bf16",
     "course, fp32": "the course's code, fp32",
     "plain script": "a plain script, compiled",
