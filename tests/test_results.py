@@ -142,3 +142,18 @@ def test_the_figures_of_the_readme_are_those_of_the_reports():
     assert f"{percent(books, 'pretrained', 50)} % with 50 labels" in readme
     assert "TF-IDF + logistic regression about 980 " in " ".join(shown("cls-books")[1]["results"]["verdict"])
     assert "needs about 980." in readme
+
+
+def test_the_speeds_of_the_readme_are_those_that_were_measured():
+    readme = " ".join((REPOSITORY / "README.md").read_text(encoding="utf-8").split())
+    folder = REPOSITORY / "docs" / "results"
+    gpu, cpu = (json.loads((folder / name).read_text(encoding="utf-8")) for name in ("gpu.json", "cpu.json"))
+    sides, memory = gpu["classic"]["sides"], cpu["memory"]["mib"]
+    ours, theirs = sides["headstart"], sides["transformers"]
+    ratio = ours["tokens_a_second"] / theirs["tokens_a_second"]
+    assert f"is {ratio:.1f} times as fast as transformers' compiled GPT-2 of that size, in about a quarter" in readme
+    assert f"on two CPU cores it is {cpu['step_2']['ratios']['transformers']['wall']:.1f} times as fast" in readme
+    assert 0.22 < ours["gib"] / theirs["gib"] < 0.28
+    assert 0.22 < memory["headstart"]["peak"] / memory["transformers"]["peak"] < 0.28
+    assert all(row["wall"] > 10 for row in cpu["cold"]["rows"] if row["who"] == "transformers")
+    assert "the first answer of `predict` is there ten times sooner" in readme
