@@ -96,6 +96,12 @@ def test_a_switch_can_be_turned_off_again():
     assert not PRETRAIN.settings(parse(PRETRAIN, "--runtime.no-deterministic")).runtime.deterministic
 
 
+def test_a_switch_that_may_be_left_unset_is_a_switch_all_the_same():
+    assert PRETRAIN.settings(None).runtime.compile is None
+    assert PRETRAIN.settings(parse(PRETRAIN, "--runtime.compile")).runtime.compile is True
+    assert PRETRAIN.settings(parse(PRETRAIN, "--runtime.no-compile")).runtime.compile is False
+
+
 def test_class_weights_are_typed_as_pairs_or_as_a_word():
     weights = FINETUNE.settings(parse(FINETUNE, "--transfer.class-weights", "good=1, bad=2.5")).transfer.class_weights
     assert weights == {"good": 1.0, "bad": 2.5}

@@ -57,6 +57,30 @@ def test_a_taught_run_resumes_to_the_same_bits(folder, tmp_path, monkeypatch):
     assert weights(taught(folder, tmp_path / "cut", resume=True)) == weights(whole)
 
 
+def test_a_teacher_is_compiled_with_its_student_and_the_timing_is_told(folder, tmp_path, monkeypatch):
+    from headstart.model.backbone import Backbone
+    from headstart.recipes import pretraining
+
+    widths, told = [], []
+
+    def noted(self):
+        self.compiled = True
+        widths.append(self.config.width)
+
+    def timed(reports, budget, ranks, *, compiled):
+        next(iter(reports))
+        told.append(compiled)
+        return 1.0
+
+    monkeypatch.setattr(Backbone, "compile_layers", noted)
+    monkeypatch.setattr(pretraining, "seconds_a_step", timed)
+    for number, compiled in enumerate((True, False)):
+        loop = {"loop__steps": None, "loop__minutes": 0.001}
+        taught(folder, tmp_path / str(number), runtime__compile=compiled, **loop)
+    assert sorted(widths) == [8, 16]
+    assert told == [True, False]
+
+
 def test_what_the_teacher_read_is_remembered(folder, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("\n".join(f"a wholly other text, number {number} of them" for number in range(40)))
