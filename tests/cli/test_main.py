@@ -90,6 +90,14 @@ def test_a_command_s_help_opens_with_what_it_does_and_an_example(name, summary, 
     assert f"\n{summary}\n\nExample: {example}\n" in shown
 
 
+@pytest.mark.parametrize("name", [name for name, *_ in COMMANDS])
+def test_no_option_was_made_up_by_the_library(name, capsys, monkeypatch):
+    """It offers one that empties a list unless told not to."""
+    monkeypatch.setenv("COLUMNS", "120")
+    run([name, "--help"])
+    assert "--empty-" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("example", [example for *_, example in COMMANDS])
 def test_the_examples_in_the_help_are_understood(example):
     _, bound, _ = build_app().parse_args(shlex.split(example)[1:], exit_on_error=False, print_error=False)

@@ -32,6 +32,7 @@ Source = Annotated[
     Parameter(
         name="--from",
         metavar="FOLDER",
+        negative=(),
         help="The pretrained run whose worth is measured (or starter:en, or hf: and a model of transformers); several, "
         "given again or with commas, are compared with each other.",
     ),
