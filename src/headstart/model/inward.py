@@ -2,7 +2,7 @@
 
 The same mathematics as `SelfAttention` has elsewhere, laid out for the kernels: heads of an odd width get columns of zeros in
 the weights, where they cost nothing, and gradients lie side by side again by a copy of their own. A compiler would fuse that
-copy with what comes before it, and such a kernel takes five times as long.
+copy with what comes before it, and such a kernel takes several times as long.
 
 B batch, T tokens, D width, H heads, K width of one head (made round).
 """
@@ -17,14 +17,13 @@ ROUND_HEAD = 8
 """Heads are a multiple of this wide where cuDNN reads them."""
 
 
-@torch.library.custom_op("headstart::side_by_side", mutates_args=())
-def _joined(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _together(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.cat((query, key, value), dim=-1)
 
 
-@_joined.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return torch.cat((query, key, value), dim=-1)
+_joined = torch.library.custom_op("headstart::side_by_side", _together, mutates_args=())
+"""The same as something a compiler does not look into."""
+_joined.register_fake(_together)
 
 
 class _Apart(torch.autograd.Function):
@@ -44,10 +43,6 @@ class _Apart(torch.autograd.Function):
         slopes = join(query, key, value)
         flat = slopes.flatten(0, -2)
         return slopes @ weight, flat.T @ x.flatten(0, -2), flat.sum(dim=0) if ctx.biased else None
-
-
-def _together(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return torch.cat((query, key, value), dim=-1)
 
 
 def apart(x_BTD: Tensor, inward: nn.Linear, heads: int, *, fill: bool) -> tuple[Tensor, Tensor, Tensor]:

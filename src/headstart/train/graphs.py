@@ -77,7 +77,6 @@ class Graphs:
             self.forget()
         if self.update and not self.update.holds(optimizer, clip):
             self.update = None
-        zero(plain.grads())
         return CapturedPasses(self, plain)
 
     def forget(self) -> None:
