@@ -143,8 +143,9 @@ class Stage:
         """One line for a person: what was paired, and what could not be."""
         verb = "is" if pairs.short == 1 else "are"
         short = f"; {counted(pairs.short, 'document')} of one token {verb} left out" if pairs.short else ""
-        pieces = "1 pair" if pairs.rows == 1 else f"{pairs.rows:,} pairs"
-        return f"{pieces} of pieces an epoch from {counted(len(pairs.documents), 'document')}{short}"
+        return (
+            f"{counted(pairs.rows, 'pair')} of pieces an epoch from {counted(len(pairs.documents), 'document')}{short}"
+        )
 
 
 def in_words(stages: Sequence[Stage], context: int) -> Iterator[str]:
