@@ -118,10 +118,16 @@ def test_a_text_longer_than_the_model_reads_is_said_to_be_cut(servers, browser_p
 
 
 @pytest.mark.parametrize(
-    ("precision", "separator", "encoding"), [("", ",", "utf-8"), ("0.95", ";", "utf-8-sig"), ("", "\t", "utf-8")]
+    ("precision", "separator", "encoding", "told"),
+    [
+        ("", ",", "utf-8", ""),
+        ("0.95", ";", "utf-8-sig", ""),
+        ("", "\t", "utf-8", ""),
+        ("", ";", "utf-8-sig", "sep=;\n"),
+    ],
 )
 def test_a_csv_comes_back_as_the_command_line_would_label_it(
-    servers, browser_page, folder, tmp_path, precision, separator, encoding
+    servers, browser_page, folder, tmp_path, precision, separator, encoding, told
 ):
     rows = [["id, or number", "review", "label"]]
     for number in range(150):
@@ -129,6 +135,7 @@ def test_a_csv_comes_back_as_the_command_line_would_label_it(
     rows[7][1] = "  "
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
     with source.open("w", newline="", encoding=encoding) as file:
+        file.write(told)
         csv.writer(file, delimiter=separator, quoting=csv.QUOTE_ALL).writerows(rows)
     page = browser_page(360, 800)
     page.goto(servers[0].url)
@@ -148,9 +155,10 @@ def test_a_csv_comes_back_as_the_command_line_would_label_it(
     words = ["predict", folder / "film-reviews", "--input", source, "--out", out, "--quiet", "--runtime.threads", 1]
     words += ["--abstain", precision] if precision else []
     assert run([str(word) for word in words]) == 0
+    both = [path.read_text(encoding=encoding) for path in (download.value.path(), out)]
+    assert all(text.startswith(told) for text in both)
     found, wanted = (
-        list(csv.reader(path.read_text(encoding=encoding).splitlines(keepends=True), delimiter=separator))
-        for path in (download.value.path(), out)
+        list(csv.reader(text.removeprefix(told).splitlines(keepends=True), delimiter=separator)) for text in both
     )
     assert found[0][:3] == rows[0]
     assert [path.read_bytes()[:1] == b"\xef" for path in (download.value.path(), out)] == [encoding == "utf-8-sig"] * 2
