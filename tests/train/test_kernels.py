@@ -17,7 +17,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("kernels run without a GPU under TRITON_INTERPRET=1 only", allow_module_level=True)
 
 from headstart.train.power_kernel import Tile, by_powers
-from headstart.train.row_kernel import to_slopes
+from headstart.train.row_kernel import times_rows, to_slopes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
@@ -63,3 +63,9 @@ def test_every_tile_is_made_whatever_the_rows_that_take_turns(group, tma):
     way = partial(by_powers, tile=Tile(16, 32, 16, tma=tma, group=group))
     for ours, theirs in zip(loss_in_bites(*asked, torch.float32, way=way), oracle(*asked), strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(5, 40), (1, 1), (0, 8)])
+def test_each_row_is_multiplied_by_its_own_number(shape):
+    rows, numbers = torch.randn(shape), torch.randn(shape[0])
+    assert times_rows(rows, numbers).equal(rows * numbers[:, None])

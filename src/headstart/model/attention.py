@@ -58,6 +58,8 @@ class View:
     """Of documents end to end that are looked at one by one, where no kernel reads between bounds."""
     steady: bool = False
     """Whether cuDNN's attention is wanted, for which every new shape of rows is planned anew; see `attend`."""
+    fused: bool = False
+    """Whether a GPU learns with compiled layers, and `stream.py` has kernels for what is between its products."""
     remember: bool = False
     """Whether keys and values are handed back, for tokens to come. While learning they are not: they would be results too,
     and a compiler would add gradients to them that are all zero."""
@@ -140,11 +142,16 @@ class SelfAttention(nn.Module):
 
     def _steadily(self, x_BTD: Tensor, view: View) -> Tensor:
         """The same by cuDNN, for whole rows."""
-        query, key, value = apart(x_BTD, self.inward, self.heads, fill=view.rotary is None)
+        query, key, value = apart(x_BTD, self.inward, self.heads, fill=view.rotary is None, fused=view.fused)
         if view.rotary is not None:
             query, key = turn(query, *view.rotary), turn(key, *view.rotary)
         scale = (x_BTD.shape[-1] // self.heads) ** -0.5
-        return outward_of(attend(query, key, value, causal=view.causal, scale=scale), self.outward)
+        mixed = attend(query, key, value, causal=view.causal, scale=scale)
+        return outward_of(mixed, self.outward, biased=self.owed(view) is None)
+
+    def owed(self, view: View) -> Tensor | None:
+        """A bias that is not in the result yet: `stream.py` adds it where it reads the result anyway."""
+        return self.outward.bias if view.fused and view.steady else None
 
     def _mixed(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, *, causal: bool) -> Tensor:
         dropout = self.dropout if self.training else 0.0

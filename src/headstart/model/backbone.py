@@ -17,6 +17,10 @@ from headstart.model.attention import KeyValues, View, nearby, visible, wants_cu
 from headstart.model.blocks import BLOCKS, ClassicBlock
 from headstart.model.positions import angles, places, sinusoids
 from headstart.model.stock import StockBlock, start_small, stock_norm
+from headstart.model.stream import Hidden, has_kernels, looked_up, normed, split
+
+_MOST_VERSIONS = 32
+"""Of a layer that is compiled: for learning and not, for whole rows and documents between bounds, and so on."""
 
 
 class Backbone(nn.Module):
@@ -72,7 +76,8 @@ class Backbone(nn.Module):
         else:
             segments_BT = torch.zeros_like(ids_BT) if segments_BT is None else segments_BT
             positions, view = places(segments_BT), View(visible(segments_BT, visibility))
-        return self._through(ids_BT, positions, replace(view, steady=view.seen is None and self._steady(ids_BT)))
+        steady = view.seen is None and self._steady(ids_BT)
+        return self._through(ids_BT, positions, replace(view, steady=steady, fused=self._streams(ids_BT)))
 
     def through(self, ids_BT: Tensor, positions: Tensor, seen: Tensor | None) -> Tensor:
         """Hidden states of tokens at given places (T, or B, T) that see what `visible` says, or None: those before them."""
@@ -106,11 +111,25 @@ class Backbone(nn.Module):
         local = replace(view, seen=seen, rotary=rotary, window=stock.window)
         return [local if place in stock.local_layers else whole for place in range(len(self.layers))]
 
-    def _through_layers(self, hidden: Tensor, views: list[View]) -> Tensor:
+    def _through_layers(self, embedded: Tensor, views: list[View], *, changing: bool = False) -> Tensor:
         again = self.recompute and torch.is_grad_enabled()
+        fused = any(view.fused for view in views)
+        hidden: Hidden = split(embedded, owed=getattr(self.layers[0], "owes", False)) if fused else embedded
+        if changing:
+            _say_dynamic(hidden, [view.rotary for view in views])
         for layer, view in zip(self.layers, views, strict=True):
             hidden = checkpoint(layer, hidden, view, use_reentrant=False)[0] if again else layer(hidden, view)[0]
-        return cast(Tensor, self.norm(hidden))
+        return normed(hidden, self.norm, fused=fused, kind=embedded.dtype)[1]
+
+    def _streams(self, ids_BT: Tensor) -> bool:
+        """Whether layers are normed first, and have own kernels for what is between their products."""
+        first = self.modern or (self.config.stock is not None and self.config.stock.norm_first)
+        return first and self._fused(ids_BT)
+
+    def _fused(self, ids_BT: Tensor) -> bool:
+        """Whether own kernels take part in learning: layers are compiled, on a GPU, and products are of short numbers."""
+        learns = self.training and torch.is_grad_enabled() and torch.is_autocast_enabled("cuda")
+        return self.compiled and ids_BT.is_cuda and learns and has_kernels()
 
     def _unmasked(self, ids_BT: Tensor) -> bool:
         """Whether rows that are one document each can be read both ways without a mask: a GPU's kernels are faster so."""
@@ -148,17 +167,18 @@ class Backbone(nn.Module):
         starts_N = bounds[torch.searchsorted(bounds, index_N, right=True, out_int32=True) - 1]
         positions_N = index_N - starts_N
         # the context, not the longest here: a bound that stays the same is compiled once
-        view = View(None, None, bounds, max(self.config.context, ids_BT.shape[1]), visibility == "causal")
+        longest = max(self.config.context, ids_BT.shape[1])
+        view = View(None, None, bounds, longest, visibility == "causal", fused=self._streams(ids_BT))
         views = self._views(view, positions_N)
-        hidden = self._embed(ids_N[None], positions_N)
-        if self.compiled and real is not None:
-            _say_dynamic(hidden, [view.rotary for view in views])
-        hidden_ND = self._through_layers(hidden, views)[0]
+        changing = self.compiled and real is not None
+        hidden_ND = self._through_layers(self._embed(ids_N[None], positions_N), views, changing=changing)[0]
         return hidden_ND.view(*ids_BT.shape, -1) if real is None else _back_in_rows(hidden_ND, real, ids_BT)
 
     def compile_layers(self) -> None:
         """Let torch compile the layer, once for all of them: seconds where the whole network would take a minute."""
         self.compiled = True
+        # a teacher's layers, and rows of another kind, are further versions of the same code: one too many stays as it was
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_VERSIONS)
         for layer in self.layers:
             layer.compile()
 
@@ -167,16 +187,18 @@ class Backbone(nn.Module):
         start = past[0][0].shape[2] if past else 0
         positions = torch.arange(start, start + ids_BT.shape[1], device=ids_BT.device)
         views = self._views(View(None, remember=True), positions)
-        hidden_BTD = self._embed(ids_BT, positions)
+        hidden: Hidden = self._embed(ids_BT, positions)
         present = []
         for index, layer in enumerate(self.layers):
-            hidden_BTD, key_values = layer(hidden_BTD, views[index], past[index] if past else None)
+            hidden, key_values = layer(hidden, views[index], past[index] if past else None)
             present.append(key_values)
-        return cast(Tensor, self.norm(hidden_BTD)), present
+        return normed(hidden, self.norm, fused=False)[1], present
 
     def _embed(self, ids_BT: Tensor, positions: Tensor) -> Tensor:
         # short numbers are sorted twice as fast, which is how a GPU adds up the gradients of a table
-        hidden_BTD: Tensor = self.embedding(ids_BT.int() if ids_BT.is_cuda else ids_BT)
+        short = ids_BT.int() if ids_BT.is_cuda else ids_BT
+        loose = self._fused(ids_BT) and not torch.are_deterministic_algorithms_enabled()
+        hidden_BTD = looked_up(short, self.embedding.weight) if loose else self.embedding(short)
         if self.config.stock is not None:
             if self.positions is not None:
                 hidden_BTD = hidden_BTD + self.positions(positions)
@@ -200,9 +222,10 @@ def _back_in_rows(hidden_ND: Tensor, real: Tensor, ids_BT: Tensor) -> Tensor:
     return rows.view(*ids_BT.shape, -1)
 
 
-def _say_dynamic(hidden_1ND: Tensor, rotaries: list[tuple[Tensor, Tensor] | None]) -> None:
+def _say_dynamic(hidden: Hidden, rotaries: list[tuple[Tensor, Tensor] | None]) -> None:
     """Tell the compiler that the number of tokens changes from call to call, before it finds out by compiling again."""
-    torch._dynamo.mark_dynamic(hidden_1ND, 1)
+    for part_1ND in hidden[:2] if isinstance(hidden, tuple) else (hidden,):
+        torch._dynamo.mark_dynamic(part_1ND, 1)
     for table_NK in {id(table): table for rotary in rotaries for table in rotary or ()}.values():
         torch._dynamo.mark_dynamic(table_NK, 0)
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from headstart.config import ModelConfig
 from headstart.model.attention import KeyValues, SelfAttention, View
+from headstart.model.stream import Hidden, normed
 
 
 class ClassicBlock(nn.Module):
@@ -61,12 +62,13 @@ class ModernBlock(nn.Module):
         self.down = nn.Linear(config.feedforward, config.width, bias=False)
         self.dropout = config.dropout
 
-    def forward(self, x_BTD: Tensor, view: View, past: KeyValues | None = None) -> tuple[Tensor, KeyValues | None]:
-        """Read the tokens that may be seen, then think about each alone."""
-        attended, present = self.attention(self.norm1(x_BTD), view, past)
-        x_BTD = x_BTD + self._drop(attended)
-        normed = self.norm2(x_BTD)
-        return x_BTD + self._drop(self.down(F.silu(self.gate(normed)) * self.up(normed))), present
+    def forward(self, x: Hidden, view: View, past: KeyValues | None = None) -> tuple[Hidden, KeyValues | None]:
+        """Read the tokens that may be seen, then think about each alone. Returns summands if the view says `fused`."""
+        x_BTD, before = normed(x, self.norm1, fused=view.fused)
+        attended, present = self.attention(before, view, past)
+        x_BTD, before = normed((x_BTD, self._drop(attended), None), self.norm2, fused=view.fused)
+        thought = self._drop(self.down(F.silu(self.gate(before)) * self.up(before)))
+        return (x_BTD, thought, None) if view.fused else x_BTD + thought, present
 
     def start(self) -> None:
         """Small normal numbers, as Llama's shells start."""

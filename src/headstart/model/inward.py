@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headstart.model.stream import kind_of, side_by_side
+
 ROUND_HEAD = 8
 """Heads are a multiple of this wide where cuDNN reads them."""
 
@@ -30,54 +32,54 @@ class _Apart(torch.autograd.Function):
     """A linear layer whose output comes in three parts."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, fused: bool) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, weight)
-        ctx.biased = bias is not None
+        ctx.biased, ctx.fused = bias is not None, fused
         return F.linear(x, weight, bias).chunk(3, dim=-1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         query, key, value = (grad.contiguous() for grad in grads)
-        join = _joined if torch.compiler.is_compiling() else _together
-        slopes = join(query, key, value)
-        flat = slopes.flatten(0, -2)
-        return slopes @ weight, flat.T @ x.flatten(0, -2), flat.sum(dim=0) if ctx.biased else None
+        if ctx.fused and ctx.biased:
+            slopes, sums = side_by_side(query, key, value)
+        else:
+            slopes = (_joined if torch.compiler.is_compiling() else _together)(query, key, value)
+            sums = slopes.flatten(0, -2).sum(dim=0) if ctx.biased else None
+        by_weight = slopes.flatten(0, -2).T @ x.flatten(0, -2)
+        return slopes @ weight, by_weight, None if sums is None else sums.to(weight.dtype), None
 
 
-def apart(x_BTD: Tensor, inward: nn.Linear, heads: int, *, fill: bool) -> tuple[Tensor, Tensor, Tensor]:
+def apart(
+    x_BTD: Tensor, inward: nn.Linear, heads: int, *, fill: bool, fused: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values (B, H, T, K) in the precision of the products.
 
     Args:
         fill: make heads round; what turns them by halves cannot have that.
+        fused: on the way back lay them side by side and sum them up at once.
     """
-    kind = _kind(x_BTD)
+    kind = kind_of(x_BTD)
     weight, bias = inward.weight.to(kind), None if inward.bias is None else inward.bias.to(kind)
     missing = _missing(len(weight) // 3, heads) if fill else 0
     if missing:
         weight = F.pad(weight.view(3 * heads, -1, weight.shape[1]), (0, 0, 0, missing)).flatten(0, 1)
         bias = None if bias is None else F.pad(bias.view(3 * heads, -1), (0, missing)).flatten()
-    parts = _Apart.apply(x_BTD.to(kind), weight, bias)  # type: ignore[no-untyped-call]
+    parts = _Apart.apply(x_BTD.to(kind), weight, bias, fused)  # type: ignore[no-untyped-call]
     query, key, value = (part.view(*part.shape[:-1], heads, -1).transpose(1, 2) for part in parts)
     return query, key, value
 
 
-def outward_of(mixed_BHTK: Tensor, outward: nn.Linear) -> Tensor:
+def outward_of(mixed_BHTK: Tensor, outward: nn.Linear, *, biased: bool = True) -> Tensor:
     """What the heads found, through the layer behind them (B, T, D); columns that `apart` has filled up are nothing to it."""
     heads, kind = mixed_BHTK.shape[1], mixed_BHTK.dtype
     weight = outward.weight.to(kind)
     missing = mixed_BHTK.shape[-1] - weight.shape[1] // heads
     if missing:
         weight = F.pad(weight.view(len(weight), heads, -1), (0, missing)).flatten(1)
-    return F.linear(
-        mixed_BHTK.transpose(1, 2).flatten(-2), weight, None if outward.bias is None else outward.bias.to(kind)
-    )
+    bias = outward.bias.to(kind) if biased and outward.bias is not None else None
+    return F.linear(mixed_BHTK.transpose(1, 2).flatten(-2), weight, bias)
 
 
 def _missing(width: int, heads: int) -> int:
     return -(width // heads) % ROUND_HEAD
-
-
-def _kind(x: Tensor) -> torch.dtype:
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype

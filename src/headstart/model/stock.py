@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from headstart.config import ModelConfig
 from headstart.model.attention import KeyValues, SelfAttention, View
+from headstart.model.stream import Hidden, joined, normed, widened
 from headstart.shape import StockConfig
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -46,19 +47,34 @@ class StockBlock(nn.Module):
         self.up = nn.Linear(config.width, config.feedforward, bias=stock.bias)
         self.down = nn.Linear(config.feedforward, config.width, bias=stock.bias)
         self.norm_first, self.dropout = stock.norm_first, config.dropout
-        self.activate = _ACTIVATIONS[stock.activation]
+        self.activation, self.activate = stock.activation, _ACTIVATIONS[stock.activation]
+        self.widens = self.gate is None and self.activation in ("gelu", "gelu_tanh")
+        """Whether the first matrix and its activation are what `stream.widened` does."""
+        self.owes = self.widens and stock.bias and not config.dropout
+        """Whether a bias of the last matrix may be added later; dropout is for it too."""
 
-    def forward(self, x_BTD: Tensor, view: View, past: KeyValues | None = None) -> tuple[Tensor, KeyValues | None]:
-        """Read the tokens that may be seen, then think about each alone."""
+    def forward(self, x: Hidden, view: View, past: KeyValues | None = None) -> tuple[Hidden, KeyValues | None]:
+        """Read the tokens that may be seen, then think about each alone. Returns summands if the view says `fused`."""
         if self.norm_first:
-            attended, present = self.attention(self.norm1(x_BTD), view, past)
-            x_BTD = x_BTD + self._drop(attended)
-            return x_BTD + self._drop(self._think(self.norm2(x_BTD))), present
+            x_BTD, before = normed(x, self.norm1, fused=view.fused)
+            attended, present = self.attention(before, view, past)
+            owed = self.attention.owed(view)
+            if owed is not None and self.dropout:
+                attended, owed = attended + owed, None
+            x_BTD, before = normed((x_BTD, self._drop(attended), owed), self.norm2, fused=view.fused)
+            thought = self._drop(self._think(before, view))
+            summands = x_BTD, thought, self.down.bias if self.owes else None
+            return summands if view.fused else x_BTD + thought, present
+        x_BTD = joined(x)
         attended, present = self.attention(x_BTD, view, past)
         x_BTD = self.norm1(x_BTD + self._drop(attended))
-        return self.norm2(x_BTD + self._drop(self._think(x_BTD))), present
+        return self.norm2(x_BTD + self._drop(self._think(x_BTD, view))), present
 
-    def _think(self, x_BTD: Tensor) -> Tensor:
+    def _think(self, x_BTD: Tensor, view: View) -> Tensor:
+        if view.fused and self.widens:
+            wide = widened(x_BTD, self.up, tanh=self.activation == "gelu_tanh")
+            narrow: Tensor = F.linear(wide, self.down.weight) if self.owes else self.down(wide)
+            return narrow
         up = self.up(x_BTD)
         thought: Tensor = self.down(self.activate(up) if self.gate is None else self.activate(self.gate(x_BTD)) * up)
         return thought

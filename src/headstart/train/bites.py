@@ -8,6 +8,7 @@ N rows scored, D width, V vocabulary; W and C are V and D made round.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 
 import torch
@@ -69,9 +70,10 @@ def loss_in_bites(
     # a column of ones in what is multiplied with the slopes gives those of the bias, and costs no reading of its own; where
     # it is scaled, another one holds what rounding takes from it
     columns = _round_up(width + 2 * (bias is not None), _COLUMNS)
-    table_WC = torch.zeros(places, columns, dtype=kind, device=hidden.device)
+    table_WC = torch.empty(places, columns, dtype=kind, device=hidden.device)
     table_WC[:vocabulary, :width] = weight
-    hidden_NC = F.pad(hidden, (0, columns - width)).contiguous()
+    table_WC[vocabulary:], table_WC[:, width:] = 0, 0
+    hidden_NC = F.pad(hidden, (0, columns - width)).contiguous() if columns > width else hidden.contiguous()
     if bias is not None:
         hidden_NC[:, -2] = 1  # its counterpart in the table is 0: the bias itself is added in full precision
     known = targets >= 0
@@ -82,7 +84,9 @@ def loss_in_bites(
     buffer = torch.empty(min(rows, count), places, dtype=kind, device=hidden.device)
     losses, shares = torch.empty(2, count, dtype=torch.float32, device=hidden.device)
     grad_hidden = torch.empty(count, width, dtype=kind, device=hidden.device)
-    grad_WC = torch.zeros(places, columns, dtype=torch.float32, device=hidden.device)
+    grad_WC = torch.empty(places, columns, dtype=torch.float32, device=hidden.device)
+    if not count:
+        grad_WC.zero_()
     for start in range(0, count, rows):
         part = slice(start, min(start + rows, count))
         slopes = buffer[: part.stop - start]
@@ -90,26 +94,39 @@ def loss_in_bites(
         if gaps:
             shared = shared * known[part, None]
         torch.mm(slopes, table_WC[:, :width], out=grad_hidden[part])
-        _add_product(grad_WC, slopes.T, shared)
+        _add_product(grad_WC, slopes.T, shared, first=not start)
     if gaps:
         losses, shares = losses.where(known, 0.0), shares.where(known, 0.0)
     grad_bias = None if bias is None else grad_WC[:vocabulary, -2:].sum(dim=1).to(bias.dtype)
     grad_weight = grad_WC[:vocabulary, :width].to(weight.dtype)
-    return losses.sum(), (grad_hidden * shares[:, None]).to(hidden.dtype), grad_weight, grad_bias
+    return losses.sum(), _times_rows(hidden.device)(grad_hidden, shares).to(hidden.dtype), grad_weight, grad_bias
 
 
 def _round_up(number: int, to: int) -> int:
     return -(-number // to) * to
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a product to a sum in fp32, whatever the precision of its factors."""
+def _add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
+    """Add a product to a sum in fp32, whatever the precision of its factors; the first one is the sum."""
     if a.dtype == total.dtype:
-        total.addmm_(a, b)
-    elif total.is_cuda:
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+        torch.mm(a, b, out=total) if first else total.addmm_(a, b)
+    elif not total.is_cuda:
+        total.copy_(a @ b) if first else total.add_(a @ b)
+    elif first:
+        torch.mm(a, b, out_dtype=total.dtype, out=total)
     else:
-        total += a @ b
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+
+
+@cache
+def _times_rows(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    """Each row times a number of its own, in fp32; torch is slow where precisions are mixed."""
+    if device.type == "cuda":
+        with suppress(ImportError):
+            from headstart.train.row_kernel import times_rows
+
+            return times_rows
+    return lambda rows, numbers: rows * numbers[:, None]
 
 
 @cache

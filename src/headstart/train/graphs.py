@@ -107,6 +107,10 @@ class Graphs:
             self.update = None
         self._seen = seen
 
+    def rely(self) -> None:
+        """Gradients have moved, and what was recorded last knows where to."""
+        self._seen = self._addresses()
+
     def give_up(self, error: RuntimeError) -> None:
         """Nothing is recorded from here on; what was is let go, since the plain way may need its memory."""
         self.failed = True
@@ -199,18 +203,25 @@ class CapturedPasses(Passes):
         slot.take(batch)
         slot.holds = None
 
+        # as long as nothing relies on the gradients that are there, those of the first recording may take their place
+        moves = False
+
         def work() -> Tensor:
-            part = self._anew(slot.batch) if anew else Passes.run(self, slot.batch, last=True)
+            part = self._anew(slot.batch, moves=moves) if anew else Passes.run(self, slot.batch, last=True)
             return part.total.detach()  # how many it scored, each batch knows itself
 
         # the first time warms up: libraries start, kernels are loaded, gradients get their memory
         if slot.used and anew not in slot.replays and graphs.recorded < _MOST_GRAPHS:
+            moves = anew and not graphs.recorded and graphs.update is None
             try:
                 with graphs.lock:
                     slot.replays[anew] = graphs.tape.record(work)
             except RuntimeError as error:
                 self._give_up(error)
                 return None
+            if moves:
+                moves = False
+                graphs.rely()
         if anew in slot.replays:
             return slot.replays[anew]()
         self._replayed = False
@@ -224,18 +235,23 @@ class CapturedPasses(Passes):
         slot.used = True
         return total
 
-    def _anew(self, batch: Steady) -> LossSum:
-        """Passes whose gradients take the place of those that are there: no zeros to write, and none to add to."""
+    def _anew(self, batch: Steady, *, moves: bool) -> LossSum:
+        """Passes whose gradients take the place of those that are there: no zeros to write, and none to add to.
+
+        Args:
+            moves: also in memory; else they are copied to where those are.
+        """
         kept = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
         for parameter, _ in kept:
             parameter.grad = None
         part = Passes.run(self, batch, last=True)
-        fresh = [(grad, parameter.grad) for parameter, grad in kept if parameter.grad is not None]
-        if fresh:
-            torch._foreach_copy_([grad for grad, _ in fresh], [new for _, new in fresh])
         zero([grad for parameter, grad in kept if parameter.grad is None])
+        fresh = [(grad, parameter.grad) for parameter, grad in kept if parameter.grad is not None]
+        if fresh and not moves:
+            torch._foreach_copy_([grad for grad, _ in fresh], [new for _, new in fresh])
         for parameter, grad in kept:
-            parameter.grad = grad
+            if not moves or parameter.grad is None:
+                parameter.grad = grad
         return part
 
     def _give_up(self, error: RuntimeError) -> None:

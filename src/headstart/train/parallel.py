@@ -19,6 +19,7 @@ from headstart.data.portions import Portion
 from headstart.runtime import Runtime
 from headstart.train.buckets import Buckets
 from headstart.train.local import full, like, local
+from headstart.train.losses import unit
 from headstart.train.objectives import LossSum, Objective
 from headstart.train.ranks import ALONE, Ranks
 
@@ -50,7 +51,7 @@ class Way:
 
     def backward(self, total: Tensor, *, last: bool) -> None:  # noqa: ARG002
         """Add the gradients of a loss to those that are there; `last` says that a step has no more."""
-        total.backward()  # type: ignore[no-untyped-call]
+        total.backward(unit(total))  # type: ignore[no-untyped-call]
 
     def settle(self, *counted: float) -> list[float]:
         """What all processes counted; gradients are the sums of all from here on."""

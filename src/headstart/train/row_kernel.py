@@ -99,3 +99,21 @@ def to_slopes(
             num_warps=max(1, min(warps, block // 256)),
         )
     return losses
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _times(rows, numbers, out, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    x = tl.load(rows + row * COLUMNS + at, mask=at < COLUMNS, other=0.0).to(tl.float32)
+    tl.store(out + row * COLUMNS + at, x * tl.load(numbers + row), mask=at < COLUMNS)
+
+
+def times_rows(rows: Tensor, numbers: Tensor) -> Tensor:
+    """Each row times a number of its own, in fp32."""
+    count, columns = rows.shape
+    out = torch.empty(count, columns, dtype=torch.float32, device=rows.device)
+    launch: Any = _times[(count,)]
+    with torch.cuda.device_of(rows):  # type: ignore[no-untyped-call]  # triton launches where the process stands
+        if count:
+            launch(rows.contiguous(), numbers, out, COLUMNS=columns, BLOCK=triton.next_power_of_2(columns), num_warps=4)
+    return out

@@ -1,0 +1,81 @@
+"""The kernels between products, run one program after the other by triton's interpreter, where there is one:
+
+TRITON_INTERPRET=1 python -m pytest tests/model/test_stream_kernels.py
+"""
+
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("kernels run without a GPU under TRITON_INTERPRET=1 only", allow_module_level=True)
+
+from headstart.model import stream, stream_kernel
+from headstart.model.stream_kernel import Tile
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+
+SHAPES = [(37, 24), (1, 1), (16, 64), (5, 300), (130, 40)]
+
+
+def same(ours, plain):
+    for one, other in zip(ours, plain, strict=True):
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def drawn(*shapes):
+    torch.manual_seed(0)
+    return [torch.randn(shape) for shape in shapes]
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("owed", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_sum_and_its_norm(shape, owed, biased, centred):
+    x, more, weight, bias, debt = drawn(shape, shape, shape[1:], shape[1:], shape[1:])
+    given = x, more, debt if owed else None, weight, bias if biased else None, 1e-5
+    ours = stream_kernel.add_norm(*given, torch.float32, centred=centred)
+    plain = stream._add_norm(*given, centred, torch.float32)
+    kept = [0, 1, 2, 3] if centred else [0, 1, 3]
+    same([ours[i] for i in kept], [plain[i] for i in kept])
+
+
+@pytest.mark.parametrize("tile", [Tile(1, 3, 1, 2), Tile(4, 2, 1, 1), Tile(2, 32, 4, 2)])
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_way_back_through_it(shape, centred, alone, tile):
+    x, more, weight, by_total, by_normed = drawn(shape, shape, shape[1:], shape, shape)
+    total, _, means, scales = stream._add_norm(x, more, None, weight, None, 1e-5, centred, torch.float32)
+    given = None if alone else by_total, by_normed, total, means, scales, weight
+    ours = stream_kernel.add_norm_back(*given, torch.float32, centred=centred, owed=True, tile=tile)
+    same(ours, stream._add_norm_back(*given, centred, True, torch.float32))
+
+
+@pytest.mark.parametrize("tanh", [True, False])
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 3, 20)])
+def test_the_way_back_through_an_activation(shape, tanh):
+    slopes, before = drawn(shape, shape)
+    same(stream_kernel.gelu_back(slopes, 3 * before, tanh=tanh), stream._gelu_back(slopes, 3 * before, tanh))
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 3, 20)])
+def test_three_side_by_side(shape):
+    parts = drawn(shape, shape, shape)
+    same(stream_kernel.join(*parts), stream.side_by_side(*parts))
+
+
+@pytest.mark.parametrize(("count", "columns"), [(1, 1), (64, 32), (200, 70)])
+def test_parts_are_added_up(count, columns):
+    (parts,) = drawn((count, columns))
+    same([stream_kernel._added(parts)], [parts.sum(dim=0)])
+
+
+def test_slopes_of_rows_that_were_looked_up():
+    (slopes,), ids = drawn((7, 20)), torch.tensor([3, 0, 3, 4, 3, 0, 1])
+    same([stream_kernel.look_back(slopes, ids, 6)], [torch.zeros(6, 20).index_add_(0, ids, slopes)])

@@ -1,0 +1,113 @@
+"""Own kernels between products, on a GPU: as exact as plain torch, and the same for a network that learns."""
+
+import pytest
+import torch
+
+from headstart.config import ModelConfig
+from headstart.model import stream
+from headstart.model.backbone import Backbone, build_backbone
+from headstart.shape import StockConfig
+from tiny import kinds_of_network
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
+
+LOW = torch.bfloat16
+SHAPES = [(1000, 768), (37, 24), (1, 8), (4, 33, 512), (130, 1000)]
+
+
+def drawn(*shapes, kind=torch.float32):
+    torch.manual_seed(0)
+    return [torch.randn(shape, device="cuda").to(kind) for shape in shapes]
+
+
+def far(ours, plain):
+    """How far tensors are apart, in relation to how long they are."""
+    return ((ours.double().cpu() - plain.double()).norm() / plain.double().norm().clamp(min=1e-9)).item()
+
+
+def on_cpu(values):
+    return [value.cpu() if isinstance(value, torch.Tensor) else value for value in values]
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_sum_and_its_norm_to_and_fro(shape, centred):
+    width = shape[-1:]
+    x, weight, bias, owed, by_total = drawn(shape, width, width, width, shape)
+    more, by_normed = drawn(shape, shape, kind=LOW)
+    given = [x, more, owed, weight, bias, 1e-5, centred, LOW]
+    total, after, means, scales = stream._add_norm(*given)
+    plain = stream._add_norm(*on_cpu(given))
+    assert far(total, plain[0]) < 1e-6
+    assert far(after, plain[1]) < 1e-2
+    assert far(scales, plain[3]) < 1e-5
+    for summed in (by_total, None):
+        back = [summed, by_normed, total, means, scales, weight, centred, True, LOW]
+        ours, expected = stream._add_norm_back(*back), stream._add_norm_back(*on_cpu(back))
+        assert [far(*both) < bound for both, bound in zip(zip(ours, expected), (1e-5, 1e-2, 1e-5))] == [True] * 3  # noqa: B905
+
+
+@pytest.mark.parametrize("tanh", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_activation_on_the_way_back(shape, tanh):
+    given = [*drawn(shape, shape, kind=LOW), tanh]
+    ours, expected = stream._gelu_back(*given), stream._gelu_back(*on_cpu(given))
+    assert far(ours[0], expected[0]) < 5e-3
+    assert far(ours[1], ours[0].cpu().double().flatten(0, -2).sum(dim=0)) < 1e-5
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_three_side_by_side_and_what_they_add_up_to(shape):
+    parts = drawn(shape, shape, shape, kind=LOW)
+    out, sums = stream.side_by_side(*parts)
+    assert out.equal(torch.cat(parts, dim=-1))
+    assert far(sums, out.cpu().double().flatten(0, -2).sum(dim=0)) < 1e-5
+
+
+def test_sums_come_out_the_same_every_time():
+    given = drawn((5000, 768), (5000, 768), kind=LOW)
+    first, again = (stream._gelu_back(*given, True) for _ in range(2))
+    assert first[1].equal(again[1])
+
+
+def test_slopes_of_rows_that_were_looked_up():
+    (slopes,), ids = drawn((3000, 96)), torch.arange(3000, device="cuda", dtype=torch.int32) % 700
+    table = torch.randn(1000, 96, device="cuda", requires_grad=True)
+    stream.looked_up(ids, table).backward(slopes)
+    assert far(table.grad, torch.zeros(1000, 96).index_add_(0, ids.cpu(), slopes.cpu())) < 1e-6
+
+
+SIZES = {"width": 128, "depth": 2, "heads": 2, "feedforward": 192, "context": 64, "dropout": 0}
+GPT2 = StockConfig(family="gpt2", norm_first=True, activation="gelu_tanh", positions=64, final_norm=True)
+NETWORKS = kinds_of_network(**SIZES) | {"gpt2": ModelConfig(block="stock", stock=GPT2, **SIZES)}
+ROWS = {"whole rows": None, "documents between bounds": torch.tensor([0, 30, 64, 100, 128, 200, 256])}
+
+
+def learn(config, bounds, monkeypatch, *, fused):
+    fits = Backbone._fused
+    seen = []
+    monkeypatch.setattr(Backbone, "_fused", lambda self, ids: seen.append(fits(self, ids)) or (fused and seen[-1]))
+    torch._dynamo.reset()
+    backbone = build_backbone(config, 50, 0).cuda().train()
+    backbone.compile_layers()
+    ids = (torch.arange(256, device="cuda") * 7 % 50).view(4, 64)
+    with torch.autocast("cuda", dtype=LOW):
+        hidden = backbone(ids, bounds=None if bounds is None else bounds.int().cuda())
+    (hidden * torch.linspace(-1, 1, hidden.numel(), device="cuda").view_as(hidden)).sum().backward()
+    monkeypatch.undo()
+    assert all(seen)
+    return [hidden.detach(), *(parameter.grad for parameter in backbone.parameters())]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", ["modern", "gpt2"])
+def test_a_compiled_network_learns_the_same_either_way(name, rows, monkeypatch):
+    ours, plain = (learn(NETWORKS[name], ROWS[rows], monkeypatch, fused=fused) for fused in (True, False))
+    for one, other in zip(ours, plain, strict=True):
+        assert one.dtype == other.dtype
+        assert far(one, other.cpu()) < 0.03
