@@ -12,12 +12,12 @@ pytest.importorskip("triton", reason="triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("kernels run without a GPU under TRITON_INTERPRET=1 only", allow_module_level=True)
 
-from headstart.model import stream, stream_kernel
+from headstart.model import norm_kernel, stream, stream_kernel
 from headstart.model.stream_kernel import Tile
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 
-SHAPES = [(37, 24), (1, 1), (16, 64), (5, 300), (130, 40)]
+SHAPES = [(37, 24), (1, 1), (16, 64), (5, 300), (130, 40), (3, 2500)]
 
 
 def same(ours, plain):
@@ -39,7 +39,7 @@ def drawn(*shapes):
 def test_a_sum_and_its_norm(shape, owed, biased, centred):
     x, more, weight, bias, debt = drawn(shape, shape, shape[1:], shape[1:], shape[1:])
     given = x, more, debt if owed else None, weight, bias if biased else None, 1e-5
-    ours = stream_kernel.add_norm(*given, torch.float32, centred=centred)
+    ours = norm_kernel.add_norm(*given, torch.float32, centred=centred)
     plain = stream._add_norm(*given, centred, torch.float32)
     kept = [0, 1, 2, 3] if centred else [0, 1, 3]
     same([ours[i] for i in kept], [plain[i] for i in kept])
@@ -53,7 +53,7 @@ def test_the_way_back_through_it(shape, centred, alone, tile):
     x, more, weight, by_total, by_normed = drawn(shape, shape, shape[1:], shape, shape)
     total, _, means, scales = stream._add_norm(x, more, None, weight, None, 1e-5, centred, torch.float32)
     given = None if alone else by_total, by_normed, total, means, scales, weight
-    ours = stream_kernel.add_norm_back(*given, torch.float32, centred=centred, owed=True, tile=tile)
+    ours = norm_kernel.add_norm_back(*given, torch.float32, centred=centred, owed=True, tile=tile)
     same(ours, stream._add_norm_back(*given, centred, True, torch.float32))
 
 
@@ -73,9 +73,14 @@ def test_three_side_by_side(shape):
 @pytest.mark.parametrize(("count", "columns"), [(1, 1), (64, 32), (200, 70)])
 def test_parts_are_added_up(count, columns):
     (parts,) = drawn((count, columns))
-    same([stream_kernel._added(parts)], [parts.sum(dim=0)])
+    same([stream_kernel.added(parts)], [parts.sum(dim=0)])
 
 
 def test_slopes_of_rows_that_were_looked_up():
     (slopes,), ids = drawn((7, 20)), torch.tensor([3, 0, 3, 4, 3, 0, 1])
     same([stream_kernel.look_back(slopes, ids, 6)], [torch.zeros(6, 20).index_add_(0, ids, slopes)])
+
+
+def test_few_rows_are_shared_out_among_as_many_programs():
+    whole = Tile(tall=4, steps=32, warps=4, stages=2, wide=1024)
+    assert [whole.within(rows).steps for rows in (1, 1024, 2047, 2048, 32768, 10**6)] == [1, 1, 1, 2, 32, 32]

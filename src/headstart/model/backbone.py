@@ -17,7 +17,7 @@ from headstart.model.attention import KeyValues, View, nearby, visible, wants_cu
 from headstart.model.blocks import BLOCKS, ClassicBlock
 from headstart.model.positions import angles, places, sinusoids
 from headstart.model.stock import StockBlock, start_small, stock_norm
-from headstart.model.stream import Hidden, has_kernels, looked_up, normed, split
+from headstart.model.stream import MOST_COLUMNS, Hidden, has_kernels, looked_up, normed, split
 
 _MOST_VERSIONS = 32
 """Of a layer that is compiled: for learning and not, for whole rows and documents between bounds, and so on."""
@@ -129,7 +129,8 @@ class Backbone(nn.Module):
     def _fused(self, ids_BT: Tensor) -> bool:
         """Whether own kernels take part in learning: layers are compiled, on a GPU, and products are of short numbers."""
         learns = self.training and torch.is_grad_enabled() and torch.is_autocast_enabled("cuda")
-        return self.compiled and ids_BT.is_cuda and learns and has_kernels()
+        fits = self.compiled and ids_BT.is_cuda and self.config.width <= MOST_COLUMNS
+        return fits and learns and has_kernels(ids_BT.device)
 
     def _unmasked(self, ids_BT: Tensor) -> bool:
         """Whether rows that are one document each can be read both ways without a mask: a GPU's kernels are faster so."""

@@ -20,10 +20,15 @@ Summands = tuple[Tensor, Tensor, Tensor | None]
 Hidden = Tensor | Summands
 
 
+MOST_COLUMNS = 4096
+"""Of a row that a kernel holds at once."""
+_AMPERE = 8
+
+
 @cache
-def has_kernels() -> bool:
-    """Whether triton is there."""
-    return find_spec("triton") is not None
+def has_kernels(device: torch.device) -> bool:
+    """Whether triton is there, for a GPU that reads ahead and has products in bf16."""
+    return find_spec("triton") is not None and torch.cuda.get_device_capability(device)[0] >= _AMPERE
 
 
 def kind_of(x: Tensor) -> torch.dtype:
@@ -164,10 +169,10 @@ def _add_norm(
     kind: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if x.is_cuda:
-        from headstart.model import stream_kernel
+        from headstart.model import norm_kernel
 
         given = x.contiguous(), more.contiguous(), owed, weight, bias, epsilon, kind
-        return stream_kernel.add_norm(*given, centred=centred)
+        return norm_kernel.add_norm(*given, centred=centred)
     total = joined((x, more, owed))
     means = total.mean(dim=-1, keepdim=True) if centred else total.new_zeros(*total.shape[:-1], 1)
     scales = (total - means).square().mean(dim=-1, keepdim=True).add(epsilon).rsqrt()
@@ -203,11 +208,11 @@ def _add_norm_back(
     kind: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if total.is_cuda:
-        from headstart.model import stream_kernel
+        from headstart.model import norm_kernel
 
         by_total = None if by_total is None else by_total.contiguous()
         given = by_total, by_normed.contiguous(), total, means, scales, weight, kind
-        return stream_kernel.add_norm_back(*given, centred=centred, owed=owed)
+        return norm_kernel.add_norm_back(*given, centred=centred, owed=owed)
     width = total.shape[-1]
     flat, slopes = total.view(-1, width), by_normed.reshape(-1, width).float()
     a = (flat - means[:, None] if centred else flat) * scales[:, None]
