@@ -1,7 +1,7 @@
 """A pretrained run to a starter: bf16 or int8, its card filled in, its size and its hold-outs checked.
 
 python benchmarks/make_starter.py en runs/en --held-out en/judged.jsonl --held-out DATA/imdb/test.parquet
-python benchmarks/make_starter.py fr runs/fr --weights int8 --held-out DATA/cls-books/test.jsonl
+python benchmarks/make_starter.py fr runs/fr --weights int8 --seen DATA/french-novels/paragraphs.parquet --held-out DATA/cls-books/test.jsonl
 
 writes src/headstart/starters/NAME (or --out). docs/starters.md has the commands that come before.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from headstart.config import CorpusConfig
 from headstart.data.corpus import read_documents
+from headstart.data.digests import text_digest
 from headstart.data.membership import Membership
 from headstart.files import read_json
 from headstart.interop.compact_export import export_compact
@@ -54,10 +55,13 @@ FACTS = {
         "licence": "apache-2.0",
         "prompt": "Ce livre est",
         "text": [
-            "French: first paragraphs of novels of 1751 to 1919 (European Literary Text Collection, public domain), then reviews of books, films, "
-            "discs and music (among them the training, validation and unlabelled parts of Webis-CLS-10, Prettenhofer and Stein, 2010). No label was read.",
-            "Left out by hash, with their near-doubles: the test rows of Webis-CLS-10, books; not those of its films and music. "
-            "`membership.bin` proves it for exact doubles: `headstart inspect test.csv --from starter:fr`.",
+            "French: first paragraphs of novels of 1751 to 1919 (European Literary Text Collection, public domain; every other run of 200), then "
+            "reviews of books, films, discs and music (among them the training, validation and unlabelled parts of Webis-CLS-10, Prettenhofer and "
+            "Stein, 2010). The teacher, of 40 million parameters, had read the same reviews and all of the novels. No label was read.",
+            "Neither of them saw a test row of Webis-CLS-10, books, or a near-double of one: `headstart prepare --corpus.leave-out` finds none in these "
+            "files. Test rows of its films and music are among the reviews. `membership.bin` proves it for exact doubles: "
+            "`headstart inspect test.csv --from starter:fr`. (Only the tokenizer, which counts pairs of letters, was learnt from the training and "
+            "validation rows too, 55 of which stand in the test part as well.)",
         ],
         "limits": [
             "French, and reviews above all: on other kinds of text expect less, and compare (`headstart compare`) before you believe.",
@@ -84,6 +88,9 @@ def main() -> None:
     parser.add_argument(
         "--held-out", action="append", default=[], help="a file none of whose texts may have been learnt from"
     )
+    parser.add_argument(
+        "--seen", action="append", default=[], help="text that a teacher had read and the run does not know of"
+    )
     parser.add_argument("--weights", default="bf16", choices=["bf16", "int8"])
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -96,7 +103,9 @@ def main() -> None:
         }
     if out.is_dir():
         shutil.rmtree(out)
-    print(export_compact(load_bundle(given.run, task="language"), out, given.weights, {"starter": facts}))
+    bundle = load_bundle(given.run, task="language")
+    also = Membership.of(text_digest(document.text) for document in read_documents(given.seen, CorpusConfig()))
+    print(export_compact(bundle, out, given.weights, {"starter": facts}, also=also if given.seen else None))
     for path in out.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)  # package data is there for everybody to read
     known = Membership.read(out)

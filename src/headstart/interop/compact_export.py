@@ -3,20 +3,28 @@
 from pathlib import Path
 from typing import Any
 
-from headstart.data.membership import FILE
+from headstart.data.membership import FILE, Membership
 from headstart.interop.hf_export import check_out
 from headstart.store.bundle import Bundle, save_bundle
 from headstart.store.compact import Storage
 
 
-def export_compact(bundle: Bundle, out: Path, storage: Storage = "bf16", more: dict[str, Any] | None = None) -> str:
+def export_compact(
+    bundle: Bundle,
+    out: Path,
+    storage: Storage = "bf16",
+    more: dict[str, Any] | None = None,
+    also: Membership | None = None,
+) -> str:
     """Write the folder; returns what it weighs, in words.
 
     Args:
         more: further facts about the model, for its card.
+        also: documents that it has seen beside those the bundle knows of.
     """
     check_out(out)
-    known = bundle.path / FILE
+    known = Membership.read(bundle.path)
+    seen = known | also if known and also else known or also
     save_bundle(
         out,
         bundle.model,
@@ -26,7 +34,7 @@ def export_compact(bundle: Bundle, out: Path, storage: Storage = "bf16", more: d
         visibility=bundle.visibility,
         objective=bundle.objective,
         about=bundle.about | (more or {}),
-        extra={FILE: known.read_bytes()} if known.is_file() else None,
+        extra={FILE: seen.to_bytes()} if seen else None,
         storage=storage,
     )
     return f"{_megabytes(bundle.path):.1f} MB in {bundle.name}, {_megabytes(out):.1f} MB in {out} ({storage})"

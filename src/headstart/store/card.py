@@ -105,6 +105,12 @@ def _language_model(facts: Mapping[str, Any], about: Mapping[str, Any]) -> list[
         else ""
     )
     words = f"A Transformer that learnt from unlabelled text to predict {learnt}."
+    taught = about.get("teacher")
+    if taught:
+        name, weight = bare(str(taught["name"])), taught["weight"]
+        words += (
+            f" A larger one, `{name}`, taught it: its opinion of every token weighed {weight:g}, the text the rest."
+        )
     head = f"# {_title(facts)}\n\n{words} {_imported(about) or _imported(about, 'source') or _PRETRAINED}{seen}\n"
     held = about.get("held_out")
     figures = ""
