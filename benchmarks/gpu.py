@@ -262,6 +262,7 @@ def theirs(bench: Bench, task: Task, *, tied: bool) -> dict[str, Callable[[], Si
     return {
         "transformers": lambda: transformers_gpt2(task, **options),
         "transformers, filled up": lambda: transformers_gpt2(task, **options, filled=True),
+        "transformers, not filled up": lambda: transformers_gpt2(task, **options, filled=False),
     }
 
 

@@ -161,13 +161,13 @@ def steps_of(
 
 
 def transformers_gpt2(
-    task: Task, *, device: str, compiled: bool, tied: bool, filled: bool = False
+    task: Task, *, device: str, compiled: bool, tied: bool, filled: bool | None = None
 ) -> Callable[[], None]:
     """GPT-2 of transformers in the same size, no dropout, fused AdamW, the whole model compiled.
 
     Args:
-        filled: the compiler fills up every matrix of an odd size; else it times by itself whether that pays, and the
-            same model may end up either way.
+        filled: whether the compiler fills up every matrix of an odd size, or none; unless told, it times by itself
+            whether that pays, and the same model may end up either way.
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -189,7 +189,8 @@ def transformers_gpt2(
         tie_word_embeddings=tied,
     )
     model = GPT2LMHeadModel(config).to(device).train()
-    called = torch.compile(model, options={"force_shape_pad": True} if filled else None) if compiled else model
+    padding = {None: None, True: {"force_shape_pad": True}, False: {"shape_padding": False}}[filled]
+    called = torch.compile(model, options=padding) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     batches = task.ids(torch.device(device))
     return steps_of(model, [optimizer], batches, lambda ids: called(input_ids=ids, labels=ids).loss, 1.0)

@@ -3,14 +3,19 @@
 python benchmarks/starters.py demo   --work runs/starters                 200 and 1,000 labels of the demo's data, 5 seeds
 python benchmarks/starters.py books  --work runs/starters --data DATA     cls-books from starter:fr, 4 epochs, 2 seeds
 python benchmarks/starters.py ways   --work runs/starters --way runs/small --way runs/taught --way runs/int8
+python benchmarks/starters.py folds  --work runs/starters --data DATA --way runs/small --way runs/taught    which French one is kept
 
 Each part is a comparison folder under --work, goes on where it was stopped, and prints its table. `--device cuda --jobs 4` where there is a GPU.
 """
 
 import argparse
 import json
+import random
+import statistics
 import subprocess
 from pathlib import Path
+
+from scipy.stats import t as student
 
 from headstart.config import FinetuneConfig
 from headstart.files import read_json
@@ -24,6 +29,8 @@ from headstart.report.collect import collect
 from headstart.report.statistics import paired_difference, summaries
 from headstart.store.starters import HOME, starters
 
+FOLDS, FOLD = 5, (340, 50)
+"""Of cls-books without its test part: how many, and rows of each to learn and to choose from."""
 KEPT = Path(__file__).resolve().parent.parent / "docs" / "results" / "starters.json"
 
 
@@ -98,6 +105,50 @@ def figures(folder: Path) -> dict:
     return {"rows": rows, "arms": arms, "differences": differences, "environment": kept}
 
 
+def fold_files(data: Path, folder: Path, fold: int) -> dict[str, str]:
+    """A fifth of what cls-books has to learn and to choose from (a text once), to learn from; the others are what is judged by."""
+    rows = {}
+    for part in ("train", "valid"):
+        for line in (data / "cls-books" / f"{part}.jsonl").read_text(encoding="utf-8").splitlines():
+            rows.setdefault(json.loads(line)["text"], line)
+    every = list(rows.values())
+    random.Random(7).shuffle(every)
+    first, size = fold * sum(FOLD), sum(FOLD)
+    learnt, judged = every[first : first + size], every[:first] + every[first + size :]
+    parts = {"train": learnt[: FOLD[0]], "valid": learnt[FOLD[0] :], "test": judged}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, lines in parts.items():
+        (folder / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return {name: str(folder / f"{name}.jsonl") for name in parts}
+
+
+def interval(values: list[float]) -> dict[str, float]:
+    """The mean over folds, and how sure it is; folds share most of the rows they are judged by, so it is somewhat too sure."""
+    mean = statistics.mean(values)
+    reach = float(student.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
+    return {"mean": mean, "low": mean - reach, "high": mean + reach}
+
+
+def pooled(folders: list[Path]) -> dict:
+    """The figures of several folds as one."""
+    every, comparisons = [figures(folder) for folder in folders], [collect(folder) for folder in folders]
+    names = sorted(comparisons[0].arms, key=lambda arm: not arm.startswith("pretrained"))
+    means = {arm: [one["mean"] for found in every for one in found["arms"] if one["arm"] == arm] for arm in names}
+    arms = []
+    for arm in names:
+        runs = [one for found in every for one in found["arms"] if one["arm"] == arm]
+        seconds = round(statistics.mean(one["seconds"] for one in runs), 1)
+        told = {"arm": arm, "labels": FOLD[0], "worst": min(means[arm]), "seeds": sum(one["seeds"] for one in runs)}
+        arms.append(told | interval(means[arm]) | {"seconds": seconds})
+    differences = [
+        {"arm": arm, "other": other, "labels": FOLD[0]}
+        | interval([a - b for a, b in zip(means[arm], means[other], strict=True)])
+        for place, arm in enumerate(names)
+        for other in names[place + 1 :]
+    ]
+    return every[0] | {"arms": arms, "differences": differences, "folds": len(folders)}
+
+
 def about() -> list[dict]:
     """The starters themselves."""
     found = []
@@ -139,7 +190,7 @@ def table(found: dict) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["demo", "books", "ways", "about"])
+    parser.add_argument("part", choices=["demo", "books", "ways", "folds", "about"])
     parser.add_argument("--work", type=Path, default=Path("runs/starters"))
     parser.add_argument("--data", type=Path, help="the folder with cls-books/ in it")
     parser.add_argument(
@@ -161,6 +212,13 @@ def main() -> None:
         quick = {"loop": {"epochs": 4}}  # chosen on validation
         arms = ("tfidf", "pretrained")
         found = compare(files, given.work / "books", given, Aloud(), quick, source="starter:fr", arms=arms, seeds=2)
+    elif given.part == "folds":
+        folders = [given.work / "folds" / str(fold) for fold in range(FOLDS)]
+        for fold, folder in enumerate(folders):
+            files = fold_files(given.data, folder / "rows", fold)
+            ways = {"source": given.way, "arms": ("tfidf", "pretrained"), "seeds": 3}
+            compare(files, folder / "compared", given, Aloud(), {}, **ways)
+        found = pooled([folder / "compared" for folder in folders])
     else:
         files, arms = demo_data(given.work), ("tfidf", "pretrained")
         ways = {"source": given.way, "labels": (200,), "arms": arms, "seeds": 5}

@@ -58,7 +58,7 @@ def test_an_activation_on_the_way_back(shape, tanh):
     given = [*drawn(shape, shape, kind=LOW), tanh]
     ours, expected = stream._gelu_back(*given), stream._gelu_back(*on_cpu(given))
     assert far(ours[0], expected[0]) < 5e-3
-    assert far(ours[1], ours[0].cpu().double().flatten(0, -2).sum(dim=0)) < 1e-5
+    assert far(ours[1], expected[1]) < 1e-4
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -246,8 +246,8 @@ def _gelu_back(slopes: Tensor, before: Tensor, tanh: bool) -> tuple[Tensor, Tens
 
         return stream_kernel.gelu_back(slopes, before, tanh=tanh)
     approximate = "tanh" if tanh else "none"
-    low = torch.ops.aten.gelu_backward(slopes.float(), before.float(), approximate=approximate).to(before.dtype)
-    return low, low.float().flatten(0, -2).sum(dim=0)
+    exact = torch.ops.aten.gelu_backward(slopes.float(), before.float(), approximate=approximate)
+    return exact.to(before.dtype, copy=True), exact.flatten(0, -2).sum(dim=0)
 
 
 @_gelu_back.register_fake
