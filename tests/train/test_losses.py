@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.train import losses
-from headstart.train.losses import linear_cross_entropy
+from headstart.train.losses import linear_cross_entropy, unit
+from linear_loss import question
 
 
 def plain(hidden, weight, bias, targets):
@@ -92,3 +93,21 @@ def test_slopes_are_multiplied_wherever_they_lie():
         expected = 3 * slope
         assert torch.equal(losses._times(slope, torch.tensor(3.0)), expected)
     assert losses._times(None, torch.tensor(3.0)) is None
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_slopes_are_multiplied_only_where_they_must_be(factor):
+    found = []
+    for way in ("the number 1 as it is", "a number"):
+        hidden, weight, bias, targets = question(20, 8, 30, biased=True)
+        learnt = [tensor.detach().clone().requires_grad_() for tensor in (hidden, weight, bias)]
+        total = linear_cross_entropy(*learnt, targets)
+        if way == "a number":
+            total.backward(torch.tensor(factor))
+        else:
+            (total * factor if factor != 1 else total).backward(unit(total))
+        found.append([tensor.grad for tensor in learnt])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.abs().sum() > 0
+    assert unit(total).item() == 1
