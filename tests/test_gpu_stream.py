@@ -75,11 +75,21 @@ def test_sums_come_out_the_same_every_time():
     assert first[1].equal(again[1])
 
 
-def test_slopes_of_rows_that_were_looked_up():
-    (slopes,), ids = drawn((3000, 96)), torch.arange(3000, device="cuda", dtype=torch.int32) % 700
-    table = torch.randn(1000, 96, device="cuda", requires_grad=True)
-    stream.looked_up(ids, table).backward(slopes)
-    assert far(table.grad, torch.zeros(1000, 96).index_add_(0, ids.cpu(), slopes.cpu())) < 1e-6
+@pytest.mark.parametrize("at", [torch.arange(30), torch.arange(3000).view(100, 30) % 41])
+def test_rows_that_are_looked_up_and_their_slopes(at):
+    (slopes,), ids = drawn((100, 30, 96)), torch.arange(3000, device="cuda", dtype=torch.int32).view(100, 30) % 700
+    found = []
+    for own in (True, False):
+        table, places = (tensor.requires_grad_() for tensor in drawn((1000, 96), (50, 96)))
+        if own:
+            y = stream.looked_up(ids, table, at.cuda(), places)
+        else:
+            y = torch.nn.functional.embedding(ids, table) + torch.nn.functional.embedding(at.cuda(), places)
+        y.backward(slopes)
+        found.append((y.detach(), table.grad, places.grad))
+    assert found[0][0].equal(found[1][0])
+    for ours, plain in zip(*found, strict=True):
+        assert far(ours, plain.cpu()) < 1e-5
 
 
 SIZES = {"width": 128, "depth": 2, "heads": 2, "feedforward": 192, "context": 64, "dropout": 0}

@@ -10,7 +10,7 @@ from headstart.model import attention
 from headstart.model.backbone import Backbone, build_backbone
 from headstart.model.blocks import RootMeanSquare
 from headstart.model.inward import apart
-from headstart.model.stream import gelu, joined, normed, split, widened
+from headstart.model.stream import gelu, joined, looked_up, normed, split, widened
 from headstart.shape import StockConfig
 from tiny import kinds_of_network
 
@@ -117,6 +117,22 @@ def test_slopes_of_queries_keys_and_values_are_summed_up_as_they_are_joined(bias
         parts = apart(x, inward, 4, fill=True, fused=fused)
         sum((part * torch.randn_like(part)).sum() for part in parts).backward()
         found.append([*parts, x.grad, *(parameter.grad for parameter in inward.parameters())])
+    same(*found)
+
+
+@pytest.mark.parametrize("at", [None, torch.tensor([2, 0, 1]), torch.tensor([[0, 1, 2], [2, 2, 4]])])
+def test_rows_of_tables_and_their_slopes_are_those_of_torch(at):
+    found = []
+    ids = torch.tensor([[5, 0, 5], [7, 5, 1]])
+    for own in (True, False):
+        torch.manual_seed(0)
+        table, places = torch.randn(9, 4, requires_grad=True), torch.randn(6, 4, requires_grad=True)
+        if own:
+            y = looked_up(ids, table, at, None if at is None else places)
+        else:
+            y = F.embedding(ids, table) + (0 if at is None else F.embedding(at, places))
+        (y * torch.randn_like(y)).sum().backward()
+        found.append([y, table.grad, *([] if at is None else [places.grad])])
     same(*found)
 
 

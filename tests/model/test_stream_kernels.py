@@ -81,6 +81,14 @@ def test_slopes_of_rows_that_were_looked_up():
     same([stream_kernel.look_back(slopes, ids, 6)], [torch.zeros(6, 20).index_add_(0, ids, slopes)])
 
 
+@pytest.mark.parametrize("placed", [True, False])
+def test_rows_of_a_table_and_of_places(placed):
+    table, places = drawn((9, 20), (5, 20))
+    ids, at = torch.tensor([[3, 0, 8], [3, 4, 1]]), torch.tensor([[4, 1, 0], [0, 0, 2]])
+    found = stream_kernel.look_up(ids, table, *((at, places) if placed else (None, None)))
+    assert found.equal(table[ids] + places[at] if placed else table[ids])
+
+
 def test_few_rows_are_shared_out_among_as_many_programs():
     whole = Tile(tall=4, steps=32, warps=4, stages=2, wide=1024)
     assert [whole.within(rows).steps for rows in (1, 1024, 2047, 2048, 32768, 10**6)] == [1, 1, 1, 2, 32, 32]

@@ -199,10 +199,13 @@ class Backbone(nn.Module):
         # short numbers are sorted twice as fast, which is how a GPU adds up the gradients of a table
         short = ids_BT.int() if ids_BT.is_cuda else ids_BT
         loose = self._fused(ids_BT) and not torch.are_deterministic_algorithms_enabled()
-        hidden_BTD = looked_up(short, self.embedding.weight) if loose else self.embedding(short)
+        learned = self.positions if self.config.stock is not None else None
+        if loose:
+            at = (None, None) if learned is None else (positions, learned.weight)
+            hidden_BTD = looked_up(short, self.embedding.weight, *at)
+        else:
+            hidden_BTD = self.embedding(short) if learned is None else self.embedding(short) + learned(positions)
         if self.config.stock is not None:
-            if self.positions is not None:
-                hidden_BTD = hidden_BTD + self.positions(positions)
             hidden_BTD = self.first_norm(hidden_BTD)
         elif not self.modern:
             hidden_BTD = hidden_BTD * math.sqrt(self.config.width) + sinusoids(positions, self.config.width)

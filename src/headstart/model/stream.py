@@ -77,27 +77,49 @@ def widened(x: Tensor, up: nn.Linear, *, tanh: bool) -> Tensor:
     return found
 
 
-def looked_up(ids: Tensor, table: Tensor) -> Tensor:
-    """Rows of a table. Slopes are added to theirs as they come, in whatever order: torch sorts them first."""
-    found: Tensor = _LookedUp.apply(ids, table)  # type: ignore[no-untyped-call]
+def looked_up(ids: Tensor, table: Tensor, at: Tensor | None = None, places: Tensor | None = None) -> Tensor:
+    """Rows of a table, and those of a table of places added if there is one.
+
+    Slopes are added to their rows as they come, in whatever order: torch sorts them first.
+
+    Args:
+        at: which places, for all rows of ids or each.
+    """
+    found: Tensor = _LookedUp.apply(ids, table, at, places)  # type: ignore[no-untyped-call]
     return found
 
 
 class _LookedUp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, ids: Tensor, table: Tensor) -> Tensor:
-        ctx.save_for_backward(ids)
-        ctx.like = table.shape, table.dtype
-        return F.embedding(ids, table)
+    def forward(ctx: Any, ids: Tensor, table: Tensor, at: Tensor | None, places: Tensor | None) -> Tensor:
+        ctx.save_for_backward(ids, at)
+        ctx.entries, ctx.places = len(table), 0 if places is None else len(places)
+        if ids.is_cuda:
+            from headstart.model import stream_kernel
+
+            each = None if at is None else at.expand_as(ids).contiguous()
+            return stream_kernel.look_up(ids.contiguous(), table, each, places)
+        found = F.embedding(ids, table)
+        return found if at is None or places is None else found + F.embedding(at, places)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (shape, kind), ids, slopes = ctx.like, ctx.saved_tensors[0].flatten(), grads[0].flatten(0, -2)
-        if slopes.is_cuda:
-            from headstart.model import stream_kernel
+        (ids, at), (slopes,) = ctx.saved_tensors, grads
+        by_places = None
+        if at is not None:
+            # rows that stand at the same places are added up before they are told apart
+            shared = slopes.sum(dim=0) if at.ndim < slopes.ndim - 1 else slopes
+            by_places = _looked_back(shared, at, ctx.places)
+        return None, _looked_back(slopes, ids, ctx.entries), None, by_places
 
-            return None, stream_kernel.look_back(slopes.contiguous(), ids, shape[0]).to(kind)
-        return None, torch.zeros(shape, dtype=kind).index_add_(0, ids, slopes)
+
+def _looked_back(slopes: Tensor, ids: Tensor, entries: int) -> Tensor:
+    slopes, ids = slopes.flatten(0, -2), ids.flatten()
+    if slopes.is_cuda:
+        from headstart.model import stream_kernel
+
+        return stream_kernel.look_back(slopes.contiguous(), ids, entries)
+    return slopes.new_zeros(entries, slopes.shape[-1]).index_add_(0, ids, slopes)
 
 
 class _AddNorm(torch.autograd.Function):

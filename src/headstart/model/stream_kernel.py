@@ -126,6 +126,17 @@ def _add_up(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _look_up(ids, table, at, places, out, COLUMNS: tl.constexpr, HAS_PLACES: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One row of the table, and of the places."""
+    row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    there = columns < COLUMNS
+    found = tl.load(table + tl.load(ids + row).to(tl.int64) * COLUMNS + columns, mask=there, other=0.0)
+    if HAS_PLACES:
+        found += tl.load(places + tl.load(at + row).to(tl.int64) * COLUMNS + columns, mask=there, other=0.0)
+    tl.store(out + row * COLUMNS + columns, found, mask=there)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _look_back(slopes, ids, table, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """One row of slopes, added to that of its entry."""
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
@@ -163,6 +174,18 @@ def join(query: Tensor, key: Tensor, value: Tensor, *, tile: Tile | None = None)
 
 def _shape(tile: Tile) -> dict[str, int]:
     return {"STEPS": tile.steps, "STAGES": tile.stages, "TALL": tile.tall, "WIDE": tile.wide}
+
+
+def look_up(ids: Tensor, table: Tensor, at: Tensor | None, places: Tensor | None) -> Tensor:
+    """Rows of a table, those of another added."""
+    columns = table.shape[-1]
+    out = table.new_empty(*ids.shape, columns)
+    sizes = {"COLUMNS": columns, "HAS_PLACES": places is not None, "BLOCK": triton.next_power_of_2(columns)}
+    launch: Any = _look_up[(ids.numel(),)]
+    with torch.cuda.device_of(table):  # type: ignore[no-untyped-call]
+        given = ids, table, ids if at is None else at, table if places is None else places
+        launch(*given, out, **sizes, num_warps=warps_for(columns, 16, 4))
+    return out
 
 
 def look_back(slopes: Tensor, ids: Tensor, entries: int) -> Tensor:
