@@ -195,7 +195,7 @@ def _pieces(
         "scores": lambda: torch.mm(low, table.T, out=scores),
         "slopes without triton": lambda: plain_slopes(*asked),
         "by hidden": lambda: torch.mm(scores, table[:, : hidden.shape[1]], out=out),
-        "by table": lambda: _add_product(total, scores.T, low),
+        "by table": lambda: _add_product(total, scores.T, low, first=False),
         "by table, bf16": lambda: total.add_(scores.T @ low),
     }
     if hidden.is_cuda:

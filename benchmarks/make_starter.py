@@ -101,11 +101,12 @@ def main() -> None:
         facts["environment"] = {
             key: value for key, value in read_json(environment).items() if key in ("gpu", "torch", "python")
         }
+    bundle, also = load_bundle(given.run, task="language"), None
+    if given.seen:
+        also = Membership.of(text_digest(document.text) for document in read_documents(given.seen, CorpusConfig()))
     if out.is_dir():
         shutil.rmtree(out)
-    bundle = load_bundle(given.run, task="language")
-    also = Membership.of(text_digest(document.text) for document in read_documents(given.seen, CorpusConfig()))
-    print(export_compact(bundle, out, given.weights, {"starter": facts}, also=also if given.seen else None))
+    print(export_compact(bundle, out, given.weights, {"starter": facts}, also=also))
     for path in out.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)  # package data is there for everybody to read
     known = Membership.read(out)

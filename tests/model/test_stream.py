@@ -83,6 +83,7 @@ def test_one_summand_is_split_into_itself_and_nothing():
     assert split(x, owed=False)[2] is None
     assert joined(split(x, owed=False)).equal(x)
     assert joined(x) is x
+    assert not split(x.detach(), owed=True)[2].requires_grad  # or layers that are frozen would be gone back through
     assert joined((x, x, torch.ones(3))).equal(x + x + 1)
 
 
@@ -120,7 +121,9 @@ def test_slopes_of_queries_keys_and_values_are_summed_up_as_they_are_joined(bias
     same(*found)
 
 
-@pytest.mark.parametrize("at", [None, torch.tensor([2, 0, 1]), torch.tensor([[0, 1, 2], [2, 2, 4]])])
+@pytest.mark.parametrize(
+    "at", [None, torch.tensor([2, 0, 1]), torch.tensor([[0, 1, 2], [2, 2, 4]]), torch.tensor([[3, 1, 2]])]
+)
 def test_rows_of_tables_and_their_slopes_are_those_of_torch(at):
     found = []
     ids = torch.tensor([[5, 0, 5], [7, 5, 1]])

@@ -89,6 +89,16 @@ def test_rows_of_a_table_and_of_places(placed):
     assert found.equal(table[ids] + places[at] if placed else table[ids])
 
 
+def test_an_id_that_is_none_reads_and_writes_nothing():
+    (table,) = drawn((4, 6))
+    ids = torch.tensor([1, 4, -1])
+    found = stream_kernel.look_up(ids, table, None, None)
+    assert found[0].equal(table[1])
+    assert found[1:].isnan().all()  # which stops a run; a number from elsewhere would not
+    back = stream_kernel.look_back(torch.ones(3, 6), ids, 4)
+    assert back.sum(dim=1).tolist() == [0, 6, 0, 0]
+
+
 def test_few_rows_are_shared_out_among_as_many_programs():
     whole = Tile(tall=4, steps=32, warps=4, stages=2, wide=1024)
     assert [whole.within(rows).steps for rows in (1, 1024, 2047, 2048, 32768, 10**6)] == [1, 1, 1, 2, 32, 32]

@@ -7,7 +7,9 @@ import torch.distributed as dist
 from headstart.config import OptimConfig, RuntimeConfig
 from headstart.data.batches import CausalRows
 from headstart.layering import layered
+from headstart.model.backbone import Backbone
 from headstart.runtime import start
+from headstart.shape import StockConfig
 from headstart.train.evaluate import score_language
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import predict_tokens
@@ -25,9 +27,14 @@ def group(tmp_path):
     dist.destroy_process_group()
 
 
-def trained(way, device, precision, recompute):
+LARGER = {"width": 64, "heads": 4, "context": 32}
+MODERN = layered(type(SHAPE), {**SHAPE.model_dump(), "block": "modern", **LARGER})
+STOCK = StockConfig(family="gpt2", norm_first=True, activation="gelu_tanh", positions=32, final_norm=True)
+GPT2 = SHAPE.model_copy(update={"block": "stock", "stock": STOCK, "dropout": 0.0, **LARGER})
+
+
+def trained(way, device, precision, recompute, shape):
     runtime = start(RuntimeConfig(device=device, precision=precision, threads=1))
-    shape = layered(type(SHAPE), {**SHAPE.model_dump(), "block": "modern", "width": 64, "heads": 4, "context": 32})
     model = language_model(shape=shape).to(runtime.device)
     model.backbone.recompute = recompute
     way.spread(model, runtime)
@@ -45,9 +52,9 @@ def trained(way, device, precision, recompute):
     return losses, held, names, way.gathered(optimizer_tensors(state.optimizer, model))
 
 
-def compare(kind, device, precision, recompute):
-    alone, held, names, moments = trained(ONE, device, precision, recompute)
-    ours, ours_held, ours_names, ours_moments = trained(kind(ALONE), device, precision, recompute)
+def compare(kind, device, precision, recompute, shape=MODERN):
+    alone, held, names, moments = trained(ONE, device, precision, recompute, shape)
+    ours, ours_held, ours_names, ours_moments = trained(kind(ALONE), device, precision, recompute, shape)
     bound = 1e-5 if precision == "fp32" else 2e-2
     assert alone[-1] < alone[0]
     assert ours == pytest.approx(alone, rel=bound)
@@ -61,6 +68,14 @@ def compare(kind, device, precision, recompute):
 @pytest.mark.parametrize("kind", [Copies, Shards])
 def test_the_losses_are_those_without_a_group(kind, group):
     compare(kind, "cpu", "fp32", recompute=True)
+
+
+@pytest.mark.parametrize("shape", [MODERN, GPT2])
+@pytest.mark.parametrize("kind", [Copies, Shards])
+def test_hidden_states_may_come_as_summands(kind, shape, group, monkeypatch):
+    """As they do where own kernels add them; a bias that is owed may not be there any more when the next layer would add it."""
+    monkeypatch.setattr(Backbone, "_fused", lambda self, ids: torch.is_grad_enabled())
+    compare(kind, "cpu", "fp32", recompute=False, shape=shape)
 
 
 def test_layers_may_travel_in_bf16(group):

@@ -56,9 +56,9 @@ def test_a_language_models_card_says_what_it_is_and_what_it_was_measured_at(fold
 def test_a_card_names_the_teacher_and_says_what_its_opinion_weighed(folder):
     facts = read_json(folder / "base" / "bundle" / "bundle.json")
     taught = facts | {"about": facts["about"] | {"teacher": {"name": "/home/jane/large", "weight": 0.25}}}
-    said = " A larger one, `large`, taught it: its opinion of every token weighed 0.25, the text the rest. "
+    said = " Another one, `large`, taught it: its opinion of every token weighed 0.25, the text the rest. "
     assert said in model_card(taught, 1)
-    assert "larger one" not in model_card(facts, 1)  # control
+    assert "taught it" not in model_card(facts, 1)  # control
 
 
 def test_a_classifiers_card_has_figures_with_intervals_data_with_hashes_and_calibration(folder):

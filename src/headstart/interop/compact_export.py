@@ -24,7 +24,7 @@ def export_compact(
     """
     check_out(out)
     known = Membership.read(bundle.path)
-    seen = known | also if known and also else known or also
+    seen = known if also is None else also if known is None else known | also
     save_bundle(
         out,
         bundle.model,
@@ -34,7 +34,7 @@ def export_compact(
         visibility=bundle.visibility,
         objective=bundle.objective,
         about=bundle.about | (more or {}),
-        extra={FILE: seen.to_bytes()} if seen else None,
+        extra=None if seen is None else {FILE: seen.to_bytes()},
         storage=storage,
     )
     return f"{_megabytes(bundle.path):.1f} MB in {bundle.name}, {_megabytes(out):.1f} MB in {out} ({storage})"

@@ -40,7 +40,8 @@ def kind_of(x: Tensor) -> torch.dtype:
 def split(hidden: Tensor, *, owed: bool) -> Summands:
     """Hidden states as summands, of which all but the first are nothing: all layers then look alike to a compiler."""
     nothing = torch.zeros_like(hidden, dtype=kind_of(hidden)).requires_grad_(hidden.requires_grad)
-    return hidden, nothing, nn.Parameter(hidden.new_zeros(hidden.shape[-1])) if owed else None
+    debt = nn.Parameter(hidden.new_zeros(hidden.shape[-1]), requires_grad=hidden.requires_grad) if owed else None
+    return hidden, nothing, debt
 
 
 def joined(hidden: Hidden) -> Tensor:
@@ -108,8 +109,8 @@ class _LookedUp(torch.autograd.Function):
         by_places = None
         if at is not None:
             # rows that stand at the same places are added up before they are told apart
-            shared = slopes.sum(dim=0) if at.ndim < slopes.ndim - 1 else slopes
-            by_places = _looked_back(shared, at, ctx.places)
+            shared, each = (slopes.flatten(0, -3).sum(dim=0), at) if at.ndim == 1 else (slopes, at.expand_as(ids))
+            by_places = _looked_back(shared, each, ctx.places)
         return None, _looked_back(slopes, ids, ctx.entries), None, by_places
 
 

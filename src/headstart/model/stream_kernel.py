@@ -126,24 +126,43 @@ def _add_up(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _look_up(ids, table, at, places, out, COLUMNS: tl.constexpr, HAS_PLACES: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One row of the table, and of the places."""
-    row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    there = columns < COLUMNS
-    found = tl.load(table + tl.load(ids + row).to(tl.int64) * COLUMNS + columns, mask=there, other=0.0)
-    if HAS_PLACES:
-        found += tl.load(places + tl.load(at + row).to(tl.int64) * COLUMNS + columns, mask=there, other=0.0)
-    tl.store(out + row * COLUMNS + columns, found, mask=there)
+def _row(table, ids, row, entries, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The entry that an id names; not a number where there is none."""
+    entry, columns = tl.load(ids + row).to(tl.int64), tl.arange(0, BLOCK)
+    there = (columns < COLUMNS) & (entry >= 0) & (entry < entries)
+    return tl.load(table + entry * COLUMNS + columns, mask=there, other=float("nan"))
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _look_back(slopes, ids, table, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _look_up(  # type: ignore[no-untyped-def]
+    ids,
+    table,
+    at,
+    places,
+    out,
+    entries,
+    most,
+    COLUMNS: tl.constexpr,
+    HAS_PLACES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One row of the table, and of the places."""
+    row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    found = _row(table, ids, row, entries, COLUMNS, BLOCK)
+    if HAS_PLACES:
+        found += _row(places, at, row, most, COLUMNS, BLOCK)
+    tl.store(out + row * COLUMNS + columns, found, mask=columns < COLUMNS)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _look_back(slopes, ids, table, entries, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """One row of slopes, added to that of its entry."""
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     there = at < COLUMNS
     entry = tl.load(ids + row).to(tl.int64)
     slope = tl.load(slopes + row * COLUMNS + at, mask=there, other=0.0)
-    tl.atomic_add(table + entry * COLUMNS + at, slope, mask=there, sem="relaxed")
+    known = there & (entry >= 0) & (entry < entries)
+    tl.atomic_add(table + entry * COLUMNS + at, slope, mask=known, sem="relaxed")
 
 
 def gelu_back(slopes: Tensor, before: Tensor, *, tanh: bool, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
@@ -183,8 +202,8 @@ def look_up(ids: Tensor, table: Tensor, at: Tensor | None, places: Tensor | None
     sizes = {"COLUMNS": columns, "HAS_PLACES": places is not None, "BLOCK": triton.next_power_of_2(columns)}
     launch: Any = _look_up[(ids.numel(),)]
     with torch.cuda.device_of(table):  # type: ignore[no-untyped-call]
-        given = ids, table, ids if at is None else at, table if places is None else places
-        launch(*given, out, **sizes, num_warps=warps_for(columns, 16, 4))
+        given = ids, table, ids if at is None else at, table if places is None else places, out
+        launch(*given, len(table), 0 if places is None else len(places), **sizes, num_warps=warps_for(columns, 16, 4))
     return out
 
 
@@ -194,14 +213,8 @@ def look_back(slopes: Tensor, ids: Tensor, entries: int) -> Tensor:
     table = torch.zeros(entries, columns, dtype=torch.float32, device=slopes.device)
     launch: Any = _look_back[(ids.numel(),)]
     with torch.cuda.device_of(slopes):  # type: ignore[no-untyped-call]
-        launch(
-            slopes,
-            ids,
-            table,
-            COLUMNS=columns,
-            BLOCK=triton.next_power_of_2(columns),
-            num_warps=warps_for(columns, 16, 4),
-        )
+        sizes = {"COLUMNS": columns, "BLOCK": triton.next_power_of_2(columns)}
+        launch(slopes, ids, table, entries, **sizes, num_warps=warps_for(columns, 16, 4))
     return table
 
 

@@ -108,9 +108,7 @@ def _language_model(facts: Mapping[str, Any], about: Mapping[str, Any]) -> list[
     taught = about.get("teacher")
     if taught:
         name, weight = bare(str(taught["name"])), taught["weight"]
-        words += (
-            f" A larger one, `{name}`, taught it: its opinion of every token weighed {weight:g}, the text the rest."
-        )
+        words += f" Another one, `{name}`, taught it: its opinion of every token weighed {weight:g}, the text the rest."
     head = f"# {_title(facts)}\n\n{words} {_imported(about) or _imported(about, 'source') or _PRETRAINED}{seen}\n"
     held = about.get("held_out")
     figures = ""

@@ -4,8 +4,9 @@ A pass through a small network is some hundreds of kernels, and telling a GPU to
 run. A CUDA graph is told once. It knows its shapes and addresses for good, so batches get a shape that comes back
 (`steady`), and batches and gradients stay in the same memory.
 
-What a step computes depends on its batch alone, never on what was recorded before it: a batch that is not recorded yet goes
-the same way in the same shape, and draws the same random numbers (a replay begins where the generator stands).
+What a step computes depends on its batch alone, never on what was recorded before it, but for rounding: a batch that is not
+recorded yet goes the same way in the same shape, and draws the same random numbers (a replay begins where the generator
+stands).
 """
 
 import threading
@@ -99,13 +100,15 @@ class Graphs:
 
     def remember(self) -> None:
         """What the recorded passes rely on. They know nothing of a gradient that is new, and would leave it there for good."""
-        seen = self._addresses()
-        if self._seen and seen != self._seen:
+        if self._seen and self._addresses() != self._seen:
             self._wait()
             for slot in self.slots.values():
                 slot.replays.clear()
             self.update = None
-        self._seen = seen
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:  # in the memory of recordings, which nobody may hold any more
+                    parameter.grad = parameter.grad.clone()
+        self._seen = self._addresses()
 
     def rely(self) -> None:
         """Gradients have moved, and what was recorded last knows where to."""

@@ -142,6 +142,7 @@ class Shards(Copies):
         )
         for layer in model.backbone.layers:  # type: ignore[union-attr]
             fully_shard(layer, mesh=mesh, mp_policy=policy)
+            layer.owes = False  # weights are gone when a layer is done, also a bias that the next one would add
         fully_shard(model, mesh=mesh)
 
     @contextmanager

@@ -22,7 +22,8 @@ class Tape(Protocol):
 
 
 class CudaTape:
-    """CUDA graphs that share their memory: one is replayed after the other, and of each nothing but its number is read."""
+    """CUDA graphs that share their memory: one is replayed after the other. Of each its number is read, and tensors that
+    somebody has kept since it was recorded."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -24,7 +24,8 @@ class Update:
         self._knobs = torch.empty(1 + len(self._groups), device=device)
         self._set_to = torch.empty(1 + len(self._groups), pin_memory=device.type == "cuda")
         scale, *rates = self._knobs.unbind()
-        divisor = torch.ones((), device=device).reciprocal_()  # loads the one kernel that is new
+        # kept: a recording knows where memory is, and keeps none of it; the reciprocal loads the one kernel that is new
+        self._divisor = divisor = torch.ones((), device=device).reciprocal_()
 
         def measure() -> Tensor:
             norm, factor = passes.norm_and_factor(passes.grads(), scale, clip)
