@@ -6,12 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 REPOSITORY = Path(__file__).parent.parent
 
 # a shell starts what runs in its background deaf to Ctrl-C, and every process of a test would inherit that
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# no test asserts how long something takes, and a busy machine must not fail one
+settings.register_profile("any time", deadline=None)
+settings.load_profile("any time")
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ CLOSED = replace(SPECIAL, close=SPECIAL.eos)
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=8)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SIZES, st.integers(4, 16))
 def test_packed_documents_are_whole_and_closed_and_nothing_is_asked_after_the_end(sizes, context):
     documents = corpus(sizes)
@@ -30,7 +30,7 @@ def test_packed_documents_are_whole_and_closed_and_nothing_is_asked_after_the_en
     assert batch.scored == sum(sizes) + len(sizes)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SIZES, st.integers(4, 16))
 def test_a_document_a_row_is_cut_before_its_end_token(sizes, context):
     documents = corpus(sizes)

@@ -40,7 +40,7 @@ def test_a_run_does_not_reach_into_the_next_text():
     assert not np.intersect1d(apart.hashes, together.hashes).size
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     members=st.lists(st.integers(0, 10**9), min_size=40, max_size=400, unique=True),
     cuts=st.tuples(*[st.floats(0, 1)] * 2),
@@ -65,7 +65,7 @@ def test_the_estimate_has_no_leaning():
     assert np.std(errors) < 0.05  # 0.044 is what 128 independent draws would give at one half
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(texts=st.lists(st.text(alphabet="ab é本.\n", max_size=40), max_size=12), seed=st.integers(0, 99))
 def test_signatures_do_not_depend_on_what_else_there_is_or_on_its_order(texts, seed):
     order = list(range(len(texts)))
@@ -76,7 +76,7 @@ def test_signatures_do_not_depend_on_what_else_there_is_or_on_its_order(texts, s
         assert np.array_equal(signatures(runs_of([text]))[0], signed[row])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.permutations(range(30)))
 def test_near_doubles_do_not_depend_on_the_order_of_rows(order):
     rows, others = ROWS[:30], copies(0.05, "changed")[15:45]
@@ -188,7 +188,7 @@ def test_a_run_that_every_text_has_is_not_looked_for():
     assert len(watch(Known(rows[:50]), [("template", template)]).near) == 50  # control: in fewer rows it is a sign
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rows=st.lists(st.text(max_size=60), max_size=5),
     others=st.lists(st.lists(st.text(max_size=60), max_size=5), max_size=3),

@@ -171,7 +171,7 @@ def written(table: list[list[str]], layout: Layout) -> str:
     return sink.getvalue()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(table=tables(), marked=st.booleans(), told=st.booleans())
 def test_a_table_reads_the_same_with_commas_semicolons_and_tabs(table, marked, told):
     header, *body = table

@@ -54,7 +54,7 @@ def test_what_the_tokens_get_adds_up_to_what_the_text_did(block, reading, window
             assert np.abs(found.weights_BT[row, length:]).max(initial=0) < 1e-6  # nor is padding heard
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.lists(st.integers(4, VOCABULARY - 1), min_size=1, max_size=10), st.sampled_from(KINDS))
 def test_any_text_adds_up(ids, kind):
     found = attribute(network(*kind, classes=2), batch_of(ids), 1, SPECIAL.pad)
@@ -138,7 +138,7 @@ def test_a_label_may_be_asked_about_and_the_other_side_is_the_opposite(trained):
 words = st.lists(st.text("abcé.!-'", min_size=1, max_size=12), min_size=1, max_size=8)
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words, st.sampled_from([" ", "  ", "\n", " \t", "\r\n"]))
 def test_tokens_come_together_as_the_words_of_the_text(trained, given, between):
     tokenizer = load_tokenizer(trained / "clf")

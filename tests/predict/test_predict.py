@@ -33,7 +33,7 @@ words = st.text(alphabet="aeilnorstu éà.!", min_size=1, max_size=120).filter(s
 
 
 @pytest.mark.parametrize("kind", ["cut", "windows"])
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=words, others=st.lists(words, max_size=12))
 def test_a_prediction_is_the_same_alone_and_in_any_batch(trained, kind, text, others):
     predictor = Predictor.load(trained / kind, ONE)

@@ -48,7 +48,7 @@ def in_numpy(model):
 
 @pytest.mark.parametrize("visibility", ["causal", "both"])
 @pytest.mark.parametrize("block", ["classic", "modern"])
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(length=st.integers(1, 600), seed=st.integers(0, 9))
 def test_numpy_and_torch_give_the_same_scores(block, visibility, length, seed):
     shape, model = network(block, visibility, seed)

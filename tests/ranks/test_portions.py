@@ -65,7 +65,7 @@ CASES = [
 
 @pytest.mark.parametrize(("objective", "layout", "pairs"), CASES)
 @given(step=st.integers(0, 60), world=st.integers(2, 6))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_a_step_holds_the_same_rows_for_any_number_of_processes(objective, layout, pairs, step, world):
     whole = stage(objective, layout, pairs, ALL).fetch(step)
     shared = [stage(objective, layout, pairs, Portion(rank, world)).fetch(step) for rank in range(world)]

@@ -269,7 +269,7 @@ LINES = (
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     files=st.lists(st.lists(LINES, max_size=8), min_size=3, max_size=3),
     suffix=st.sampled_from([".jsonl", ".json", ".csv", ".tsv"]),

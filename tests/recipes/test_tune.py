@@ -199,7 +199,7 @@ def test_what_cannot_be_searched_gets_a_line(data, tmp_path, search, message):
     assert not (tmp_path / "tuned").exists()
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 2**31 - 1), st.integers(0, 30), st.integers(0, 12))
 def test_a_suggestion_lies_within_its_bounds_and_follows_from_what_is_known(seed, number, known):
     knobs = knobs_of(FinetuneConfig(), None, ("lr", "epochs", "dropout"))

@@ -75,7 +75,7 @@ def test_one_seed_has_the_error_that_a_classifier_is_measured_with(tmp_path):
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_right_probabilities_show_about_the_error_that_chance_gives(tmp_path_factory, seed):
     chance = np.random.default_rng(seed)
     sure = chance.uniform(0, 1, 400)

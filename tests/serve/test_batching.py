@@ -65,7 +65,7 @@ def soon(seconds=60.0):
 requests = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=6), min_size=1, max_size=8)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(requests)
 def test_each_text_is_read_once_and_gets_its_own_answer(lengths):
     async def work(queue, reader):

@@ -16,7 +16,7 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=3),
     max_leaves=8,
 )
-several = settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+several = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def check(reply, document, path):

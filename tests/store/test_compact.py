@@ -31,7 +31,7 @@ def saved(path, tensors, storage):
     size=st.floats(1e-6, 1e6),
     seed=st.integers(0, 99),
 )
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_a_rounded_weight_lies_within_half_a_step_of_what_it_was(tmp_path_factory, rows, columns, size, seed):
     weight = size * torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
     path = tmp_path_factory.mktemp("w") / "w.safetensors"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
@@ -28,25 +28,21 @@ TEXTS = st.text() | TRICKY.map("".join)
 
 
 @given(text=TEXTS)
-@settings(deadline=None)
 def test_any_text_comes_back_whole(bytepair, text):
     assert bytepair.decode(bytepair.encode(text)) == text
 
 
 @given(text=TEXTS)
-@settings(deadline=None)
 def test_special_ids_never_come_from_plain_text(bytepair, text):
     assert not set(bytepair.encode(text)) & {0, 1, 2, 3}
 
 
 @given(texts=st.lists(TEXTS, max_size=5))
-@settings(deadline=None)
 def test_a_batch_encodes_as_its_texts_do(bytepair, texts):
     assert bytepair.encode_batch(texts) == [bytepair.encode(text) for text in texts]
 
 
 @given(text=TEXTS)
-@settings(deadline=None)
 def test_a_saved_tokenizer_encodes_as_before(bytepair, tmp_path_factory, text):
     folder = tmp_path_factory.getbasetemp() / "saved-bytepair"
     if not folder.exists():

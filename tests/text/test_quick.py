@@ -53,7 +53,7 @@ def ids(encoder, texts):
 
 
 @needs_it
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(texts=st.lists(TEXTS, max_size=6))
 @example(
     texts=["<eos> <mask>", "a" * 200, "\x01!" * 100, " \xa0" * 60, "\ua7ce's", "é" * 32, "x " + "é" * 31, "", "🙂 fine"]

@@ -59,13 +59,11 @@ TEXTS = st.text() | st.lists(st.sampled_from(["<s>", "</s>", "<sos>", "<pad>", "
 
 
 @given(text=TEXTS)
-@settings(deadline=None)
 def test_special_ids_never_come_from_plain_text(sentencepieces, text):
     assert not set(sentencepieces.encode(text)) & {0, 1, 2}
 
 
 @given(texts=st.lists(TEXTS, max_size=4))
-@settings(deadline=None)
 def test_a_batch_encodes_as_its_texts_do(sentencepieces, texts):
     assert sentencepieces.encode_batch(texts) == [sentencepieces.encode(text) for text in texts]
 
@@ -138,7 +136,7 @@ def test_a_dictionary_of_another_model_is_refused(piece_folder, tmp_path):
 
 
 @given(share=st.floats(0, 1, exclude_max=True))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_a_model_cut_short_anywhere_is_refused(piece_folder, tmp_path_factory, share):
     content = (piece_folder / "tiny.model").read_bytes()
     path = tmp_path_factory.getbasetemp() / "short.model"
@@ -162,7 +160,6 @@ def test_a_model_cut_between_two_pieces_is_refused_although_the_library_loads_it
 
 
 @given(place=st.integers(0), byte=st.integers(0, 255))
-@settings(deadline=None)
 def test_a_model_with_a_changed_byte_is_refused_or_whole(piece_folder, tmp_path_factory, place, byte):
     content = bytearray((piece_folder / "tiny.model").read_bytes())
     content[place % len(content)] = byte

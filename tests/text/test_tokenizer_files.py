@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
@@ -52,7 +52,6 @@ def test_any_bytes_are_refused(content):
 
 
 @given(data=st.data())
-@settings(deadline=None)
 def test_a_file_with_changed_bytes_is_refused_or_whole(data):
     start = data.draw(st.integers(0, len(CONTENT)))
     length = data.draw(st.integers(0, 20) | st.just(len(CONTENT)))
@@ -67,7 +66,6 @@ JSON = st.recursive(
 
 
 @given(data=st.data())
-@settings(deadline=None)
 def test_a_file_with_a_changed_value_is_refused_or_whole(data):
     whole = json.loads(CONTENT)
     inner: Any = whole

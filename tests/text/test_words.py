@@ -32,7 +32,7 @@ def ids(encoder, texts):
     return [np.frombuffer(row, "<u2").tolist() for row in encoder.packed(texts)]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(texts=st.lists(TEXTS, max_size=6))
 @example(texts=["a \n b", "a  ", "\n  b", "  a", " ", "", "a   b", " \t \n x", TEXT])
 def test_words_and_whole_texts_have_the_same_ids(tokenizer, texts):
@@ -42,7 +42,7 @@ def test_words_and_whole_texts_have_the_same_ids(tokenizer, texts):
     assert ids(encoder, texts) == expected  # every word is known
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=6))
 def test_neither_slices_nor_forgetting_change_an_id(tokenizer, texts):
     with pytest.MonkeyPatch.context() as patch:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.config import UNSCORED
@@ -37,7 +37,6 @@ def powers_in_torch(hidden, table, vocabulary, bias, targets, out):
 WAYS = {"scores": None, "powers": powers_in_torch}
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 40),
     st.integers(1, 17),

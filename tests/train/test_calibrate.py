@@ -33,7 +33,7 @@ def test_the_temperature_that_was_put_in_is_found(warmth, classes):
     assert temperature == pytest.approx(warmth, rel=0.1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 1000), st.floats(0.2, 5.0), st.integers(50, 200))
 def test_no_other_temperature_has_a_lower_log_loss(seed, warmth, rows):
     scores, gold = drawn(rows, warmth, seed=seed)

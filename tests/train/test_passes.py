@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -19,7 +19,6 @@ def network(size):
     return model
 
 
-@settings(deadline=None)
 @given(
     st.floats(1e-8, 1e12),
     st.floats(1e-6, 10),
