@@ -1,8 +1,6 @@
 """Recorded steps rely on memory alone: on a tape that remembers no more than a CUDA graph does they are the plain ones."""
 
-import gc
 import time
-import weakref
 from functools import partial
 
 import numpy as np
@@ -29,7 +27,6 @@ from headstart.train.pairs import predict_tokens_and_pairs
 from headstart.train.parallel import ONE
 from headstart.train.passes import Passes
 from headstart.train.steady import steady_texts, steady_tokens
-from headstart.train.update import Update
 from tiny import CPU, SPECIAL, VOCABULARY, corpus, language_model
 
 CONTEXT = 96
@@ -307,27 +304,6 @@ def test_a_weight_that_gets_its_first_gradient_late_is_moved():
     assert len(set(norms[6:])) == 6
     assert places[5] is places[4]  # control
     assert places[6] is not places[5]  # recordings that were dropped keep no gradient in their memory
-
-
-def test_an_update_keeps_the_memory_that_its_recordings_read():
-    """A CUDA graph does not: it knows addresses alone."""
-    model, _, ask = language()
-    state, read = fresh(model), []
-    passes = Passes(model, ask, CPU, ONE)
-    for _ in range(2):
-        passes.run(some_rows(0)[0], last=True)
-        state.optimizer.step()
-
-    class Addresses:
-        def record(self, work):
-            work()
-
-    step = state.optimizer.step
-    state.optimizer.step = lambda: (read.append(weakref.ref(state.optimizer.grad_scale)), step())
-    update = Update(passes, state.optimizer, CONFIG.clip, Addresses())
-    gc.collect()
-    assert read[0]() is update._divisor
-    assert not hasattr(state.optimizer, "grad_scale")
 
 
 @pytest.mark.parametrize("first", [1, 7])

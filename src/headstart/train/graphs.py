@@ -4,9 +4,8 @@ A pass through a small network is some hundreds of kernels, and telling a GPU to
 run. A CUDA graph is told once. It knows its shapes and addresses for good, so batches get a shape that comes back
 (`steady`), and batches and gradients stay in the same memory.
 
-What a step computes depends on its batch alone, never on what was recorded before it, but for rounding: a batch that is not
-recorded yet goes the same way in the same shape, and draws the same random numbers (a replay begins where the generator
-stands).
+What a step computes depends on its batch alone, never on what was recorded before it: a batch that is not recorded yet goes
+the same way in the same shape, and draws the same random numbers (a replay begins where the generator stands).
 """
 
 import threading

@@ -40,15 +40,11 @@ class Passes:
     def scaled_and_clipped(self, scale: float | Tensor, clip: float) -> Tensor:
         """The same, whoever the optimizer is."""
         grads = [local(grad) for grad in self.grads()]
-        norm, factor = self.norm_and_factor(grads, scale, clip)
-        torch._foreach_mul_(grads, factor)
-        return norm
-
-    def norm_and_factor(self, grads: list[Tensor], scale: float | Tensor, clip: float) -> tuple[Tensor, float | Tensor]:
-        """The norm of the means, and what the sums are to be multiplied by."""
         norm = self.way.norm(grads) * scale
         # as torch.nn.utils.clip_grads_with_norm_, on the parts that this process holds, and both factors at once
-        return norm, torch.clamp(clip / (norm + 1e-6), max=1.0) * scale if clip else scale
+        factor = torch.clamp(clip / (norm + 1e-6), max=1.0) * scale if clip else scale
+        torch._foreach_mul_(grads, factor)
+        return norm
 
     def step(self, optimizer: Optimizer) -> None:
         """Move the weights."""

@@ -1,7 +1,4 @@
-"""What follows the passes of a step, recorded: gradients scaled and clipped, weights moved. It is the same for every batch.
-
-Sums of gradients are turned into means and bounded where the optimizer reads them, not in a pass of their own.
-"""
+"""What follows the passes of a step, recorded: gradients scaled and clipped, weights moved. It is the same for every batch."""
 
 from typing import Any
 
@@ -24,33 +21,24 @@ class Update:
         self._knobs = torch.empty(1 + len(self._groups), device=device)
         self._set_to = torch.empty(1 + len(self._groups), pin_memory=device.type == "cuda")
         scale, *rates = self._knobs.unbind()
-        # kept: a recording knows where memory is, and keeps none of it; the reciprocal loads the one kernel that is new
-        self._divisor = divisor = torch.ones((), device=device).reciprocal_()
-
-        def measure() -> Tensor:
-            norm, factor = passes.norm_and_factor(passes.grads(), scale, clip)
-            assert isinstance(factor, Tensor)  # as the scale is
-            divisor.copy_(factor).reciprocal_()
-            return norm
+        torch._foreach_mul_([self._knobs.clone()], torch.ones((), device=device))  # loads the one kernel that is new
 
         def move() -> Tensor:
             own = [group["lr"] for group in self._groups]
             try:
                 for group, rate in zip(self._groups, rates, strict=True):
                     group["lr"], group["capturable"] = rate, True
-                optimizer.grad_scale = divisor  # type: ignore[attr-defined]  # what torch divides by if it is there
                 optimizer.step()
             finally:
-                del optimizer.grad_scale  # type: ignore[attr-defined]
                 for group, rate in zip(self._groups, own, strict=True):
                     group["lr"], group["capturable"] = rate, False
             return scale
 
-        self._measure: Work = tape.record(measure)
+        self._measure: Work = tape.record(lambda: passes.scaled_and_clipped(scale, clip))
         self.move: Work = tape.record(move)
 
     def measure(self, scale: float) -> Tensor:
-        """The norm of the means; by what `move` divides the sums is known then."""
+        """Turn sums into means and bound their norm; returns the norm before."""
         # read by the device before the figures of a step are, for which the loop waits: one place in memory is enough
         self._set_to.copy_(torch.tensor([scale, *(group["lr"] for group in self._groups)]))
         self._knobs.copy_(self._set_to, non_blocking=True)
