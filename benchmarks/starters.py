@@ -131,8 +131,8 @@ def interval(values: list[float]) -> dict[str, float]:
 
 def pooled(folders: list[Path]) -> dict:
     """The figures of several folds as one."""
-    every, comparisons = [figures(folder) for folder in folders], [collect(folder) for folder in folders]
-    names = sorted(comparisons[0].arms, key=lambda arm: not arm.startswith("pretrained"))
+    every = [figures(folder) for folder in folders]
+    names = sorted((one["arm"] for one in every[0]["arms"]), key=lambda arm: not arm.startswith("pretrained"))
     means = {arm: [one["mean"] for found in every for one in found["arms"] if one["arm"] == arm] for arm in names}
     arms = []
     for arm in names:
