@@ -1,6 +1,8 @@
 """The kernels of the loss, run one program after the other by triton's interpreter, where there is one:
 
 TRITON_INTERPRET=1 python -m pytest tests/train/test_kernels.py
+
+The interpreter takes a loop's bounds from arrays of one number, which numpy refuses from 2.4 on: it wants an older one.
 """
 
 import os
@@ -22,13 +24,13 @@ from headstart.train.row_kernel import times_rows, to_slopes
 pytestmark = [
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning"),
 ]
 
 # the interpreter multiplies bf16 wrongly, so products are in fp32 here; tests/test_gpu.py has both
 WAYS = {
     "rows": by_scores(partial(to_slopes, most=64)),
-    "powers": partial(by_powers, tile=Tile(16, 32, 16, tma=False)),
-    "powers, tma": partial(by_powers, tile=Tile(16, 32, 16)),
+    "powers": partial(by_powers, tile=Tile(16, 32, 16)),
     "powers, tiles larger than all": partial(by_powers, tile=Tile(128, 256, 64)),
 }
 
@@ -56,11 +58,10 @@ def test_a_row_whose_powers_overflow_is_done_again(way, distance, biased):
 
 
 @pytest.mark.parametrize("group", [1, 2, 3])
-@pytest.mark.parametrize("tma", [False, True])
-def test_every_tile_is_made_whatever_the_rows_that_take_turns(group, tma):
+def test_every_tile_is_made_whatever_the_rows_that_take_turns(group):
     """Four stretches of rows: the last turn is a full one, or has fewer of them."""
     asked = question(50, 19, 130, biased=True)
-    way = partial(by_powers, tile=Tile(16, 32, 16, tma=tma, group=group))
+    way = partial(by_powers, tile=Tile(16, 32, 16, group=group))
     for ours, theirs in zip(loss_in_bites(*asked, torch.float32, way=way), oracle(*asked), strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
 

@@ -7,6 +7,7 @@ is taken from is the target's score, and no pass over the row has to find its hi
 Needs triton, which comes with torch where there are CUDA devices; `bites` does without it.
 """
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ ABOVE = tl.constexpr(40.0)
 MOST = tl.constexpr(1e30)
 """A sum as large as this, of a row with a score 109 above its target's, leaves too little room: the row is done again."""
 
+LOG2E = tl.constexpr(1.4426950408889634)
 _HELD = 4096
 """Numbers of the table that a program holds where a row is done again."""
 
@@ -28,25 +30,33 @@ class Tile(NamedTuple):
     """What a program of the product makes, and how."""
 
     rows: int = 128
-    places: int = 128
+    places: int = 256
     columns: int = 64  # a step of the product's inner loop
-    warps: int = 4
-    stages: int = 3
-    tma: bool = True  # loads by the unit that Hopper has for it, not by the threads
+    warps: int = 8
+    stages: int = 4
     group: int = 64  # tiles of rows that take turns on the same entries
+
+    @property
+    def room(self) -> int:
+        """Bytes for what is loaded ahead, for half a tile on its way out, and for the barriers between them."""
+        return 2 * (self.stages * self.columns * (self.rows + self.places) + self.rows * self.places // 2) + 1024
 
 
 _TILE = Tile()
-
-
 _HOPPER = 9
 
 
 def fits(device: torch.device) -> bool:
-    """Whether the unit that loads is there, and room on a multiprocessor for what it loads ahead: on large GPUs both are."""
+    """Whether the unit that loads and stores tiles is there, and room on a multiprocessor: on large GPUs both are."""
     about = torch.cuda.get_device_properties(device)
     room: int = getattr(about, "shared_memory_per_block_optin", 0)
-    return about.major >= _HOPPER and room > 2 * _TILE.stages * _TILE.columns * (_TILE.rows + _TILE.places) + 1024
+    return about.major >= _HOPPER and room >= _TILE.room
+
+
+@cache
+def _programs(device: torch.device) -> int:
+    """As many as run at once: each makes tiles until there are none left, and loads for the next while it writes one."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -76,40 +86,39 @@ def _powers(  # type: ignore[no-untyped-def]
     PLACES: tl.constexpr,
     COLUMNS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    TMA: tl.constexpr,
     ROWS: tl.constexpr,
     WIDE: tl.constexpr,
     DEEP: tl.constexpr,
     GROUP: tl.constexpr,
+    PROGRAMS: tl.constexpr,
 ):
-    """One tile of powers in bf16, and the sum of each of its rows."""
+    """Tiles of powers in bf16, and the sum of each of their rows."""
     TILES: tl.constexpr = (PLACES + WIDE - 1) // WIDE
-    # programs that run together share a few stretches of rows and of the table, which the cache then holds
-    turn = tl.program_id(0) // (GROUP * TILES)
-    inside = tl.program_id(0) % (GROUP * TILES)
-    tall = tl.minimum(tl.cdiv(count, ROWS) - turn * GROUP, GROUP)
-    row = (turn * GROUP + inside % tall) * ROWS
-    tile = inside // tall
-    rows, places, columns = row + tl.arange(0, ROWS), tile * WIDE + tl.arange(0, WIDE), tl.arange(0, DEEP)
-    scores = tl.zeros((ROWS, WIDE), tl.float32)
-    for k in range(0, COLUMNS, DEEP):
-        if TMA:  # what lies outside is read as 0
-            a = hidden.load([row, k])
-            b = table.load([tile * WIDE, k])
-        else:  # rows outside are read as others, and not written
-            within = (k + columns < COLUMNS)[None, :]
-            a = tl.load(hidden + (rows % count)[:, None] * COLUMNS + k + columns[None, :], mask=within, other=0.0)
-            b = tl.load(table + (places % PLACES)[:, None] * COLUMNS + k + columns[None, :], mask=within, other=0.0)
-        scores = tl.dot(a, b.T, scores)
-    if HAS_BIAS:
-        more = tl.load(bias + places, mask=places < PLACES, other=-float("inf"))
-    else:
-        more = tl.where(places < VOCABULARY, 0.0, -float("inf"))
-    zero = tl.load(zeros + rows, mask=rows < count, other=0.0)
-    power = tl.exp(scores + more[None, :] - zero[:, None])
-    tl.store(sums + rows * TILES + tile, tl.sum(power, axis=1), mask=rows < count)
-    where = powers + rows.to(tl.int64)[:, None] * PLACES + places[None, :]
-    tl.store(where, power.to(powers.dtype.element_ty), mask=(rows < count)[:, None] & (places < PLACES)[None, :])
+    HALF: tl.constexpr = WIDE // 2
+    for number in tl.range(tl.program_id(0), tl.cdiv(count, ROWS) * TILES, PROGRAMS, flatten=True):
+        # programs that run together share a few stretches of rows and of the table, which the cache then holds
+        turn = number // (GROUP * TILES)
+        inside = number % (GROUP * TILES)
+        tall = tl.minimum(tl.cdiv(count, ROWS) - turn * GROUP, GROUP)
+        row = (turn * GROUP + inside % tall) * ROWS
+        tile = inside // tall
+        scores = tl.zeros((ROWS, WIDE), tl.float32)
+        for k in range(0, COLUMNS, DEEP):  # what lies outside is read as 0
+            scores = tl.dot(hidden.load([row, k]), table.load([tile * WIDE, k]).T, scores)
+        rows, places = row + tl.arange(0, ROWS), tile * WIDE + tl.arange(0, WIDE)
+        zero = tl.load(zeros + rows, mask=rows < count, other=0.0) * LOG2E
+        if HAS_BIAS:
+            more = tl.load(bias + places, mask=places < PLACES, other=-float("inf")) * LOG2E
+        else:
+            more = tl.where(places < VOCABULARY, 0.0, -float("inf"))
+        # of 2 and not of e, which would look after numbers too small to matter with four instructions more
+        power = tl.exp2(scores * LOG2E + more[None, :] - zero[:, None])
+        tl.store(sums + rows * TILES + tile, tl.sum(power, axis=1), mask=rows < count)
+        # in halves: memory for a whole tile would have to come from what is loaded ahead
+        halves = tl.permute(tl.reshape(power, (ROWS, 2, HALF)), (0, 2, 1))
+        first, second = tl.split(halves)
+        powers.store([row, tile * WIDE], first.to(powers.dtype))
+        powers.store([row, tile * WIDE + HALF], second.to(powers.dtype))
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -209,17 +218,17 @@ def by_powers(
     bias_W = zeros if bias is None else bias  # which is not looked at where there is none
     sizes = {"VOCABULARY": vocabulary, "PLACES": places, "COLUMNS": columns, "HAS_BIAS": bias is not None}
     first: Any = _targets[(rows,)]
-    product: Any = _powers[(triton.cdiv(rows, tile.rows) * tiles,)]
+    programs = _programs(hidden.device)
+    product: Any = _powers[(min(programs, triton.cdiv(rows, tile.rows) * tiles),)]
     last: Any = _finish[(rows,)]
     with torch.cuda.device_of(hidden):  # type: ignore[no-untyped-call]  # triton launches where the process stands
         first(low, table, bias_W, targets, zeros, COLUMNS=columns, HAS_BIAS=bias is not None, BLOCK=block, num_warps=1)
-        a, b = low, table
-        if tile.tma:
-            a = TensorDescriptor.from_tensor(low, [tile.rows, tile.columns])
-            b = TensorDescriptor.from_tensor(table, [tile.places, tile.columns])
-        shape = {"ROWS": tile.rows, "WIDE": tile.places, "DEEP": tile.columns, "GROUP": tile.group, "TMA": tile.tma}
+        a = TensorDescriptor.from_tensor(low, [tile.rows, tile.columns])
+        b = TensorDescriptor.from_tensor(table, [tile.places, tile.columns])
+        c = TensorDescriptor.from_tensor(out, [tile.rows, tile.places // 2])
+        shape = {"ROWS": tile.rows, "WIDE": tile.places, "DEEP": tile.columns, "GROUP": tile.group}
         launch = {"num_warps": tile.warps, "num_stages": tile.stages}
-        product(a, b, bias_W, zeros, out, sums, rows, **sizes, **shape, **launch)
+        product(a, b, bias_W, zeros, c, sums, rows, **sizes, **shape, PROGRAMS=programs, **launch)
         held = {"TILES": tiles, "MANY": triton.next_power_of_2(tiles), "WIDE": max(1, _HELD // block), "BLOCK": block}
         given = hidden, table, bias_W, targets, zeros, out, sums
         last(*given, losses, shares, shared, **sizes, **held, num_warps=4)
