@@ -35,7 +35,7 @@ TILES = (  # rows, places, columns, warps, stages, tma, group
     (128, 128, 64, 4, 3, 64),
     (128, 128, 64, 8, 3, 64),
 )
-"""What a program of the product that writes powers makes (`power_kernel.Tile`)."""
+"""What a program of the product that writes powers makes (`product_kernel.Tile`)."""
 TINY_ATTENTION = {"tiny": (2, 2, 16, 12, True)}
 TINY_LOSS = {"tiny": (300, 12, 101, True)}
 
@@ -194,7 +194,8 @@ def _pieces(
         "by table, bf16": lambda: total.add_(scores.T @ low),
     }
     if hidden.is_cuda:
-        from headstart.train.power_kernel import Tile, by_powers
+        from headstart.model.product_kernel import Tile
+        from headstart.train.power_kernel import by_powers
         from headstart.train.row_kernel import to_slopes
 
         pieces["slopes"] = lambda: to_slopes(*asked)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headstart.config import ModelConfig
-from headstart.model import stream
+from headstart.model import stream, thought
 from headstart.model.backbone import Backbone, build_backbone
 from headstart.shape import StockConfig
 from tiny import kinds_of_network
@@ -52,12 +52,19 @@ def test_a_sum_and_its_norm_to_and_fro(shape, centred):
         assert [far(*both) < bound for both, bound in zip(zip(ours, expected), (1e-5, 1e-2, 1e-5))] == [True] * 3  # noqa: B905
 
 
-@pytest.mark.parametrize("tanh", [True, False])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_an_activation_on_the_way_back(shape, tanh):
-    given = [*drawn(shape, shape, kind=LOW), tanh]
-    ours, expected = stream._gelu_back(*given), stream._gelu_back(*on_cpu(given))
-    assert far(ours[0], expected[0]) < 5e-3
+@pytest.mark.parametrize("tall", [(1,), (37,), (4, 33), (1000,)])
+@pytest.mark.parametrize(("width", "places"), [(768, 3072), (24, 40), (8, 8), (136, 264)])
+def test_products_with_an_activation_inside(tall, width, places):
+    """Rows and places that fill no tile, and columns that fill no step."""
+    x, slopes = drawn((*tall, width), (*tall, width), kind=LOW)
+    up, bias, down = drawn((places, width), (places,), (width, places), kind=LOW)
+    up, down = up * width**-0.5, down * width**-0.5
+    for first in (bias, None):
+        ours, expected = thought._widen(x, up, first), thought._widen(*on_cpu([x, up, first]))
+        assert [far(*both) < 6e-3 for both in zip(ours, expected, strict=True)] == [True] * 2
+    back = [slopes, down, ours[1]]
+    ours, expected = thought._narrow_back(*back), thought._narrow_back(*on_cpu(back))
+    assert far(ours[0], expected[0]) < 6e-3
     assert far(ours[1], expected[1]) < 1e-4
 
 
@@ -70,8 +77,9 @@ def test_three_side_by_side_and_what_they_add_up_to(shape):
 
 
 def test_sums_come_out_the_same_every_time():
-    given = drawn((5000, 768), (5000, 768), kind=LOW)
-    first, again = (stream._gelu_back(*given, True) for _ in range(2))
+    given = drawn((5000, 64), (64, 768), (5000, 768), kind=LOW)
+    first, again = (thought._narrow_back(*given) for _ in range(2))
+    assert first[0].equal(again[0])
     assert first[1].equal(again[1])
 
 

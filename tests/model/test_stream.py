@@ -10,7 +10,7 @@ from headstart.model import attention
 from headstart.model.backbone import Backbone, build_backbone
 from headstart.model.blocks import RootMeanSquare
 from headstart.model.inward import apart
-from headstart.model.stream import gelu, joined, looked_up, normed, split, widened
+from headstart.model.stream import joined, looked_up, normed, split
 from headstart.shape import StockConfig
 from tiny import kinds_of_network
 
@@ -85,28 +85,6 @@ def test_one_summand_is_split_into_itself_and_nothing():
     assert joined(x) is x
     assert not split(x.detach(), owed=True)[2].requires_grad  # or layers that are frozen would be gone back through
     assert joined((x, x, torch.ones(3))).equal(x + x + 1)
-
-
-@pytest.mark.parametrize("tanh", [True, False])
-def test_the_activation_is_that_of_torch(tanh):
-    x = torch.linspace(-30, 30, 4001)
-    torch.testing.assert_close(
-        gelu(x, tanh=tanh), F.gelu(x, approximate="tanh" if tanh else "none"), rtol=1e-5, atol=1e-6
-    )
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("tanh", [True, False])
-def test_a_layer_and_its_activation_are_those_of_torch(tanh, bias):
-    found = []
-    for fused in (True, False):
-        torch.manual_seed(0)
-        x, up = torch.randn(3, 5, 24, requires_grad=True), nn.Linear(24, 40, bias=bias)
-        plain = F.gelu(up(x), approximate="tanh" if tanh else "none")
-        y = widened(x, up, tanh=tanh) if fused else plain
-        (y * torch.randn_like(y)).sum().backward()
-        found.append([y, x.grad, *(parameter.grad for parameter in up.parameters())])
-    same(*found)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -57,13 +57,6 @@ def test_the_way_back_through_it(shape, centred, alone, tile):
     same(ours, stream._add_norm_back(*given, centred, True, torch.float32))
 
 
-@pytest.mark.parametrize("tanh", [True, False])
-@pytest.mark.parametrize("shape", [*SHAPES, (2, 3, 20)])
-def test_the_way_back_through_an_activation(shape, tanh):
-    slopes, before = drawn(shape, shape)
-    same(stream_kernel.gelu_back(slopes, 3 * before, tanh=tanh), stream._gelu_back(slopes, 3 * before, tanh))
-
-
 @pytest.mark.parametrize("shape", [*SHAPES, (2, 3, 20)])
 def test_three_side_by_side(shape):
     parts = drawn(shape, shape, shape)

@@ -18,7 +18,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("kernels run without a GPU under TRITON_INTERPRET=1 only", allow_module_level=True)
 
-from headstart.train.power_kernel import Tile, by_powers
+from headstart.model.product_kernel import Tile
+from headstart.train.power_kernel import by_powers
 from headstart.train.row_kernel import times_rows, to_slopes
 
 pytestmark = [

@@ -60,6 +60,8 @@ class View:
     """Whether cuDNN's attention is wanted, for which every new shape of rows is planned anew; see `attend`."""
     fused: bool = False
     """Whether a GPU learns with compiled layers, and `stream.py` has kernels for what is between its products."""
+    inside: bool = False
+    """Whether it is one that makes products with an activation inside, for which `thought.py` has kernels."""
     remember: bool = False
     """Whether keys and values are handed back, for tokens to come. While learning they are not: they would be results too,
     and a compiler would add gradients to them that are all zero."""

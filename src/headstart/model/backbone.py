@@ -18,6 +18,7 @@ from headstart.model.blocks import BLOCKS, ClassicBlock
 from headstart.model.positions import angles, places, sinusoids
 from headstart.model.stock import StockBlock, start_small, stock_norm
 from headstart.model.stream import MOST_COLUMNS, Hidden, has_kernels, looked_up, normed, split
+from headstart.model.thought import has_tiles
 
 _MOST_VERSIONS = 32
 """Of a layer that is compiled: for learning and not, for whole rows and documents between bounds, and so on."""
@@ -100,6 +101,8 @@ class Backbone(nn.Module):
         """What each layer is told: the same, unless some of them see what is near only."""
         stock, flat = self.config.stock, view.bounds is not None or bool(view.lengths)
         base = self.config.rotary_base
+        if view.fused:
+            view = replace(view, inside=has_tiles(positions.device, self.config.width, self.config.feedforward))
         whole = replace(view, rotary=self._rotary(positions, base, flat=flat))
         if stock is None or not stock.local_layers:
             return [whole] * len(self.layers)

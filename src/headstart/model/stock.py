@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from headstart.config import ModelConfig
 from headstart.model.attention import KeyValues, SelfAttention, View
-from headstart.model.stream import Hidden, joined, normed, widened
+from headstart.model.stream import Hidden, joined, normed
+from headstart.model.thought import thought
 from headstart.shape import StockConfig
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -49,7 +50,7 @@ class StockBlock(nn.Module):
         self.norm_first, self.dropout = stock.norm_first, config.dropout
         self.activation, self.activate = stock.activation, _ACTIVATIONS[stock.activation]
         self.widens = self.gate is None and self.activation in ("gelu", "gelu_tanh")
-        """Whether the first matrix and its activation are what `stream.widened` does."""
+        """Whether the two matrices and what is between them are what `thought` does."""
         self.owes = self.widens and stock.bias and not config.dropout
         """Whether a bias of the last matrix may be added later; dropout is for it too."""
 
@@ -62,9 +63,9 @@ class StockBlock(nn.Module):
             if owed is not None and self.dropout:
                 attended, owed = attended + owed, None
             x_BTD, before = normed((x_BTD, self._drop(attended), owed), self.norm2, fused=view.fused)
-            thought = self._drop(self._think(before, view))
-            summands = x_BTD, thought, self.down.bias if self.owes else None
-            return summands if view.fused else x_BTD + thought, present
+            narrow = self._drop(self._think(before, view))
+            summands = x_BTD, narrow, self.down.bias if self.owes else None
+            return summands if view.fused else x_BTD + narrow, present
         x_BTD = joined(x)
         attended, present = self.attention(x_BTD, view, past)
         x_BTD = self.norm1(x_BTD + self._drop(attended))
@@ -72,12 +73,11 @@ class StockBlock(nn.Module):
 
     def _think(self, x_BTD: Tensor, view: View) -> Tensor:
         if view.fused and self.widens:
-            wide = widened(x_BTD, self.up, tanh=self.activation == "gelu_tanh")
-            narrow: Tensor = F.linear(wide, self.down.weight) if self.owes else self.down(wide)
-            return narrow
+            tanh = self.activation == "gelu_tanh"
+            return thought(x_BTD, self.up, self.down, tanh=tanh, owes=self.owes, inside=view.inside)
         up = self.up(x_BTD)
-        thought: Tensor = self.down(self.activate(up) if self.gate is None else self.activate(self.gate(x_BTD)) * up)
-        return thought
+        narrow: Tensor = self.down(self.activate(up) if self.gate is None else self.activate(self.gate(x_BTD)) * up)
+        return narrow
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)

@@ -1,8 +1,8 @@
 """What runs through a pre-norm network: hidden states as two summands, which are added where the next norm reads them.
 
 Torch adds, then norms; on a GPU that learns with compiled layers one kernel does both, and one more all of the way back.
-The same holds for what else is bounded by reading and writing: an activation with the bias before it, and queries, keys and
-values whose slopes are laid side by side. The mathematics is that of plain torch, which does it wherever there is no triton.
+The same holds for what else is bounded by reading and writing: rows that are looked up, and queries, keys and values whose
+slopes are laid side by side. The mathematics is that of plain torch, which does it wherever there is no triton.
 
 N rows, D width.
 """
@@ -68,14 +68,6 @@ def normed(hidden: Hidden, norm: nn.Module, *, fused: bool, kind: torch.dtype | 
         return total, after
     total = joined(hidden)
     return total, norm(total)
-
-
-def widened(x: Tensor, up: nn.Linear, *, tanh: bool) -> Tensor:
-    """A linear layer with a GELU behind it."""
-    kind = kind_of(x)
-    bias = None if up.bias is None else up.bias.to(kind)
-    found: Tensor = _Widened.apply(x.to(kind), up.weight.to(kind), bias, tanh)  # type: ignore[no-untyped-call]
-    return found
 
 
 def looked_up(ids: Tensor, table: Tensor, at: Tensor | None = None, places: Tensor | None = None) -> Tensor:
@@ -151,30 +143,6 @@ class _AddNorm(torch.autograd.Function):
         by_weight, by_bias, by_owed = learnt.unbind()
         learnt_too = by_owed if ctx.owed else None, by_weight, by_bias if ctx.biased else None
         return by_x, by_more, *learnt_too, None, None, None
-
-
-class _Widened(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
-        before = F.linear(x, weight, bias)
-        ctx.save_for_backward(x, weight, before)
-        ctx.tanh, ctx.biased = tanh, bias is not None
-        return gelu(before, tanh=tanh)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, before = ctx.saved_tensors
-        slopes, sums = _gelu_back(grads[0].contiguous(), before, ctx.tanh)
-        by_weight = slopes.flatten(0, -2).T @ x.flatten(0, -2)
-        return slopes @ weight, by_weight, sums.to(weight.dtype) if ctx.biased else None, None
-
-
-def gelu(x: Tensor, *, tanh: bool) -> Tensor:
-    """The activation, worked out in fp32; by a sigmoid, which compiles to less than a tanh does and is the same."""
-    a = x.float()
-    if not tanh:
-        return F.gelu(a).to(x.dtype)
-    return (a * torch.sigmoid(1.5957691216057308 * (a + 0.044715 * a * a * a))).to(x.dtype)
 
 
 # operations that a compiler does not look into
@@ -260,22 +228,6 @@ def _(
     kind: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(total), torch.empty_like(total, dtype=kind), weight.new_empty(3, len(weight))
-
-
-@torch.library.custom_op("headstart::gelu_back", mutates_args=())
-def _gelu_back(slopes: Tensor, before: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    if before.is_cuda:
-        from headstart.model import stream_kernel
-
-        return stream_kernel.gelu_back(slopes, before, tanh=tanh)
-    approximate = "tanh" if tanh else "none"
-    exact = torch.ops.aten.gelu_backward(slopes.float(), before.float(), approximate=approximate)
-    return exact.to(before.dtype, copy=True), exact.flatten(0, -2).sum(dim=0)
-
-
-@_gelu_back.register_fake
-def _(slopes: Tensor, before: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    return torch.empty_like(before), before.new_empty(before.shape[-1], dtype=torch.float32)
 
 
 @torch.library.custom_op("headstart::join", mutates_args=())

@@ -30,8 +30,7 @@ class Tile(NamedTuple):
         return self._replace(steps=min(self.steps, most))
 
 
-# the quickest of some dozens on an H200, for rows of 3,072 columns and of three times 768
-_GELU = Tile(tall=16, steps=8, warps=4, stages=3, wide=256)
+# the quickest of some dozens on an H200, for rows of three times 768 columns
 _JOIN = Tile(tall=4, steps=32, warps=4, stages=2, wide=1024)
 _ENDS = Tile(tall=128, steps=0, warps=8, stages=0, wide=32)
 
@@ -39,44 +38,6 @@ _ENDS = Tile(tall=128, steps=0, warps=8, stages=0, wide=32)
 def warps_for(columns: int, each: int, least: int = 1) -> int:
     """So many that a thread holds no more than `each` numbers of a row."""
     return max(least, int(triton.next_power_of_2(columns)) // (32 * each))
-
-
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _gelu_back(  # type: ignore[no-untyped-def]
-    slopes,
-    before,
-    out,
-    parts,
-    count,
-    COLUMNS: tl.constexpr,
-    TANH: tl.constexpr,
-    STEPS: tl.constexpr,
-    STAGES: tl.constexpr,
-    TALL: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """Some rows of some columns: slopes before the activation, and the sum of each column of them."""
-    columns = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
-    sums = tl.zeros((TALL, WIDE), tl.float32)  # rows apart until the end: threads then need not meet
-    for step in tl.range(0, STEPS, num_stages=STAGES):
-        rows = (step * tl.num_programs(1) + tl.program_id(1)) * TALL + tl.arange(0, TALL)
-        here = rows.to(tl.int64)[:, None] * COLUMNS + columns[None, :]
-        there = (rows < count)[:, None] & (columns < COLUMNS)[None, :]
-        x = tl.load(before + here, mask=there, other=0.0).to(tl.float32)
-        slope = tl.load(slopes + here, mask=there, other=0.0).to(tl.float32)
-        square = x * x
-        if TANH:  # x · sigmoid(2u), where u is what the tanh would be taken of; few operations count here
-            share = 1.0 / (1.0 + tl.exp2(x * (-2.302208198 - 0.1029432397 * square)))
-            rise = x * (1.5957691216 + 0.2140644488 * square)
-            steep = share + share * (rise - share * rise)
-        else:
-            share = 0.5 * (1.0 + tl.math.erf(x * 0.7071067811865476))
-            steep = share + x * 0.3989422804014327 * tl.exp(-0.5 * square)
-        slope *= steep
-        tl.store(out + here, slope.to(out.dtype.element_ty), mask=there)
-        sums += slope
-    here = tl.program_id(1).to(tl.int64) * COLUMNS + columns
-    tl.store(parts + here, tl.sum(sums, axis=0), mask=columns < COLUMNS)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -163,19 +124,6 @@ def _look_back(slopes, ids, table, entries, COLUMNS: tl.constexpr, BLOCK: tl.con
     slope = tl.load(slopes + row * COLUMNS + at, mask=there, other=0.0)
     known = there & (entry >= 0) & (entry < entries)
     tl.atomic_add(table + entry * COLUMNS + at, slope, mask=known, sem="relaxed")
-
-
-def gelu_back(slopes: Tensor, before: Tensor, *, tanh: bool, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
-    """Slopes before the activation, and what they add up to in each column."""
-    columns = before.shape[-1]
-    count = before.numel() // columns
-    tile = tile or _GELU.within(count)
-    out, programs = torch.empty_like(before), triton.cdiv(count, tile.tall * tile.steps)
-    parts = torch.empty(programs, columns, dtype=torch.float32, device=before.device)
-    launch: Any = _gelu_back[(triton.cdiv(columns, tile.wide), programs)]
-    with torch.cuda.device_of(before):  # type: ignore[no-untyped-call]
-        launch(slopes, before, out, parts, count, COLUMNS=columns, TANH=tanh, **_shape(tile), num_warps=tile.warps)
-    return out, added(parts)
 
 
 def join(query: Tensor, key: Tensor, value: Tensor, *, tile: Tile | None = None) -> tuple[Tensor, Tensor]:

@@ -135,7 +135,8 @@ def _best(device: torch.device, kind: torch.dtype) -> Way:
     if device.type != "cuda":
         return by_scores(plain_slopes)
     try:
-        from headstart.train.power_kernel import by_powers, fits
+        from headstart.model.product_kernel import fits
+        from headstart.train.power_kernel import by_powers
         from headstart.train.row_kernel import to_slopes
     except ImportError:
         return by_scores(plain_slopes)

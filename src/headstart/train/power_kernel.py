@@ -7,8 +7,7 @@ is taken from is the target's score, and no pass over the row has to find its hi
 Needs triton, which comes with torch where there are CUDA devices; `bites` does without it.
 """
 
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -16,47 +15,17 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from headstart.model.product_kernel import Tile, halves, programs, which
+
 ABOVE = tl.constexpr(40.0)
 """Powers are of scores less the target's and less this: a sum is e⁻⁴⁰ or more, and what bf16 cannot hold is nothing to it."""
 MOST = tl.constexpr(1e30)
 """A sum as large as this, of a row with a score 109 above its target's, leaves too little room: the row is done again."""
 
+_TILE = Tile()
 LOG2E = tl.constexpr(1.4426950408889634)
 _HELD = 4096
 """Numbers of the table that a program holds where a row is done again."""
-
-
-class Tile(NamedTuple):
-    """What a program of the product makes, and how."""
-
-    rows: int = 128
-    places: int = 256
-    columns: int = 64  # a step of the product's inner loop
-    warps: int = 8
-    stages: int = 4
-    group: int = 64  # tiles of rows that take turns on the same entries
-
-    @property
-    def room(self) -> int:
-        """Bytes for what is loaded ahead, for half a tile on its way out, and for the barriers between them."""
-        return 2 * (self.stages * self.columns * (self.rows + self.places) + self.rows * self.places // 2) + 1024
-
-
-_TILE = Tile()
-_HOPPER = 9
-
-
-def fits(device: torch.device) -> bool:
-    """Whether the unit that loads and stores tiles is there, and room on a multiprocessor: on large GPUs both are."""
-    about = torch.cuda.get_device_properties(device)
-    room: int = getattr(about, "shared_memory_per_block_optin", 0)
-    return about.major >= _HOPPER and room >= _TILE.room
-
-
-@cache
-def _programs(device: torch.device) -> int:
-    """As many as run at once: each makes tiles until there are none left, and loads for the next while it writes one."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -96,12 +65,8 @@ def _powers(  # type: ignore[no-untyped-def]
     TILES: tl.constexpr = (PLACES + WIDE - 1) // WIDE
     HALF: tl.constexpr = WIDE // 2
     for number in tl.range(tl.program_id(0), tl.cdiv(count, ROWS) * TILES, PROGRAMS, flatten=True):
-        # programs that run together share a few stretches of rows and of the table, which the cache then holds
-        turn = number // (GROUP * TILES)
-        inside = number % (GROUP * TILES)
-        tall = tl.minimum(tl.cdiv(count, ROWS) - turn * GROUP, GROUP)
-        row = (turn * GROUP + inside % tall) * ROWS
-        tile = inside // tall
+        down, tile = which(number, count, TILES, GROUP, ROWS)
+        row = down * ROWS
         scores = tl.zeros((ROWS, WIDE), tl.float32)
         for k in range(0, COLUMNS, DEEP):  # what lies outside is read as 0
             scores = tl.dot(hidden.load([row, k]), table.load([tile * WIDE, k]).T, scores)
@@ -114,11 +79,9 @@ def _powers(  # type: ignore[no-untyped-def]
         # of 2 and not of e, which would look after numbers too small to matter with four instructions more
         power = tl.exp2(scores * LOG2E + more[None, :] - zero[:, None])
         tl.store(sums + rows * TILES + tile, tl.sum(power, axis=1), mask=rows < count)
-        # in halves: memory for a whole tile would have to come from what is loaded ahead
-        halves = tl.permute(tl.reshape(power, (ROWS, 2, HALF)), (0, 2, 1))
-        first, second = tl.split(halves)
-        powers.store([row, tile * WIDE], first.to(powers.dtype))
-        powers.store([row, tile * WIDE + HALF], second.to(powers.dtype))
+        left, right = halves(power, ROWS, WIDE)
+        powers.store([row, tile * WIDE], left.to(powers.dtype))
+        powers.store([row, tile * WIDE + HALF], right.to(powers.dtype))
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -218,8 +181,8 @@ def by_powers(
     bias_W = zeros if bias is None else bias  # which is not looked at where there is none
     sizes = {"VOCABULARY": vocabulary, "PLACES": places, "COLUMNS": columns, "HAS_BIAS": bias is not None}
     first: Any = _targets[(rows,)]
-    programs = _programs(hidden.device)
-    product: Any = _powers[(min(programs, triton.cdiv(rows, tile.rows) * tiles),)]
+    at_once = programs(hidden.device)
+    product: Any = _powers[(min(at_once, triton.cdiv(rows, tile.rows) * tiles),)]
     last: Any = _finish[(rows,)]
     with torch.cuda.device_of(hidden):  # type: ignore[no-untyped-call]  # triton launches where the process stands
         first(low, table, bias_W, targets, zeros, COLUMNS=columns, HAS_BIAS=bias is not None, BLOCK=block, num_warps=1)
@@ -228,7 +191,7 @@ def by_powers(
         c = TensorDescriptor.from_tensor(out, [tile.rows, tile.places // 2])
         shape = {"ROWS": tile.rows, "WIDE": tile.places, "DEEP": tile.columns, "GROUP": tile.group}
         launch = {"num_warps": tile.warps, "num_stages": tile.stages}
-        product(a, b, bias_W, zeros, c, sums, rows, **sizes, **shape, PROGRAMS=programs, **launch)
+        product(a, b, bias_W, zeros, c, sums, rows, **sizes, **shape, PROGRAMS=at_once, **launch)
         held = {"TILES": tiles, "MANY": triton.next_power_of_2(tiles), "WIDE": max(1, _HELD // block), "BLOCK": block}
         given = hidden, table, bias_W, targets, zeros, out, sums
         last(*given, losses, shares, shared, **sizes, **held, num_warps=4)

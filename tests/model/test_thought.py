@@ -1,0 +1,58 @@
+"""Two products with a GELU between."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from headstart.model.thought import gelu, has_tiles, thought
+
+
+def plain(x, up, down, *, tanh, owes):
+    wide = F.gelu(up(x), approximate="tanh" if tanh else "none")
+    return F.linear(wide, down.weight) if owes else down(wide)
+
+
+@pytest.mark.parametrize("tanh", [True, False])
+def test_the_activation_and_its_slope_are_those_of_torch(tanh):
+    x = torch.linspace(-30, 30, 4001, requires_grad=True)
+    expected = F.gelu(x, approximate="tanh" if tanh else "none")
+    (slopes,) = torch.autograd.grad(expected.sum(), x)
+    after, steep = gelu(x.detach(), tanh=tanh)
+    torch.testing.assert_close(after, expected.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(steep, slopes, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tanh", [True, False])
+def test_of_short_numbers_both_are_rounded_once(tanh):
+    x = torch.linspace(-6, 6, 97).bfloat16()
+    for ours, exact in zip(gelu(x, tanh=tanh), gelu(x.float(), tanh=tanh), strict=True):
+        assert ours.equal(exact.bfloat16())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler about parts of torch that nobody asked for
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize(("bias", "owes"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize("tanh", [True, False])
+def test_two_layers_and_what_is_between_them_are_those_of_torch(tanh, bias, owes, inside, compiled):
+    if compiled:
+        torch._dynamo.reset()
+    found = []
+    for own in (True, False):
+        torch.manual_seed(0)
+        x, up, down = torch.randn(3, 5, 24, requires_grad=True), nn.Linear(24, 40, bias), nn.Linear(40, 24, bias)
+        ours = torch.compile(thought) if compiled else thought
+        y = ours(x, up, down, tanh=tanh, owes=owes, inside=inside) if own else plain(x, up, down, tanh=tanh, owes=owes)
+        (y * torch.randn_like(y)).sum().backward()
+        learnt = [parameter.grad for layer in (up, down) for parameter in layer.parameters()]
+        found.append([y.detach(), x.grad, *learnt])
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours is None) == (theirs is None)
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_that_are_no_multiple_of_sixteen_bytes_are_left_to_torch():
+    assert not has_tiles(torch.device("cpu"), 20, 64)
+    assert not has_tiles(torch.device("cpu"), 64, 20)
