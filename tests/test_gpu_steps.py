@@ -1,7 +1,5 @@
 """On a CUDA device, pretraining steps that were recorded are the steps they were."""
 
-import threading
-
 import numpy as np
 import pytest
 import torch
@@ -10,12 +8,11 @@ from headstart.config import UNSCORED, MaskingConfig, ModelConfig, OptimConfig
 from headstart.data.batches import CausalRows
 from headstart.data.masking import hide
 from headstart.runtime import Runtime
-from headstart.train.graphs import CapturedPasses, token_graphs_for
+from headstart.train.graphs import token_graphs_for
 from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import predict_tokens
 from headstart.train.optim import build_optimizer
 from headstart.train.parallel import ONE
-from headstart.train.passes import Passes
 from linear_loss import errors, oracle, question
 from tiny import SPECIAL, VOCABULARY, corpus, language_model
 
@@ -99,48 +96,6 @@ def test_with_muon_the_passes_alone_are_recorded():
     assert recorded.losses() == pytest.approx(plain, rel=1e-2)
     assert recorded.graphs.recorded >= 2
     assert recorded.graphs.update is None
-
-
-@pytest.mark.parametrize("captured", [False, True])
-def test_a_step_waits_for_the_device_once_and_not_inside(captured, monkeypatch):
-    """Whatever waits would raise; rows travel in a thread of its own, which is let in between."""
-    run = Pretraining("modern", "full", bf16=True, captured=captured)
-    lock, inside, watched = threading.RLock(), [], []
-
-    def alone(real):
-        def call(self, batch):
-            with lock:
-                return real(self, batch)
-
-        return call
-
-    def watch(real):
-        def call(self, *given, **named):
-            if inside or run.state.step < 20:  # by then all that is recorded has been
-                return real(self, *given, **named)
-            with lock:
-                inside.append(real.__name__)
-                torch.cuda.set_sync_debug_mode("error")
-                try:
-                    return real(self, *given, **named)
-                finally:
-                    torch.cuda.set_sync_debug_mode("default")
-                    watched.append(inside.pop())
-
-        return call
-
-    for kind in (Passes, CapturedPasses):
-        for name in ("run", "length", "step", "clear", "ready"):
-            if name in vars(kind):
-                monkeypatch.setattr(kind, name, (alone if name == "ready" else watch)(vars(kind)[name]))
-    run.losses(30)
-    assert len(watched) == 4 * 10
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):  # control
-            torch.ones(1, device="cuda").item()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning")  # what the compiler says of products in fp32
