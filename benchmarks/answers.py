@@ -143,6 +143,7 @@ def compared(kind: str, folder: Path, threads: int, rounds: int) -> list[dict]:
                     "wall": round(wall[name] / wall["headstart"], 3),
                     "cpu": round(cpu[name] / cpu["headstart"], 3),
                     "pipeline_wall": round(min(wall[pipe] for pipe in PIPELINES) / wall[name], 2),
+                    "pipeline_cpu": round(min(cpu[pipe] for pipe in PIPELINES) / cpu[name], 2),
                     "same": None if name == LINEAR else same[name],
                 }
             )

@@ -986,7 +986,7 @@ def cpu_answers(record: dict) -> list[str]:
         )
     lines += [
         "",
-        "| threads | model | texts (mean tokens) | who | times Headstart's processor seconds | times its clock | the faster pipeline takes, times as long by the clock | same label |",
+        "| threads | model | texts (mean tokens) | who | times Headstart's processor seconds | times its clock | the faster pipeline takes, times as long by the clock (processor) | same label |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for part in parts:
@@ -994,7 +994,7 @@ def cpu_answers(record: dict) -> list[str]:
             same = "–" if row["same"] is None else f"{row['same']} of {row['count']}"
             lines.append(
                 f"| {part['machine']['threads']} | {row['model']} | {row['count']} {row['texts']} ({row['mean_tokens']:.0f}) | {row['who']} | {times(row['cpu'])} | {times(row['wall'])} | "
-                f"{times(row['pipeline_wall'])} | {same} |"
+                f"{times(row['pipeline_wall'])} ({times(row['pipeline_cpu'])}) | {same} |"
             )
     return lines
 
