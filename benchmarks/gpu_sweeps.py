@@ -26,7 +26,7 @@ LOSS = {  # rows scored, width, vocabulary, bias
 BITES = (256, 1024, 2048, 4096, 8192, 8448, 16384, 16896, 32768)
 KERNELS = ((8192, 16), (8192, 32), (16384, 32), (4096, 16), (4096, 8), (2048, 8))
 """Scores that a program of the kernel holds, and its warps."""
-TILES = (  # rows, places, columns, warps, stages, tma, group
+TILES = (  # rows, places, columns, warps, stages, group
     (128, 256, 64, 8, 4, 64),
     (128, 256, 64, 8, 4, 8),
     (128, 256, 64, 8, 3, 64),

@@ -16,6 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
 
+product_kernel = pytest.importorskip("headstart.model.product_kernel", reason="needs triton", exc_type=ImportError)
 LOW = torch.bfloat16
 SHAPES = [(1000, 768), (37, 24), (1, 8), (4, 33, 512), (130, 1000), (70, 4096)]
 
@@ -52,10 +53,16 @@ def test_a_sum_and_its_norm_to_and_fro(shape, centred):
         assert [far(*both) < bound for both, bound in zip(zip(ours, expected), (1e-5, 1e-2, 1e-5))] == [True] * 3  # noqa: B905
 
 
-@pytest.mark.parametrize("tall", [(1,), (37,), (4, 33), (1000,)])
+def tiles_wanted():
+    if not thought.has_tiles(torch.device("cuda"), 8, 8):
+        pytest.skip("products with an activation inside are for Hopper")
+
+
+@pytest.mark.parametrize("tall", [(1,), (37,), (4, 33), (5000,)])
 @pytest.mark.parametrize(("width", "places"), [(768, 3072), (24, 40), (8, 8), (136, 264)])
 def test_products_with_an_activation_inside(tall, width, places):
-    """Rows and places that fill no tile, and columns that fill no step."""
+    """Rows and places that fill no tile, columns that fill no step, and tiles enough for each program to go on to another."""
+    tiles_wanted()
     x, slopes = drawn((*tall, width), (*tall, width), kind=LOW)
     up, bias, down = drawn((places, width), (places,), (width, places), kind=LOW)
     up, down = up * width**-0.5, down * width**-0.5
@@ -77,6 +84,7 @@ def test_three_side_by_side_and_what_they_add_up_to(shape):
 
 
 def test_sums_come_out_the_same_every_time():
+    tiles_wanted()
     given = drawn((5000, 64), (64, 768), (5000, 768), kind=LOW)
     first, again = (thought._narrow_back(*given) for _ in range(2))
     assert first[0].equal(again[0])
@@ -129,3 +137,22 @@ def test_a_compiled_network_learns_the_same_either_way(name, rows, monkeypatch):
     for one, other in zip(ours, plain, strict=True):
         assert one.dtype == other.dtype
         assert far(one, other.cpu()) < 0.03
+
+
+def test_a_hopper_makes_the_activation_inside_the_products_of_every_layer(monkeypatch):
+    tiles_wanted()
+    assert not thought.has_tiles(torch.device("cuda"), 20, 64)
+    made = []
+    for name in ("widen", "narrow_back"):
+        real = getattr(product_kernel, name)
+        monkeypatch.setattr(
+            product_kernel, name, lambda *given, _real=real, _name=name: made.append(_name) or _real(*given)
+        )
+    torch._dynamo.reset()
+    backbone = build_backbone(NETWORKS["gpt2"], 50, 0).cuda().train()
+    backbone.compile_layers()
+    ids = (torch.arange(256, device="cuda") * 7 % 50).view(4, 64)
+    with torch.autocast("cuda", dtype=LOW):
+        hidden = backbone(ids)
+    hidden.sum().backward()
+    assert made == ["widen"] * 2 + ["narrow_back"] * 2

@@ -151,6 +151,15 @@ def test_an_answer_of_an_export_does_not_depend_on_its_batch(exported, monkeypat
     assert len({round(answer.probability, 4) for answer in together}) > 1  # control: they do differ
 
 
+@pytest.mark.parametrize(("asked", "taken"), [(None, 3), (2, 2)])
+def test_an_export_takes_the_free_cores_and_leaves_them_while_it_waits(exported, monkeypatch, asked, taken):
+    _, folder, _ = exported(("classic", "causal"))
+    monkeypatch.setattr("headstart.predict.exported.free_cores", lambda: 3)
+    options = ExportedPredictor(folder, threads=asked)._session.get_session_options()
+    assert options.intra_op_num_threads == taken
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
 def test_int8_says_how_well_it_agreed(exported, capsys):
     _, folder, _ = exported(("classic", "causal"))
     assert run(["predict", str(folder), TEXTS[0], "--int8"]) == 0

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from headstart.config import ModelConfig
-from headstart.model import attention
+from headstart.model import attention, thought
 from headstart.model.backbone import Backbone, build_backbone
 from headstart.model.blocks import RootMeanSquare
 from headstart.model.inward import apart
@@ -150,6 +150,20 @@ def test_a_network_learns_the_same_either_way(name, steady, monkeypatch):
         torch.testing.assert_close(one, other, rtol=0.03, atol=0.02 * scale)
 
 
+def test_an_activation_is_inside_products_where_a_gpu_can_do_so(monkeypatch):
+    monkeypatch.setattr(attention, "attend", plainly)
+    asked, made, config = [], [], NETWORKS["gpt2"]
+    monkeypatch.setattr("headstart.model.backbone.has_tiles", lambda *given: bool(asked.append(given)) or True)
+    for name in ("_widen", "_narrow_back"):
+        real = getattr(thought, name)
+        monkeypatch.setattr(thought, name, lambda *given, _real=real, _name=name: made.append(_name) or _real(*given))
+    ours, plain = (through(config, monkeypatch, fused=fused, steady=True) for fused in (True, False))
+    assert asked == [(torch.device("cpu"), config.width, config.feedforward)]
+    assert made == ["_widen"] * config.depth + ["_narrow_back"] * config.depth
+    for one, other in zip(ours, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.03, atol=0.02 * other.abs().max().item())
+
+
 def test_dropout_is_for_what_is_owed_too(monkeypatch):
     """Where half of everything is dropped, half of the biases is; all else is zero here."""
     backbone = build_backbone(NETWORKS["gpt2"].model_copy(update={"dropout": 0.5}), 50, 0).train()
@@ -160,9 +174,9 @@ def test_dropout_is_for_what_is_owed_too(monkeypatch):
     torch.nn.init.ones_(layer.attention.outward.bias)
     monkeypatch.setattr(attention, "attend", plainly)
     x = torch.zeros(2, 12, 32)
-    (total, thought, owed), _ = layer(x, attention.View(None, steady=True, fused=True))
+    (total, narrow, owed), _ = layer(x, attention.View(None, steady=True, fused=True))
     assert owed is None
-    assert not thought.any()
+    assert not narrow.any()
     assert sorted(total.unique().tolist()) == [0.0, 2.0]
 
 

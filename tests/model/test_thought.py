@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from headstart.model.thought import gelu, has_tiles, thought
+from headstart.model.thought import _narrow_back, _widen, gelu, has_tiles, thought
 
 
 def plain(x, up, down, *, tanh, owes):
@@ -51,6 +51,31 @@ def test_two_layers_and_what_is_between_them_are_those_of_torch(tanh, bias, owes
         assert (ours is None) == (theirs is None)
         if theirs is not None:
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_a_compiler_is_told_what_the_operations_give(kind):
+    x, up, bias = torch.randn(2, 3, 8).to(kind), torch.randn(16, 8).to(kind), torch.randn(16).to(kind)
+    torch.library.opcheck(_widen, (x, up, bias))
+    torch.library.opcheck(_narrow_back, (x, torch.randn(8, 16).to(kind), torch.randn(2, 3, 16).to(kind)))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_slopes_of_short_numbers_are_summed_up_in_long_ones(inside):
+    """4,096 rows: summed up in bf16 they would be far off."""
+    torch.manual_seed(0)
+    x, up, down = torch.randn(4096, 8), nn.Linear(8, 16), nn.Linear(16, 8)
+    found = []
+    for kind in (torch.bfloat16, torch.float32):
+        a, b = (nn.Linear(*size).to(kind) for size in ((8, 16), (16, 8)))
+        for ours, drawn in ((a, up), (b, down)):
+            ours.load_state_dict({name: value.bfloat16().to(kind) for name, value in drawn.state_dict().items()})
+        y = thought(x.bfloat16().to(kind), a, b, tanh=True, owes=False, inside=inside)
+        (y * torch.linspace(0.5, 1, 8)).sum().backward()
+        found.append((a.bias.grad.double(), b.bias.grad.double()))
+    for ours, exact in zip(*found, strict=True):
+        assert (ours - exact).norm() / exact.norm() < 4e-3
 
 
 def test_rows_that_are_no_multiple_of_sixteen_bytes_are_left_to_torch():

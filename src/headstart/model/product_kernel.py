@@ -31,7 +31,7 @@ class Tile(NamedTuple):
 
     @property
     def room(self) -> int:
-        """Bytes for what is loaded ahead, for half a tile on its way out, and for the barriers between them."""
+        """Bytes of a program that stays: what it loads ahead, half a tile on its way out, and barriers between them."""
         return 2 * (self.stages * self.columns * (self.rows + self.places) + self.rows * self.places // 2) + 2048
 
 
@@ -43,15 +43,18 @@ _HOPPER = 9
 
 @cache
 def fits(device: torch.device) -> bool:
-    """Whether that unit is there, and room on a multiprocessor: on large GPUs both are."""
+    """Whether it is a large GPU of this generation: for the next one triton takes more memory than that has."""
     about = torch.cuda.get_device_properties(device)
     room: int = getattr(about, "shared_memory_per_block_optin", 0)
-    return about.major >= _HOPPER and room >= Tile().room
+    return about.major == _HOPPER and room >= Tile().room
 
 
 @cache
 def programs(device: torch.device) -> int:
-    """As many as run at once: each makes tiles until there are none left, and loads for the next while it writes one."""
+    """As many as run at once: each makes tiles until there are none left, and loads for the next while it writes one.
+
+    Triton's interpreter has no device to ask.
+    """
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
 
 
@@ -155,12 +158,12 @@ def widen(x: Tensor, weight: Tensor, bias: Tensor | None, *, tile: Tile = _WIDEN
     sizes = {"COLUMNS": columns, "PLACES": places, "HAS_BIAS": bias is not None, "PROGRAMS": at_once}
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # triton launches where the process stands
         given = (
-            _tiles(x, tile.rows, tile.columns),
-            _tiles(weight, tile.places, tile.columns),
+            tiled(x, tile.rows, tile.columns),
+            tiled(weight, tile.places, tile.columns),
             x if bias is None else bias,
         )
-        made = (_tiles(tensor, tile.rows, tile.places // 2) for tensor in (wide, steep))
-        launch(*given, *made, count, **sizes, **_shape(tile))
+        made = (tiled(tensor, tile.rows, tile.places // 2) for tensor in (wide, steep))
+        launch(*given, *made, count, **sizes, **shape_of(tile))
     return wide, steep
 
 
@@ -171,16 +174,16 @@ def narrow_back(slopes: Tensor, weight: Tensor, steep: Tensor, *, tile: Tile = _
     parts = torch.empty(down, places, dtype=torch.float32, device=slopes.device)
     launch: Any = _narrow_back[(down * triton.cdiv(places, tile.places),)]
     with torch.cuda.device_of(slopes):  # type: ignore[no-untyped-call]
-        given = _tiles(slopes, tile.rows, tile.columns), _tiles(weight, tile.columns, tile.places)
-        made = (_tiles(tensor, tile.rows, tile.places) for tensor in (steep, out))
-        launch(*given, *made, parts, count, COLUMNS=columns, PLACES=places, **_shape(tile))
+        given = tiled(slopes, tile.rows, tile.columns), tiled(weight, tile.columns, tile.places)
+        made = (tiled(tensor, tile.rows, tile.places) for tensor in (steep, out))
+        launch(*given, *made, parts, count, COLUMNS=columns, PLACES=places, **shape_of(tile))
     return out, added(parts)
 
 
-def _tiles(tensor: Tensor, tall: int, wide: int) -> Any:
+def tiled(tensor: Tensor, tall: int, wide: int) -> Any:
     return TensorDescriptor.from_tensor(tensor, [tall, wide])
 
 
-def _shape(tile: Tile) -> dict[str, int]:
+def shape_of(tile: Tile) -> dict[str, int]:
     sizes = {"ROWS": tile.rows, "WIDE": tile.places, "DEEP": tile.columns, "GROUP": tile.group}
     return sizes | {"num_warps": tile.warps, "num_stages": tile.stages}

@@ -28,7 +28,11 @@ _AMPERE = 8
 @cache
 def has_kernels(device: torch.device) -> bool:
     """Whether triton is there, for a GPU that reads ahead and has products in bf16."""
-    return find_spec("triton") is not None and torch.cuda.get_device_capability(device)[0] >= _AMPERE
+    return (
+        device.type == "cuda"
+        and find_spec("triton") is not None
+        and torch.cuda.get_device_capability(device)[0] >= _AMPERE
+    )
 
 
 def kind_of(x: Tensor) -> torch.dtype:

@@ -13,6 +13,7 @@ from headstart.errors import StoreError, UsageError
 from headstart.files import MANIFEST, read_json, read_manifest
 from headstart.kinds import target_from
 from headstart.predict.answers import AnyPrediction, answer
+from headstart.runtime import free_cores
 
 FULL, INT8 = "model.onnx", "model.int8.onnx"
 TOKENS = 1024
@@ -52,7 +53,9 @@ class ExportedPredictor:
         self._engine.no_padding()
         self._engine.no_truncation()
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads or 0
+        options.intra_op_num_threads = threads or free_cores()
+        # threads that wait for work by turning in circles take the core from whoever has some
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session: Any = onnxruntime.InferenceSession(
             str(folder / name), options, providers=["CPUExecutionProvider"]
         )

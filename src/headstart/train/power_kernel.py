@@ -13,9 +13,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from headstart.model.product_kernel import Tile, halves, programs, which
+from headstart.model.product_kernel import Tile, halves, programs, shape_of, tiled, which
 
 ABOVE = tl.constexpr(40.0)
 """Powers are of scores less the target's and less this: a sum is e⁻⁴⁰ or more, and what bf16 cannot hold is nothing to it."""
@@ -71,13 +70,13 @@ def _powers(  # type: ignore[no-untyped-def]
         for k in range(0, COLUMNS, DEEP):  # what lies outside is read as 0
             scores = tl.dot(hidden.load([row, k]), table.load([tile * WIDE, k]).T, scores)
         rows, places = row + tl.arange(0, ROWS), tile * WIDE + tl.arange(0, WIDE)
-        zero = tl.load(zeros + rows, mask=rows < count, other=0.0) * LOG2E
+        zero = tl.load(zeros + rows, mask=rows < count, other=0.0)
         if HAS_BIAS:
             more = tl.load(bias + places, mask=places < PLACES, other=-float("inf")) * LOG2E
         else:
             more = tl.where(places < VOCABULARY, 0.0, -float("inf"))
         # of 2 and not of e, which would look after numbers too small to matter with four instructions more
-        power = tl.exp2(scores * LOG2E + more[None, :] - zero[:, None])
+        power = tl.exp2((scores - zero[:, None]) * LOG2E + more[None, :])  # what is nearly alike is subtracted first
         tl.store(sums + rows * TILES + tile, tl.sum(power, axis=1), mask=rows < count)
         left, right = halves(power, ROWS, WIDE)
         powers.store([row, tile * WIDE], left.to(powers.dtype))
@@ -186,12 +185,9 @@ def by_powers(
     last: Any = _finish[(rows,)]
     with torch.cuda.device_of(hidden):  # type: ignore[no-untyped-call]  # triton launches where the process stands
         first(low, table, bias_W, targets, zeros, COLUMNS=columns, HAS_BIAS=bias is not None, BLOCK=block, num_warps=1)
-        a = TensorDescriptor.from_tensor(low, [tile.rows, tile.columns])
-        b = TensorDescriptor.from_tensor(table, [tile.places, tile.columns])
-        c = TensorDescriptor.from_tensor(out, [tile.rows, tile.places // 2])
-        shape = {"ROWS": tile.rows, "WIDE": tile.places, "DEEP": tile.columns, "GROUP": tile.group}
-        launch = {"num_warps": tile.warps, "num_stages": tile.stages}
-        product(a, b, bias_W, zeros, c, sums, rows, **sizes, **shape, PROGRAMS=at_once, **launch)
+        a, b = tiled(low, tile.rows, tile.columns), tiled(table, tile.places, tile.columns)
+        c = tiled(out, tile.rows, tile.places // 2)
+        product(a, b, bias_W, zeros, c, sums, rows, **sizes, **shape_of(tile), PROGRAMS=at_once)
         held = {"TILES": tiles, "MANY": triton.next_power_of_2(tiles), "WIDE": max(1, _HELD // block), "BLOCK": block}
         given = hidden, table, bias_W, targets, zeros, out, sums
         last(*given, losses, shares, shared, **sizes, **held, num_warps=4)
