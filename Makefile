@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # threads that spin while waiting slow small machines down; the command line sets this for itself
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test lint types unit test-all test-ranks test-gpu torture torture-full docs clean
+.PHONY: demo test lint types unit test-all test-ranks test-gpu test-kernels torture torture-full docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/headstart demo --out demo-run
@@ -34,6 +34,10 @@ test-ranks: $(VENV)/.dev
 # on a machine with a CUDA device and a Python that has torch and pytest already
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu
+
+# the same kernels without a GPU, by triton's interpreter: wants triton, and a numpy before 2.4
+test-kernels:
+	TRITON_INTERPRET=1 PYTHONPATH=src $(PYTHON) -m pytest -q tests/train/test_kernels.py tests/model/test_stream_kernels.py tests/model/test_product_kernels.py
 
 # the documentation, into build/site; look at it with: python3 -m http.server -d build/site
 docs: $(VENV)/.docs

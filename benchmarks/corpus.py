@@ -1,37 +1,50 @@
-"""How fast text becomes shards and in how much memory, beside datasets + tokenizers; and 2 GB of generated text in flat memory.
+"""How fast text becomes shards and in how much memory, beside datasets + tokenizers: on real text, and by size on generated text.
 
-python benchmarks/corpus.py speed FILES... [--jobs 2] [--peer] --out docs/results/corpus.json      (--peer needs: pip install datasets)
-python benchmarks/corpus.py memory [--gigabytes 2] [--jobs 2] --out docs/results/corpus.json
+python benchmarks/corpus.py speed FILES... [--turns 5] --out docs/results/corpus.json
+python benchmarks/corpus.py sizes [--gigabytes 0.1 0.5 2] [--peer-up-to 0.5] --out docs/results/corpus.json
 
+Both need `pip install datasets gigatoken`. Three sides take turns, each a command of its own, start of the processes included: `headstart prepare` with the
+extra `fast`, the same with gigatoken hidden, and `load_dataset`, `map` and `save_to_disk` of datasets with a tokenizer of tokenizers. All have `--jobs` processes.
+FILES are JSON lines or Parquet with a column `text`; Parquet is written out as JSON lines first, so that every side reads the same files.
 Seconds by the clock depend on who else is at work; seconds of processor time of all processes together much less.
 """
 
 import argparse
 import json
 import os
+import platform
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
 PEER = """
-import sys
+import json, sys, time
+started = time.perf_counter()
 from datasets import load_dataset
 from tokenizers import Tokenizer
-tokenizer, jobs, out, files = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:]
+kind, tokenizer, jobs, out, files = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5:]
 engine = Tokenizer.from_file(tokenizer)
 engine.encode_special_tokens = True
 def encode(rows):
-    return {"ids": [each.ids for each in engine.encode_batch_fast(rows["text"], add_special_tokens=False)]}
-texts = load_dataset("json", data_files=files, split="train", cache_dir=out + "-cache", num_proc=jobs)
-texts.map(encode, batched=True, num_proc=jobs, remove_columns=texts.column_names).save_to_disk(out, num_proc=jobs)
+    return {"input_ids": [each.ids for each in engine.encode_batch_fast(rows["text"], add_special_tokens=False)]}
+texts = load_dataset(kind, data_files=files, split="train", cache_dir=out + "-cache", num_proc=jobs)
+loaded = time.perf_counter()
+rows = texts.map(encode, batched=True, num_proc=jobs, remove_columns=texts.column_names)
+mapped = time.perf_counter()
+rows.save_to_disk(out, num_proc=jobs)
+parts = {"load": loaded - started, "map": mapped - loaded, "save": time.perf_counter() - mapped}
+open(out + ".json", "w").write(json.dumps(parts))
 """
+QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 SAME = """
 import sys
 import numpy as np
@@ -42,26 +55,68 @@ shards, rows = Shards.open(Path(sys.argv[1])), load_from_disk(sys.argv[2])
 assert len(rows) == shards.documents, (len(rows), shards.documents)
 flat = shards.flat
 for start in range(0, len(rows), 1000):
-    ids = [id for row in rows[start : start + 1000]["ids"] for id in row]
+    ids = [id for row in rows[start : start + 1000]["input_ids"] for id in row]
     first, last = int(shards.offsets[start]), int(shards.offsets[min(start + 1000, len(rows))])
     assert np.array_equal(np.array(ids), flat[first:last]), start
+print(len(flat))
 """
+SIDES = ("fast", "plain", "datasets")
+KEPT = ("commit", "date", "load", "turns", "times")
+"""What stays of a run on real text when there is a newer one."""
 
 
-def timed(words: list[str], environment: dict[str, str] | None = None) -> tuple[float, float, dict[int, int]]:
-    """Seconds by the clock, seconds of processor time, and the most memory of each process, in bytes."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def about(commit: str) -> dict:
+    """What was measured, where and when."""
+    if not commit and shutil.which("git"):
+        asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "commit": commit,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "versions": {name: installed(name) for name in ("tokenizers", "gigatoken", "datasets", "pyarrow", "numpy")},
+    }
+
+
+def installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def timed(words: list[str], environment: dict[str, str] | None = None) -> dict:
+    """Seconds by the clock and of the processor, the most memory of a process in bytes, how many processes there were, and
+    what share of the machine's cores everybody else took meanwhile."""
+    before, busy_before = resource.getrusage(resource.RUSAGE_CHILDREN), busy()
     started = time.perf_counter()
     process = subprocess.Popen(words, env=os.environ | (environment or {}), stdout=subprocess.DEVNULL)
     peaks: dict[int, int] = {}
     while process.poll() is None:
         for number in family(process.pid):
             peaks[number] = max(peaks.get(number, 0), most_memory(number))
-        time.sleep(0.1)
+        time.sleep(0.05)
+    clock = time.perf_counter() - started
     assert process.returncode == 0, words
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return time.perf_counter() - started, spent, peaks
+    others = (busy() - busy_before - spent) / clock / (os.cpu_count() or 1)
+    return {
+        "seconds": round(clock, 2),
+        "cpu": round(spent, 2),
+        "peak": max(peaks.values(), default=0),
+        "processes": len(peaks),
+        "others": round(max(0.0, others), 3),
+    }
+
+
+def busy() -> float:
+    """Seconds that all cores together have worked since the machine was started."""
+    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def family(root: int) -> list[int]:
@@ -85,36 +140,106 @@ def headstart(*words: str) -> list[str]:
     return [sys.executable, "-m", "headstart", *words]
 
 
-def speed(given: argparse.Namespace, work: Path) -> dict:
-    files, size = given.files, sum(os.path.getsize(file) for file in given.files)
-    subprocess.run(
-        headstart("tokenizer", *files, "--out", str(work / "tok"), "-q"), check=True, stdout=subprocess.DEVNULL
-    )
-    found = {"files": len(files), "bytes": size, "jobs": given.jobs, "gigatoken": bool(find_spec("gigatoken"))}
-    words = headstart("prepare", *files, "--tokenizer", str(work / "tok"), "--jobs", str(given.jobs), "-q")
-    for turn in range(given.turns):
-        clock, spent, peaks = timed([*words, "--out", str(work / f"shards-{turn}")])
-        found.setdefault("headstart", []).append({"seconds": clock, "cpu": spent, "peak": max(peaks.values())})
-        if given.peer:
-            peer = [
-                sys.executable,
-                "-c",
-                PEER,
-                str(work / "tok" / "tokenizer.json"),
-                str(given.jobs),
-                str(work / f"peer-{turn}"),
-                *files,
-            ]
-            quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-            clock, spent, peaks = timed(peer, quiet)
-            found.setdefault("datasets", []).append({"seconds": clock, "cpu": spent, "peak": max(peaks.values())})
-    if given.peer:
-        subprocess.run([sys.executable, "-c", SAME, str(work / "shards-0"), str(work / "peer-0")], check=True)
-        found["same_ids"] = True
-        for name in ("seconds", "cpu"):
-            ours, theirs = (np.median([each[name] for each in found[who]]) for who in ("headstart", "datasets"))
-            found[f"times_{name}"] = round(float(theirs / ours), 2)
+def without_fast(work: Path) -> dict[str, str]:
+    """The variables under which Python, and every process that it starts, finds no gigatoken."""
+    folder = work / "hidden"
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text('import sys\nsys.modules["gigatoken"] = None\n')
+    found = {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
+    asked = 'import importlib.util; assert importlib.util.find_spec("gigatoken") is None'
+    subprocess.run([sys.executable, "-c", asked], env=os.environ | found, check=True)
     return found
+
+
+class Bench:
+    """One corpus, prepared by each side in turn."""
+
+    def __init__(self, files: list[str], work: Path, jobs: int) -> None:
+        self.files, self.work, self.jobs = files, work, jobs
+        self.kind = "json" if files[0].endswith(".jsonl") else "text"
+        self.hidden = without_fast(work)
+
+    def run(self, side: str, name: str) -> dict:
+        """Prepare the corpus into the folder of that name."""
+        out = str(self.work / name)
+        if side == "datasets":
+            words = [sys.executable, "-c", PEER, self.kind, str(self.work / "tok" / "tokenizer.json"), str(self.jobs)]
+            found = timed([*words, out, *self.files], QUIET)
+            parts = json.loads(Path(f"{out}.json").read_text())
+            return found | {"parts": {part: round(seconds, 2) for part, seconds in parts.items()}}
+        words = headstart("prepare", *self.files, "--tokenizer", str(self.work / "tok"), "--jobs", str(self.jobs), "-q")
+        return timed([*words, "--out", out], self.hidden if side == "plain" else None)
+
+    def same(self, sides: dict[str, str]) -> int:
+        """The tokens of all sides, which must be the same ones."""
+        ours = [self.work / sides[side] for side in ("fast", "plain") if side in sides]
+        manifests = {(folder / "manifest.json").read_bytes() for folder in ours}  # it lists every file with its sha256
+        assert len(manifests) == 1
+        asked = [sys.executable, "-c", SAME, str(ours[0]), str(self.work / sides["datasets"])]
+        return int(subprocess.run(asked, check=True, capture_output=True, text=True).stdout)
+
+    def clear(self, name: str) -> None:
+        for folder in (self.work / name, self.work / f"{name}-cache"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def ratios(sides: dict[str, list[dict]]) -> dict:
+    """How many times as long datasets took: of medians, and in the turns where that was least and most."""
+    found: dict[str, dict[str, float]] = {side: {} for side in sides if side != "datasets"}
+    for side, what in product(found, ("seconds", "cpu")):
+        theirs, ours = ([each[what] for each in sides[who]] for who in ("datasets", side))
+        turns = [them / us for them, us in zip(theirs, ours, strict=True)]
+        found[side][what] = round(statistics.median(theirs) / statistics.median(ours), 2)
+        found[side] |= {f"{what}_least": round(min(turns), 2), f"{what}_most": round(max(turns), 2)}
+    return found
+
+
+def json_lines(files: list[str], work: Path) -> list[str]:
+    """The files with Parquet written out, all of its columns but `text` left out."""
+    import pyarrow.parquet
+
+    found = []
+    for place, file in enumerate(files):
+        if file.endswith(".parquet"):
+            texts = pyarrow.parquet.read_table(file, columns=["text"]).column("text").to_pylist()
+            found.append(str(work / f"real-{place}.jsonl"))
+            with open(found[-1], "w", encoding="utf-8") as out:
+                out.writelines(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+        else:
+            found.append(file)
+    return found
+
+
+def train_tokenizer(work: Path, *words: str) -> None:
+    subprocess.run(
+        headstart("tokenizer", *words, "--out", str(work / "tok"), "-q"), check=True, stdout=subprocess.DEVNULL
+    )
+
+
+def speed(given: argparse.Namespace, work: Path) -> dict:
+    """Real text: every side in turn, another one first each time."""
+    files = json_lines(given.files, work)
+    train_tokenizer(work, *files)
+    bench = Bench(files, work, given.jobs)
+    found: dict[str, list[dict]] = {side: [] for side in SIDES}
+    for turn in range(given.turns):
+        first = turn % len(SIDES)
+        for side in SIDES[first:] + SIDES[:first]:
+            found[side].append(bench.run(side, f"{side}-{turn}"))
+            print(turn, side, found[side][-1], flush=True)
+        if turn:
+            for side in SIDES:
+                bench.clear(f"{side}-{turn}")
+    return {
+        "files": ["/".join(Path(file).parts[-2:]) for file in given.files],
+        "bytes": sum(os.path.getsize(file) for file in files),
+        "jobs": given.jobs,
+        "turns": given.turns,
+        "tokens": bench.same({side: f"{side}-0" for side in SIDES}),
+        "same_ids": True,
+        "sides": found,
+        "times": ratios(found),
+    }
 
 
 def write_text(path: Path, size: int, seed: int) -> None:
@@ -130,57 +255,73 @@ def write_text(path: Path, size: int, seed: int) -> None:
             file.writelines(" ".join(line) + ".\n" for line in drawn.reshape(-1, 100).tolist())
 
 
-def memory(given: argparse.Namespace, work: Path) -> dict:
-    """Prepare a quarter and the whole: the peak of a process must not follow. Then merge two halves of the quarter."""
-    files = []
-    for number in range(8):
-        files.append(str(work / f"{number}.txt"))
-        write_text(Path(files[-1]), int(given.gigabytes * 1e9 / 8), number)
-    subprocess.run(
-        headstart("tokenizer", files[0], "--out", str(work / "tok"), "--megabytes", "20", "-q"),
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    found = {"bytes": sum(os.path.getsize(file) for file in files), "files": len(files), "jobs": given.jobs}
-    found["gigatoken"] = bool(find_spec("gigatoken"))
-    for name, some in (("quarter", files[:2]), ("whole", files)):
-        words = headstart("prepare", *some, "--tokenizer", str(work / "tok"), "--jobs", str(given.jobs), "-q")
-        clock, spent, peaks = timed([*words, "--out", str(work / name)])
-        found[name] = {
-            "seconds": clock,
-            "cpu": spent,
-            "peak_of_a_process": max(peaks.values()),
-            "processes": len(peaks),
-        }
-    for name, some in (("one", files[:1]), ("two", files[1:2])):
-        words = headstart("prepare", *some, "--tokenizer", str(work / "tok"), "--jobs", str(given.jobs), "-q")
-        timed([*words, "--out", str(work / name)])
-    _, _, peaks = timed(headstart("merge", str(work / "one"), str(work / "two"), "--out", str(work / "merged"), "-q"))
-    found["merge_peak"] = max(peaks.values())
-    manifests = [(work / name / "manifest.json").read_bytes() for name in ("merged", "quarter")]
-    found["merged_is_whole"] = manifests[0] == manifests[1]  # it lists every file with its sha256
-    return found
+def sizes(given: argparse.Namespace, work: Path) -> dict:
+    """Generated text of several sizes, eight files each: the peak of a process must not follow. Then a merge of two halves."""
+    rows = []
+    for place, gigabytes in enumerate(sorted(given.gigabytes)):
+        files = [str(work / f"{number}.txt") for number in range(8)]
+        for number, file in enumerate(files):
+            write_text(Path(file), int(gigabytes * 1e9 / 8), number)
+        if not place:
+            train_tokenizer(work, files[0], "--megabytes", "20")
+        bench = Bench(files, work, given.jobs)
+        chosen = SIDES if gigabytes <= given.peer_up_to else ("fast",)
+        row = {"bytes": sum(os.path.getsize(file) for file in files), "load": round(os.getloadavg()[0], 2)}
+        row["sides"] = {side: [bench.run(side, side)] for side in chosen}
+        if "datasets" in chosen:
+            row |= {
+                "tokens": bench.same({side: side for side in chosen}),
+                "same_ids": True,
+                "times": ratios(row["sides"]),
+            }
+        if not place:
+            row["merge"] = merge(bench, files)
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        for side in chosen:
+            bench.clear(side)
+    return {"files": 8, "jobs": given.jobs, "turns": 1, "rows": rows}
+
+
+def merge(bench: Bench, files: list[str]) -> dict:
+    """Two halves prepared apart and merged are, byte for byte, the whole."""
+    halves = [Bench(files[:4], bench.work, bench.jobs), Bench(files[4:], bench.work, bench.jobs)]
+    for name, half in zip(("one", "two"), halves, strict=True):
+        half.run("fast", name)
+    folders = [str(bench.work / name) for name in ("one", "two", "merged")]
+    found = timed(headstart("merge", *folders[:2], "--out", folders[2], "-q"))
+    manifests = [(bench.work / name / "manifest.json").read_bytes() for name in ("merged", "fast")]
+    for name in ("one", "two", "merged"):
+        bench.clear(name)
+    return found | {"is_the_whole": manifests[0] == manifests[1]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["speed", "memory"])
+    parser.add_argument("what", choices=["speed", "sizes"])
     parser.add_argument("files", nargs="*")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--turns", type=int, default=1)
-    parser.add_argument("--peer", action="store_true")
-    parser.add_argument("--gigabytes", type=float, default=2.0)
-    parser.add_argument("--work", type=Path)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--gigabytes", type=float, nargs="+", default=[0.1, 0.5, 2.0])
+    parser.add_argument("--peer-up-to", type=float, default=0.5, help="gigabytes beyond which datasets is left out")
+    parser.add_argument("--commit", default="", help="what is measured, if not what git says")
+    parser.add_argument("--work", type=Path, help="where to put corpora and shards meanwhile")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
+    here = about(given.commit)
+    missing = [name for name in ("gigatoken", "datasets") if here["versions"][name] is None]
+    if missing or (given.what == "speed" and not given.files):
+        parser.error(f"install {' and '.join(missing)}" if missing else "speed needs files")
     work = Path(tempfile.mkdtemp(prefix="corpus-", dir=given.work))
     try:
-        found = speed(given, work) if given.what == "speed" else memory(given, work)
+        found = here | (speed(given, work) if given.what == "speed" else sizes(given, work))
     finally:
         shutil.rmtree(work, ignore_errors=True)
     whole = json.loads(given.out.read_text()) if given.out.exists() else {}
+    before = whole.get(given.what, {})
+    if "times" in before:  # another run takes nothing back
+        found["earlier"] = [*before.get("earlier", []), {key: before[key] for key in KEPT}]
     given.out.write_text(json.dumps(whole | {given.what: found}, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

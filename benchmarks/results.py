@@ -960,6 +960,181 @@ def cpu() -> str:
     return "\n".join(lines)
 
 
+CORPUS_SIDES = {
+    "fast": "`headstart prepare`, extra `fast`",
+    "plain": "`headstart prepare`",
+    "datasets": "datasets + tokenizers",
+}
+ENCODERS = {
+    "tokenizers": "tokenizers, the reference",
+    "tokenizers, unbounded": "tokenizers without the bound on a word's length",
+    "headstart, fast": "Headstart, extra `fast`",
+    "headstart": "Headstart",
+    "gigatoken": "gigatoken alone, without Headstart's guard",
+    "kitoken": "kitoken",
+}
+PART_CORPUS = "| text | who | seconds | MB a second | processor seconds | MB a processor second | most memory of a process, MB | others' share of the cores meanwhile | datasets takes by the clock | by processor time |"
+
+
+def megabytes(size: float) -> str:
+    return f"{size / 1e9:.1f} GB" if size > 999e6 else f"{size / 1e6:.0f} MB"
+
+
+def corpus_rows(text: str, row: dict) -> list[str]:
+    """One corpus, prepared by each side: medians over turns, and how many times as long datasets took."""
+    lines = []
+    for side, turns in row["sides"].items():
+        seconds, spent = (statistics.median(each[what] for each in turns) for what in ("seconds", "cpu"))
+        ratio = (
+            [corpus_ratio(row["times"][side], what) for what in ("seconds", "cpu")]
+            if side in row.get("times", {})
+            else ["–", "–"]
+        )
+        lines.append(
+            f"| {text} | {CORPUS_SIDES[side]} | {seconds:.1f} | {row['bytes'] / 1e6 / seconds:.1f} | {spent:.1f} | {row['bytes'] / 1e6 / spent:.1f} | "
+            f"{max(each['peak'] for each in turns) / 1e6:.0f} | {100 * statistics.median(each['others'] for each in turns):.0f} % | {ratio[0]} | {ratio[1]} |"
+        )
+    return lines
+
+
+def corpus_ratio(found: dict, what: str) -> str:
+    """With the turns in which it was least and most, where there were several."""
+    spread = f" ({times(found[f'{what}_least'])} to {times(found[f'{what}_most'])})"
+    return f"{times(found[what])} times{spread if found[f'{what}_least'] < found[f'{what}_most'] else ''}"
+
+
+def corpus_table() -> list[str]:
+    record = load("corpus.json")
+    speed, sizes = record["speed"], record["sizes"]
+    lines = [PART_CORPUS, "|" + "---|" * 10, *corpus_rows(f"{megabytes(speed['bytes'])}, reviews", speed)]
+    for row in sizes["rows"]:
+        lines += corpus_rows(f"{megabytes(row['bytes'])}, generated", row)
+    return lines
+
+
+def corpus_made(record: dict) -> str:
+    return f"commit {record['commit']}, {record['date']}, Python {record['python']}, load {record['load']:g} before it began"
+
+
+def corpus() -> str:
+    """Text to shards, beside datasets, and the encoders by themselves."""
+    record = load("corpus.json")
+    speed, sizes = record["speed"], record["sizes"]
+    versions, jobs = speed["versions"], f"{speed['jobs']} processes"
+    unsaved, ours = (
+        statistics.median(each["seconds"] - each.get("parts", {}).get("save", 0) for each in speed["sides"][side])
+        for side in ("datasets", "fast")
+    )
+    files = " ".join(f"DATA/{file}" for file in speed["files"])
+    merge = sizes["rows"][0]["merge"]
+    assert merge["is_the_whole"], "what the sentence below says"
+    assert all(row["same_ids"] for row in (speed, *sizes["rows"]) if "datasets" in row["sides"])
+    earlier = "; ".join(
+        f"{one['turns']} turns, {times(one['times']['fast']['seconds'])} times by the clock and {times(one['times']['fast']['cpu'])} by processor time with `fast`, "
+        f"{times(one['times']['plain']['seconds'])} and {times(one['times']['plain']['cpu'])} without"
+        for one in speed.get("earlier", [])
+    )
+    lines = [
+        "## Preparing a corpus",
+        "",
+        f"Reading, encoding and writing: from files of text to ids on disk. Three commands take turns, another one first each time, every one with {jobs} on {speed['cores']} CPU cores ({speed['machine']}) and timed from its start "
+        f"to its end: `headstart prepare --jobs {speed['jobs']}` with the extra `fast` (gigatoken {versions['gigatoken']}), the same with gigatoken hidden from Python, and datasets {versions['datasets']} (`load_dataset`, `map` in batches, `save_to_disk`, all with "
+        f"{jobs}) with the same tokenizer.json run by tokenizers {versions['tokenizers']}. The reviews are {len(speed['files'])} files of JSON lines (English films, French films, books and music; {speed['tokens']:,} tokens), {speed['turns']} turns, of which medians are shown and in brackets "
+        f"the least and the most of a turn. The generated text has {sizes['files']} files at each size, 200,000 words as frequent as words are, and one turn; datasets was left out of the largest. Wherever datasets ran, what all sides had written was read again and compared: the same ids in the same documents. "
+        "Other work shared the machine, as the table says, so processor time (of all processes together) says more than the clock. MB are 10⁶ bytes of the files.",
+        "",
+        *corpus_table(),
+        "",
+        f"A process holds little more memory for {megabytes(sizes['rows'][-1]['bytes'])} than for {megabytes(sizes['rows'][0]['bytes'])}. Who needs no `save_to_disk`, because `map` has left its own file in a cache, still waits {times(unsaved / ours)} times as long for datasets "
+        f"as for `prepare` with `fast` on the reviews. Two halves of the {megabytes(sizes['rows'][0]['bytes'])} prepared apart and joined by `headstart merge` are byte for byte the folder prepared in one go ({merge['peak'] / 1e6:.0f} MB of memory).",
+        "",
+        *(
+            [f"The reviews were measured before as well, while other work took more of the machine: {earlier}.", ""]
+            if earlier
+            else []
+        ),
+        f"Commands: `python benchmarks/corpus.py speed {files} --turns {speed['turns']} --out docs/results/corpus.json` ({corpus_made(speed)}) and `python benchmarks/corpus.py sizes --out docs/results/corpus.json` ({corpus_made(sizes)}).",
+        "",
+        *encoders(load("encoders.json")),
+    ]
+    return "\n".join(lines)
+
+
+def encoders(record: dict) -> list[str]:
+    """Whose ids are those of tokenizers, and how fast."""
+    speed, parity, versions = record["speed"], record["parity"], record["versions"]
+    sides = [side for side in ENCODERS if side in parity[0]["differ"]]
+    strings = sum(row["strings"] for row in parity)
+    bad = {side: sum(row["differ"][side] for row in parity) for side in sides}
+    lines = [
+        "### Encoders: the same ids, on one core",
+        "",
+        f"{strings:,} strings were encoded by every side with one vocabulary of {record['vocabulary']:,} entries, and the ids compared with those of tokenizers {versions['tokenizers']}: {parity[0]['strings']:,} real sentences, generated strings that are hard to read, and one "
+        f"string for every code point of Unicode. Headstart with the extra `fast` hands a string to gigatoken {versions['gigatoken']} only where a guard is sure that it reads it as tokenizers does. It gave other ids for {bad['headstart, fast']} of them, and without the extra for {bad['headstart']}.",
+        "",
+        "| strings | how many | left to gigatoken by the guard | "
+        + " | ".join(f"read otherwise: {ENCODERS[side]}" for side in sides)
+        + " |",
+        "|" + "---|" * (3 + len(sides)),
+        *(
+            f"| {row['kind']} | {row['strings']:,} | {percent(row['to_gigatoken'] / row['strings'])} | "
+            + " | ".join(f"{row['differ'][side]:,}" for side in sides)
+            + " |"
+            for row in parity
+        ),
+        f"| all | {strings:,} | {percent(sum(row['to_gigatoken'] for row in parity) / strings)} | "
+        + " | ".join(f"{bad[side]:,}" for side in sides)
+        + " |",
+        "",
+        f"Speed: {speed['texts']:,} whole reviews, {megabytes(speed['bytes'])}, in memory, in batches of 1,000, by one thread pinned to one core; medians of {speed['turns']} turns, every encoder made anew for each turn, so that no word is remembered from the last one. Headstart's encoder gives "
+        "arrays of two bytes an id, tokenizers and kitoken give lists.",
+        "",
+        "| encoder | MB a second of one core (turns) | times tokenizers |",
+        "|---|---|---|",
+    ]
+    for side, words in ENCODERS.items():
+        if side in speed["median"]:
+            turns = speed["mb_a_second"][side]["cpu"]
+            ratio = "1" if side == "tokenizers" else times(speed["times"][side])
+            lines.append(
+                f"| {words} | {speed['median'][side]['cpu']:.1f} ({min(turns):.1f} to {max(turns):.1f}) | {ratio} |"
+            )
+    if versions.get("kitoken"):
+        lines += [
+            "",
+            f"kitoken {versions['kitoken']} refuses the file as it is, because it does not know the bound of 64 bytes on a word (`FixedLength`); it was given the file without the bound, so it reads long runs otherwise, and beside them some blanks and rare characters.",
+        ]
+    files = " ".join(f"DATA/{file}" for file in record["files"])
+    return [
+        *lines,
+        "",
+        f"Commands: `python benchmarks/encoders.py {files} --out docs/results/encoders.json`, and for the speeds shown the same again with `--only speed --turns {speed['turns']}`; {corpus_made(record)}.",
+    ]
+
+
+def scaling_table() -> str:
+    """The table of docs/scaling.md."""
+    speed = load("corpus.json")["speed"]
+    return "\n".join(
+        [
+            f"Measured with `--jobs {speed['jobs']}` on {speed['cores']} cores beside datasets {speed['versions']['datasets']} and tokenizers {speed['versions']['tokenizers']} with as many processes, the same ids written by all "
+            "([RESULTS.md](../RESULTS.md#preparing-a-corpus) has the protocol and the commands, [corpus.json](results/corpus.json) every turn):",
+            "",
+            *corpus_table(),
+        ]
+    )
+
+
+def terabyte() -> str:
+    """What docs/scaling.md counts from the speed on real text."""
+    speed = load("corpus.json")["speed"]
+    seconds = statistics.median(each["cpu"] for each in speed["sides"]["fast"]) / speed["bytes"] * 1e9
+    return (
+        f"Preparing it at the processor time measured above takes {1000 * seconds / 3600:.0f} core hours with the extra `fast` ({seconds:.0f} s a gigabyte of real text), "
+        "shared out over as many machines as there are."
+    )
+
+
 COLD = {"headstart": "`headstart predict`", "transformers": "a script with a transformers `pipeline`"}
 INT8 = "headstart, int8 export"
 
@@ -1271,13 +1446,18 @@ def pages() -> dict[Path, str]:
         "",
         cpu(),
         "",
+        corpus(),
+        "",
         *(part for page in (gpu(),) if page for part in (page, "")),
         *filter(None, [starters()]),
     ]
     speed = ROOT / "docs" / "performance.md"
     speed_text = filled(speed.read_text(encoding="utf-8"), "RESULTS:profile", profile_table())
     speed_text = filled(speed_text, "RESULTS:gpu", gpu_table())
-    return {ROOT / "RESULTS.md": "\n".join(parts), lesson: lesson_text, speed: speed_text}
+    large = ROOT / "docs" / "scaling.md"
+    large_text = filled(large.read_text(encoding="utf-8"), "RESULTS:corpus", scaling_table())
+    large_text = filled(large_text, "RESULTS:terabyte", terabyte())
+    return {ROOT / "RESULTS.md": "\n".join(parts), lesson: lesson_text, speed: speed_text, large: large_text}
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,15 @@ def timed(*arguments: str) -> float:
     return seconds
 
 
+def has_service() -> bool:
+    """Whether NVIDIA's multi-process service runs here."""
+    found = False
+    for name in Path("/proc").glob("[0-9]*/comm"):
+        with suppress(OSError):  # a process that has just ended
+            found = found or name.read_text(encoding="utf-8").startswith("nvidia-cuda-mps")
+    return found
+
+
 def main() -> None:
     """The commands, and the ratio of their seconds."""
     parser = argparse.ArgumentParser()
@@ -113,6 +123,7 @@ def main() -> None:
             "torch": torch.__version__,
             "commit": given.commit,
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "service": has_service(),
         }
         given.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

@@ -22,7 +22,7 @@ def results():
 def test_every_page_of_results_is_what_its_folders_say():
     made = results()
     pages = made.pages() | made.shown_reports()
-    assert len(pages) == 4
+    assert len(pages) == 5
     for path, text in pages.items():
         assert path.read_text(encoding="utf-8") == text, f"run python benchmarks/results.py: {path.name} is out of date"
 
@@ -157,3 +157,27 @@ def test_the_speeds_of_the_readme_are_those_that_were_measured():
     assert 0.22 < memory["headstart"]["peak"] / memory["trainer"]["peak"] < 0.28
     assert all(row["wall"] > 10 for row in cpu["cold"]["rows"] if row["who"] == "transformers")
     assert "the first answer of `predict` is there ten times sooner" in readme
+
+
+def test_the_corpus_was_prepared_in_turns_and_its_ids_are_those_of_the_peer():
+    record = json.loads((REPOSITORY / "docs" / "results" / "corpus.json").read_text(encoding="utf-8"))
+    speed, rows = record["speed"], record["sizes"]["rows"]
+    assert {side: len(turns) for side, turns in speed["sides"].items()} == dict.fromkeys(
+        ("fast", "plain", "datasets"), speed["turns"]
+    )
+    assert speed["turns"] >= 3
+    assert len(rows) >= 3
+    assert all(row["same_ids"] for row in (speed, *rows) if "datasets" in row["sides"])
+    for part in record.values():
+        assert part["commit"]
+        assert part["date"]
+        assert all(part["versions"].values())
+
+
+def test_the_quicker_encoder_gave_the_ids_of_the_reference_a_million_times():
+    record = json.loads((REPOSITORY / "docs" / "results" / "encoders.json").read_text(encoding="utf-8"))
+    assert sum(row["strings"] for row in record["parity"]) >= 1_000_000
+    assert {row["differ"]["headstart, fast"] for row in record["parity"]} == {0}
+    assert {row["differ"]["headstart"] for row in record["parity"]} == {0}
+    # the control: without the guard there are strings that the quicker engine reads otherwise
+    assert sum(row["differ"]["gigatoken"] for row in record["parity"]) > 0

@@ -33,6 +33,15 @@ def test_everything_is_timed_and_set_beside_what_the_machine_can(preset):
     assert json.loads(json.dumps(found.as_dict()))["preset"] == preset
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler about parts of torch that nobody asked for
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("compiled", [True, False])
+def test_layers_are_compiled_where_that_is_asked_for(compiled):
+    runtime = {"threads": 1, "device": "cpu", "compile": compiled}
+    step = run_bench("modern-nano", {**TINY, "runtime": runtime}, seconds=0).figures[0]
+    assert step.what.startswith("pretraining step, compiled, " if compiled else "pretraining step, 32 rows")
+
+
 def _shape(preset: str) -> dict:
     return {**TINY["model"], "block": "classic" if preset == "classic" else "modern"}
 

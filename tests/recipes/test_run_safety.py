@@ -1,8 +1,9 @@
 """A run records its threads and shape, is kept to one process, and outlives an error in resuming it."""
 
 import pytest
+import torch
 
-from headstart.errors import DataError, TrainingError, UsageError
+from headstart.errors import DataError, Interrupted, TrainingError, UsageError
 from headstart.files import read_json
 from headstart.progress import Quiet
 from headstart.recipes.compare import run_compare
@@ -58,6 +59,26 @@ def test_the_threads_of_a_run_are_recorded_for_resuming(reviews, tmp_path):
         recorded = read_json(folder / "config.json")["runtime"]["threads"]
         assert recorded == read_json(folder / "environment.json")["threads"]
         assert recorded >= 1
+
+
+def test_a_run_is_resumed_with_the_threads_it_began_with(reviews, tmp_path, monkeypatch):
+    before, run = torch.get_num_threads(), tmp_path / "run"
+    monkeypatch.setattr("headstart.runtime.free_cores", lambda: 2)
+    with pytest.raises(Interrupted):
+        cut = pretrain_config(runtime__threads=None, runtime__time_limit=1e-5)
+        run_pretrain([str(reviews / "texts.txt")], run, cut)
+    try:
+        monkeypatch.setattr("headstart.runtime.free_cores", lambda: 1)
+        with pytest.raises(Interrupted):  # the limit of time is kept too
+            run_pretrain([], run, None, resume=True)
+        assert torch.get_num_threads() == 2
+        assert read_json(run / "environment.json")["threads"] == 2
+        run_pretrain(
+            [str(reviews / "texts.txt")], tmp_path / "other", pretrain_config(loop__steps=1, runtime__threads=None)
+        )  # control
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_the_shape_recorded_is_that_of_the_source(reviews, tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headstart.config import TokenizerConfig
-from headstart.text.quick import plain, quick_engine
+from headstart.text.quick import _doubtful, _is_close, _is_plain, plain, quick_engine
 from headstart.text.tokenizer import train_tokenizer
 from headstart.text.words import WordEncoder
 
@@ -93,6 +93,24 @@ def test_every_character_that_is_called_plain_is_read_alike(tokenizer):
 def test_what_may_be_read_otherwise_is_left_to_the_reference(text, fine):
     assert plain([text]) == [fine]
     assert plain(["one more", text]) == [True, fine]
+
+
+@settings(max_examples=300)
+@given(
+    texts=st.lists(
+        st.one_of(
+            TEXTS, st.lists(st.sampled_from(["x" * 31, " " * 7, "\u2003\xa0 ", "é" * 15, "\n", "ꟀA", "a"])).map("".join)
+        ),
+        max_size=12,
+    )
+)
+def test_texts_that_are_looked_at_together_are_called_what_each_is_called_alone(texts):
+    assert plain(texts) == [_is_plain(text) and _is_close(text) for text in texts]
+
+
+def test_most_texts_need_no_second_look():
+    texts = [TEXT, "a plain text, été 1984", "電影 is a film", "x" * 62 + " y", ""]
+    assert _doubtful([text.encode() for text in texts]) == {3}
 
 
 def test_letters_that_were_added_lately_are_not_called_plain():

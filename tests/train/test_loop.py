@@ -17,6 +17,7 @@ from headstart.errors import TrainingError
 from headstart.train.loop import Feed, TrainState, fit
 from headstart.train.objectives import LossSum, class_scores, classify, predict_tokens
 from headstart.train.optim import build_optimizer, level, optimizer_tensors, restore_optimizer, set_trainable
+from headstart.train.passes import Passes
 from headstart.train.schedule import lr_share
 from tiny import CPU, SHAPE, SPECIAL, VOCABULARY, classifier, corpus, language_model
 
@@ -63,6 +64,22 @@ def test_a_masked_model_cannot_predict_noise_either(next_token):
 
     _, reports = train(language_model(), OptimConfig(lr=1e-2), 120, noise)
     assert sum(report.loss for report in reports[-40:]) / 40 > math.log(VOCABULARY - 4) - 0.03
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("tied", [False, True])
+def test_tables_learn_the_same_bits_whether_or_not_their_gradients_are_kept(tied, parts, monkeypatch):
+    data, found = rows("documents"), []
+    for kept in (True, False):
+        if not kept:
+            monkeypatch.setattr(Passes, "keep_rows", lambda self: None)
+        shape = SHAPE.model_copy(update={"block": "modern", "tied": True} if tied else {})
+        model = language_model(shape=shape)
+        train(model, OptimConfig(lr=1e-2), 8, lambda step: [data.batch(step + part, 1) for part in range(parts)])
+        assert model.backbone.embedding._keeps == kept
+        assert (model.backbone.embedding._zeros is not None) == (kept and not tied and parts == 1)
+        found.append([parameter.detach() for parameter in model.parameters()])
+    assert all(one.equal(other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("layout", ["packed", "documents"])

@@ -18,6 +18,7 @@ from headstart.model.blocks import BLOCKS, ClassicBlock
 from headstart.model.positions import angles, places, sinusoids
 from headstart.model.stock import StockBlock, start_small, stock_norm
 from headstart.model.stream import MOST_COLUMNS, Hidden, has_kernels, looked_up, normed, split
+from headstart.model.table import Table
 from headstart.model.thought import has_tiles
 
 _MOST_VERSIONS = 32
@@ -32,7 +33,7 @@ class Backbone(nn.Module):
         self.config = config
         self.vocab_size = vocab_size
         self.modern = config.block == "modern"
-        self.embedding = nn.Embedding(vocab_size, config.width)
+        self.embedding = Table(vocab_size, config.width)
         self.norm: nn.Module = nn.RMSNorm(config.width, eps=config.norm_epsilon) if self.modern else nn.Identity()
         if config.stock is None:
             self.layers = nn.ModuleList(BLOCKS[config.block](config) for _ in range(config.depth))

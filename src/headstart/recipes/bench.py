@@ -27,6 +27,7 @@ from headstart.model.backbone import Backbone, build_backbone
 from headstart.model.heads import ClassifierHead, Model, build_classifier_head, build_language_head
 from headstart.model.presets import values
 from headstart.progress import Progress, Quiet
+from headstart.recipes.compiling import fault_of_the_compiler
 from headstart.recipes.settings import Settings, settings_of
 from headstart.runtime import Runtime, environment, start
 from headstart.store.bundle import save_bundle
@@ -121,6 +122,9 @@ def run_bench(
     progress.say(f"timing {preset} on {runtime.device}, threads: {runtime.threads}")
     rate = matmul_rate(runtime)
     language = Model(build_backbone(model, vocab_size, 0), build_language_head(model, vocab_size, 0)).to(runtime.device)
+    asked = pretraining.runtime.compile
+    if asked or (asked is None and runtime.device.type == "cuda" and fault_of_the_compiler(runtime.device) is None):
+        language.backbone.compile_layers()  # as a long run does
     figures = [_pretraining(language, pretraining, runtime, rate, seconds)]
     parameters = sum(parameter.numel() for parameter in language.parameters())
     visibility: Visibility = "causal" if pretraining.objective == "causal" else "both"
@@ -172,7 +176,7 @@ def _pretraining(model: Any, config: PretrainConfig, runtime: Runtime, rate: flo
     graphs = token_graphs_for(model, runtime, ONE, lambda _: None)
     taken = _steps(model, batches, predict_tokens, config, runtime, seconds, graphs)
     return Figure(
-        f"pretraining step, {rows} rows of {config.model.context} tokens",
+        f"pretraining step{', compiled' if model.backbone.compiled else ''}, {rows} rows of {config.model.context} tokens",
         taken,
         tokens_a_second=rows * config.model.context / taken,
         mfu=6e-9 * (inner + scored) / taken / rate,
@@ -206,16 +210,18 @@ def _steps(
     graphs: Graphs | None = None,
 ) -> float:
     state = TrainState(model, build_optimizer(model, config.optim), 0)
+    # each batch may be compiled for and recorded, twice where the first time is a rehearsal
+    warm = 2 * len(batches) if graphs or model.backbone.compiled else 1
     reports = fit(
         state,
         lambda step: [batches[step % len(batches)]],
         lambda batch: objective(model, batch),
         config.optim,
-        _MOST + 1,
+        _MOST + warm,
         runtime,
         graphs=graphs,
     )
-    return median(_timed(lambda: next(reports), seconds))
+    return median(_timed(lambda: next(reports), seconds, warm=warm))
 
 
 def _prediction(
@@ -255,9 +261,10 @@ def weights_of(backbone: Backbone) -> int:
     return sum(matrix.numel() for matrix in matrices)
 
 
-def _timed(once: Callable[[], object], seconds: float) -> list[float]:
-    """How long each repetition took, after one that warms up: some at least, and no more than fit into the time."""
-    once()
+def _timed(once: Callable[[], object], seconds: float, *, warm: int = 1) -> list[float]:
+    """How long each repetition took, after those that warm up: some at least, and no more than fit into the time."""
+    for _ in range(warm):
+        once()
     taken: list[float] = []
     while len(taken) < _LEAST or (len(taken) < _MOST and sum(taken) < seconds):
         before = time.perf_counter()

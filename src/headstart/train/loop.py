@@ -80,7 +80,10 @@ def fit(
     started = time.perf_counter()  # before the rows are fetched: waiting for them is part of a step
     ahead, way = runtime.device.type == "cuda", state.way
     passes = Passes(state.model, objective, runtime, way)
-    passes = graphs.around(passes, state.optimizer, config.clip) if graphs else passes
+    if graphs:
+        passes = graphs.around(passes, state.optimizer, config.clip)
+    else:
+        passes.keep_rows()
     with Feed(fetch, state.step, steps, passes.ready, ahead=ahead) as feed:
         for batches in feed:
             share = _set_out(state, steps, config)

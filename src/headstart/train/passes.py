@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from headstart.data.batches import Batch
+from headstart.model.table import Table
 from headstart.runtime import Runtime
 from headstart.train.local import local
 from headstart.train.objectives import LossSum, Objective
@@ -21,6 +22,14 @@ class Passes:
     def __init__(self, model: nn.Module, objective: Objective, runtime: Runtime, way: Way) -> None:
         self.model, self.objective, self.runtime, self.way = model, objective, runtime, way
         self.parameters = list(model.parameters())
+        self._tables: list[Table] = []
+
+    def keep_rows(self) -> None:
+        """On a CPU, by itself: gradients of tables are cleared where they were written, not made anew at every step."""
+        if type(self.way) is Way and self.runtime.device.type == "cpu":
+            self._tables = [part for part in self.model.modules() if isinstance(part, Table)]
+        for table in self._tables:
+            table.keep()
 
     def ready(self, batch: Batch) -> Batch:
         """A batch where `run` wants it; called in a thread of its own on a GPU."""
@@ -52,7 +61,10 @@ class Passes:
 
     def clear(self, optimizer: Optimizer) -> None:
         """Begin anew: no gradient is left of the step before."""
+        kept = [table.weight.grad for table in self._tables]
         optimizer.zero_grad()
+        for table, grad in zip(self._tables, kept, strict=True):
+            table.clear(grad)
 
     def expect(self, batches: list[Batch]) -> None:
         """What the next step reads, told while the device is busy with this one."""
