@@ -118,7 +118,6 @@ def main() -> None:
             "rows": given.rows,
             "seconds": seconds,
             "ratio": round(ratio, 3),
-            "service": (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists(),
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
             "torch": torch.__version__,
             "commit": given.commit,
