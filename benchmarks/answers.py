@@ -1,19 +1,19 @@
 """Answers of a classifier on CPU cores beside a transformers pipeline of the same model: many texts, and the first one.
 
-python benchmarks/answers.py --work FOLDER [--threads 1] [--rounds 3] [--out docs/results/cpu.json]
+python benchmarks/answers.py --work FOLDER [--threads 1] [--rounds 5] [--out docs/results/cpu.json]
 
 The first run makes the models in FOLDER: tokenizer and a short fine-tuning on the demo's snippets, for each kind of
-network, then `headstart export --to hf` and `--to onnx`. Everyone answers the same texts in turn, in one process;
-cold starts are processes of their own, in turn too.
+network, then `headstart export --to hf` and `--to onnx`. Everyone answers the same texts in turn, in one process; how many
+answers int8 leaves as they were is counted on more texts, once. Cold starts are processes of their own, in turn too.
 """
 
-import argparse
 import csv
 import os
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 import torch
-from cpu import keep, machine
+from cpu import keep, made_by, options
 
 import headstart
 from headstart.config import RuntimeConfig
@@ -33,8 +33,12 @@ KINDS = {
     "classic": ("classic", {"loop.epochs": 2, "optim.lr": 3e-4}),
     "modern-nano": ("modern-nano", {"loop.epochs": 2, "loop.least_steps": 1, "optim.lr": 1e-3}),
 }
-LEARN = 1500
+LEARN, SNIPPETS, REVIEWS = 1500, 600, 600
+"""Rows to learn from, and texts that are timed."""
+MORE = 2000
+"""Texts of each kind on which answers are compared."""
 LINEAR = "TF-IDF + logistic regression (another model)"
+PIPELINES = ("pipeline, one at a time (its default)", "pipeline, batches of 8")
 COLD = {
     "headstart": [
         sys.executable,
@@ -57,14 +61,14 @@ COLD = {
 
 
 def texts() -> tuple[list[dict[str, str]], list[str], list[str]]:
-    """Rows to learn from, snippets, and reviews of up to a hundred words."""
+    """Rows to learn from, snippets, and reviews of up to a hundred words: as many as are compared."""
     with builtin_reviews().open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     short = [row for row in rows if row["source"] == "rotten_tomatoes"]
     order = np.random.default_rng(0).permutation(len(short))
     short = [short[place] for place in order]
     long = [row["text"] for row in rows if row["source"] == "imdb" and len(row["text"].split()) < 100]
-    return short[:LEARN], [row["text"] for row in short[LEARN : LEARN + 600]], long[:200]
+    return short[:LEARN], [row["text"] for row in short[LEARN : LEARN + MORE]], long[:MORE]
 
 
 def made(work: Path, kind: str) -> Path:
@@ -102,8 +106,8 @@ def answerers(folder: Path, threads: int) -> dict:
         "headstart": lambda asked: [answer.label for answer in predictor.predict(asked)],
         "headstart, int8 export": lambda asked: [answer.label for answer in small.predict(asked)],
         "headstart, fp32 export in onnxruntime": lambda asked: [answer.label for answer in full.predict(asked)],
-        "pipeline, one at a time (its default)": lambda asked: [row["label"] for row in plain(asked, truncation=True)],
-        "pipeline, batches of 8": lambda asked: [row["label"] for row in plain(asked, truncation=True, batch_size=8)],
+        PIPELINES[0]: lambda asked: [row["label"] for row in plain(asked, truncation=True)],
+        PIPELINES[1]: lambda asked: [row["label"] for row in plain(asked, truncation=True, batch_size=8)],
         LINEAR: lambda asked: list(linear.predict(asked)),
     }
 
@@ -114,7 +118,7 @@ def compared(kind: str, folder: Path, threads: int, rounds: int) -> list[dict]:
     rows = []
     _, short, long = texts()
     everyone = answerers(folder, threads)
-    for what, asked in (("snippets", short), ("reviews", long)):
+    for what, asked in (("snippets", short[:SNIPPETS]), ("reviews", long[:REVIEWS])):
         ours = everyone["headstart"](asked)
         seconds = {name: {"wall": [], "cpu": []} for name in everyone}
         same = {}
@@ -126,7 +130,8 @@ def compared(kind: str, folder: Path, threads: int, rounds: int) -> list[dict]:
                 seconds[name]["cpu"].append(time.process_time() - cpu)
                 same[name] = sum(a == b for a, b in zip(ours, labels, strict=True))
         tokens = float(np.mean([len(ids) + 1 for ids in predictor.encode(asked)]))
-        for name, taken in seconds.items():
+        wall, cpu = ({name: median(taken[clock]) for name, taken in seconds.items()} for clock in ("wall", "cpu"))
+        for name in seconds:
             rows.append(
                 {
                     "model": kind,
@@ -134,13 +139,30 @@ def compared(kind: str, folder: Path, threads: int, rounds: int) -> list[dict]:
                     "count": len(asked),
                     "mean_tokens": round(tokens, 1),
                     "who": name,
-                    "texts_a_cpu_second": round(len(asked) / median(taken["cpu"]), 1),
-                    "wall": round(median(taken["wall"]) / median(seconds["headstart"]["wall"]), 2),
-                    "cpu": round(median(taken["cpu"]) / median(seconds["headstart"]["cpu"]), 2),
+                    "texts_a_cpu_second": round(len(asked) / cpu[name], 1),
+                    "wall": round(wall[name] / wall["headstart"], 3),
+                    "cpu": round(cpu[name] / cpu["headstart"], 3),
+                    "pipeline_wall": round(min(wall[pipe] for pipe in PIPELINES) / wall[name], 2),
+                    "pipeline_cpu": round(min(cpu[pipe] for pipe in PIPELINES) / cpu[name], 2),
                     "same": None if name == LINEAR else same[name],
                 }
             )
             print(rows[-1], flush=True)
+    return rows
+
+
+def agreed(kind: str, folder: Path) -> list[dict]:
+    """How many labels the exports leave as torch in full precision has them."""
+    predictor = Predictor.load(folder, RuntimeConfig(device="cpu", threads=1))
+    rows = []
+    for what, asked in zip(("snippets", "reviews"), texts()[1:], strict=True):
+        ours = [answer.label for answer in predictor.predict(asked)]
+        row = {"model": kind, "texts": what, "count": len(asked)}
+        for name, int8 in (("int8", True), ("fp32", False)):
+            answers = ExportedPredictor(Path(f"{folder}-onnx"), int8=int8, threads=1).predict(asked)
+            row[name] = sum(label == answer.label for label, answer in zip(ours, answers, strict=True))
+        rows.append(row)
+        print(row, flush=True)
     return rows
 
 
@@ -170,22 +192,25 @@ def cold(kind: str, folder: Path, rounds: int) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = options()
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=("make", "predict", "cold"))
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "docs" / "results" / "cpu.json")
+    parser.add_argument("--only", choices=("make", "predict", "agree", "cold"))
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     given.work.mkdir(parents=True, exist_ok=True)
     folders = {kind: made(given.work, kind) for kind in KINDS}
+    about = made_by(given, "python benchmarks/answers.py --work FOLDER")
+
+    def part(measure: Callable[..., list[dict]], *settings: int) -> dict:
+        rows = [row for kind, folder in folders.items() for row in measure(kind, folder, *settings)]
+        return {"rounds": given.rounds, "rows": rows, "machine": about}
+
     if given.only in (None, "predict"):
-        rows = [row for kind, folder in folders.items() for row in compared(kind, folder, given.threads, given.rounds)]
-        keep(given.out, predict={"rounds": given.rounds, "rows": rows, "machine": machine(given.threads)})
+        keep(given.out, **{f"predict_{given.threads}": part(compared, given.threads, given.rounds)})
+    if given.only in (None, "agree"):
+        keep(given.out, agree=part(agreed))
     if given.only in (None, "cold"):
-        rows = [row for kind, folder in folders.items() for row in cold(kind, folder, given.rounds)]
-        keep(given.out, cold={"rounds": given.rounds, "rows": rows, "machine": machine(given.threads)})
+        keep(given.out, cold=part(cold, given.rounds))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A training step on CPU cores beside the course's code and transformers: time, memory, and both as sizes grow.
+"""A training step on CPU cores beside the course's code, a loop around transformers and its Trainer: time, memory, growth.
 
 python benchmarks/cpu.py [--threads 1] [--rounds 5] [--batch 16] [--out docs/results/cpu.json]
 
@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import platform
-import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -66,14 +66,16 @@ def ratios(found: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, floa
 
 def peak(name: str, shape: Shape, threads: int) -> dict[str, float]:
     """MiB of a process that takes two steps, and of one that has only imported what it takes."""
-    command = [sys.executable, __file__, "--alone", name, "--batch", str(shape.batch), "--length", str(shape.length)]
+    command = [sys.executable, __file__, "--alone", name, "--shape", json.dumps(asdict(shape))]
     done = subprocess.run([*command, "--threads", str(threads)], capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def alone(name: str, shape: Shape) -> None:
     def most() -> float:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        """Of this program's own memory: `ru_maxrss` begins with what the process had that started it."""
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
     step = PEERS[name](replace(shape, batch=1, length=2, vocabulary=10))
     step()
@@ -103,22 +105,33 @@ def flops(shape: Shape) -> float:
     return 6 * tokens * inner + 6 * shape.depth * tokens * shape.length * d  # causal: half of the square
 
 
-def curves(rounds: int) -> list[dict[str, float | str]]:
-    rows = []
+def used(shape: Shape, seconds: dict[str, list[float]], rate: float) -> float:
+    """MFU: what weights multiply in a second of the processor, as a share of one large product's rate."""
+    return flops(shape) * 1e-9 / median(seconds["cpu"]) / rate
+
+
+def curves(rounds: int, threads: int) -> list[dict[str, float | str]]:
+    """One size changed at a time: Headstart and the course's code in turn, then the memory of each in a process of its own."""
+    rows, rate = [], matmul_rate()
+    weighed: dict[Shape, dict[str, float]] = {}
     for what, values in CURVES.items():
         for value in values:
             shape = replace(SMALL, **{what: value})
             found = in_turn(shape, ["headstart", "course"], rounds)
-            rate = ratios(found)["course"]
+            ratio = ratios(found)["course"]
             tokens = shape.batch * shape.length
+            if shape not in weighed:
+                weighed[shape] = {name: peak(name, shape, threads)["peak"] for name in found}
             rows.append(
                 {
                     "what": what,
                     "value": value,
                     "tokens_a_cpu_second": round(tokens / median(found["headstart"]["cpu"])),
                     "course_tokens_a_cpu_second": round(tokens / median(found["course"]["cpu"])),
-                    "wall": round(rate["wall"], 2),
-                    "cpu": round(rate["cpu"], 2),
+                    "wall": round(ratio["wall"], 2),
+                    "cpu": round(ratio["cpu"], 2),
+                    "mfu": {name: used(shape, seconds, rate) for name, seconds in found.items()},
+                    "mib": weighed[shape],
                 }
             )
             print(rows[-1], flush=True)
@@ -153,58 +166,81 @@ def keep(path: Path, **parts: object) -> None:
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def machine(threads: int) -> dict[str, object]:
-    import transformers
+def version(name: str) -> str:
+    try:
+        return __import__(name).__version__
+    except ImportError:
+        return "none"
 
+
+def made_by(given: argparse.Namespace, command: str) -> dict[str, object]:
+    """The command that makes a part again, what it ran, and where."""
+    command += f" --threads {given.threads} --rounds {given.rounds}"
+    commit = given.commit
+    if not commit and shutil.which("git"):
+        asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
     return {
+        "command": command + (f" --only {given.only}" if given.only else ""),
+        "commit": commit or "",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "processor": platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
-        "threads": threads,
+        "threads": given.threads,
         "load": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        **{name: version(name) for name in ("torch", "transformers", "onnxruntime")},
     }
 
 
-def main() -> None:
+def options() -> argparse.ArgumentParser:
+    """Those of this script and of benchmarks/answers.py."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--commit", help="what is measured, if not what git says")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "docs" / "results" / "cpu.json")
+    return parser
+
+
+def main() -> None:
+    parser, classic = options(), Shape()
+    parser.add_argument("--batch", type=int, default=classic.batch)
+    parser.add_argument("--length", type=int, default=classic.length)
     parser.add_argument("--only", choices=("steps", "memory", "curves", "profile"))
     parser.add_argument("--alone", help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "docs" / "results" / "cpu.json")
+    parser.add_argument("--shape", type=json.loads, help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     shape = Shape(batch=given.batch, length=given.length)
     if given.alone:
-        alone(given.alone, shape)
+        alone(given.alone, Shape(**given.shape))
         return
+    sizes = "".join(f" --{name} {getattr(shape, name)}" for name in ("batch", "length") if shape != classic)
+    about = made_by(given, f"python benchmarks/cpu.py{sizes}")
     if given.only in (None, "steps"):
         rate = matmul_rate()
         found = in_turn(shape, list(PEERS), given.rounds)
-        used = {name: flops(shape) * 1e-9 / median(seconds["cpu"]) / rate for name, seconds in found.items()}
         step = {
             "shape": asdict(shape),
             "rounds": given.rounds,
             "seconds": found,
             "ratios": ratios(found),
             "matmul_gflops": round(rate, 1),
-            "mfu": used,
-            "machine": machine(given.threads),
+            "mfu": {name: used(shape, seconds, rate) for name, seconds in found.items()},
+            "machine": about,
         }
         keep(given.out, **{f"step_{given.threads}": step})
-        print(ratios(found), used, flush=True)
+        print(step["ratios"], step["mfu"], flush=True)
     if given.only in (None, "memory"):
         memory = {name: peak(name, shape, given.threads) for name in PEERS}
-        keep(given.out, memory={"shape": asdict(shape), "mib": memory})
+        keep(given.out, memory={"shape": asdict(shape), "mib": memory, "machine": about})
         print(memory, flush=True)
     if given.only in (None, "profile"):
-        keep(given.out, profile=profile(replace(shape, batch=min(4, given.batch))))
+        keep(given.out, profile=profile(replace(shape, batch=min(4, given.batch))) | {"machine": about})
     if given.only in (None, "curves"):
-        keep(given.out, curves={"shape": asdict(SMALL), "rounds": 2, "rows": curves(2)})
+        rows = curves(given.rounds, given.threads)
+        keep(given.out, curves={"shape": asdict(SMALL), "rounds": given.rounds, "rows": rows, "machine": about})
 
 
 if __name__ == "__main__":

@@ -231,6 +231,7 @@ def row(bench: Bench, task: Task, makers: dict[str, Callable[[], Side]], key: st
         | {name: value for name, value in task.model.items() if name not in ("stock", "block")},
         "rounds": bench.given.rounds,
         "steps": bench.given.steps,
+        "warm": bench.given.warm,
         "machine": bench.machine,
         "sides": found,
     }

@@ -1,8 +1,12 @@
 """The other side of benchmarks/cpu.py: one training step of a language model as a course writes it, and as transformers does."""
 
 import math
+import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,13 +72,13 @@ def course_step(shape: Shape) -> Step:
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
-        return float(loss)
+        return loss.item()
 
     return step
 
 
-def hf_step(shape: Shape) -> Step:
-    """GPT-2 of transformers in the same size, untied, no dropout; fused AdamW, which its Trainer takes by itself."""
+def gpt2(shape: Shape) -> Any:
+    """GPT-2 of transformers in the same size, untied, no dropout."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -89,20 +93,99 @@ def hf_step(shape: Shape) -> Step:
         embd_pdrop=0.0,
         attn_pdrop=0.0,
         tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=0,
     )
-    model = GPT2LMHeadModel(config).train()
+    return GPT2LMHeadModel(config)
+
+
+def hf_step(shape: Shape) -> Step:
+    """That GPT-2 in a loop written by hand; fused AdamW, which its Trainer takes by itself."""
+    model = gpt2(shape).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     count = iter(range(1 << 30))
 
     def step() -> float:
-        ids, targets = shape.rows(next(count))
+        ids, _ = shape.rows(next(count))
         # the model moves the labels by one itself, so that the last target is not asked for
-        loss = model(input_ids=ids, labels=torch.cat((ids[:, :1], targets[:, :-1]), dim=1)).loss
+        loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         optimizer.zero_grad()
-        return float(loss)
+        return loss.item()
+
+    return step
+
+
+class Rows(torch.utils.data.Dataset):
+    """The rows of all steps, one after the other, as a Trainer's dataset."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.batch = shape.batch
+        self.rows = lru_cache(maxsize=2)(shape.rows)
+
+    def __len__(self) -> int:
+        return self.batch << 20
+
+    def __getitem__(self, place: int) -> dict[str, Tensor]:
+        ids = self.rows(place // self.batch)[0][place % self.batch]
+        labels = ids.clone()
+        labels[0] = -100  # nothing comes before it; a Trainer divides by all labels that are not so marked
+        return {"input_ids": ids, "labels": labels}
+
+
+def trainer_step(shape: Shape) -> Step:
+    """The same GPT-2 in transformers' own Trainer, with its own settings but for rate, clipping and order of rows.
+
+    Its loop cannot be asked for one step. So it runs in a thread of its own, which a callback stops at the end of every
+    step until the next one is wanted: a step is all from there to the next end, the laying out of its batch included.
+    """
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    wanted, done = threading.Semaphore(0), threading.Semaphore(0)
+    losses: list[Tensor] = []
+    broken: list[BaseException] = []
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            done.release()
+            wanted.acquire()
+
+    model = gpt2(shape)
+    model.register_forward_hook(lambda _, __, out: losses.append(out.loss.detach()))
+    with tempfile.TemporaryDirectory() as folder:  # it asks for one, and writes nothing there
+        settings = TrainingArguments(
+            folder,
+            max_steps=1 << 20,
+            per_device_train_batch_size=shape.batch,
+            learning_rate=3e-4,
+            max_grad_norm=0.5,
+            train_sampling_strategy="sequential",
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        trainer = Trainer(model, settings, train_dataset=Rows(shape), callbacks=[Stop()])
+
+    def train() -> None:
+        wanted.acquire()
+        try:
+            trainer.train()
+        except BaseException as error:
+            broken.append(error)
+            done.release()
+
+    threading.Thread(target=train, daemon=True).start()
+
+    def step() -> float:
+        losses.clear()
+        wanted.release()
+        done.acquire()
+        if broken:
+            raise broken[0]
+        return float(losses[-1])
 
     return step
 
@@ -140,4 +223,5 @@ PEERS: dict[str, Callable[[Shape], Step]] = {
     "headstart": headstart_step,
     "course": course_step,
     "transformers": hf_step,
+    "trainer": trainer_step,
 }

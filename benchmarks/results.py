@@ -894,6 +894,23 @@ def times(ratio: float) -> str:
     return f"{ratio:.2f}"
 
 
+def commands(parts: list[tuple[str, dict]]) -> str:
+    """Commands with what they measured, each once: "`python ...` (commit abc, 2026-01-01)"."""
+    made = {}
+    for command, machine in parts:
+        what = (f"commit {machine['commit']}" if machine.get("commit") else "", machine.get("date", ""))
+        made[f"`{command}` ({', '.join(filter(None, what))})"] = None
+    return ", ".join(made)
+
+
+CPU_SIDES = {
+    "course": "the course's code",
+    "transformers": "transformers, a bare loop",
+    "trainer": "transformers' `Trainer`",
+}
+CPU_PARTS = ("step_1", "step_2", "memory", "profile", "curves", "predict_1", "predict_2", "agree", "cold")
+
+
 def cpu() -> str:
     """Steps, memory and answers on CPU cores, beside others."""
     record = load("cpu.json")
@@ -904,12 +921,12 @@ def cpu() -> str:
         "## Speed on CPU cores",
         "",
         f"Whoever is compared takes turns with the others in one process, on a machine of {here['cores']} cores that other processes shared (load {loads} when the steps with one and with two threads "
-        "were timed): seconds mean little there, so these are ratios of medians, of seconds of the processor and of the clock. "
-        f"torch {here['torch']}, transformers {here['transformers']}.",
+        "were begun): seconds mean little there, so these are ratios of medians, of seconds of the processor and of the clock. "
+        f"Python {here['python']}, torch {here['torch']}, transformers {here['transformers']}, onnxruntime {here['onnxruntime']}.",
         "",
-        f"One training step of the course's language model ({shape['batch']} rows of {shape['length']} tokens, {shape['vocabulary']:,} entries). The course's code: torch's own encoder, "
-        "full scores, Adam. transformers: GPT-2 in the same size, fused AdamW. MFU is what weights multiply, as a share of one large product's rate. Peak memory is that of a process of "
-        "its own for each, all that it imports included.",
+        f"One training step of the course's language model ({shape['batch']} rows of {shape['length']} tokens, {shape['vocabulary']:,} entries), all on the same rows. The course's code: torch's own encoder, "
+        "full scores, Adam. transformers: GPT-2 in the same size, fused AdamW, once in a loop written by hand and once in its `Trainer` with the settings it has by itself, which a callback stops after every step. "
+        "MFU is what weights multiply, as a share of one large product's rate. Peak memory is that of a process of its own for each, all that it imports included.",
         "",
         "| threads | | times Headstart's processor seconds (rounds) | times its clock | MFU | peak memory, MiB | times Headstart's |",
         "|---|---|---|---|---|---|---|",
@@ -919,23 +936,13 @@ def cpu() -> str:
         lines.append(f"| {threads} | Headstart | 1 | 1 | {percent(step['mfu']['headstart'])} | {ours['peak']:,} | 1 |")
         for name, ratio in step["ratios"].items():
             lines.append(
-                f"| {threads} | {name} | {times(ratio['cpu'])} ({times(ratio['cpu_least'])} to {times(ratio['cpu_most'])}, {step['rounds']}) | {times(ratio['wall'])} | "
+                f"| {threads} | {CPU_SIDES[name]} | {times(ratio['cpu'])} ({times(ratio['cpu_least'])} to {times(ratio['cpu_most'])}, {step['rounds']}) | {times(ratio['wall'])} | "
                 f"{percent(step['mfu'][name])} | {memory[name]['peak']:,} | {memory[name]['peak'] / ours['peak']:.1f} |"
             )
+    made = commands([(record[part]["machine"]["command"], record[part]["machine"]) for part in CPU_PARTS])
     lines += [
         "",
-        "Answers of one classifier to the same texts; the others are a transformers `pipeline` of what `headstart export --to hf` wrote, and its exports for onnxruntime read by `headstart predict`. "
-        "A classic network becomes an OPT of twice the width there (that is the only stock architecture it fits), a modern one a EuroBERT of its own size.",
-        "",
-        "| model | texts (mean tokens) | who | times Headstart's processor seconds | times its clock | same label |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in record["predict"]["rows"]:
-        same = "–" if row["same"] is None else f"{row['same']} of {row['count']}"
-        lines.append(
-            f"| {row['model']} | {row['count']} {row['texts']} ({row['mean_tokens']:.0f}) | {row['who']} | {times(row['cpu'])} | {times(row['wall'])} | {same} |"
-        )
-    lines += [
+        *cpu_answers(record),
         "",
         "From the start of the process to the answer to one short text:",
         "",
@@ -948,7 +955,7 @@ def cpu() -> str:
         "",
         *cpu_curves(record["curves"]),
         "",
-        "Commands: `python benchmarks/cpu.py` (with `--threads 1` and `--threads 2`) and `python benchmarks/answers.py --work FOLDER`; [docs/performance.md](docs/performance.md) says where the time goes and what did not help.",
+        f"Commands: {made}; [docs/performance.md](docs/performance.md) says where the time goes and what did not help.",
     ]
     return "\n".join(lines)
 
@@ -1129,19 +1136,57 @@ def terabyte() -> str:
 
 
 COLD = {"headstart": "`headstart predict`", "transformers": "a script with a transformers `pipeline`"}
+INT8 = "headstart, int8 export"
+
+
+def cpu_answers(record: dict) -> list[str]:
+    """A classifier's answers, with one thread and with two."""
+    parts = [record["predict_1"], record["predict_2"]]
+    lines = [
+        "Answers of one classifier to the same texts; the others are a transformers `pipeline` of what `headstart export --to hf` wrote, and its exports for onnxruntime read by `headstart predict`. "
+        "A classic network becomes an OPT of twice the width there (that is the only stock architecture it fits), a modern one a EuroBERT of its own size.",
+        "",
+    ]
+    for what in ("snippets", "reviews"):
+        found = [
+            row["pipeline_wall"] for part in parts for row in part["rows"] if (row["who"], row["texts"]) == (INT8, what)
+        ]
+        lines.append(
+            f"- {what.capitalize()}: the faster of the two pipelines takes {times(min(found))} to {times(max(found))} times as long as the int8 export, by the clock."
+        )
+    for row in record["agree"]["rows"]:
+        lines.append(
+            f"- {row['model']}, {row['count']:,} {row['texts']}: int8 gives the same label as full precision for {row['int8']:,} ({100 * row['int8'] / row['count']:.2f} %), "
+            f"the fp32 export for {row['fp32']:,}."
+        )
+    lines += [
+        "",
+        "| threads | model | texts (mean tokens) | who | times Headstart's processor seconds | times its clock | the faster pipeline takes, times as long by the clock (processor) | same label |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for part in parts:
+        for row in part["rows"]:
+            same = "–" if row["same"] is None else f"{row['same']} of {row['count']}"
+            lines.append(
+                f"| {part['machine']['threads']} | {row['model']} | {row['count']} {row['texts']} ({row['mean_tokens']:.0f}) | {row['who']} | {times(row['cpu'])} | {times(row['wall'])} | "
+                f"{times(row['pipeline_wall'])} ({times(row['pipeline_cpu'])}) | {same} |"
+            )
+    return lines
 
 
 def cpu_curves(record: dict) -> list[str]:
     """How the step grows with each size, the others held."""
     shape = record["shape"]
     lines = [
-        f"How the step grows, from {shape['batch']} rows of {shape['length']} tokens, width {shape['width']}, {shape['vocabulary']:,} entries, one size changed at a time:",
+        f"How the step grows, from {shape['batch']} rows of {shape['length']} tokens, width {shape['width']}, {shape['vocabulary']:,} entries, one size changed at a time (medians of {record['rounds']} rounds, "
+        f"{record['machine']['threads']} thread; in brackets the course's code):",
         "",
-        "| size | value | tokens a processor second, Headstart | course code | ratio |",
-        "|---|---|---|---|---|",
+        "| size | value | tokens a processor second | ratio | MFU | peak memory, MiB |",
+        "|---|---|---|---|---|---|",
     ]
     return lines + [
-        f"| {row['what']} | {row['value']:,} | {row['tokens_a_cpu_second']:,} | {row['course_tokens_a_cpu_second']:,} | {times(row['cpu'])} |"
+        f"| {row['what']} | {row['value']:,} | {row['tokens_a_cpu_second']:,} ({row['course_tokens_a_cpu_second']:,}) | {times(row['cpu'])} | "
+        f"{percent(row['mfu']['headstart'])} ({percent(row['mfu']['course'])}) | {row['mib']['headstart']:,} ({row['mib']['course']:,}) |"
         for row in record["rows"]
     ]
 
@@ -1178,10 +1223,11 @@ def gpu() -> str | None:
         f"transformers {here['transformers']}); figures are medians over rounds. Headstart runs its own loop with its own rows and compiled layers; the others find their rows on the device. transformers: GPT-2 in "
         "the same size, the whole model compiled, fused AdamW. The plain script: RMSNorm, rotary positions, SwiGLU, torch's attention, the whole model compiled, torch's Muon and AdamW. Share of peak is 6 operations a "
         "parameter and token and 12 × layers × length × width for attention, the same for all sides, over what a bf16 product of 8,192³ reached in the same run; strict counts the layers' matrices, "
-        "the vocabulary where a token is scored, and attention within documents. Memory is the most that tensors took.",
+        "the vocabulary where a token is scored, and attention within documents. Memory is the most that tensors took. Seconds until ready are those of building, compiling, recording and the first steps; sides were made one "
+        "after the other, and a later one may find in the compiler's cache what an earlier one left.",
         "",
-        "| step | who | tokens a second | times as long | share of peak (strict) | memory, GiB |",
-        "|---|---|---|---|---|---|",
+        "| step | who | tokens a second | times as long | share of peak (strict) | memory, GiB | seconds until ready |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
         lines += gpu_rows(GPU_ROWS[name][0], row)
@@ -1191,13 +1237,34 @@ def gpu() -> str | None:
         lines += ["", gpt2_before(rows["gpt2"])]
     if "curves" in record:
         lines += ["", *gpu_curves(record["curves"])]
-    made = sorted({(row["machine"]["commit"], row["machine"]["date"]) for row in rows.values()})
-    commits = ", ".join(f"commit {commit}, {date}" if commit else date for commit, date in made)
     alone = [GPU_ROWS[name][0] for name, row in rows.items() if len(row["sides"]) == 1 and GPU_ROWS[name][1]]
     if alone:
         lines += ["", f"Not measured beside its peer yet: {', '.join(alone)}."]
-    lines += ["", f"Command: `python benchmarks/gpu.py --out docs/results/gpu.json`; {commits}."]
+    lines += ["", f"Commands: {commands(gpu_commands(record, rows))}."]
     return "\n".join([*lines, *gpu_finetuning(), *gpu_seeds()])
+
+
+def gpu_commands(record: dict, rows: dict[str, dict]) -> list[tuple[str, dict]]:
+    """The orders by which the rows come again, and what they measured; rows of one run have one order."""
+    runs: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        runs.setdefault(json.dumps((row["machine"], row["rounds"], row["steps"])), []).append(name)
+    found = []
+    for names in runs.values():
+        row = rows[names[0]]
+        parts = " ".join(name for name in names if name != "packed" or "modern" not in names)
+        flags = f"--rounds {row['rounds']} --steps {row['steps']}"
+        flags += f" --warm {row['warm']}" if "warm" in row else ""
+        flags += " --variants" * any("headstart, torch's attention" in rows[name]["sides"] for name in names)
+        flags += " --profile" * any("profile" in rows[name] for name in names)
+        found.append((f"python benchmarks/gpu.py {parts} {flags} --out docs/results/gpu.json", row["machine"]))
+    curves = record.get("curves", {"rows": []})
+    for commit in dict.fromkeys(row.get("commit") or curves["machine"]["commit"] for row in curves["rows"]):
+        mine = (row for row in curves["rows"] if (row.get("commit") or curves["machine"]["commit"]) == commit)
+        which = " ".join(f"--curve {what}" for what in dict.fromkeys(row["what"] for row in mine))
+        order = f"python benchmarks/gpu.py curves {which} --out docs/results/gpu.json"
+        found.append((order, curves["machine"] if commit == curves["machine"]["commit"] else {"commit": commit}))
+    return found
 
 
 def gpt2_before(row: dict) -> str:
@@ -1222,12 +1289,15 @@ def gpu_seeds() -> list[str]:
         return []
     record = load("seeds.json")
     (one, alone), (many, together) = record["seconds"].items()
+    service = ", NVIDIA's multi-process service on" if record.get("service") else ""
+    start = "nvidia-cuda-mps-control -d; " if service else ""
+    order = f"{start}python benchmarks/seeds.py --rows {record['rows']} --from {record['from']} --seeds {many} --out docs/results/seeds.json"
     return [
         "",
         f"Seeds of a comparison on the same GPU: `headstart compare --from {record['from']} --arms pretrained` on {record['rows']:,} made-up labelled texts took {alone:.0f} s with {one} seed and {together:.0f} s with {many} seeds at "
-        f"once (`--jobs {many}`, NVIDIA's multi-process service on), {times(record['ratio'])} times as long, start of the processes included.",
+        f"once (`--jobs {many}`{service}), {times(record['ratio'])} times as long, start of the processes included.",
         "",
-        f"Command: `python benchmarks/seeds.py --from {record['from']} --out docs/results/seeds.json`; commit {record['commit']}, {record['date']}.",
+        f"Command: {commands([(order, record)])}.",
     ]
 
 
@@ -1243,7 +1313,9 @@ def gpu_finetuning() -> list[str]:
         "| network | texts a step | mean tokens | the course's code, texts/s | Headstart unrecorded | Headstart | against the course's code | against unrecorded |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for name in (name for name in ("classic", "modern", "long") if name in record):
+    names = [name for name in ("classic", "modern", "long") if name in record]
+    order = f"python benchmarks/finetuning.py {' '.join(names)} --rounds {record['rounds']} --out docs/results/finetuning.json"
+    for name in names:
         row = record[name]
         rates, ratios = row["texts_a_second"], row["ratios"]
         peer = f"{rates['course']:,.0f}" if "course" in rates else "–"
@@ -1254,7 +1326,7 @@ def gpu_finetuning() -> list[str]:
     return [
         *lines,
         "",
-        f"Command: `python benchmarks/finetuning.py --out docs/results/finetuning.json`; commit {record['commit']}, {record['date']}.",
+        f"Command: {commands([(order, record)])}.",
     ]
 
 
@@ -1274,7 +1346,7 @@ def gpu_rows(title: str, row: dict) -> list[str]:
         share = percent(side["mfu"]) + (f" ({percent(side['strict_mfu'])})" if "strict_mfu" in side else "")
         ratio = times(ours / side["tokens_a_second"]) if name != "headstart" else "1"
         lines.append(
-            f"| {title} | {GPU_SIDES[name]} | {side['tokens_a_second']:,.0f} | {ratio} | {share} | {side['gib']:.1f} |"
+            f"| {title} | {GPU_SIDES[name]} | {side['tokens_a_second']:,.0f} | {ratio} | {share} | {side['gib']:.1f} | {side['ready_s']:.1f} |"
         )
     return lines
 

@@ -56,6 +56,9 @@ def test_the_page_of_results_is_made_from_them(done, tmp_path, monkeypatch):
     page = results.gpu()
     assert page.startswith("## Speed on a GPU\n")
     assert "| the course's language model | Headstart | " in page
-    assert "commit abc1234" in page
+    order = "python benchmarks/gpu.py classic gpt2 modern --rounds 1 --steps 1 --warm 1 --variants --profile"
+    assert f"`{order} --out docs/results/gpu.json` (commit abc1234, " in page
+    assert "`python benchmarks/gpu.py curves --curve vocabulary --curve batch --out " in page
+    assert "| memory, GiB | seconds until ready |" in page
     assert "| vocabulary | 101 | " in page
     assert "Its longest kernels" in results.gpu_table()
