@@ -1049,7 +1049,10 @@ def corpus() -> str:
         f"as for `prepare` with `fast` on the reviews. Two halves of the {megabytes(sizes['rows'][0]['bytes'])} prepared apart and joined by `headstart merge` are byte for byte the folder prepared in one go ({merge['peak'] / 1e6:.0f} MB of memory).",
         "",
         *(
-            [f"The reviews were measured before as well, with earlier code or more other work on the machine: {earlier}.", ""]
+            [
+                f"The reviews were measured before as well, with earlier code or more other work on the machine: {earlier}.",
+                "",
+            ]
             if earlier
             else []
         ),
