@@ -27,7 +27,7 @@ from headstart.model.heads import Model, build_classifier_head, build_language_h
 from headstart.model.ledger import ledger
 from headstart.model.positions import angles, sinusoids, turn
 from headstart.report.canvas import svg
-from headstart.store.bundle import save_bundle
+from headstart.store.bundle import Bundle, save_bundle
 from headstart.store.receipt import TransferReceipt, transfer
 from headstart.text.tokenizer import SpecialIds, train_tokenizer
 
@@ -148,7 +148,7 @@ def receipt() -> TransferReceipt:
     )
     classifier = Model(build_backbone(shape, tokenizer.vocab_size, 1), build_classifier_head(shape, 2, 1))
     with tempfile.TemporaryDirectory() as folder:
-        save_bundle(Path(folder) / "base", language, tokenizer, about={})
+        save_bundle(Path(folder) / "base", Bundle(language, tokenizer, objective="causal"))
         return transfer(str(Path(folder) / "base"), classifier, tokenizer)
 
 

@@ -39,15 +39,16 @@ def make_texts(count: int) -> list[str]:
 def make_model(folder: Path) -> None:
     """A classifier of the default network's shape with random weights, and its tokenizer for transformers."""
     from headstart.config import ModelConfig, TokenizerConfig
+    from headstart.kinds import Classes
     from headstart.model.backbone import build_backbone
     from headstart.model.heads import Model, build_classifier_head
-    from headstart.store.bundle import save_bundle
+    from headstart.store.bundle import Bundle, save_bundle
     from headstart.text.tokenizer import train_tokenizer
 
     tokenizer = train_tokenizer(make_texts(3000), TokenizerConfig(vocab_size=4000))
     config = ModelConfig(context=256)
     model = Model(build_backbone(config, tokenizer.vocab_size, 0), build_classifier_head(config, len(LABELS), 0))
-    save_bundle(folder, model, tokenizer, labels=LABELS, about={})
+    save_bundle(folder, Bundle(model, tokenizer, Classes(LABELS)))
 
 
 def plain_server(folder: str, port: int) -> None:

@@ -108,15 +108,15 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
                 "calibration": outcome.settled.calibration.as_dict() if outcome.settled.calibration else None,
                 "valid": outcome.valid.as_dict(),
             }
-            save_bundle(
-                work / "bundle",
+            bundle = Bundle(
                 outcome.model,
                 data.tokenizer,
-                target=outcome.settled.target,
+                outcome.settled.target,
                 windows=config.labelled.long_texts == "windows",
                 visibility=outcome.model.head.visibility,
                 about=about,
             )
+            save_bundle(work / "bundle", bundle)
             self._take(work / "bundle", classes)
 
     def _shares(self, X: Iterable[Any]) -> np.ndarray:

@@ -320,3 +320,24 @@ def test_pairs_are_compared_like_any_classes(typed, folder):
     options = "--arms majority,tfidf,scratch --seeds 1 --out cmp -q --loop.epochs 1"
     assert typed(f"compare pairs.csv {PAIR} --test pairs-test.csv {options}")[0] == 0
     assert (folder / "cmp" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "test"), [("several", "labels-test.jsonl"), ("rating", "ratings-test.csv"), ("pair", "pairs-test.csv")]
+)
+def test_a_compact_export_keeps_the_task_the_figures_and_the_card(typed, folder, name, test):
+    code, shown, said = typed(f"export {name} --to compact --weights fp32 --out whole-{name}")
+    assert (code, said) == (0, "")
+    assert shown.endswith(f" MB in whole-{name} (fp32)\n")
+    given = f" {PAIR}" if name == "pair" else ""
+    assert typed(f"evaluate whole-{name} {test}{given} --json") == typed(f"evaluate {name} {test}{given} --json")
+    code, _, said = typed(f"export {name} --to compact --out half-{name}")
+    assert (code, said) == (0, "")
+    whole, half = load_bundle(folder / name), load_bundle(folder / f"half-{name}")
+    assert half.target == whole.target
+    assert half.about == whole.about
+    assert (half.windows, half.visibility, half.objective) == (whole.windows, whole.visibility, whole.objective)
+    card = (whole.path / "README.md").read_text("utf-8")
+    assert "## Figures" in card
+    rounded = card.replace("Weights are safetensors;", "Weights are safetensors in bf16, computed in fp32;")
+    assert (half.path / "README.md").read_text("utf-8") == rounded != card

@@ -17,7 +17,7 @@ from headstart.errors import DataError, StoreError, UsageError
 from headstart.files import read_json, read_manifest, read_sealed, whole_folder, write_sealed
 from headstart.model.ledger import ledger
 from headstart.recipes.finetune import load_source
-from headstart.store.bundle import load_bundle, save_bundle
+from headstart.store.bundle import Bundle, load_bundle, save_bundle
 from headstart.store.tensors import load_tensors
 from headstart.text.tokenizer import load_tokenizer, train_tokenizer
 from tiny import VOCABULARY, language_model
@@ -134,7 +134,7 @@ def test_a_shape_that_asks_for_all_memory_is_refused_before_it_is_built(tmp_path
 
     tokenizer = train_tokenizer(["le livre est beau"] * 9, TokenizerConfig(vocab_size=265))
     folder = tmp_path / "b"
-    save_bundle(folder, language_model(), tokenizer, about={})
+    save_bundle(folder, Bundle(language_model(), tokenizer, objective="causal"))
     facts = read_json(folder / "bundle.json")
     facts["vocab_size"] = 10**12
     (folder / "bundle.json").write_text(json.dumps(facts))

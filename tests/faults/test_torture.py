@@ -6,6 +6,7 @@ import pytest
 
 from faults.late import COMPILER
 from faults.reached import Reached, numbers
+from faults.unreached import PLACES, check_places
 
 FAULTS = ("lost", "torn", "different", "faults", "accepted")
 
@@ -44,6 +45,15 @@ def test_every_reader_was_reached(table):
     csv = next(row for row in rows if row["name"] == "csv")
     assert set(csv["reached"]) >= {"data/formats.py", "data/opening.py"}
     assert "serve/app.py" not in csv["reached"]  # control: it is not a list of everything
+
+
+def test_a_reason_for_lines_that_are_not_there_is_refused():
+    check_places(PLACES)
+    gone = ["store/gone.py", "store/gone.py:read", "store/bundle.py:find_bundle", "store/bundle.py:"]
+    with pytest.raises(ValueError) as caught:
+        check_places([*PLACES, *gone])
+    words = f"no such file or function in the package: {', '.join(gone)}; see PLACES in unreached.py"
+    assert str(caught.value) == words
 
 
 def test_lines_are_told_apart(tmp_path):

@@ -22,7 +22,7 @@ PLACES = {
             "data/opening.py:_open_raw",
             "data/opening.py:_iconv",
             "data/opening.py:missing",
-            "store/bundle.py:find_bundle",
+            "store/finding.py:find_bundle",
         ),
         NAMES,
     ),
@@ -44,6 +44,7 @@ WORDS = (
 
 def unreached(rows: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
     """Lines that no reader reached, each as `file, function: line`, by the reason; those without one under `other`."""
+    check_places(PLACES)
     reached: dict[str, set[int]] = {}
     missed: dict[str, set[int]] = {}
     for row in rows:
@@ -57,6 +58,17 @@ def unreached(rows: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
             name = next((name for name, first, last in functions if first <= line <= last), "")
             told.setdefault(_why(file, name, words), []).append(f"{file}, {name}: {words}")
     return told
+
+
+def check_places(places: Iterable[str]) -> None:
+    """Refuse a place that is not in the package: its reason would be given for nothing, and its lines counted as luck."""
+    gone = [place for place in places if not _is_there(*place.split(":", 1))]
+    if gone:
+        raise ValueError(f"no such file or function in the package: {', '.join(gone)}; see PLACES in unreached.py")
+
+
+def _is_there(file: str, name: str | None = None) -> bool:
+    return Path(PACKAGE, file).is_file() and (name is None or name in {function for function, _, _ in _functions(file)})
 
 
 def _why(file: str, name: str, words: str) -> str:

@@ -14,7 +14,7 @@ from headstart.errors import HeadstartError
 from headstart.files import read_json, write_json
 from headstart.progress import Quiet
 from headstart.recipes.prepare import run_prepare, run_tokenizer
-from headstart.store.bundle import load_bundle, save_bundle
+from headstart.store.bundle import Bundle, load_bundle, save_bundle
 from headstart.store.cells import read_cell, write_cell
 from headstart.store.checkpoint import load_checkpoint, newest_good
 from headstart.store.rundir import RunFolder
@@ -89,7 +89,7 @@ def saves(data: Path) -> list[Save]:
 
     def bundle(folder: Path, seed: int) -> None:
         shape.model.backbone.embedding.weight.data.fill_(seed)
-        save_bundle(folder / "bundle", shape.model, tokenizer, about={"seed": seed}, objective="causal")
+        save_bundle(folder / "bundle", Bundle(shape.model, tokenizer, objective="causal", about={"seed": seed}))
 
     def shards(folder: Path, name: str) -> None:
         run_prepare(

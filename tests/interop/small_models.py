@@ -5,9 +5,10 @@ import random
 import torch
 
 from headstart.config import ModelConfig, TokenizerConfig
+from headstart.kinds import Classes
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import Model, build_classifier_head, build_language_head
-from headstart.store.bundle import load_bundle, save_bundle
+from headstart.store.bundle import Bundle, load_bundle, save_bundle
 from headstart.text.tokenizer import train_tokenizer
 from tiny import review
 
@@ -39,7 +40,7 @@ def classifier(folder, block: str, visibility: str, words=None, **facts):
     config = shape(block)
     head = build_classifier_head(config, len(LABELS), 0, visibility)
     model = jittered(Model(build_backbone(config, words.vocab_size, 0), head))
-    save_bundle(folder, model, words, labels=LABELS, visibility=visibility, about={}, **facts)
+    save_bundle(folder, Bundle(model, words, Classes(LABELS), visibility=visibility, **facts))
     return load_bundle(folder)
 
 
@@ -50,5 +51,5 @@ def language(folder, block: str, objective: str, words=None):
         Model(build_backbone(config, words.vocab_size, 0), build_language_head(config, words.vocab_size, 0))
     )
     visibility = "causal" if objective == "causal" else "both"
-    save_bundle(folder, model, words, objective=objective, visibility=visibility, about={})
+    save_bundle(folder, Bundle(model, words, objective=objective, visibility=visibility))
     return load_bundle(folder)

@@ -13,13 +13,14 @@ from small_models import ODD, TEXTS, jittered, shape, tokenizer
 
 from headstart.errors import UsageError
 from headstart.estimator import TextClassifier, TextRegressor
+from headstart.interop.compact_export import export_compact
 from headstart.interop.hf_export import export_hf
 from headstart.interop.onnx_export import export_onnx
 from headstart.kinds import Classes, Labels, Rating
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import Model, build_classifier_head
 from headstart.predict.predictor import Predictor
-from headstart.store.bundle import load_bundle, save_bundle
+from headstart.store.bundle import Bundle, load_bundle, save_bundle
 from tiny import CPU
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "onnx_predict.py"
@@ -33,6 +34,7 @@ PAIRS = [
 ]
 QUESTIONS = [*TEXTS[:8], *ODD, LONG]  # of several lengths, one beyond the context
 TARGETS = {
+    "classes": Classes(("bad", "fine", "good")),
     "labels": Labels(("bad", "fine", "good"), thresholds=(0.3, 0.5, 0.7)),
     "rating": Rating((), False, 1.0, 5.0, 3.0, 1.4),
     "pair": Classes(("other", "same"), pair=True),
@@ -47,7 +49,7 @@ def bundle_of(folder, name, block="classic", visibility="causal"):
     model = jittered(Model(build_backbone(config, words.vocab_size, 0), head))
     if target.kind == "rating":
         model.head.linear.bias.data += target.mean
-    save_bundle(folder, model, words, target=target, visibility=visibility, about={})
+    save_bundle(folder, Bundle(model, words, target, visibility=visibility))
     return load_bundle(folder)
 
 
@@ -154,3 +156,23 @@ def test_the_estimators_answer_as_we_do(tmp_path):
     with pytest.raises(UsageError) as caught:
         TextClassifier.load(tmp_path / "rating")
     assert str(caught.value) == f"{tmp_path / 'rating'} gives a rating; load it with TextRegressor"
+
+
+ROUNDING = {"fp32": 0.0, "bf16": 0.02, "int8": 0.04}
+"""How far an answer may move when the weights are rounded, as a share of the range of answers."""
+
+
+@pytest.mark.parametrize("storage", ROUNDING)
+@pytest.mark.parametrize("kind", [("classic", "causal"), ("modern", "both"), ("modern", "causal")], ids=str)
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_compact_bundle_keeps_the_task_and_answers_as_the_whole_one(tmp_path, name, kind, storage):
+    whole = bundle_of(tmp_path / "whole", name, *kind)
+    export_compact(whole, tmp_path / "small", storage)
+    small = load_bundle(tmp_path / "small", task="classify")
+    assert small.target == whole.target  # thresholds, bounds and scale with it
+    assert (small.labels, small.visibility, small.objective) == (whole.labels, whole.visibility, whole.objective)
+    asked = questions(name)
+    before, after = (Predictor(one, CPU).shares(Predictor(one, CPU).encode(asked)) for one in (whole, small))
+    span = whole.target.highest - whole.target.lowest if whole.target.kind == "rating" else 1.0
+    assert np.abs(before - after).max() <= ROUNDING[storage] * span
+    assert np.ptp(before, axis=0).max() > 2 * ROUNDING[storage] * span  # control: the answers differ by more than that

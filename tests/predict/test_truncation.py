@@ -1,10 +1,11 @@
 """A text that just fits is not called cut, and one token more is."""
 
 from headstart.config import TokenizerConfig
+from headstart.kinds import Classes
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import Model, build_classifier_head
 from headstart.predict.predictor import Predictor
-from headstart.store.bundle import load_bundle, save_bundle
+from headstart.store.bundle import Bundle, load_bundle, save_bundle
 from headstart.text.tokenizer import train_tokenizer
 from tiny import CPU, SHAPE
 
@@ -12,7 +13,7 @@ from tiny import CPU, SHAPE
 def test_a_text_that_just_fits_is_not_cut(tmp_path):
     tokenizer = train_tokenizer(["ab"], TokenizerConfig(vocab_size=260))  # bytes alone: a letter is a token
     model = Model(build_backbone(SHAPE, tokenizer.vocab_size, 0), build_classifier_head(SHAPE, 2, 0))
-    save_bundle(tmp_path / "b", model, tokenizer, labels=("no", "yes"), about={})
+    save_bundle(tmp_path / "b", Bundle(model, tokenizer, Classes(("no", "yes"))))
     predictor = Predictor(load_bundle(tmp_path / "b"), CPU)
     fits = "a" * (SHAPE.context - 1)
     assert [answer.truncated for answer in predictor.predict([fits, fits + "a"])] == [False, True]

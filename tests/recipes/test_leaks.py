@@ -18,7 +18,7 @@ from headstart.recipes.prepare import run_prepare
 from headstart.recipes.pretrain import run_pretrain
 from headstart.report.collect import collect
 from headstart.report.statistics import summarise
-from headstart.store.bundle import load_bundle, save_bundle
+from headstart.store.bundle import Bundle, load_bundle, save_bundle
 from planted import edited, reviews
 from tiny import Listener, finetune_config, pretrain_config
 
@@ -136,7 +136,7 @@ def test_a_model_that_went_on_remembers_both_texts(folder, tmp_path):
 
 def test_a_model_that_went_on_from_an_unknown_text_claims_nothing(folder, tmp_path):
     old = load_bundle(folder / "base")
-    save_bundle(tmp_path / "old", old.model, old.tokenizer, objective="causal", about={})
+    save_bundle(tmp_path / "old", Bundle(old.model, old.tokenizer, objective="causal"))
     run = run_pretrain(
         [str(folder / "texts.txt")], tmp_path / "on", pretrain_config(loop__steps=1), source=str(tmp_path / "old")
     )

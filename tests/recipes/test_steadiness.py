@@ -90,12 +90,14 @@ def test_few_rows_are_read_several_times_an_epoch(reviews, tmp_path):
     usual = finetune(reviews, tmp_path / "usual", loop__epochs=2)
     often = finetune(reviews, tmp_path / "often", loop__epochs=2, loop__least_steps=30)
     enough = finetune(reviews, tmp_path / "enough", loop__epochs=2, loop__least_steps=12)
-    steps = -(-48 // 8)
     assert len(epochs(often)) == len(epochs(usual)) == 2
-    # 48 rows in batches of 8 are 6 steps, 2 epochs are 12: three passes an epoch reach 36
-    assert -(-30 // (2 * steps)) == 3
     assert epochs(often)[-1]["train_loss"] < epochs(usual)[-1]["train_loss"]
     assert same(weights(enough), weights(usual))
+    with pytest.raises(Interrupted) as caught:
+        finetune(reviews, tmp_path / "cut", loop__epochs=2, loop__least_steps=30, runtime__time_limit=1e-5)
+    # 48 rows in batches of 8 are 6 steps, 2 epochs are 12: three passes an epoch reach 36
+    resume = f"headstart finetune --resume --out {tmp_path / 'cut'}"
+    assert str(caught.value) == f"time limit reached at step 1 of 36; saved. Go on with: {resume}"
 
 
 def test_many_rows_are_read_in_fewer_epochs(reviews, tmp_path):

@@ -8,7 +8,7 @@ from headstart.errors import StoreError, TransferError, UsageError
 from headstart.files import read_json, write_json
 from headstart.model.backbone import Backbone
 from headstart.model.heads import LanguageHead, Model, vocabulary_scores
-from headstart.store.bundle import load_bundle, save_bundle
+from headstart.store.bundle import Bundle, load_bundle, save_bundle
 from headstart.store.checkpoint import load_checkpoint, newest_good, resume_from, save_checkpoint, steps
 from headstart.store.receipt import transfer
 from headstart.store.rundir import RunFolder
@@ -32,7 +32,7 @@ def language_bundle(folder, tokenizer, seed=0):
     torch.manual_seed(seed)
     for parameter in model.parameters():
         parameter.data.normal_()
-    save_bundle(folder, model, tokenizer, about={})
+    save_bundle(folder, Bundle(model, tokenizer, objective="causal"))
     return model
 
 

@@ -1,5 +1,7 @@
 """Weights in fewer bytes: half or a quarter of the file, the same network each time it is read, and a receipt that holds."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,11 +12,13 @@ from small_models import LABELS, classifier, language
 from headstart.data.digests import text_digest
 from headstart.data.membership import Membership
 from headstart.errors import StoreError, UsageError
+from headstart.files import read_json, write_json
 from headstart.interop.compact_export import export_compact
 from headstart.interop.export import run_export
+from headstart.kinds import Classes, Labels, Rating
 from headstart.model.backbone import build_backbone
 from headstart.model.heads import Model, build_classifier_head
-from headstart.store.bundle import load_bundle
+from headstart.store.bundle import load_bundle, save_bundle
 from headstart.store.compact import load_weights, packed
 from headstart.store.receipt import transfer
 from headstart.store.tensors import save_tensors, tensor_sha256
@@ -131,3 +135,40 @@ def test_wrong_ways_are_told(tmp_path):
         run_export(tmp_path / "clf", tmp_path / "out", "compact", None, "int4")  # type: ignore[arg-type]
     assert str(caught.value) == "--weights must be one of fp32, bf16, int8, got 'int4'"
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_was_not_loaded_can_be_saved_and_has_no_folder(tmp_path):
+    whole = classifier(tmp_path / "whole", "modern", "both")
+    fresh = replace(whole, folder=None, about={"best_epoch": 3})
+    with pytest.raises(ValueError) as caught:
+        _ = fresh.path
+    assert str(caught.value) == "this model was not loaded from a folder"
+    save_bundle(tmp_path / "again", fresh)
+    again = load_bundle(tmp_path / "again", task="classify")
+    assert (again.path, again.about, again.target) == (tmp_path / "again", {"best_epoch": 3}, whole.target)
+
+
+def test_a_target_that_is_not_the_heads_is_refused(tmp_path):
+    whole = classifier(tmp_path / "clf", "modern", "both")
+    for target, words in ((Classes(()), "(classes) 0"), (Rating(()), "(rating) 1"), (Labels(("a", "b")), "(labels) 2")):
+        with pytest.raises(ValueError) as caught:
+            replace(whole, target=target)
+        assert str(caught.value) == f"the head has 3 outputs, its target {words}"
+    with pytest.raises(ValueError) as caught:
+        replace(language(tmp_path / "base", "modern", "causal"), target=Classes(LABELS))
+    assert str(caught.value) == "the head has 0 outputs, its target (classes) 3"
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind"), [({"labels": ["a", "b"]}, "classes"), ({"target": Rating(()).facts()}, "rating")]
+)
+def test_a_language_model_with_a_target_is_damaged(tmp_path, facts, kind):
+    from faults.readers import seal
+
+    folder = language(tmp_path / "base", "modern", "causal").path
+    write_json(folder / "bundle.json", read_json(folder / "bundle.json") | facts)
+    seal(folder, ("bundle.json",))
+    with pytest.raises(StoreError) as caught:
+        load_bundle(folder)
+    words = f"it holds a language model whose answers are {kind}"
+    assert str(caught.value) == f"{folder / 'bundle.json'} is damaged: {words}"

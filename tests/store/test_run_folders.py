@@ -9,7 +9,7 @@ from headstart.errors import DataError, StoreError, UsageError
 from headstart.files import _seal, read_json, sha256_of, whole_folder, write_json
 from headstart.model.backbone import Backbone
 from headstart.model.heads import LanguageHead, Model
-from headstart.store.bundle import load_bundle, save_bundle
+from headstart.store.bundle import Bundle, load_bundle, save_bundle
 from headstart.store.rundir import RunFolder
 from headstart.text.tokenizer import train_tokenizer
 from tiny import SHAPE, finetune_config
@@ -70,7 +70,8 @@ def test_a_full_disk_is_told_and_leaves_no_draft(tmp_path):
 
 def bundle(folder, tokenizer):
     size = tokenizer.vocab_size
-    save_bundle(folder, Model(Backbone(SHAPE, size), LanguageHead(SHAPE, size)), tokenizer, about={})
+    model = Model(Backbone(SHAPE, size), LanguageHead(SHAPE, size))
+    save_bundle(folder, Bundle(model, tokenizer, objective="causal"))
     return folder
 
 

@@ -11,8 +11,9 @@ from headstart.config import UNSCORED, MaskingConfig, ModelConfig, OptimConfig
 from headstart.data.batches import CausalRows
 from headstart.data.masking import hide
 from headstart.data.pairs import PairRows, weighted
-from headstart.model.heads import vocabulary_scores
+from headstart.model.heads import LanguageHead, Model, vocabulary_scores
 from headstart.model.pair_head import PairedHead
+from headstart.shape import StockConfig
 from headstart.train.loop import TrainState, fit
 from headstart.train.optim import build_optimizer, level
 from headstart.train.pairs import predict_tokens_and_pairs, score_pairs
@@ -116,3 +117,18 @@ def test_the_language_head_beside_a_pair_head_is_the_same_one():
         "pair.bias",
     }
     assert level("head.pair.weight", 4) == 0
+
+
+BERT = StockConfig(family="bert", norm_first=False, positions=12, embedding_norm=True, transform=True, head_bias=True)
+
+
+@pytest.mark.parametrize(
+    "shape", [SHAPE, SHAPE.model_copy(update={"block": "stock", "stock": BERT, "tied": True})], ids=["classic", "bert"]
+)
+def test_the_plain_head_of_a_pair_head_is_a_whole_language_head(shape):
+    whole, paired = language_model(shape=shape), paired_model(shape)
+    plain = Model(paired.backbone, paired.head.plain())
+    states = torch.randn(3, shape.width, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(vocabulary_scores(plain, states), vocabulary_scores(whole, states))
+    assert type(plain.head) is LanguageHead
+    assert plain.head.state_dict().keys() == whole.head.state_dict().keys()

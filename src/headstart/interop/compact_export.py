@@ -1,5 +1,6 @@
 """A bundle again, in fewer bytes: weights rounded, files named without their folders, as a thing to hand on."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,8 @@ def export_compact(
     check_out(out)
     known = Membership.read(bundle.path)
     seen = known if also is None else also if known is None else known | also
-    save_bundle(
-        out,
-        bundle.model,
-        bundle.tokenizer,
-        labels=bundle.labels,
-        windows=bundle.windows,
-        visibility=bundle.visibility,
-        objective=bundle.objective,
-        about=bundle.about | (more or {}),
-        extra=None if seen is None else {FILE: seen.to_bytes()},
-        storage=storage,
-    )
+    told = replace(bundle, about=bundle.about | (more or {}))
+    save_bundle(out, told, storage=storage, extra=None if seen is None else {FILE: seen.to_bytes()})
     return f"{_megabytes(bundle.path):.1f} MB in {bundle.name}, {_megabytes(out):.1f} MB in {out} ({storage})"
 
 

@@ -24,7 +24,7 @@ from headstart.model.backbone import Backbone
 from headstart.model.heads import LanguageHead, Model
 from headstart.model.positions import sinusoids
 from headstart.progress import Progress, Quiet
-from headstart.store.bundle import save_bundle
+from headstart.store.bundle import Bundle, save_bundle
 from headstart.store.rundir import RunFolder
 from headstart.store.tensors import load_into, load_tensors, tensor_sha256
 from headstart.text.tokenizer import load_tokenizer
@@ -121,7 +121,7 @@ def import_course(
     run = RunFolder.create(out, kind="import", command=command, config=config, inputs=inputs)
     with run.discarded_on_error(new=True):
         about = {"source": str(path), "sha256": receipt.sha256, "tokenizer": tokenizer.digest}
-        save_bundle(out / "bundle", model, tokenizer, objective="causal", about=about)
+        save_bundle(out / "bundle", Bundle(model, tokenizer, objective="causal", about=about))
         write_json(out / "receipt.json", receipt.as_dict())
         write_json(out / "result.json", about)
     (progress or Quiet()).say(f"{receipt.summary()}; model in {out}")

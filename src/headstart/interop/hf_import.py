@@ -19,10 +19,11 @@ from headstart.interop.hf_folder import LONGEST, Brought, Found, find_model, rea
 from headstart.interop.hf_stock import read_stock
 from headstart.interop.hf_tokens import read_tokenizer
 from headstart.interop.hf_weights import MODERN
+from headstart.kinds import Classes
 from headstart.layering import layered
 from headstart.model.backbone import Backbone
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
-from headstart.store.bundle import save_bundle
+from headstart.store.bundle import Bundle, save_bundle
 from headstart.store.rundir import RunFolder
 from headstart.store.tensors import load_into
 
@@ -74,7 +75,8 @@ def bring_in(source: str, folder: Path, out: Path) -> dict[str, Any]:
         "architecture": found.architecture,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
-    save_bundle(out, model, tokenizer, labels=labels, visibility=brought.visibility, objective=objective, about=about)
+    bundle = Bundle(model, tokenizer, Classes(labels), visibility=brought.visibility, objective=objective, about=about)
+    save_bundle(out, bundle)
     return about
 
 

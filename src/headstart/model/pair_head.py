@@ -30,8 +30,8 @@ class PairedHead(LanguageHead):
         return scores
 
     def plain(self) -> LanguageHead:
-        """The language head alone, with the layer it has here."""
+        """The language head alone, with the layers it has here."""
         head = LanguageHead.__new__(LanguageHead)
         nn.Module.__init__(head)
-        head.linear = self.linear
+        head.linear, head.ready, head.bias = self.linear, self.ready, self.bias
         return head

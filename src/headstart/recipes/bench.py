@@ -22,6 +22,7 @@ from torch import nn
 from headstart.config import FinetuneConfig, PretrainConfig, TokenizerConfig, Visibility
 from headstart.data.batches import Batch, CausalRows, LabelledRows
 from headstart.data.masking import ask
+from headstart.kinds import Classes
 from headstart.layering import layered
 from headstart.model.backbone import Backbone, build_backbone
 from headstart.model.heads import ClassifierHead, Model, build_classifier_head, build_language_head
@@ -30,7 +31,7 @@ from headstart.progress import Progress, Quiet
 from headstart.recipes.compiling import fault_of_the_compiler
 from headstart.recipes.settings import Settings, settings_of
 from headstart.runtime import Runtime, environment, start
-from headstart.store.bundle import save_bundle
+from headstart.store.bundle import Bundle, save_bundle
 from headstart.text.tokenizer import SpecialIds, train_tokenizer
 from headstart.train.evaluate import score_texts
 from headstart.train.graphs import Graphs, graphs_for, token_graphs_for
@@ -244,7 +245,7 @@ def _first_answer(model: Model[ClassifierHead], visibility: Visibility) -> Figur
     tokenizer = train_tokenizer(["a text to learn the letters from"] * 4, TokenizerConfig(vocab_size=300))
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "classifier"
-        save_bundle(folder, model.cpu(), tokenizer, labels=("no", "yes"), visibility=visibility, about={})
+        save_bundle(folder, Bundle(model.cpu(), tokenizer, Classes(("no", "yes")), visibility=visibility))
         command = [sys.executable, "-m", "headstart", "predict", str(folder), "a text"]
         taken = _timed(lambda: subprocess.run(command, check=True, capture_output=True), 0.0)
     return Figure("headstart predict, one text, from the start of the process", median(taken))

@@ -153,16 +153,15 @@ def _write(
     }
     if settled.thresholds:
         result["thresholds"] = [one.as_dict() for one in settled.thresholds]
-    windows = config.labelled.long_texts == "windows"
-    save_bundle(
-        run.path / "bundle",
+    bundle = Bundle(
         outcome.model,
         data.tokenizer,
-        target=settled.target,
-        windows=windows,
+        settled.target,
+        windows=config.labelled.long_texts == "windows",
         visibility=outcome.model.head.visibility,
         about=result,
     )
+    save_bundle(run.path / "bundle", bundle)
     run.note("result.json", result)
     run.tidy()
     for line in told(settled, outcome.test or outcome.valid):

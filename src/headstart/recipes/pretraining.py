@@ -303,15 +303,15 @@ class Pretraining:
             }
             result["pairs"] = about | score.about_pairs().get("pairs", {})
         head = model.head.plain() if isinstance(model.head, PairedHead) else model.head  # pairs were for this run alone
-        save_bundle(
-            self.run.path / "bundle",
+        bundle = Bundle(
             Model(model.backbone, head),
             self.tokenizer,
             objective=self.config.objective,
             visibility="causal" if self.config.objective == "causal" else "both",
             about=result,
-            extra=carried([stage.shards for stage in self.stages], self.source, taught),
         )
+        seen = carried([stage.shards for stage in self.stages], self.source, taught)
+        save_bundle(self.run.path / "bundle", bundle, extra=seen)
         self.run.note("result.json", result)
         self.run.tidy()
         for stage, part in zip(self.stages, scores, strict=True):

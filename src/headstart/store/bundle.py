@@ -4,7 +4,7 @@ README.md  bundle.json  tokenizer/  backbone.safetensors  head.safetensors  [mem
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -32,26 +32,50 @@ from headstart.store.tensors import load_into, save_tensors
 from headstart.text.tokenizer import Tokenizer, load_tokenizer
 
 Task = Literal["language", "classify"]
+NO_ANSWERS: Target = Classes(())
+"""The target of a language model."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A model, its tokenizer, and what its outputs mean."""
+    """A model, its tokenizer, and what its outputs mean: what `save_bundle` writes and `load_bundle` returns."""
 
-    path: Path
-    task: Task
     model: Model[Any]
     tokenizer: Tokenizer
-    labels: tuple[str, ...]
-    """The names of the classes in order; empty for a language model."""
-    windows: bool
-    visibility: Visibility
+    target: Target = NO_ANSWERS
+    """What its answers are: classes, labels or a rating; a language model has none."""
+    windows: bool = False
+    """Whether a classifier reads texts beyond its context in windows."""
+    visibility: Visibility = "causal"
     """How a classifier reads, or how one made from this language model should."""
-    objective: str
+    objective: str = "classify"
     """What it learnt by: causal, masked, hybrid, or classify."""
-    about: dict[str, Any]
-    target: Target
-    """What its answers are: classes, labels or a rating."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """Figures and origins worth keeping with the model (result, receipt, data); plain values."""
+    folder: Path | None = None
+    """Where it was loaded from; None for a model that was not."""
+
+    def __post_init__(self) -> None:
+        wanted = self.model.head.linear.out_features if self.task == "classify" else 0
+        if self.target.outputs != wanted:
+            raise ValueError(f"the head has {wanted} outputs, its target ({self.target.kind}) {self.target.outputs}")
+
+    @property
+    def task(self) -> Task:
+        """What the head is for."""
+        return "language" if isinstance(self.model.head, LanguageHead) else "classify"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the outputs in order; empty for a rating and for a language model."""
+        return self.target.labels
+
+    @property
+    def path(self) -> Path:
+        """The folder it was loaded from."""
+        if self.folder is None:
+            raise ValueError("this model was not loaded from a folder")
+        return self.folder
 
     @property
     def name(self) -> str:
@@ -66,47 +90,31 @@ class Bundle:
 
 
 def save_bundle(
-    folder: Path,
-    model: Model[Any],
-    tokenizer: Tokenizer,
-    *,
-    labels: tuple[str, ...] = (),
-    target: Target | None = None,
-    windows: bool = False,
-    visibility: Visibility = "causal",
-    objective: str = "classify",
-    about: dict[str, Any],
-    extra: Mapping[str, bytes] | None = None,
-    storage: Storage = "fp32",
+    folder: Path, bundle: Bundle, *, storage: Storage = "fp32", extra: Mapping[str, bytes] | None = None
 ) -> None:
-    """Write a bundle whole.
+    """Write a bundle whole. Files in its `about` are kept by their names, without their folders.
 
     Args:
-        target: what the answers are; without it, one of `labels`.
         storage: what the weights are kept in; they are computed in fp32 in any case.
-        about: figures and origins worth keeping with the model (result, receipt, data); plain values. Files in it are
-            kept by their names, without their folders.
         extra: further files, by name.
     """
-    task: Task = "language" if isinstance(model.head, LanguageHead) else "classify"
-    target = target or Classes(labels)
-    labels = target.labels
-    with whole_folder(folder, kind="bundle", about={"task": task, "labels": list(labels)}) as draft:
+    task, model, labels = bundle.task, bundle.model, list(bundle.labels)
+    with whole_folder(folder, kind="bundle", about={"task": task, "labels": labels}) as draft:
         (draft / "tokenizer").mkdir()
-        tokenizer.save(draft / "tokenizer")
+        bundle.tokenizer.save(draft / "tokenizer")
         save_tensors(draft / "backbone.safetensors", packed(model.backbone.state_dict(), storage))
         save_tensors(draft / "head.safetensors", packed(model.head.state_dict(), storage))
         facts = {
             "task": task,
-            "model": model.backbone.config.model_dump(mode="json"),
+            "model": bundle.config.model_dump(mode="json"),
             "vocab_size": model.backbone.vocab_size,
-            "tokenizer": tokenizer.digest,
-            "labels": list(labels),
-            "target": target.facts() if task == "classify" else None,
-            "windows": windows,
-            "visibility": visibility,
-            "objective": objective,
-            "about": handed_on(about),
+            "tokenizer": bundle.tokenizer.digest,
+            "labels": labels,
+            "target": bundle.target.facts() if task == "classify" else None,
+            "windows": bundle.windows,
+            "visibility": bundle.visibility,
+            "objective": bundle.objective,
+            "about": handed_on(bundle.about),
         }
         if storage != "fp32":
             facts["weights"] = storage
@@ -147,6 +155,8 @@ def load_bundle(folder: Path, *, task: Task | None = None) -> Bundle:
         if found not in get_args(Task) or not all(isinstance(label, str) for label in facts["labels"]):
             raise ValueError(f"it holds a model for {found!r}, with labels {facts['labels']!r}"[:200])
         target = target_from(facts.get("target"), labels)
+        if found == "language" and target.outputs:
+            raise ValueError(f"it holds a language model whose answers are {target.kind}")
     except ValidationError as error:
         raise StoreError(f"{path / 'bundle.json'} is damaged: {explain(error, ModelConfig)}") from None
     except (KeyError, TypeError, ValueError, OverflowError) as error:  # JSON of Python's has an Infinity
@@ -178,4 +188,4 @@ def load_bundle(folder: Path, *, task: Task | None = None) -> Bundle:
     )
     load_into(backbone, weights["backbone"], str(path / "backbone.safetensors"))
     load_into(head, weights["head"], str(path / "head.safetensors"))
-    return Bundle(path, found, Model(backbone, head), tokenizer, labels, windows, visibility, objective, about, target)
+    return Bundle(Model(backbone, head), tokenizer, target, windows, visibility, objective, about, path)

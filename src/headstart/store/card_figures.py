@@ -14,6 +14,7 @@ _METRICS = {
 }
 """What hubs call a measure, what the record calls it, and what people do."""
 _MOST_LABELS = 50
+_SPLITS = ("train", "valid", "test")
 
 
 def kind_of(facts: Mapping[str, Any]) -> str:
@@ -149,7 +150,10 @@ def rows_of(about: Mapping[str, Any]) -> list[str]:
         f"| split | file | rows | {'ratings' if rated else 'labels'} | sha256 of the rows |",
         "|---|---|---|---|---|",
     ]
-    for name, split in data.items():
+    for name in dict.fromkeys((*_SPLITS, *data)):  # JSON is written with sorted keys
+        if name not in data:
+            continue
+        split = data[name]
         rows.append(
             f"| {name} | `{bare(split['name'])}` | {split['rows']:,} | {_spread(split)} | `{split['sha256']}` |"
         )
