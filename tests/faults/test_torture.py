@@ -7,7 +7,7 @@ import pytest
 from faults.late import COMPILER
 from faults.reached import Reached, numbers
 
-FAULTS = ("lost", "torn", "different", "faults", "accepted")
+FAULTS = ("lost", "torn", "different", "faults", "accepted", "hung")
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +15,7 @@ def table(once):
     return json.loads(once("torture.py", "--size", "sample", "--out", "{folder}/answer.json"))
 
 
-@pytest.mark.parametrize("part", ["kills", "operations", "writes", "damage", "bytes", "text", "ends"])
+@pytest.mark.parametrize("part", ["kills", "operations", "workers", "writes", "damage", "bytes", "text", "ends"])
 def test_nothing_gives(table, part):
     rows = table[part]["rows"]
     assert {row["name"]: row[name] for row in rows for name in FAULTS if row.get(name)} == {}
@@ -27,6 +27,12 @@ def test_there_was_something_that_could_have_given(table):
 
     assert sum(of("kills", "kills")) == 4
     assert sum(of("operations", "kills")) > 3
+    assert dict(zip(of("workers", "name"), of("workers", "kills"), strict=True)) == {
+        "busy": 2,
+        "idle": 2,
+        "starting": 1,
+        "stopping": 2,
+    }
     assert min(of("writes", "failed")) >= 2
     assert of("writes", "failed") == of("writes", "kept")
     assert len(of("damage", "damaged")) == 10
