@@ -580,6 +580,7 @@ def torture() -> str:
         *(kill_row(row, "") for row in kills),
         *(kill_row(row, f", at every {ordinal(row['every'])} operation on the disk") for row in at),
         "",
+        *worker_kills(record),
         "| each operation of saving fails in turn: disk full, then disk broken | operations | failures | a whole state is there, one line says what happened |",
         "|---|---|---|---|",
         *(
@@ -606,7 +607,7 @@ def torture() -> str:
         "",
         f"Commands: `make torture-full` (Python {record['machine']['python']}, torch {record['machine']['torch']}, one core) and `python benchmarks/torture_peer.py "
         "docs/results/torture_peer.json` (which needs transformers and accelerate). The kills, the failed "
-        "writes and the damaged files are of commit ee34ed4 (failed operations: 06a272a); most mutations, the ends and the hostile text of earlier states of the source, with other work on the machine."
+        "writes and the damaged files are of commit ee34ed4 (failed operations: 06a272a); most mutations, the ends and the hostile text of earlier states of the source, with other work on the machine; the killed workers of a later one."
         + counted(record["bytes"]["rows"]),
     ]
     return "\n".join(lines)
@@ -635,6 +636,31 @@ def kill_row(row: dict, more: str) -> str:
     return (
         f"| {RUNS[row['name']]}{more} | {row['kills']} | {first} | {others} | {row['runs'] - wrong} of {row['runs']} |"
     )
+
+
+WORKERS = {
+    "busy": "with a job",
+    "idle": "its job done, another worker busy",
+    "starting": "within half a second of its start",
+    "stopping": "just before or after its parent gets SIGTERM or Ctrl-C",
+    "compare": "of `compare --jobs 2`, resumed until done",
+}
+
+
+def worker_kills(record: dict) -> list[str]:
+    """Worker processes of a grid killed, where that was done."""
+    if "workers" not in record:
+        return []
+    rows = record["workers"]["rows"]
+    return [
+        "| a worker process of several (`--jobs`) is killed, with four busy loops beside it | kills | hangs | results or states of other workers lost | anything else |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {WORKERS[row['name']]} | {row['kills']} | {len(row['hung'])} | {len(row['lost'])} | {len(row['faults']) + len(row.get('different', ()))} |"
+            for row in rows
+        ),
+        "",
+    ]
 
 
 def mutations(part: dict) -> list[str]:

@@ -8,7 +8,7 @@ from faults.late import COMPILER
 from faults.reached import Reached, numbers
 from faults.unreached import PLACES, check_places
 
-FAULTS = ("lost", "torn", "different", "faults", "accepted")
+FAULTS = ("lost", "torn", "different", "faults", "accepted", "hung")
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def table(once):
     return json.loads(once("torture.py", "--size", "sample", "--out", "{folder}/answer.json"))
 
 
-@pytest.mark.parametrize("part", ["kills", "operations", "writes", "damage", "bytes", "text", "ends"])
+@pytest.mark.parametrize("part", ["kills", "operations", "workers", "writes", "damage", "bytes", "text", "ends"])
 def test_nothing_gives(table, part):
     rows = table[part]["rows"]
     assert {row["name"]: row[name] for row in rows for name in FAULTS if row.get(name)} == {}
@@ -28,6 +28,12 @@ def test_there_was_something_that_could_have_given(table):
 
     assert sum(of("kills", "kills")) == 4
     assert sum(of("operations", "kills")) > 3
+    assert dict(zip(of("workers", "name"), of("workers", "kills"), strict=True)) == {
+        "busy": 2,
+        "idle": 2,
+        "starting": 1,
+        "stopping": 2,
+    }
     assert min(of("writes", "failed")) >= 2
     assert of("writes", "failed") == of("writes", "kept")
     assert len(of("damage", "damaged")) == 10

@@ -31,15 +31,18 @@ import torch
 
 torch.set_num_threads(1)
 
-from faults import damage, fuzzing, hostile, writing
+from faults import damage, fuzzing, hostile, worker_kills, writing
+from faults.ends import SMALL
 from faults.killing import Torture, attempt
 from faults.readers import readers
 from faults.runs import KINDS, go, tune, write_data
 from faults.unreached import unreached
 
 SIZES: dict[str, dict[str, Any]] = {
-    "sample": {"kills": 2, "kinds": ("pairs", "finetune"), "operations": {"finetune": 59}, "cuts": 4, "flips": 10, "cases": 20},
-    "usual": {"kills": 20, "kinds": KINDS, "operations": {"finetune": 7}, "cuts": 50, "flips": 200, "cases": 5_000},
+    "sample": {"kills": 2, "kinds": ("pairs", "finetune"), "operations": {"finetune": 59}, "cuts": 4, "flips": 10, "cases": 20,
+               "workers": {"busy": 2, "idle": 2, "starting": 1, "stopping": 2}},
+    "usual": {"kills": 20, "kinds": KINDS, "operations": {"finetune": 7}, "cuts": 50, "flips": 200, "cases": 5_000,
+              "workers": {"busy": 10, "idle": 10, "starting": 5, "stopping": 5, "compare": 2}},
     "full": {
         "kills": 60,
         "kinds": KINDS,
@@ -47,6 +50,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "cuts": 50,
         "flips": 200,
         "cases": 50_000,
+        "workers": {"busy": 110, "idle": 80, "starting": 50, "stopping": 50, "compare": 10},
     },
 }  # fmt: skip
 Rows = Iterator[dict[str, Any]]
@@ -73,6 +77,15 @@ class Session:
             torture = Torture(kind, self.data, self.work / "operations" / kind, steps=7)
             torture.at_every_operation(every)
             yield {"name": kind, "every": every, **torture.record}
+
+    def workers(self) -> Rows:
+        """SIGKILL to worker processes of a grid, with four busy loops beside it."""
+        with worker_kills.load():
+            for kind, kills in self.size["workers"].items():
+                work = self.work / "workers" / kind
+                real = kind == "compare"
+                torture = worker_kills.RealKills(self.data, work, SMALL) if real else worker_kills.Kills(kind, work)
+                yield {"name": kind, **torture.go(kills)}
 
     def writes(self) -> Rows:
         """Every operation of every kind of save fails in turn."""
@@ -130,9 +143,9 @@ class Session:
         assert code == 0, log.read_text()[-2000:]
 
 
-PARTS = ("kills", "operations", "bytes", "damage", "writes", "text", "ends")
+PARTS = ("kills", "operations", "workers", "bytes", "damage", "writes", "text", "ends")
 """In this order: what forks comes before what runs torch in this process."""
-FAULTS = ("lost", "torn", "different", "faults", "accepted")
+FAULTS = ("lost", "torn", "different", "faults", "accepted", "hung")
 
 
 def _write(path: Path, table: dict[str, Any], work: Path) -> None:
