@@ -29,7 +29,7 @@ test-all: $(VENV)/.dev
 
 # two to four processes started by torchrun, killed, stopped and resumed: about ten minutes on two cores
 test-ranks: $(VENV)/.dev
-	$(BIN)/python -m pytest -q tests/ranks -m "not gpu"
+	$(BIN)/python -m pytest -q tests/distributed -m "not gpu"
 
 # on a machine with a CUDA device and a Python that has torch and pytest already
 test-gpu:
@@ -37,7 +37,7 @@ test-gpu:
 
 # the same kernels without a GPU, by triton's interpreter: wants triton, and a numpy before 2.4
 test-kernels:
-	TRITON_INTERPRET=1 PYTHONPATH=src $(PYTHON) -m pytest -q tests/train/test_kernels.py tests/model/test_stream_kernels.py tests/model/test_product_kernels.py
+	TRITON_INTERPRET=1 PYTHONPATH=src $(PYTHON) -m pytest -q tests/kernels/test_triton_cross_entropy.py tests/kernels/test_triton_elementwise.py tests/kernels/test_triton_mlp.py
 
 # the documentation, into build/site; look at it with: python3 -m http.server -d build/site
 docs: $(VENV)/.docs

@@ -24,14 +24,14 @@ import torch
 from cpu import keep, made_by, options
 
 import headstart
-from headstart.config import RuntimeConfig
-from headstart.data.builtin import builtin_reviews
-from headstart.predict.exported import ExportedPredictor
+from headstart.config.schema import RuntimeConfig
+from headstart.data.corpus import builtin_reviews
+from headstart.predict.onnx_predictor import OnnxPredictor
 from headstart.predict.predictor import Predictor
 
 KINDS = {
     "classic": ("classic", {"loop.epochs": 2, "optim.lr": 3e-4}),
-    "modern-nano": ("modern-nano", {"loop.epochs": 2, "loop.least_steps": 1, "optim.lr": 1e-3}),
+    "modern-nano": ("modern-nano", {"loop.epochs": 2, "loop.min_steps": 1, "optim.lr": 1e-3}),
 }
 LEARN, SNIPPETS, REVIEWS = 1500, 600, 600
 """Rows to learn from, and texts that are timed."""
@@ -96,8 +96,8 @@ def answerers(folder: Path, threads: int) -> dict:
     from transformers import pipeline
 
     predictor = Predictor.load(folder, RuntimeConfig(device="cpu", threads=threads))
-    small = ExportedPredictor(Path(f"{folder}-onnx"), int8=True, threads=threads)
-    full = ExportedPredictor(Path(f"{folder}-onnx"), threads=threads)
+    small = OnnxPredictor(Path(f"{folder}-onnx"), int8=True, threads=threads)
+    full = OnnxPredictor(Path(f"{folder}-onnx"), threads=threads)
     plain = pipeline("text-classification", model=f"{folder}-hf", device="cpu")
     linear = make_pipeline(TfidfVectorizer(), LogisticRegression(max_iter=1000))
     learnt = texts()[0]
@@ -159,7 +159,7 @@ def agreed(kind: str, folder: Path) -> list[dict]:
         ours = [answer.label for answer in predictor.predict(asked)]
         row = {"model": kind, "texts": what, "count": len(asked)}
         for name, int8 in (("int8", True), ("fp32", False)):
-            answers = ExportedPredictor(Path(f"{folder}-onnx"), int8=int8, threads=1).predict(asked)
+            answers = OnnxPredictor(Path(f"{folder}-onnx"), int8=int8, threads=1).predict(asked)
             row[name] = sum(label == answer.label for label, answer in zip(ours, answers, strict=True))
         rows.append(row)
         print(row, flush=True)

@@ -26,10 +26,10 @@ from pathlib import Path
 import numpy as np
 from scipy.special import betaincinv, ndtri, stdtrit
 
-from headstart.measures import BINS
-from headstart.report.calibration import calibration_error, places_of
-from headstart.report.intervals import components, half_width, macro_f1_values
-from headstart.report.worth import read_epochs, read_off, texts_share
+from headstart.metrics import NUM_BINS, bin_indices
+from headstart.report.gain import epochs_to_reach, labels_to_reach, text_variance_fraction
+from headstart.report.intervals import half_width, macro_f1_values, variance_components
+from headstart.report.reliability import calibration_error
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "results" / "coverage.json"
 TABLES = 2000
@@ -143,7 +143,7 @@ def intervals(values: np.ndarray, rng: np.random.Generator) -> dict[str, tuple[n
     seeds, texts = values.shape[-2:]
     by_seed = values.mean(axis=-1)
     centre = by_seed.mean(axis=-1)
-    from_seeds, text_variance = components(values)
+    from_seeds, text_variance = variance_components(values)
     variance = from_seeds + text_variance / texts
     freedom = np.minimum(1e6, variance**2 * (seeds - 1) / np.maximum(1e-30, from_seeds**2))
     drawn = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=400) / seeds
@@ -196,7 +196,7 @@ def labels_measured(seeds: int, texts: int, luck: float, tables: int) -> dict:
             shift = np.clip(rng.normal(0, luck / 100, (1, seeds)), -0.1, 0.1)
             chance = pulled(chances(level, setting.hardness)[place][None], shift, level)[0]
             runs.append((rng.random((seeds, texts)) < chance).astype(np.float64))
-        found = read_off(runs[0], np.stack(runs[1:]), SIZES)
+        found = labels_to_reach(runs[0], np.stack(runs[1:]), SIZES)
         held += found.low is not None and found.low <= truth <= (found.high or math.inf)
         ended += found.high is not None
     return {
@@ -328,7 +328,7 @@ def epoch_by_epoch(start: np.ndarray, curve: np.ndarray, ours: np.ndarray, their
     """What one might do instead: the first epoch whose interval, made with test's own texts, lies below zero."""
     seeds, texts = ours.shape[-2:]
     lead = start[..., None] - curve
-    squared = stdtrit(texts - 1, 0.975) ** 2 * (components(ours - theirs)[1] / texts + 2 / texts**2)
+    squared = stdtrit(texts - 1, 0.975) ** 2 * (variance_components(ours - theirs)[1] / texts + 2 / texts**2)
     half = np.sqrt(squared[:, None] + stdtrit(seeds - 1, 0.975) ** 2 * lead.var(axis=1, ddof=1) / seeds)
     bounds = (lead.mean(axis=1) - half <= 0, lead.mean(axis=1) + half <= 0)
     return np.stack([np.where(gone.any(axis=1), gone.argmax(axis=1) + 1, math.inf) for gone in bounds], axis=1)
@@ -342,7 +342,7 @@ def epochs_measured(world: Epochs, tables: int) -> dict:
     for done in range(0, tables, chunk):
         drawn = epochs_drawn(rng, world, min(chunk, tables - done))
         for start, curve, one, other in zip(*drawn, strict=True):
-            found = read_epochs(start, curve, texts_share(one, other), world.texts)
+            found = epochs_to_reach(start, curve, text_variance_fraction(one, other), world.texts)
             ours.append([math.inf if end is None else end for end in (found.low, found.high)])
         others.append(epoch_by_epoch(*drawn))
     methods = {}
@@ -422,7 +422,7 @@ def true_error(sure: str, fault: str, luck: float) -> float:
     share = certainties(sure)
     lucks = luck / 100 * ndtri((np.arange(401) + 0.5) / 401) if luck else np.zeros(1)
     gaps = (share - right_chance(fault, share, each) for each in lucks)
-    return float(np.mean([np.abs(np.bincount(places_of(share), gap)).sum() / len(share) for gap in gaps]))
+    return float(np.mean([np.abs(np.bincount(bin_indices(share), gap)).sum() / len(share) for gap in gaps]))
 
 
 def answered(rng: np.random.Generator, world: Probabilities) -> tuple[np.ndarray, np.ndarray]:
@@ -438,9 +438,9 @@ def answered(rng: np.random.Generator, world: Probabilities) -> tuple[np.ndarray
 def resampled(rng: np.random.Generator, counts: np.ndarray, sure: np.ndarray, right: np.ndarray) -> tuple[float, float]:
     """What one might do instead: the quantiles of the error when seeds and texts, so many of each, are drawn again."""
     seeds, texts = sure.shape
-    tables = (sure - right)[..., None] * (places_of(sure)[..., None] == np.arange(BINS))
-    flat = tables.transpose(1, 0, 2).reshape(texts, seeds * BINS)
-    errors = np.abs(counts @ flat).reshape(RESAMPLES, seeds, BINS).sum(axis=-1) / texts
+    tables = (sure - right)[..., None] * (bin_indices(sure)[..., None] == np.arange(NUM_BINS))
+    flat = tables.transpose(1, 0, 2).reshape(texts, seeds * NUM_BINS)
+    errors = np.abs(counts @ flat).reshape(RESAMPLES, seeds, NUM_BINS).sum(axis=-1) / texts
     drawn = np.take_along_axis(errors, rng.integers(seeds, size=(RESAMPLES, seeds)), axis=1).mean(axis=1)
     error = float(np.abs(flat.sum(axis=0)).sum() / seeds / texts)
     low, high = np.quantile(drawn, (0.025, 0.975))
@@ -527,8 +527,8 @@ def write_world(folder: Path, kind: str, seed: int) -> None:
 def train_and_judge(folder: Path, kind: str, seed: int) -> dict:
     """Pretrain, compare over five seeds, and say what the report claims: of all five, and of the first three."""
     import headstart
-    from headstart.report.collect import collect
-    from headstart.report.worth import worth
+    from headstart.report.gain import gain
+    from headstart.report.load import load_comparison
 
     write_world(folder, kind, seed)
     pretraining = {"tokenizer.vocab_size": 400, "loop.steps": 300, "loop.batch_size": 32, "optim.lr": 5e-3}
@@ -546,11 +546,11 @@ def train_and_judge(folder: Path, kind: str, seed: int) -> dict:
         arms=("scratch", "pretrained"),
         settings={**ONE_CORE, "loop.epochs": 4, "loop.batch_size": 4, "optim.lr": 3e-3},
     )
-    whole = collect(folder / "comparison")
+    whole = load_comparison(folder / "comparison")
     found: dict = {"kind": kind, "seed": seed}
     for seeds in (3, 5):
         part = replace(whole, cells=tuple(cell for cell in whole.cells if cell.seed < seeds))
-        points = worth(part, "all").points
+        points = gain(part, "all").points
         found[str(seeds)] = [round(value, 4) for value in (points.mean, points.low, points.high)]
     return found
 

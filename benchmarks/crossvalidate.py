@@ -22,13 +22,12 @@ PRESET = "modern"
 
 def folds_of(texts, gold, folds: int, seed: int) -> np.ndarray:
     """A fold for every row: stratified, doubles together."""
-    from headstart.data.batches import shuffled
-    from headstart.data.digests import text_digest
+    from headstart.data.hashing import seeded_permutation, text_digest
 
     fold = np.zeros(len(gold), dtype=np.int64)
     for label in np.unique(gold):
         rows = np.flatnonzero(gold == label)
-        fold[rows[shuffled(len(rows), seed, 0)]] = np.arange(len(rows)) % folds
+        fold[rows[seeded_permutation(len(rows), seed, 0)]] = np.arange(len(rows)) % folds
     first: dict[int, int] = {}
     for row, text in enumerate(texts):
         fold[row] = fold[first.setdefault(text_digest(text), row)]
@@ -37,22 +36,24 @@ def folds_of(texts, gold, folds: int, seed: int) -> np.ndarray:
 
 def train_fold(task: dict) -> dict:
     """One fine-tuning; runs in a process of its own."""
-    from headstart.config import FinetuneConfig
-    from headstart.layering import layered, nested
-    from headstart.model import presets
-    from headstart.progress import Quiet
-    from headstart.recipes.classifier import build_classifier, reading_of
-    from headstart.recipes.finetune import choose_tokenizer, load_source, settled
-    from headstart.recipes.labelled_data import load_data
-    from headstart.recipes.training import Finetuning
-    from headstart.runtime import Stop, start
-    from headstart.store.rundir import RunFolder
+    from headstart.config import presets
+    from headstart.config.merge import merge_config, nest
+    from headstart.config.schema import FinetuneConfig
+    from headstart.interrupts import StopSignal
+    from headstart.progress import SilentProgress
+    from headstart.recipes.finetune.dataset import build_classifier, load_labelled_data, resolve_attention
+    from headstart.recipes.finetune.run import choose_tokenizer, load_source, resolve_config
+    from headstart.recipes.finetune.trainer import FinetuneTrainer
+    from headstart.runtime import setup_runtime
+    from headstart.store.run_folder import RunFolder
 
     started = time.time()
     source = load_source(task["run"])
-    settings = nested({**task["settings"], "runtime.seed": task["seed"]})
-    config = settled(layered(FinetuneConfig, presets.values(task["preset"], "finetune"), settings), source)
-    data = load_data(
+    settings = nest({**task["settings"], "runtime.seed": task["seed"]})
+    config = resolve_config(
+        merge_config(FinetuneConfig, presets.preset_values(task["preset"], "finetune"), settings), source
+    )
+    data = load_labelled_data(
         task["train"],
         task["valid"],
         None,
@@ -60,7 +61,7 @@ def train_fold(task: dict) -> dict:
         tokenizer=choose_tokenizer(source, None),
         tokenizer_config=config.tokenizer,
         seed=0,
-        progress=Quiet(),
+        progress=SilentProgress(),
     )
     both = replace(
         data.train,
@@ -75,10 +76,12 @@ def train_fold(task: dict) -> dict:
         valid=both.take(np.flatnonzero(fold == task["fold"])),
     )
     shape = config.model
-    model, _ = build_classifier(shape, data, source, task["run"], task["seed"], reading_of(config, source))
+    model, _ = build_classifier(shape, data, source, task["run"], task["seed"], resolve_attention(config, source))
     with tempfile.TemporaryDirectory() as scratch:
         run = RunFolder.create(Path(scratch) / "run", kind="finetune", command="", config=config, inputs={})
-        training = Finetuning(run, config, data, model, start(config.runtime), Stop(), Quiet(), quiet=True)
+        training = FinetuneTrainer(
+            run, config, data, model, setup_runtime(config.runtime), StopSignal(), SilentProgress(), quiet=True
+        )
         outcome = training.go(resume=False)
     accuracies = [epoch["valid_accuracy"] for epoch in outcome.epochs]
     return {k: task[k] for k in ("run", "name", "fold", "seed")} | {

@@ -26,10 +26,9 @@ import pyarrow.parquet
 import tokenizers
 from corpus import about, installed
 
-from headstart.config import TokenizerConfig
-from headstart.text.quick import plain, quick_engine
-from headstart.text.tokenizer import BytePairTokenizer, train_tokenizer
-from headstart.text.words import WordEncoder
+from headstart.config.schema import TokenizerConfig
+from headstart.tokenization.bpe import BPETokenizer, train_tokenizer
+from headstart.tokenization.bulk import WordEncoder, gigatoken_encoder, is_plain_batch
 
 CODE = "<u2"
 BATCH = 1000
@@ -154,43 +153,43 @@ def in_batches(strings: Iterator[str], size: int) -> Iterator[list[str]]:
         yield batch
 
 
-def reference(tokenizer: BytePairTokenizer) -> Encode:
+def reference(tokenizer: BPETokenizer) -> Encode:
     engine = tokenizers.Tokenizer.from_str(tokenizer.content.decode())
     engine.encode_special_tokens = True
     return lambda texts: [found.ids for found in engine.encode_batch_fast(texts, add_special_tokens=False)]
 
 
-def unbounded(tokenizer: BytePairTokenizer) -> Encode:
+def unbounded(tokenizer: BPETokenizer) -> Encode:
     """What the bound on a word's length, which few tokenizers have, costs the reference."""
     engine = tokenizers.Tokenizer.from_str(json.dumps(without_bound(tokenizer)))
     return lambda texts: [found.ids for found in engine.encode_batch_fast(texts, add_special_tokens=False)]
 
 
-def without_bound(tokenizer: BytePairTokenizer) -> dict:
+def without_bound(tokenizer: BPETokenizer) -> dict:
     """Its file without the bound, and without added tokens, which are nothing but characters in a text."""
     settings = json.loads(tokenizer.content)
     return settings | {"added_tokens": [], "pre_tokenizer": settings["pre_tokenizer"]["pretokenizers"][0]}
 
 
-def fast(tokenizer: BytePairTokenizer) -> Encode:
+def fast(tokenizer: BPETokenizer) -> Encode:
     encoder = WordEncoder(tokenizer, CODE)
     assert encoder._quick is not None
     return encoder.packed
 
 
-def without_fast(tokenizer: BytePairTokenizer) -> Encode:
+def without_fast(tokenizer: BPETokenizer) -> Encode:
     encoder = WordEncoder(tokenizer, CODE)
     encoder._quick = None
     return encoder.packed
 
 
-def alone(tokenizer: BytePairTokenizer) -> Encode:
-    engine = quick_engine(tokenizer.content, CODE)
+def alone(tokenizer: BPETokenizer) -> Encode:
+    engine = gigatoken_encoder(tokenizer.content, CODE)
     assert engine is not None
     return engine.packed
 
 
-def kitoken(tokenizer: BytePairTokenizer) -> Encode:
+def kitoken(tokenizer: BPETokenizer) -> Encode:
     """It does not know the bound."""
     from kitoken import Kitoken
 
@@ -211,7 +210,7 @@ def listed(row: bytes | list[int]) -> list[int]:
     return np.frombuffer(row, CODE).tolist() if isinstance(row, bytes) else row
 
 
-def parity(tokenizer: BytePairTokenizer, texts: list[str], count: int, sides: list[str]) -> list[dict]:
+def parity(tokenizer: BPETokenizer, texts: list[str], count: int, sides: list[str]) -> list[dict]:
     """By kind of string: how many there were, how many the guard let through to gigatoken, how many each side read otherwise."""
     encoders = {side: SIDES[side](tokenizer) for side in sides}
     rows = []
@@ -220,7 +219,7 @@ def parity(tokenizer: BytePairTokenizer, texts: list[str], count: int, sides: li
         for batch in in_batches(strings, BATCH):
             row["strings"] += len(batch)
             row["bytes"] += sum(len(text.encode()) for text in batch)
-            row["to_gigatoken"] += sum(plain(batch))
+            row["to_gigatoken"] += sum(is_plain_batch(batch))
             truth = encoders[sides[0]](batch)
             for side in sides[1:]:
                 found = encoders[side](batch)
@@ -230,7 +229,7 @@ def parity(tokenizer: BytePairTokenizer, texts: list[str], count: int, sides: li
     return rows
 
 
-def speed(tokenizer: BytePairTokenizer, texts: list[str], turns: int, sides: list[str]) -> dict:
+def speed(tokenizer: BPETokenizer, texts: list[str], turns: int, sides: list[str]) -> dict:
     """Megabytes a second on one core, every side in turn and begun anew each time: nothing that it kept helps it."""
     size = sum(len(text.encode()) for text in texts)
     rates: dict[str, dict[str, list[float]]] = {side: {"cpu": [], "clock": []} for side in sides}

@@ -22,20 +22,20 @@ import torch
 from peers import CourseModel, Shape
 from torch import Tensor, nn
 
-from headstart.config import FinetuneConfig, RuntimeConfig
-from headstart.data.batches import LabelledRows
-from headstart.layering import layered
-from headstart.model import presets
-from headstart.model.backbone import build_backbone
+from headstart.config import presets
+from headstart.config.merge import merge_config
+from headstart.config.schema import FinetuneConfig, RuntimeConfig
+from headstart.data.datasets import LabelledDataset
 from headstart.model.heads import Model, build_classifier_head
-from headstart.runtime import Runtime, start
-from headstart.text.tokenizer import SpecialIds
-from headstart.train.average import Average
-from headstart.train.graphs import Graphs, graphs_for
+from headstart.model.transformer import build_backbone
+from headstart.runtime import Runtime, setup_runtime
+from headstart.tokenization.base import SpecialIds
+from headstart.train.cuda_graphs import GraphCache, text_graphs
+from headstart.train.ema import EMA
 from headstart.train.loop import TrainState, fit
-from headstart.train.objectives import classify
-from headstart.train.optim import build_optimizer
-from headstart.train.parallel import ONE
+from headstart.train.objectives import classification_loss
+from headstart.train.optimizers import build_optimizer
+from headstart.train.parallel import SINGLE
 
 SPECIAL = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
 TEXTS = 4000
@@ -95,21 +95,21 @@ def course(shape: Shape, mean: float, device: torch.device) -> Step:
 
 def ours(
     config: FinetuneConfig, vocabulary: int, mean: float, runtime: Runtime, *, recorded: bool
-) -> tuple[Step, Graphs | None]:
+) -> tuple[Step, GraphCache | None]:
     """Headstart's own loop with the settings of a preset."""
-    reading = "causal" if config.model.block == "classic" else "both"
+    reading = "causal" if config.model.block == "classic" else "bidirectional"
     backbone = build_backbone(config.model, vocabulary, 0)
     model = Model(backbone, build_classifier_head(config.model, 2, 0, reading)).to(runtime.device)
     every, labels = texts(vocabulary, mean)
-    rows = LabelledRows(every, labels, SPECIAL, context=config.model.context)
-    average = Average(model, config.optim.average) if config.optim.average else None
+    rows = LabelledDataset(every, labels, SPECIAL, context=config.model.context)
+    ema = EMA(model, config.optim.ema_decay) if config.optim.ema_decay else None
     optimizer = build_optimizer(model, config.optim, config.transfer.layer_decay)
-    state = TrainState(model, optimizer, 0, average=average)
-    graphs = graphs_for(model, runtime, ONE, print) if recorded else None
+    state = TrainState(model, optimizer, 0, ema=ema)
+    graphs = text_graphs(model, runtime, SINGLE, print) if recorded else None
     reports = fit(
         state,
         lambda step: [rows.batch(which(step, config.loop.batch_size))],
-        lambda batch: classify(model, batch),
+        lambda batch: classification_loss(model, batch),
         config.optim,
         1 << 30,
         runtime,
@@ -120,8 +120,8 @@ def ours(
 
 def settings(preset: str, **model: Any) -> FinetuneConfig:
     """What a preset says of fine-tuning, with some changes to the network."""
-    values = {k: v for k, v in presets.values(preset, "finetune").items() if k in FinetuneConfig.model_fields}
-    return layered(FinetuneConfig, values, {"model": model})
+    values = {k: v for k, v in presets.preset_values(preset, "finetune").items() if k in FinetuneConfig.model_fields}
+    return merge_config(FinetuneConfig, values, {"model": model})
 
 
 def rates(
@@ -172,7 +172,7 @@ def row(name: str, runtime: Runtime, rounds: int) -> dict[str, Any]:
     return {
         "batch": batch,
         "tokens_a_text": mean,
-        "texts_a_second": found,
+        "texts_per_second": found,
         "ms_a_step": {arm: round(1000 * batch / rate, 3) for arm, rate in found.items()},
         "ready_s": ready,
         "ratios": faster,
@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--commit", default="", help="what is measured, for the record")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    runtime = start(RuntimeConfig())
+    runtime = setup_runtime(RuntimeConfig())
     gpu, began = runtime.device.type == "cuda", time.perf_counter()
     tables: dict[str, Any] = {}
     for name in given.rows or ROWS:

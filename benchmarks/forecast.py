@@ -59,30 +59,30 @@ def measure(preset: str, rows: int, compiled: bool, changes: dict, texts: Simple
     """The median of the later steps, and the most memory at any moment of them."""
     import torch
 
-    from headstart.config import PretrainConfig
-    from headstart.data.batches import CausalRows
-    from headstart.data.masking import ask
-    from headstart.layering import layered
-    from headstart.model import presets
-    from headstart.model.backbone import build_backbone
+    from headstart.config import presets
+    from headstart.config.merge import merge_config
+    from headstart.config.schema import PretrainConfig
+    from headstart.data.datasets import PackedDataset
+    from headstart.data.masking import make_batch
     from headstart.model.heads import Model, build_language_head
-    from headstart.runtime import start
-    from headstart.text.tokenizer import SpecialIds
+    from headstart.model.transformer import build_backbone
+    from headstart.runtime import setup_runtime
+    from headstart.tokenization.base import SpecialIds
     from headstart.train.loop import TrainState, fit
-    from headstart.train.objectives import predict_tokens
-    from headstart.train.optim import build_optimizer
+    from headstart.train.objectives import language_model_loss
+    from headstart.train.optimizers import build_optimizer
 
     special = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
     own = {"loop": {"batch_size": rows}, "runtime": {"threads": 1}}
-    config = layered(PretrainConfig, presets.values(preset, "pretrain"), own, changes)
-    runtime = start(config.runtime)
+    config = merge_config(PretrainConfig, presets.preset_values(preset, "pretrain"), own, changes)
+    runtime = setup_runtime(config.runtime)
     on_gpu = runtime.device.type == "cuda"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     backbone = build_backbone(config.model, VOCABULARY, 0)
     model = Model(backbone, build_language_head(config.model, VOCABULARY, 0)).to(runtime.device)
     if compiled:
         backbone.compile_layers()
-    laid = CausalRows(
+    laid = PackedDataset(
         texts, np.arange(len(texts.lengths)), special, context=config.model.context, layout="packed", seed=0
     )
     state = TrainState(model, build_optimizer(model, config.optim), 0)
@@ -91,12 +91,12 @@ def measure(preset: str, rows: int, compiled: bool, changes: dict, texts: Simple
         torch.cuda.reset_peak_memory_stats()
 
     def fetch(step: int) -> list:
-        return [ask(laid, step * rows, rows, config, special, VOCABULARY, 0)]
+        return [make_batch(laid, step * rows, rows, config, special, VOCABULARY, 0)]
 
     # one thread's own time on a CPU, so that other work on the machine does not count
     clock = time.perf_counter if on_gpu else time.process_time
     seconds, scored, last = [], [], clock()
-    for report in fit(state, fetch, lambda batch: predict_tokens(model, batch), config.optim, steps, runtime):
+    for report in fit(state, fetch, lambda batch: language_model_loss(model, batch), config.optim, steps, runtime):
         if on_gpu:
             torch.cuda.synchronize()
         seconds.append(clock() - last)
@@ -162,14 +162,13 @@ def main() -> None:
 
 def fit_all(files: list[Path]) -> None:
     """Fit the constants of each machine, and print them with the errors of every run: within, and when it is left out."""
-    from headstart.recipes.forecast import errors, fitted
-    from headstart.recipes.machines import MACHINES
+    from headstart.recipes.forecast import MACHINES, fitted, forecast_errors
 
     for file in files:
         content = json.loads(file.read_text())
         machine = MACHINES[content["machine"]]
         print(fitted(content["runs"], machine))
-        for run, off in zip(content["runs"], errors(content["runs"], machine), strict=True):
+        for run, off in zip(content["runs"], forecast_errors(content["runs"], machine), strict=True):
             name = f"{run['preset']} x {run['rows']}{' compiled' if run['compile'] else ''}"
             memory = "" if off["memory"] is None else f"{run['peak'] / 2**30:7.2f} GiB {off['memory']:+6.1%}"
             print(

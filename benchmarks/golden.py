@@ -81,24 +81,24 @@ FLAGS = {
     "epochs": "--loop.epochs",
     "batch": "--loop.batch-size",
     "accumulate": "--loop.accumulate",
-    "least_steps": "--loop.least-steps",
+    "min_steps": "--loop.min-steps",
     "patience": "--loop.patience",
-    "choose": "--loop.choose",
+    "choose": "--loop.select",
     "watch_test": "--loop.watch-test",
     "evaluate_every": "--loop.evaluate-every",
-    "pair_weight": "--pairs.weight",
+    "pair_weight": "--next-sentence.weight",
     "mask_rate": "--masking.rate",
     "optimizer": "--optim.optimizer",
     "lr": "--optim.lr",
     "decay": "--optim.weight-decay",
     "warmup": "--optim.warmup",
     "schedule": "--optim.schedule",
-    "average": "--optim.average",
+    "ema_decay": "--optim.ema-decay",
     "freeze": "--transfer.freeze",
     "unfreeze_every": "--transfer.unfreeze-every",
     "layer_decay": "--transfer.layer-decay",
     "transfer_dropout": "--transfer.dropout",
-    "reading": "--transfer.reading",
+    "reading": "--transfer.attention",
     "class_weights": "--transfer.class-weights",
     "block": "--model.block",
     "width": "--model.width",
@@ -125,7 +125,7 @@ FLAGS = {
     "precision": "--runtime.precision",
     "threads": "--runtime.threads",
 }
-VALUES: dict[tuple[str, str], str] = {}
+VALUES: dict[tuple[str, str], str] = {("reading", "both"): "bidirectional"}
 """(setting, its value below) -> what it is called today, such as ("choose", "last"): "final"."""
 FILES = {
     "metrics": "metrics.jsonl",
@@ -140,13 +140,22 @@ FILES = {
 
 RENAMED: dict[str, dict[str, str | None]] = {
     # names of settings where they are keys of a result (tune's trials): "optim.lr": "optimizer.rate"
-    "settings": {},
+    "settings": {
+        "optim.average": "optim.ema_decay",
+        "loop.choose": "loop.select",
+        "labelled.valid_share": "labelled.valid_fraction",
+    },
     # keys of metrics and results: "macro_f1": "f1_macro", or several in a row "test/loss": "test/log_loss"; None: gone
     "keys": {},
     # strings that were recorded, such as arms and labels: "nbsvm": "nb-svm"
     "values": {},
     # parts of tensor names, replaced in this order: "backbone:layers.": "model:trunk.layers."
-    "tensors": {},
+    "tensors": {
+        "attention.inward": "attention.qkv_proj",
+        "attention.outward": "attention.out_proj",
+        "first_norm": "embedding_norm",
+        "head:ready": "head:transform",
+    },
     # keys that were not there at the time of the golden file and may be there now: "new_key": None
     "added": {},
 }
@@ -260,7 +269,7 @@ SMALL = {"vocab": 600, "context": 64, "held_out": 0.05, "evaluate_every": 50}
 CLASSIC = {"preset": "classic", "width": 48, "depth": 2, "heads": 2, "feedforward": 64, "lr": 0.002}
 MODERN = {"preset": "modern-nano", "width": 64, "depth": 3, "heads": 2, "feedforward": 96, "batch": 16}
 PRETRAIN = {**SMALL, "steps": 200}
-FINETUNE = {"epochs": 5, "batch": 8, "least_steps": 0}
+FINETUNE = {"epochs": 5, "batch": 8, "min_steps": 0}
 """320 rows to learn from, 8 a step: 200 steps."""
 PROMPT = f"{WORDS['all'][0]} {WORDS['river'][0]}"
 
@@ -358,7 +367,7 @@ CASES = {
         (
             pretraining(
                 "stages",
-                {**CLASSIC, **PRETRAIN, "accumulate": 2, "batch": 8, "average": 0.98, "optimizer": "adamw"}
+                {**CLASSIC, **PRETRAIN, "accumulate": 2, "batch": 8, "ema_decay": 0.98, "optimizer": "adamw"}
                 | {"decay": 0.1, "warmup": 0.1, "schedule": "linear", "layout": "documents"}
                 | {"stage": ("other.txt share=0.4 context=32", "corpus.txt share=0.6")},
                 (),
@@ -421,7 +430,7 @@ CASES = {
         classifier(
             "clf-gradual",
             "uneven",
-            {"from": "modern", "unfreeze_every": 1, "class_weights": "river=0.5,stone=1,cloud=3", "average": 0},
+            {"from": "modern", "unfreeze_every": 1, "class_weights": "river=0.5,stone=1,cloud=3", "ema_decay": 0},
         ),
         ("modern",),
     ),
@@ -444,7 +453,7 @@ CASES = {
                 "compare",
                 ("classes.csv",),
                 {"test": "classes-test.csv", "from": "modern", "labels": "100,all", "seeds": 2, "epochs": 2}
-                | {"arms": "majority,tfidf,nbsvm,scratch,frozen,pretrained", "least_steps": 0},
+                | {"arms": "majority,tfidf,nbsvm,scratch,frozen,pretrained", "min_steps": 0},
                 "comparison",
                 ("results", "cells"),
             ),

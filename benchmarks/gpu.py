@@ -32,7 +32,7 @@ CLASSIC = Task(
 )
 GPT2 = Task(
     "gpt2",
-    {"block": "stock", "width": 768, "depth": 12, "heads": 12, "feedforward": 3072, "stock": STOCK},
+    {"block": "generic", "width": 768, "depth": 12, "heads": 12, "feedforward": 3072, "generic": STOCK},
     50257,
     32,
     1024,
@@ -215,10 +215,10 @@ def row(bench: Bench, task: Task, makers: dict[str, Callable[[], Side]], key: st
         if not figures.get("ms"):
             continue
         ms = statistics.median(figures["ms"])
-        figures |= {"tokens_a_second": 1000 * task.tokens / ms, "mfu": 1e-9 * usual / ms / bench.peak}
+        figures |= {"tokens_per_second": 1000 * task.tokens / ms, "mfu": 1e-9 * usual / ms / bench.peak}
         if isinstance(sides[name], Headstart):
             figures["strict_mfu"] = 1e-9 * strict / ms / bench.peak
-        line = f"{key:15} {name:28} {ms:8.2f} ms {figures['tokens_a_second'] / 1e6:7.3f} M tokens/s {figures['gib']:6.2f} GiB"
+        line = f"{key:15} {name:28} {ms:8.2f} ms {figures['tokens_per_second'] / 1e6:7.3f} M tokens/s {figures['gib']:6.2f} GiB"
         line += f"  {100 * figures['mfu']:5.1f} % of peak"
         if "strict_mfu" in figures:
             line += f" (strict {100 * figures['strict_mfu']:.1f} %)"
@@ -228,7 +228,7 @@ def row(bench: Bench, task: Task, makers: dict[str, Callable[[], Side]], key: st
         print(line, flush=True)
     record: dict[str, Any] = {
         "shape": {"batch": task.batch, "length": task.length, "vocabulary": task.vocabulary, "mean": task.mean}
-        | {name: value for name, value in task.model.items() if name not in ("stock", "block")},
+        | {name: value for name, value in task.model.items() if name not in ("generic", "block")},
         "rounds": bench.given.rounds,
         "steps": bench.given.steps,
         "warm": bench.given.warm,
@@ -375,7 +375,7 @@ def curve_point(bench: Bench, task: Task) -> dict[str, Any]:
         seconds, (usual, _) = statistics.median(taken[3:]), side.operations()
         return {
             "gib": gib,
-            "tokens_a_second": task.tokens / seconds,
+            "tokens_per_second": task.tokens / seconds,
             "mfu": 1e-12 * usual / seconds / bench.peak,
         }
     except Exception as error:

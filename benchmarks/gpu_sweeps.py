@@ -10,8 +10,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
+from headstart.kernels.cross_entropy import (
+    _add_product,
+    chunk_rows,
+    chunked_loss_cuda,
+    from_logits,
+    logits_to_grad_reference,
+)
 from headstart.model.attention import attend
-from headstart.train.bites import _add_product, bite_rows, by_scores, loss_in_bites, plain_slopes
 
 ATTENTION = {  # rows, heads, tokens, width of a head, causal
     "classic": (128, 2, 256, 100, True),
@@ -84,7 +90,7 @@ def _ways(shape: tuple, device: str) -> dict[str, Callable[[Tensor, Tensor, Tens
         )
         return mixed[0][..., :head]
 
-    bounds = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
+    cu_seqlens = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
 
     def between(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (part.transpose(1, 2).flatten(0, 1) for part in (q, k, v))
@@ -92,7 +98,7 @@ def _ways(shape: tuple, device: str) -> dict[str, Callable[[Tensor, Tensor, Tens
         if missing:
             q, k, v = (F.pad(part, (0, missing)) for part in (q, k, v))
         window = (-1, 0) if causal else (-1, -1)
-        mixed = varlen_attn(q, k, v, bounds, bounds, length, length, scale=head**-0.5, window_size=window)
+        mixed = varlen_attn(q, k, v, cu_seqlens, cu_seqlens, length, length, scale=head**-0.5, window_size=window)
         return mixed[..., :head].unflatten(0, (batch, length)).transpose(1, 2)
 
     ways = {"torch's choice": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal)}
@@ -139,16 +145,16 @@ def loss_rows(device: str, *, tiny: bool) -> Iterator[dict]:
         bias = torch.zeros(vocabulary, device=device) if biased else None
         targets = torch.randint(vocabulary, (count,), device=device)
         asked = hidden, weight, bias, targets, torch.bfloat16
-        taken = bite_rows(count, -(-vocabulary // 64) * 64, 2)
-        ways: dict[str, Callable[[], object]] = {f"as it is ({taken})": lambda a=asked: loss_in_bites(*a)}
+        taken = chunk_rows(count, -(-vocabulary // 64) * 64, 2)
+        ways: dict[str, Callable[[], object]] = {f"as it is ({taken})": lambda a=asked: chunked_loss_cuda(*a)}
         for rows in (128,) if tiny else BITES:
-            ways[f"bites of {rows}"] = lambda a=asked, rows=rows: loss_in_bites(*a, rows=rows)
+            ways[f"bites of {rows}"] = lambda a=asked, rows=rows: chunked_loss_cuda(*a, rows=rows)
         if device == "cuda":
-            from headstart.train.row_kernel import to_slopes
+            from headstart.kernels.triton.cross_entropy import logits_to_grad
 
-            old = by_scores(to_slopes)
-            ways["by scores"] = lambda a=asked, old=old: loss_in_bites(*a, way=old)
-        ways["without triton"] = lambda a=asked: loss_in_bites(*a, way=by_scores(plain_slopes))
+            old = from_logits(logits_to_grad)
+            ways["by scores"] = lambda a=asked, old=old: chunked_loss_cuda(*a, way=old)
+        ways["without triton"] = lambda a=asked: chunked_loss_cuda(*a, way=from_logits(logits_to_grad_reference))
         ways["full scores"] = lambda a=asked: _full_scores(*a)
         for way_name, way in (ways | _pieces(*asked, rows=taken)).items():
             row: dict = {"shape": name, "way": way_name}
@@ -188,23 +194,22 @@ def _pieces(
     torch.mm(low, table.T, out=scores)
     pieces: dict[str, Callable[[], object]] = {
         "scores": lambda: torch.mm(low, table.T, out=scores),
-        "slopes without triton": lambda: plain_slopes(*asked),
+        "slopes without triton": lambda: logits_to_grad_reference(*asked),
         "by hidden": lambda: torch.mm(scores, table[:, : hidden.shape[1]], out=out),
         "by table": lambda: _add_product(total, scores.T, low, first=False),
         "by table, bf16": lambda: total.add_(scores.T @ low),
     }
     if hidden.is_cuda:
-        from headstart.model.product_kernel import Tile
-        from headstart.train.power_kernel import by_powers
-        from headstart.train.row_kernel import to_slopes
+        from headstart.kernels.triton.cross_entropy import from_exp_logits, logits_to_grad
+        from headstart.kernels.triton.mlp import Tile
 
-        pieces["slopes"] = lambda: to_slopes(*asked)
+        pieces["slopes"] = lambda: logits_to_grad(*asked)
         for most, warps in KERNELS:
             name = f"slopes, {most} by {warps} warps"
-            pieces[name] = lambda most=most, warps=warps: to_slopes(*asked, most=most, warps=warps)
+            pieces[name] = lambda most=most, warps=warps: logits_to_grad(*asked, most=most, warps=warps)
         for sizes in TILES:
             tile = Tile(*sizes)
-            pieces[f"powers, {'x'.join(map(str, tile))}"] = lambda tile=tile: by_powers(
+            pieces[f"powers, {'x'.join(map(str, tile))}"] = lambda tile=tile: from_exp_logits(
                 exact, table, *asked[1:], scores, tile=tile
             )
     return {f"one bite of {rows}: {name}": piece for name, piece in pieces.items()}

@@ -192,22 +192,22 @@ def trainer_step(shape: Shape) -> Step:
 
 def headstart_step(shape: Shape) -> Step:
     """Headstart's own loop with the classic preset's settings."""
-    from headstart.config import ModelConfig, PretrainConfig, RuntimeConfig
-    from headstart.data.batches import Batch
-    from headstart.layering import layered
-    from headstart.model import presets
-    from headstart.model.backbone import build_backbone
+    from headstart.config import presets
+    from headstart.config.merge import merge_config
+    from headstart.config.schema import ModelConfig, PretrainConfig, RuntimeConfig
+    from headstart.data.batch import Batch
     from headstart.model.heads import Model, build_language_head
-    from headstart.runtime import start
+    from headstart.model.transformer import build_backbone
+    from headstart.runtime import setup_runtime
     from headstart.train.loop import TrainState, fit
-    from headstart.train.objectives import predict_tokens
-    from headstart.train.optim import build_optimizer
+    from headstart.train.objectives import language_model_loss
+    from headstart.train.optimizers import build_optimizer
 
-    optim = layered(PretrainConfig, presets.values("classic", "pretrain"), {}).optim
+    optim = merge_config(PretrainConfig, presets.preset_values("classic", "pretrain"), {}).optim
     config = ModelConfig(
         width=shape.width, depth=shape.depth, heads=shape.heads, feedforward=shape.width, context=shape.length
     )
-    runtime = start(RuntimeConfig(device="cpu", threads=torch.get_num_threads()))
+    runtime = setup_runtime(RuntimeConfig(device="cpu", threads=torch.get_num_threads()))
     model = Model(build_backbone(config, shape.vocabulary, 0), build_language_head(config, shape.vocabulary, 0))
 
     def fetch(step: int) -> list[Batch]:
@@ -215,7 +215,7 @@ def headstart_step(shape: Shape) -> Step:
         return [Batch(ids, None, targets, targets.numel())]
 
     state = TrainState(model, build_optimizer(model, optim), 0)
-    reports = fit(state, fetch, lambda batch: predict_tokens(model, batch), optim, 1 << 30, runtime)
+    reports = fit(state, fetch, lambda batch: language_model_loss(model, batch), optim, 1 << 30, runtime)
     return lambda: next(reports).loss
 
 

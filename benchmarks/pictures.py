@@ -18,18 +18,18 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from headstart.config import PADDING, UNSCORED, MaskingConfig, ModelConfig, TokenizerConfig
-from headstart.data.batches import Batch
-from headstart.data.masking import hide
-from headstart.model.attention import visible
-from headstart.model.backbone import build_backbone
+from headstart.config.schema import IGNORE_INDEX, PADDING_SEGMENT, MaskingConfig, ModelConfig, TokenizerConfig
+from headstart.data.batch import Batch
+from headstart.data.masking import mask_tokens
+from headstart.model.attention import apply_rotary, build_attention_mask, rotary_cos_sin
 from headstart.model.heads import Model, build_classifier_head, build_language_head
-from headstart.model.ledger import ledger
-from headstart.model.positions import angles, sinusoids, turn
-from headstart.report.canvas import svg
+from headstart.model.parameter_count import count_parameters
+from headstart.model.transformer import build_backbone, sinusoids
+from headstart.report.figures import svg
 from headstart.store.bundle import Bundle, save_bundle
-from headstart.store.receipt import TransferReceipt, transfer
-from headstart.text.tokenizer import SpecialIds, train_tokenizer
+from headstart.store.transfer import TransferReceipt, transfer
+from headstart.tokenization.base import SpecialIds
+from headstart.tokenization.bpe import train_tokenizer
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 INK, FAINT, BLUE, ORANGE, GREEN, GREY = "#333333", "#d9d9d9", "#0072b2", "#d55e00", "#008060", "#9a9a9a"
@@ -69,12 +69,12 @@ def mask() -> Figure:
     words = ["<sos>", "ce", "livre", "est", "beau"]
     packed = ["<sos>", "trop", "long", "<sos>", "très", "beau", "<pad>"]
     one = torch.zeros(1, len(words), dtype=torch.long)
-    two = torch.tensor([[0, 0, 0, 1, 1, 1, PADDING]])
+    two = torch.tensor([[0, 0, 0, 1, 1, 1, PADDING_SEGMENT]])
     figure, axes = sheet(9.2, 3.6, 3, [5, 7, 5])
     parts = (
-        ("causal: nothing to the right", words, visible(one, "causal")),
-        ("two documents in a row, and padding", packed, visible(two, "causal")),
-        ("both ways: for hidden words", words, visible(one, "both")),
+        ("causal: nothing to the right", words, build_attention_mask(one, "causal")),
+        ("two documents in a row, and padding", packed, build_attention_mask(two, "causal")),
+        ("both ways: for hidden words", words, build_attention_mask(one, "bidirectional")),
     )
     for place, (title, names, seen) in zip(axes, parts, strict=True):
         titled(place, title)
@@ -119,8 +119,8 @@ def rotary() -> Figure:
     """One pair of numbers turned by its position, and the products of turned vectors, from `angles` and `turn`."""
     figure, (pair, products) = sheet(9.2, 3.3, 2, [1, 1.7])
     titled(pair, "a pair of numbers, turned by its place")
-    cos, sin = angles(torch.arange(6), 2, base=1.0)
-    turned = rounded(turn(torch.tensor([[1.0, 0.0]]).expand(6, 2), cos, sin))
+    cos, sin = rotary_cos_sin(torch.arange(6), 2, base=1.0)
+    turned = rounded(apply_rotary(torch.tensor([[1.0, 0.0]]).expand(6, 2), cos, sin))
     for place, (x, y) in enumerate(turned):
         pair.annotate("", (x, y), (0, 0), arrowprops={"arrowstyle": "-|>", "color": BLUE, "linewidth": 1.6})
         pair.text(1.16 * x, 1.16 * y, str(place), color=INK, ha="center", va="center", fontsize=9)
@@ -130,8 +130,8 @@ def rotary() -> Figure:
     chance = torch.Generator().manual_seed(0)
     query, key = torch.randn(2, 1, width, generator=chance)
     for start, colour, thick in ((0, BLUE, 6.0), (100, ORANGE, 3.4), (1000, GREEN, 1.2)):
-        asked = turn(query, *angles(torch.tensor([start + far]), width))
-        given = turn(key.expand(far, width), *angles(torch.arange(start + far, start, -1), width))
+        asked = apply_rotary(query, *rotary_cos_sin(torch.tensor([start + far]), width))
+        given = apply_rotary(key.expand(far, width), *rotary_cos_sin(torch.arange(start + far, start, -1), width))
         values = rounded((given @ asked[0]) / width**0.5, 2)
         products.plot(np.arange(far), values, color=colour, linewidth=thick, label=f"from position {start:,}")
     products.set_xlabel("distance", color=INK, fontsize=9)
@@ -161,7 +161,7 @@ def head_swap() -> Figure:
         (4, None, "language model", "which piece comes next, at every place?"),
         (62, 2, "classifier", "which label, once a text?"),
     ):
-        counts = {row.part: row.count for row in ledger(COURSE, COURSE_VOCABULARY, classes).rows}
+        counts = {row.part: row.count for row in count_parameters(COURSE, COURSE_VOCABULARY, classes).rows}
         head = counts.pop("language head" if classes is None else "classifier head")
         embedding = counts.pop("embedding")
         axes.text(left + 17, 58.5, name, color=INK, ha="center", va="center", weight="bold", fontsize=10)
@@ -201,7 +201,7 @@ def parameters() -> Figure:
     figure, (axes,) = sheet(9.2, 2.6)
     names = ("embedding", "layers", "head")
     for row, classes in enumerate((None, 2)):
-        found = ledger(COURSE, COURSE_VOCABULARY, classes)
+        found = count_parameters(COURSE, COURSE_VOCABULARY, classes)
         counts = [each.count for each in found.rows]
         parts = (counts[0], sum(counts[1:-1]), counts[-1])
         left = 0
@@ -252,7 +252,7 @@ def masked() -> Figure:
     for reading in range(4):
         given = hidden(ids, first=reading, size=4 + len(vocabulary))
         for place, token in enumerate(given.ids_BT[0].tolist()):
-            asked = int(given.targets[0, place]) != UNSCORED
+            asked = int(given.targets[0, place]) != IGNORE_INDEX
             same = token == int(ids[0, place])
             word = "<mask>" if token == SPECIAL.mask else words[0] if token == SPECIAL.sos else vocabulary[token - 4]
             colour = (GREEN if same else ORANGE if token != SPECIAL.mask else BLUE) if asked else FAINT
@@ -287,15 +287,15 @@ def masked() -> Figure:
 
 def hidden(ids: torch.Tensor, first: int, size: int) -> Batch:
     """The rows with some tokens hidden, by the default settings."""
-    batch = Batch(ids_BT=ids, segments_BT=torch.zeros_like(ids), targets=ids, scored=0, visibility="both")
-    return hide(batch, first, MaskingConfig(), SPECIAL, size, seed=SEED, next_token=False)
+    batch = Batch(ids_BT=ids, segments_BT=torch.zeros_like(ids), targets=ids, num_targets=0, attention="bidirectional")
+    return mask_tokens(batch, first, MaskingConfig(), SPECIAL, size, seed=SEED, next_token=False)
 
 
 def measured_shares() -> dict[str, float]:
     """What becomes of the tokens that are asked for, counted over 102,400 tokens."""
     rows = torch.randint(4, 1000, (200, 512), generator=torch.Generator().manual_seed(0))
     found = hidden(rows, 0, 1000)
-    asked = found.targets != UNSCORED
+    asked = found.targets != IGNORE_INDEX
     masks, kept = asked & (found.ids_BT == SPECIAL.mask), asked & (found.ids_BT == rows)
     total = int(asked.sum())
     return {

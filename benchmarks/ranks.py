@@ -21,19 +21,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from headstart.config import ModelConfig, OptimConfig, RuntimeConfig
-from headstart.data.batches import CausalRows
-from headstart.data.portions import Portion, idle
-from headstart.model.backbone import build_backbone
+from headstart.config.schema import ModelConfig, OptimConfig, RuntimeConfig
+from headstart.data.batch import RankSlice, dummy_batch
+from headstart.data.datasets import PackedDataset
 from headstart.model.heads import Model, build_language_head
-from headstart.runtime import start
-from headstart.text.tokenizer import SpecialIds
-from headstart.train.local import local
+from headstart.model.transformer import build_backbone
+from headstart.runtime import setup_runtime
+from headstart.tokenization.base import SpecialIds
+from headstart.train.distributed import init_distributed
 from headstart.train.loop import TrainState, fit
-from headstart.train.objectives import predict_tokens
-from headstart.train.optim import build_optimizer, optimizer_tensors
-from headstart.train.parallel import ONE, Copies, Shards
-from headstart.train.ranks import joined
+from headstart.train.objectives import language_model_loss
+from headstart.train.optimizers import build_optimizer, optimizer_tensors
+from headstart.train.parallel import SINGLE, DataParallel, FullyShardedParallel, local_tensor
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "results" / "ranks.json"
@@ -55,41 +54,41 @@ class Corpus:
         return self.flat[200 * index : 200 * (index + 1)]
 
 
-def timed(way, portion: Portion, runtime) -> tuple[list[float], float, float, float]:
+def timed(way, portion: RankSlice, runtime) -> tuple[list[float], float, float, float]:
     """Seconds of each step after the first, processor seconds a step, megabytes of weights and moments, and the last loss."""
     model = Model(build_backbone(SHAPE, VOCABULARY, 0), build_language_head(SHAPE, VOCABULARY, 0))
     way.spread(model, runtime)
     config = OptimConfig()
     state = TrainState(model, build_optimizer(model, config), 0, way=way)
-    rows = CausalRows(Corpus(), np.arange(2000), SPECIAL, context=CONTEXT, layout="packed", seed=0)
+    rows = PackedDataset(Corpus(), np.arange(2000), SPECIAL, context=CONTEXT, layout="packed", seed=0)
 
     def fetch(step: int):
         pieces = portion.pieces(BATCH, BATCH)
         begin = step * BATCH
         return [
-            rows.batch(begin + first, last - first) if first < last else idle(rows.batch(begin, 1))
+            rows.batch(begin + first, last - first) if first < last else dummy_batch(rows.batch(begin, 1))
             for first, last in pieces
         ]
 
     reports = []
-    for report in fit(state, fetch, lambda batch: predict_tokens(model, batch), config, WARM + STEPS, runtime):
+    for report in fit(state, fetch, lambda batch: language_model_loss(model, batch), config, WARM + STEPS, runtime):
         reports.append(report)
         if len(reports) == WARM:
             before = time.process_time()
     processor = (time.process_time() - before) / STEPS
     kept = [*model.parameters(), *optimizer_tensors(state.optimizer, model).values()]
-    megabytes = sum(local(tensor).numel() * tensor.element_size() for tensor in kept) / 1e6
+    megabytes = sum(local_tensor(tensor).numel() * tensor.element_size() for tensor in kept) / 1e6
     return [report.seconds for report in reports[WARM:]], processor, megabytes, reports[-1].loss
 
 
 def measure() -> None:
     """One of the processes; the first prints what was measured."""
-    runtime = start(RuntimeConfig(device="cpu", threads=1))
-    with joined() as ranks:
-        portion = Portion(ranks.rank, ranks.world)
-        ways = {"apart": lambda: ONE}
+    runtime = setup_runtime(RuntimeConfig(device="cpu", threads=1))
+    with init_distributed() as ranks:
+        portion = RankSlice(ranks.rank, ranks.world)
+        ways = {"apart": lambda: SINGLE}
         if ranks.world > 1:
-            ways |= {"ddp": lambda: Copies(ranks), "fsdp": lambda: Shards(ranks)}
+            ways |= {"ddp": lambda: DataParallel(ranks), "fsdp": lambda: FullyShardedParallel(ranks)}
         clock, processor, found = {}, {}, {}
         for _ in range(ROUNDS):
             for name, make in ways.items():

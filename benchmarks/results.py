@@ -414,7 +414,7 @@ def recipe() -> str:
         "",
         "## French book reviews, 1,600 labels",
         "",
-        f"`modern` (40.5 M parameters), hybrid, pretrained for {books['minutes']:g} minutes of one {record['gpu']} ({books['tokens_seen'] / 1e6:.0f} M tokens, {books['tokens_a_second'] / 1e3:.0f} k tokens/s): "
+        f"`modern` (40.5 M parameters), hybrid, pretrained for {books['minutes']:g} minutes of one {record['gpu']} ({books['tokens_seen'] / 1e6:.0f} M tokens, {books['tokens_per_second'] / 1e3:.0f} k tokens/s): "
         f"{stages}; no text of the test file is among them. Held-out reviews: {books['stages'][1]['held_out']['bits_per_byte']:.3f} bits per byte read left to right.",
         "",
         "| | test accuracy | 95 % interval | worst seed | each seed |",
@@ -435,7 +435,7 @@ RUNS = {
     "hybrid": "pretraining, hybrid",
     "pairs": "pretraining, masked with sentence pairs",
     "stages": "pretraining in stages",
-    "average": "pretraining with averaged weights",
+    "ema_decay": "pretraining with averaged weights",
     "accumulate": "pretraining with accumulated gradients",
     "muon": "pretraining, modern block, Muon",
     "finetune": "fine-tuning from a pretrained model, averaged weights",
@@ -538,7 +538,7 @@ def film_reviews() -> str:
         f"With all labels the pretrained network comes to {percent(most['test_accuracy']['mean'])} (worst seed {percent(min(most['test_accuracies']))}). That is above the linear model, and below the "
         f"{percent(about['published']['ulmfit'])} published for ULMFiT, which had read Wikipedia before. From random weights the same network comes to {percent(random['test_accuracy']['mean'])} with all "
         f"{random['rows']:,} labels (worst seed {percent(min(random['test_accuracies']))}): below the linear model, and below what it has from 100 labels when pretrained. It has the settings that were chosen for the "
-        f"pretrained one, and {most['best_epochs'][0]} epochs with all labels, as that has (no run makes more than {config['loop']['most_steps']:,} steps). Another backbone, of the same recipe, gave {before} with 100, 500 and 1,000 labels where this one gives {again}. Each of the {runs} runs read the test file once, and so did "
+        f"pretrained one, and {most['best_epochs'][0]} epochs with all labels, as that has (no run makes more than {config['loop']['max_steps']:,} steps). Another backbone, of the same recipe, gave {before} with 100, 500 and 1,000 labels where this one gives {again}. Each of the {runs} runs read the test file once, and so did "
         f"{more} with that other backbone, with settings fixed before; they were chosen on the French reviews, without a test file.",
         "",
         f"Commands: `{text['command']}` (`texts` prepared from `DATA/imdb/train.parquet` and `unlabelled.parquet` with a tokenizer of 16,384 entries learnt from them), then "
@@ -1352,7 +1352,7 @@ def gpu_finetuning() -> list[str]:
     order = f"python benchmarks/finetuning.py {' '.join(names)} --rounds {record['rounds']} --out docs/results/finetuning.json"
     for name in names:
         row = record[name]
-        rates, ratios = row["texts_a_second"], row["ratios"]
+        rates, ratios = row["texts_per_second"], row["ratios"]
         peer = f"{rates['course']:,.0f}" if "course" in rates else "–"
         against = times(ratios["recorded / course"]) if "course" in rates else "–"
         lines.append(
@@ -1373,15 +1373,15 @@ def gpu_shape(row: dict) -> str:
 
 def gpu_rows(title: str, row: dict) -> list[str]:
     """The sides of one step; one that could not run has no figures to show."""
-    ours = row["sides"]["headstart"]["tokens_a_second"]
+    ours = row["sides"]["headstart"]["tokens_per_second"]
     lines = []
     for name, side in row["sides"].items():
-        if "tokens_a_second" not in side:
+        if "tokens_per_second" not in side:
             continue
         share = percent(side["mfu"]) + (f" ({percent(side['strict_mfu'])})" if "strict_mfu" in side else "")
-        ratio = times(ours / side["tokens_a_second"]) if name != "headstart" else "1"
+        ratio = times(ours / side["tokens_per_second"]) if name != "headstart" else "1"
         lines.append(
-            f"| {title} | {GPU_SIDES[name]} | {side['tokens_a_second']:,.0f} | {ratio} | {share} | {side['gib']:.1f} | {side['ready_s']:.1f} |"
+            f"| {title} | {GPU_SIDES[name]} | {side['tokens_per_second']:,.0f} | {ratio} | {share} | {side['gib']:.1f} | {side['ready_s']:.1f} |"
         )
     return lines
 
@@ -1397,9 +1397,9 @@ def gpu_curves(record: dict) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     return lines + [
-        f"| {row['what']} | {row['value']:,} | {row['tokens_a_second']:,.0f} | {percent(row['mfu'])} | {row['gib']:.1f} | {row.get('commit') or record['machine']['commit']} |"
+        f"| {row['what']} | {row['value']:,} | {row['tokens_per_second']:,.0f} | {percent(row['mfu'])} | {row['gib']:.1f} | {row.get('commit') or record['machine']['commit']} |"
         for row in record["rows"]
-        if "tokens_a_second" in row
+        if "tokens_per_second" in row
     ]
 
 
@@ -1409,16 +1409,16 @@ def gpu_table() -> str:
     lines = []
     for name, (title, peer) in GPU_ROWS.items():
         sides = record.get(name, {}).get("sides", {})
-        found = {who: sides[who] for who in ("headstart", peer) if "tokens_a_second" in sides.get(who, {})}
+        found = {who: sides[who] for who in ("headstart", peer) if "tokens_per_second" in sides.get(who, {})}
         if len(found) == 2:
-            ratio = found["headstart"]["tokens_a_second"] / found[peer]["tokens_a_second"]
+            ratio = found["headstart"]["tokens_per_second"] / found[peer]["tokens_per_second"]
             lines.append(
                 f"- {title}: {times(ratio)} times {GPU_SIDES[peer]}, {found['headstart']['gib']:.1f} GiB beside {found[peer]['gib']:.1f}."
             )
         elif found:
             ours = found["headstart"]
             lines.append(
-                f"- {title}: {ours['tokens_a_second']:,.0f} tokens a second, {percent(ours['mfu'])} of what a product of 8,192³ reaches."
+                f"- {title}: {ours['tokens_per_second']:,.0f} tokens a second, {percent(ours['mfu'])} of what a product of 8,192³ reaches."
             )
         kernels = record.get(name, {}).get("profile", {}).get("headstart", [])
         if kernels:

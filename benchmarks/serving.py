@@ -38,17 +38,17 @@ def make_texts(count: int) -> list[str]:
 
 def make_model(folder: Path) -> None:
     """A classifier of the default network's shape with random weights, and its tokenizer for transformers."""
-    from headstart.config import ModelConfig, TokenizerConfig
-    from headstart.kinds import Classes
-    from headstart.model.backbone import build_backbone
+    from headstart.config.schema import ModelConfig, TokenizerConfig
     from headstart.model.heads import Model, build_classifier_head
+    from headstart.model.transformer import build_backbone
     from headstart.store.bundle import Bundle, save_bundle
-    from headstart.text.tokenizer import train_tokenizer
+    from headstart.tasks import SingleLabel
+    from headstart.tokenization.bpe import train_tokenizer
 
     tokenizer = train_tokenizer(make_texts(3000), TokenizerConfig(vocab_size=4000))
     config = ModelConfig(context=256)
     model = Model(build_backbone(config, tokenizer.vocab_size, 0), build_classifier_head(config, len(LABELS), 0))
-    save_bundle(folder, Bundle(model, tokenizer, Classes(LABELS)))
+    save_bundle(folder, Bundle(model, tokenizer, SingleLabel(LABELS)))
 
 
 def plain_server(folder: str, port: int) -> None:
@@ -56,7 +56,7 @@ def plain_server(folder: str, port: int) -> None:
     import uvicorn
     from fastapi import FastAPI
 
-    from headstart.config import RuntimeConfig
+    from headstart.config.schema import RuntimeConfig
     from headstart.predict.predictor import Predictor
 
     app, predictor = FastAPI(), Predictor.load(Path(folder), RuntimeConfig(threads=1))
@@ -75,10 +75,10 @@ def pipeline_server(folder: str, port: int) -> None:
     from fastapi import FastAPI
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast, pipeline
 
-    from headstart.config import ModelConfig, RuntimeConfig
-    from headstart.runtime import start
+    from headstart.config.schema import ModelConfig, RuntimeConfig
+    from headstart.runtime import setup_runtime
 
-    start(RuntimeConfig(threads=1))
+    setup_runtime(RuntimeConfig(threads=1))
     shape = ModelConfig(context=256)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(Path(folder) / "tokenizer" / "tokenizer.json"), pad_token="<pad>", model_max_length=256

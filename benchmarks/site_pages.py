@@ -94,13 +94,13 @@ def commands() -> str:
 
 def settings() -> str:
     """Every setting by section: name, what may be given, default, and its sentence; then what the presets set."""
-    from headstart.config import FinetuneConfig, PretrainConfig
-    from headstart.serve.settings import ServingConfig
+    from headstart.config.schema import FinetuneConfig, PretrainConfig
+    from headstart.serve.config import ServeCommandConfig
 
     kinds: list[tuple[str, Any]] = [
         ("Pretraining", PretrainConfig),
         ("Fine-tuning and comparing", FinetuneConfig),
-        ("Serving", ServingConfig),
+        ("Serving", ServeCommandConfig),
     ]
     pages = [
         "# Settings",
@@ -132,7 +132,7 @@ def settings() -> str:
 
 
 def _section(annotation: Any) -> bool:
-    from headstart.config import Section
+    from headstart.config.schema import Section
 
     return isinstance(annotation, type) and issubclass(annotation, Section)
 
@@ -163,16 +163,16 @@ def _bound(item: Any) -> str:
 
 
 def _presets() -> str:
-    from headstart.config import FinetuneConfig, PretrainConfig
-    from headstart.layering import fields_of
-    from headstart.model.presets import NAMES, values
+    from headstart.config.merge import iter_fields
+    from headstart.config.presets import PRESET_NAMES, preset_values
+    from headstart.config.schema import FinetuneConfig, PretrainConfig
 
     pages = ["## Presets", "What `--preset NAME` sets; empty where it leaves the default."]
     for command, kind in (("pretrain", PretrainConfig), ("finetune", FinetuneConfig)):
-        given = {name: values(name, command) for name in NAMES}
-        lines = [f"| {command} | {' | '.join(NAMES)} |", "|---" * (1 + len(NAMES)) + "|"]
-        for field, _ in fields_of(kind):
-            cells = [_at(given[name], field) for name in NAMES]
+        given = {name: preset_values(name, command) for name in PRESET_NAMES}
+        lines = [f"| {command} | {' | '.join(PRESET_NAMES)} |", "|---" * (1 + len(PRESET_NAMES)) + "|"]
+        for field, _ in iter_fields(kind):
+            cells = [_at(given[name], field) for name in PRESET_NAMES]
             if any(cells):
                 lines.append(f"| `{field}` | {' | '.join(cells)} |")
         pages.append("\n".join(lines))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow.parquet as parquet
 
-from headstart.data.builtin import read_reviews
+from headstart.data.corpus import read_reviews
 
 RUN = 200
 """Paragraphs that stand together in the novels' file."""

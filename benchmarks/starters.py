@@ -17,24 +17,24 @@ from pathlib import Path
 
 from scipy.stats import t as student
 
-from headstart.config import FinetuneConfig
+from headstart.config.merge import merge_config
+from headstart.config.presets import preset_values
+from headstart.config.schema import FinetuneConfig
 from headstart.files import read_json
-from headstart.interop.sources import load_from
-from headstart.layering import layered
-from headstart.model.presets import values
-from headstart.progress import Progress, Quiet
+from headstart.interop.model_source import load_model_source
+from headstart.progress import Progress, SilentProgress
 from headstart.recipes import demo
-from headstart.recipes.compare import run_compare
-from headstart.report.collect import collect
+from headstart.recipes.compare.run import run_compare
+from headstart.report.load import load_comparison
 from headstart.report.statistics import paired_difference, summaries
-from headstart.store.starters import HOME, starters
+from headstart.store.locate import STARTERS_FOLDER, starters
 
 FOLDS, FOLD = 5, (340, 50)
 """Of cls-books without its test part: how many, and rows of each to learn and to choose from."""
 KEPT = Path(__file__).resolve().parent.parent / "docs" / "results" / "starters.json"
 
 
-class Aloud(Quiet):
+class Aloud(SilentProgress):
     """Says what is said."""
 
     def say(self, line: str) -> None:
@@ -54,7 +54,7 @@ def compare(
 ) -> dict:
     """Run a comparison, or go on with it; returns its figures."""
     device = {"runtime": {"device": given.device}} if given.device else {}
-    config = layered(FinetuneConfig, values("modern", "finetune"), settings, device)
+    config = merge_config(FinetuneConfig, preset_values("modern", "finetune"), settings, device)
     resume = (out / "run.json").is_file()
     run_compare(
         files["train"],
@@ -72,7 +72,7 @@ def compare(
 
 
 def figures(folder: Path) -> dict:
-    comparison = collect(folder)
+    comparison = load_comparison(folder)
     arms, differences = [], []
     for budget in comparison.budgets:
         for one in summaries(comparison, budget):
@@ -153,10 +153,10 @@ def about() -> list[dict]:
     """The starters themselves."""
     found = []
     for name in starters():
-        facts = read_json(HOME / name / "bundle.json")
-        size = sum(path.stat().st_size for path in (HOME / name).rglob("*") if path.is_file())
+        facts = read_json(STARTERS_FOLDER / name / "bundle.json")
+        size = sum(path.stat().st_size for path in (STARTERS_FOLDER / name).rglob("*") if path.is_file())
         told = facts["about"]
-        bundle = load_from(f"starter:{name}")
+        bundle = load_model_source(f"starter:{name}")
         found.append(
             {
                 "name": name,

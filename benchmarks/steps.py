@@ -11,18 +11,18 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from headstart.config import FinetuneConfig, PretrainConfig
-from headstart.data.batches import CausalRows, LabelledRows
-from headstart.data.masking import ask
-from headstart.layering import layered
-from headstart.model import presets
-from headstart.model.backbone import build_backbone
+from headstart.config import presets
+from headstart.config.merge import merge_config
+from headstart.config.schema import FinetuneConfig, PretrainConfig
+from headstart.data.datasets import LabelledDataset, PackedDataset
+from headstart.data.masking import make_batch
 from headstart.model.heads import Model, build_classifier_head, build_language_head
-from headstart.runtime import start
-from headstart.text.tokenizer import SpecialIds
+from headstart.model.transformer import build_backbone
+from headstart.runtime import setup_runtime
+from headstart.tokenization.base import SpecialIds
 from headstart.train.loop import TrainState, fit
-from headstart.train.objectives import classify, predict_tokens
-from headstart.train.optim import build_optimizer
+from headstart.train.objectives import classification_loss, language_model_loss
+from headstart.train.optimizers import build_optimizer
 
 SPECIAL = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
 VOCABULARY = 16384
@@ -74,29 +74,31 @@ def main() -> None:  # noqa: PLR0915
     changes = {"model": {"context": given.context, "dropout": given.dropout}}
     if not given.finetune:
         changes |= {"objective": given.objective, "optim": {"optimizer": given.optimizer}}
-    values = {k: v for k, v in presets.values(given.preset, command).items() if k in kind.model_fields}
-    config = layered(kind, values, changes)
-    runtime = start(config.runtime)
+    values = {k: v for k, v in presets.preset_values(given.preset, command).items() if k in kind.model_fields}
+    config = merge_config(kind, values, changes)
+    runtime = setup_runtime(config.runtime)
     backbone = build_backbone(config.model, VOCABULARY, 0)
     if given.finetune:
-        model = Model(backbone, build_classifier_head(config.model, 2, 0, "both")).to(runtime.device)
+        model = Model(backbone, build_classifier_head(config.model, 2, 0, "bidirectional")).to(runtime.device)
         texts = corpus(4000, 180)
-        rows = LabelledRows([texts.ids(i) for i in range(4000)], np.arange(4000) % 2, SPECIAL, context=given.context)
+        rows = LabelledDataset([texts.ids(i) for i in range(4000)], np.arange(4000) % 2, SPECIAL, context=given.context)
 
         def fetch(step):
             return [rows.batch((np.arange(given.batch) + step * given.batch) % 4000)]
 
         def objective(batch):
-            return classify(model, batch)
+            return classification_loss(model, batch)
     else:
         model = Model(backbone, build_language_head(config.model, VOCABULARY, 0)).to(runtime.device)
-        rows = CausalRows(corpus(20000, 180), np.arange(20000), SPECIAL, context=given.context, layout="packed", seed=0)
+        rows = PackedDataset(
+            corpus(20000, 180), np.arange(20000), SPECIAL, context=given.context, layout="packed", seed=0
+        )
 
         def fetch(step):
-            return [ask(rows, step * given.batch, given.batch, config, SPECIAL, VOCABULARY, 0)]
+            return [make_batch(rows, step * given.batch, given.batch, config, SPECIAL, VOCABULARY, 0)]
 
         def objective(batch):
-            return predict_tokens(model, batch)
+            return language_model_loss(model, batch)
 
     if given.compile:
         backbone.compile_layers()
@@ -129,8 +131,8 @@ def main() -> None:  # noqa: PLR0915
                 "compile": given.compile,
                 "objective": given.objective,
                 "ms": round(1000 * middle, 2),
-                "tokens_a_second": round(tokens / middle),
-                "texts_a_second": round(given.batch / middle),
+                "tokens_per_second": round(tokens / middle),
+                "texts_per_second": round(given.batch / middle),
                 "laying_rows_ms": round(1000 * laying, 2),
                 "gib": round(memory, 1),
                 "all_s": round(time.perf_counter() - started, 1),

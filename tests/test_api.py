@@ -2,10 +2,10 @@
 
 import pytest
 
+from fixtures.tiny import write_reviews
 from headstart import api
 from headstart.errors import ConfigError, UsageError
 from headstart.files import read_json
-from tiny import write_reviews
 
 SMALL = {
     "tokenizer.vocab_size": 300,

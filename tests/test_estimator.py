@@ -13,11 +13,11 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
 import headstart
+from fixtures.tiny import review, write_reviews
 from headstart import TextClassifier, api
 from headstart.errors import ConfigError, DataError, UsageError
 from headstart.estimator import InputError
 from headstart.store.bundle import load_bundle
-from tiny import review, write_reviews
 
 CHANCE = random.Random(5)
 TEXTS = [review(CHANCE, bool(index % 2)) for index in range(80)]
@@ -250,9 +250,9 @@ def test_settings_are_those_of_the_backbones_kind_unless_a_preset_is_named(tmp_p
         folder / "texts.txt", out=tmp_path / "base", settings={**modern, "model.feedforward": 24, "loop.steps": 2}
     )
     source = load_bundle(tmp_path / "base")
-    assert TextClassifier(tmp_path / "base")._config(source).loop.choose == "last"  # the modern preset's
-    assert TextClassifier(tmp_path / "base", preset="classic")._config(source).loop.choose == "best"
-    assert TextClassifier()._config(None).loop.choose == "best"
+    assert TextClassifier(tmp_path / "base")._config(source).loop.select == "last"  # the modern preset's
+    assert TextClassifier(tmp_path / "base", preset="classic")._config(source).loop.select == "best"
+    assert TextClassifier()._config(None).loop.select == "best"
 
 
 def test_several_labels_come_as_lists_of_names_or_as_a_table():

@@ -8,24 +8,25 @@ import pytest
 import torch
 
 from headstart import runtime
-from headstart.config import RuntimeConfig
-from headstart.runtime import Stop, environment, free_cores, seed_step, start, stopping
+from headstart.config.schema import RuntimeConfig
+from headstart.interrupts import StopSignal, handle_signals
+from headstart.runtime import environment, free_cores, seed_step, setup_runtime
 
 
 @pytest.mark.parametrize(("precision", "bf16"), [("auto", False), ("fp32", False), ("bf16", True)])
 def test_precision_is_the_one_asked_for(precision, bf16):
-    assert start(RuntimeConfig(device="cpu", precision=precision, threads=1)).bf16 is bf16
+    assert setup_runtime(RuntimeConfig(device="cpu", precision=precision, threads=1)).bf16 is bf16
 
 
 def test_determinism_and_threads_are_set_for_the_process(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     assert not torch.are_deterministic_algorithms_enabled()
-    used = start(RuntimeConfig(device="cpu", deterministic=True, threads=3))
+    used = setup_runtime(RuntimeConfig(device="cpu", deterministic=True, threads=3))
     assert torch.are_deterministic_algorithms_enabled()
     assert (used.threads, torch.get_num_threads()) == (3, 3)
     assert environment(used)["deterministic"] is True
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    start(RuntimeConfig(device="cpu", threads=1))
+    setup_runtime(RuntimeConfig(device="cpu", threads=1))
     assert environment(used)["deterministic"] is False  # control: it holds for a run, not for the process
 
 
@@ -36,7 +37,7 @@ def test_cores_that_others_keep_busy_are_left_to_them(monkeypatch):
     found = []
     for idle in (100, 50, 0):
         ticks = iter([(0, 0), (idle, 100)])
-        monkeypatch.setattr(runtime, "_processor_ticks", lambda _cores, ticks=ticks: next(ticks))
+        monkeypatch.setattr(runtime, "_cpu_ticks", lambda _cores, ticks=ticks: next(ticks))
         found.append(free_cores())
     assert found == [8, 4, 1]
 
@@ -44,7 +45,7 @@ def test_cores_that_others_keep_busy_are_left_to_them(monkeypatch):
 def test_a_time_limit_is_in_minutes(monkeypatch):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    stop = Stop(time_limit=2)
+    stop = StopSignal(time_limit=2)
     now = 100 + 119.0
     assert not stop.requested
     now = 100 + 121.0
@@ -54,7 +55,7 @@ def test_a_time_limit_is_in_minutes(monkeypatch):
 
 def test_the_first_signal_asks_and_the_second_acts(capsys):
     before = signal.getsignal(signal.SIGINT)
-    with stopping() as stop:
+    with handle_signals() as stop:
         assert not stop.requested
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.requested
@@ -68,22 +69,22 @@ def test_the_first_signal_asks_and_the_second_acts(capsys):
 
 @pytest.mark.parametrize("reason", ["SIGTERM", "time limit reached", "stopped"])
 def test_only_a_key_has_another_name_than_its_signal(reason):
-    stop = Stop()
+    stop = StopSignal()
     stop.reason = reason
     assert stop.why == reason
 
 
 def test_signals_mean_afterwards_what_they_meant_before():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with stopping():
+    with handle_signals():
         assert signal.getsignal(signal.SIGINT) is not before[0]  # control: they do mean something else meanwhile
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_a_time_limit_counts_what_came_before_training(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: 100 + 121.0)
-    assert Stop(time_limit=2, since=100.0).requested
-    assert not Stop(time_limit=2).requested  # control
+    assert StopSignal(time_limit=2, since=100.0).requested
+    assert not StopSignal(time_limit=2).requested  # control
 
 
 def test_a_step_draws_what_torch_draws_from_its_seed():

@@ -14,9 +14,8 @@ from headstart.version import __version__
 
 if TYPE_CHECKING:
     from headstart.api import (
-        analyse,
-        bench,
         compare,
+        error_analysis,
         evaluate,
         explain,
         export,
@@ -24,22 +23,23 @@ if TYPE_CHECKING:
         generate,
         inspect,
         load,
-        merge,
         prepare,
         pretrain,
         serve,
         train_tokenizer,
-        tune,
     )
     from headstart.estimator import TextClassifier, TextRegressor
+    from headstart.recipes.bench import bench
+    from headstart.recipes.prepare import merge
+    from headstart.recipes.tune import tune
 
 __all__ = [
     "TextClassifier",
     "TextRegressor",
     "__version__",
-    "analyse",
     "bench",
     "compare",
+    "error_analysis",
     "evaluate",
     "explain",
     "export",

@@ -10,34 +10,41 @@ Settings have the names they have everywhere, in a mapping, with dots or nested 
 from collections.abc import Sequence
 from pathlib import Path
 
-from headstart.config import CorpusConfig, FinetuneConfig, LabelledConfig, PretrainConfig, Section, TokenizerConfig
+from headstart.config.merge import Settings, merge_config, nest_settings, refuse_model_settings, resolve_settings
+from headstart.config.schema import (
+    CorpusConfig,
+    FinetuneConfig,
+    LabelledConfig,
+    PretrainConfig,
+    Section,
+    TokenizerConfig,
+)
+from headstart.data.labelled import TextInput
 from headstart.data.shards import Shards
 from headstart.errors import ConfigError
 from headstart.interop.export import run_export
-from headstart.kinds import AnyEvaluation
-from headstart.layering import layered
+from headstart.predict.error_analysis import ErrorAnalysis
 from headstart.predict.explain import Explanation
-from headstart.predict.explain import explain as explained
+from headstart.predict.explain import explain_prediction as explained
 from headstart.predict.generate import Sampling, run_generate
-from headstart.predict.mistakes import ErrorAnalysis
-from headstart.predict.predictor import Predictor, Question
-from headstart.progress import Progress, Quiet
-from headstart.recipes.arms import DEFAULT_ARMS
+from headstart.predict.predictor import Predictor
+from headstart.progress import Progress, SilentProgress
 from headstart.recipes.bench import bench as bench
-from headstart.recipes.compare import run_compare
+from headstart.recipes.compare.arms import DEFAULT_ARMS
+from headstart.recipes.compare.run import run_compare
 from headstart.recipes.evaluate import run_errors, run_evaluate
-from headstart.recipes.finetune import run_finetune, usual_preset
+from headstart.recipes.finetune.run import default_preset, run_finetune
 from headstart.recipes.inspect import Inspection, run_inspect
-from headstart.recipes.merge import merge as merge
+from headstart.recipes.prepare import merge as merge
 from headstart.recipes.prepare import run_prepare, run_tokenizer
-from headstart.recipes.pretrain import run_pretrain, usual_objective
-from headstart.recipes.settings import Settings, as_nested, check_shape, settings_of
-from headstart.recipes.sizing import AUTO, choose_preset
+from headstart.recipes.pretrain.preset_search import AUTO_PRESET, choose_preset
+from headstart.recipes.pretrain.run import default_objective, run_pretrain
 from headstart.recipes.tune import tune as tune
-from headstart.serve.settings import ServingConfig
-from headstart.store.compact import Storage
-from headstart.store.rundir import RunFolder
-from headstart.text.tokenizer import ReportCard
+from headstart.serve.config import ServeCommandConfig
+from headstart.store.run_folder import RunFolder
+from headstart.store.tensors import Storage
+from headstart.tasks import AnyEvaluation
+from headstart.tokenization.tokenizer import TokenizerReport
 
 Paths = str | Path | Sequence[str | Path]
 Budgets = int | str | None | Sequence[int | str | None]
@@ -75,7 +82,7 @@ def inspect(
         texts: pretraining text to look for the rows in.
         source: a model or starter:en: its tokenizer and context count, and it may know what it was pretrained on.
     """
-    config = layered(_Inspecting, as_nested(_Inspecting, settings))
+    config = merge_config(_Inspecting, nest_settings(_Inspecting, settings))
     return run_inspect(
         str(train),
         config.labelled,
@@ -92,10 +99,10 @@ def inspect(
 
 def train_tokenizer(
     texts: Paths, *, out: str | Path, settings: Settings | None = None, progress: Progress | None = None
-) -> ReportCard:
+) -> TokenizerReport:
     """Train a byte-level BPE on text files and save it; returns its report card."""
-    config = layered(_Reading, as_nested(_Reading, settings))
-    return run_tokenizer(_paths(texts), Path(out), config.tokenizer, config.corpus, progress or Quiet())
+    config = merge_config(_Reading, nest_settings(_Reading, settings))
+    return run_tokenizer(_paths(texts), Path(out), config.tokenizer, config.corpus, progress or SilentProgress())
 
 
 def prepare(
@@ -108,14 +115,14 @@ def prepare(
     progress: Progress | None = None,
 ) -> Shards:
     """Encode text files into token shards, once, file by file in so many processes if `jobs` says so."""
-    config = layered(_Reading, as_nested(_Reading, settings))
+    config = merge_config(_Reading, nest_settings(_Reading, settings))
     return run_prepare(
         _paths(texts),
         Path(out),
         config.corpus,
         tokenizer=None if tokenizer is None else Path(tokenizer),
         tokenizer_config=config.tokenizer,
-        progress=progress or Quiet(),
+        progress=progress or SilentProgress(),
         jobs=jobs,
     )
 
@@ -140,13 +147,15 @@ def pretrain(
             settings={"stages": [{"texts": ["novels.txt"], "share": 0.6, "context": 128}, {"texts": ["reviews.txt"]}]}
         preset: auto takes the largest size that settings["loop.minutes"] allow on this machine.
     """
-    check_shape(source, settings)
-    if preset == AUTO and not resume:
-        preset = choose_preset(settings_of(PretrainConfig, "classic", "pretrain", settings), progress or Quiet())
+    refuse_model_settings(source, settings)
+    if preset == AUTO_PRESET and not resume:
+        preset = choose_preset(
+            resolve_settings(PretrainConfig, "classic", "pretrain", settings), progress or SilentProgress()
+        )
     return run_pretrain(
         _paths(texts),
         Path(out),
-        settings_of(PretrainConfig, preset, "pretrain", settings, usual_objective(_text(source))),
+        resolve_settings(PretrainConfig, preset, "pretrain", settings, default_objective(_text(source))),
         source=_text(source),
         tokenizer=None if tokenizer is None else Path(tokenizer),
         teacher=_text(teacher),
@@ -170,12 +179,12 @@ def finetune(
     progress: Progress | None = None,
 ) -> RunFolder:
     """Fine-tune a classifier from a pretrained folder or starter:en, or from random weights with source="scratch"."""
-    check_shape(source, settings)
+    refuse_model_settings(source, settings)
     return run_finetune(
         str(train),
         Path(out),
-        settings_of(
-            FinetuneConfig, preset or usual_preset(next(iter(_paths(source or ())), None)), "finetune", settings
+        resolve_settings(
+            FinetuneConfig, preset or default_preset(next(iter(_paths(source or ())), None)), "finetune", settings
         ),
         source=str(source),
         valid=_text(valid),
@@ -217,12 +226,12 @@ def compare(
         texts: quote the beginnings of a few mistakes in the report; without it no text is kept.
     """
     sources = [] if source is None else _paths(source)
-    check_shape(next(iter(sources), None), settings)
+    refuse_model_settings(next(iter(sources), None), settings)
     return run_compare(
         str(train),
         Path(out),
-        settings_of(
-            FinetuneConfig, preset or usual_preset(next(iter(_paths(source or ())), None)), "finetune", settings
+        resolve_settings(
+            FinetuneConfig, preset or default_preset(next(iter(_paths(source or ())), None)), "finetune", settings
         ),
         source=sources,
         valid=_text(valid),
@@ -251,11 +260,11 @@ def evaluate(folder: str | Path, file: str | Path, **reading: str | bool | None)
     Args:
         reading: `text_column`, `second_column`, `label_column`, the `separator` of labels in a cell, and `skip_empty`.
     """
-    config = layered(LabelledConfig, {name: value for name, value in reading.items() if value is not None})
+    config = merge_config(LabelledConfig, {name: value for name, value in reading.items() if value is not None})
     return run_evaluate(Path(folder), str(file), config)
 
 
-def analyse(
+def error_analysis(
     folder: str | Path,
     file: str | Path,
     *,
@@ -272,7 +281,7 @@ def analyse(
     return run_errors(Path(folder), str(file), config, columns=columns, mistakes=mistakes)
 
 
-def explain(folder: str | Path, text: Question, *, label: str | None = None) -> Explanation:
+def explain(folder: str | Path, text: TextInput, *, label: str | None = None) -> Explanation:
     """The words of a text and how much each spoke for the classifier's answer, or for another label."""
     return explained(Predictor.load(Path(folder)), text, label)
 
@@ -293,14 +302,14 @@ def serve(folder: str | Path, *, settings: Settings | None = None) -> None:
     """Serve a model over HTTP until SIGTERM or Ctrl-C; settings={"serve.port": 9000} as on the command line."""
     from headstart.serve.server import run_server
 
-    config = layered(ServingConfig, as_nested(ServingConfig, settings))
+    config = merge_config(ServeCommandConfig, nest_settings(ServeCommandConfig, settings))
     run_server(Path(folder), config.serve, config.runtime)
 
 
 def finetune_settings(preset: str, settings: Settings | None, source: str | Path | None = None) -> FinetuneConfig:
     """The settings that `finetune` would use, checked."""
-    check_shape(source, settings)
-    return settings_of(FinetuneConfig, preset, "finetune", settings)
+    refuse_model_settings(source, settings)
+    return resolve_settings(FinetuneConfig, preset, "finetune", settings)
 
 
 def _budgets(labels: Budgets) -> tuple[int | None, ...]:

@@ -52,11 +52,11 @@ class TrainingError(HeadstartError):
     """Training cannot go on."""
 
 
-class LostError(HeadstartError):
+class PeerLostError(HeadstartError):
     """Several processes train together, and one of them ended or cannot be reached."""
 
 
-class ElsewhereError(HeadstartError):
+class PeerFailedError(HeadstartError):
     """Another process of this run failed and says why; this one ends with it, in silence."""
 
     def __init__(self, message: str, exit_code: int) -> None:

@@ -17,18 +17,18 @@ from typing import Any
 
 from headstart.errors import StoreError, UsageError
 
-FORMAT = 1
+FORMAT = 2
 """The number of the on-disk formats; another number is refused, never guessed at."""
 MANIFEST = "manifest.json"
 README = "README.md"
 """For people, who may add a licence or a name to it: not listed, and not checked where an older list has it."""
 _JSON_LIMIT = 256 * 1024 * 1024
-_SEALED = "sha256:"
+_CHECKSUM_SUFFIX = "sha256:"
 _HEAD = 512
 
 
 @contextmanager
-def whole_folder(target: Path, *, kind: str, about: dict[str, Any] | None = None) -> Iterator[Path]:
+def atomic_folder(target: Path, *, kind: str, about: dict[str, Any] | None = None) -> Iterator[Path]:
     """Yield an empty folder to fill; when the block ends well it appears at `target`, whole, with its manifest.
 
     Args:
@@ -47,28 +47,28 @@ def whole_folder(target: Path, *, kind: str, about: dict[str, Any] | None = None
             if path.is_file() and path != draft / README
         }
         content = {"format": FORMAT, "kind": kind, "about": about or {}, "files": files}
-        write_json(draft / MANIFEST, content | {"seal": _seal(content)})
+        write_json(draft / MANIFEST, content | {"seal": _checksum_line(content)})
         for path in draft.rglob("*"):
             _flush(path)
         _flush(draft)
-        _put_in_place(draft, target)
+        _move_into_place(draft, target)
     except (OSError, StoreError) as error:
         shutil.rmtree(draft, ignore_errors=True)
         # a message of ours names the draft, which means nothing to a person
-        reason = why_not(error, target) if isinstance(error, OSError) else str(error).rpartition(": ")[2]
+        reason = os_error_reason(error, target) if isinstance(error, OSError) else str(error).rpartition(": ")[2]
         raise StoreError(f"cannot write {target}: {reason}; nothing was changed") from error
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
 
 
-def why_not(error: OSError, path: Path) -> str:
+def os_error_reason(error: OSError, path: Path) -> str:
     """What keeps a path from being written; the system says "File exists" of a file where a folder should be."""
     above = next((folder for folder in path.parents if os.path.isfile(folder)), None)
     return f"{above} is a file, not a folder" if above is not None else error.strerror or str(error)
 
 
-def _put_in_place(draft: Path, target: Path) -> None:
+def _move_into_place(draft: Path, target: Path) -> None:
     """Rename a finished draft into its place; if that fails, what stood there stands there again."""
     old = target.with_name(f".{target.name}.old-{os.getpid()}")
     replacing = target.exists()
@@ -85,11 +85,11 @@ def _put_in_place(draft: Path, target: Path) -> None:
         raise
     # this one's predecessor, and whatever processes that died in this place left behind
     for leftover in (*target.parent.glob(f".{target.name}.old-*"), *target.parent.glob(f".{target.name}.writing-*")):
-        if not _is_of_another(leftover):
+        if not _belongs_to_live_process(leftover):
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _is_of_another(draft: Path) -> bool:
+def _belongs_to_live_process(draft: Path) -> bool:
     """Whether another process that is alive is still writing a draft."""
     number = draft.name.rpartition("-")[2]
     if not number.isdecimal() or int(number) == os.getpid():
@@ -112,8 +112,8 @@ def read_manifest(folder: Path, *, kind: str, deep: bool = True) -> dict[str, An
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise StoreError(f"{path} is damaged: it does not list files")
     if manifest.get("format") != FORMAT:
-        raise StoreError(f"{folder} {other_format(manifest.get('format'), 'make it anew')}")
-    _check_seal(path, raw, manifest)
+        raise StoreError(f"{folder} {wrong_format_error(manifest.get('format'), 'make it anew')}")
+    _verify_checksum(path, raw, manifest)
     if manifest.get("kind") != kind:
         raise UsageError(f"{folder} is a folder of Headstart's, but of kind {manifest.get('kind')}; this needs {kind}")
     for name, facts in manifest["files"].items():
@@ -125,16 +125,18 @@ def read_manifest(folder: Path, *, kind: str, deep: bool = True) -> dict[str, An
     return about
 
 
-def _seal(content: dict[str, Any]) -> str:
+def _checksum_line(content: dict[str, Any]) -> str:
     """The hash of a JSON file in itself, so that not even a bit of it can change unnoticed."""
-    return hashlib.sha256(_canonical(content)).hexdigest()
+    return hashlib.sha256(_canonical_json(content)).hexdigest()
 
 
-def _check_seal(path: Path, raw: bytes, content: dict[str, Any]) -> None:
+def _verify_checksum(path: Path, raw: bytes, content: dict[str, Any]) -> None:
     """Take the seal out of what was read, and refuse a file that is not byte for byte what was sealed."""
     seal = content.pop("seal", None)
     try:
-        whole = str(seal).removeprefix(_SEALED) == _seal(content) and raw == _canonical(content | {"seal": seal})
+        whole = str(seal).removeprefix(_CHECKSUM_SUFFIX) == _checksum_line(content) and raw == _canonical_json(
+            content | {"seal": seal}
+        )
     except ValueError:  # what no file of ours holds: NaN, half of a surrogate pair
         whole = False
     if not whole:
@@ -158,39 +160,41 @@ def _check_file(folder: Path, name: str, facts: Any, *, deep: bool) -> None:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def other_format(found: Any, way_out: str) -> str:
+def wrong_format_error(found: Any, way_out: str) -> str:
     """The end of a message about a file of another version, and what to do."""
     if type(found) is int and found > FORMAT:
         way_out = f"update Headstart, or {way_out}"
     return f"has format {repr(found)[:40]}, this version of Headstart reads {FORMAT}; {way_out}"
 
 
-def write_sealed(path: Path, content: dict[str, Any]) -> None:
+def write_checksummed(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON object that stands alone, with a seal over the rest of it."""
-    write_json(path, content | {"seal": _SEALED + _seal(content)})
+    write_json(path, content | {"seal": _CHECKSUM_SUFFIX + _checksum_line(content)})
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
-    """Read what `write_sealed` wrote, if not a bit of it changed; what never had a seal is read as it is."""
+def read_checksummed(path: Path) -> dict[str, Any]:
+    """Read what `write_checksummed` wrote, if not a bit of it changed; what never had a seal is read as it is."""
     raw, content = _read_json(path)
     if not isinstance(content, dict):
         raise StoreError(f"{path} is damaged: it is not a JSON object")
     # a seal under a damaged name is a damaged seal
-    if "seal" in content or any(isinstance(value, str) and value.startswith(_SEALED) for value in content.values()):
-        _check_seal(path, raw, content)
+    if "seal" in content or any(
+        isinstance(value, str) and value.startswith(_CHECKSUM_SUFFIX) for value in content.values()
+    ):
+        _verify_checksum(path, raw, content)
     return content
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON the same way every time, whole or not at all. NaN is refused: no reader should meet one."""
-    write_whole(path, _canonical(value))
+    atomic_write(path, _canonical_json(value))
 
 
-def _canonical(value: Any) -> bytes:
+def _canonical_json(value: Any) -> bytes:
     return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def atomic_write(path: Path, content: bytes) -> None:
     """Write a file beside its place, flush it, and rename it into place."""
     draft = path.with_name(f".{path.name}.writing-{os.getpid()}")
     try:
@@ -245,7 +249,7 @@ def is_pickled(path: Path) -> bool:
         return False
 
 
-def pickle_words(path: Path | str, way_out: str) -> str:
+def pickle_error(path: Path | str, way_out: str) -> str:
     """The message about a pickle, wherever it is met; its bytes are never looked at beyond the first."""
     return f"{path} is a pickle, which may run code when it is opened; Headstart opens none. {way_out}"
 
@@ -258,7 +262,7 @@ def pickled_weights(path: Path) -> str:
         f"s.save_file({{k: v.contiguous() for k, v in d.get('model_state_dict', d).items()}}, '{path.stem}.safetensors')\", "
         "then see headstart import --help"
     )
-    return pickle_words(path, convert)
+    return pickle_error(path, convert)
 
 
 def sha256_of(path: Path) -> str:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headstart.recipes.compare import run_compare
-from headstart.recipes.pretrain import run_pretrain
-from tiny import finetune_config, pretrain_config, write_reviews
+from fixtures.tiny import finetune_config, pretrain_config, write_reviews
+from headstart.recipes.compare.run import run_compare
+from headstart.recipes.pretrain.run import run_pretrain
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ARMS = ("majority", "tfidf", "scratch", "pretrained")

@@ -126,10 +126,10 @@ def test_lines_are_folded_in_their_column(headstart, files, columns):
             "inspect base/tokens",
             "base/tokens is prepared already: its text is tokens now; give the file it was made from",
         ),
-        ("pretrain corpus.txt --out x --leave-out tast.csv", "no such file: tast.csv; did you mean test.csv?"),
+        ("pretrain corpus.txt --out x --exclude tast.csv", "no such file: tast.csv; did you mean test.csv?"),
         (
-            "prepare train.csv --labelled --tokenizer tok --out x --leave-out test.csv",
-            "prepare --labelled keeps every row; --leave-out is for the text that a model is pretrained on",
+            "prepare train.csv --labelled --tokenizer tok --out x --exclude test.csv",
+            "prepare --labelled keeps every row; --exclude is for the text that a model is pretrained on",
         ),
     ],
 )
@@ -150,7 +150,7 @@ def test_python_gives_the_same(trained, files):
 
 def test_texts_are_left_out_from_the_command_line(typed, tmp_path):
     code, out, err = typed(
-        f"prepare corpus.txt train.csv --tokenizer tok --out {tmp_path / 'tokens'} --leave-out train.csv"
+        f"prepare corpus.txt train.csv --tokenizer tok --out {tmp_path / 'tokens'} --exclude train.csv"
     )
     assert code == 0
     assert out.startswith(f"{tmp_path / 'tokens'}: 200 documents, ")

@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from headstart.cli.main import COMMANDS, Terminated, build_app, explain, run
-from headstart.config import ModelConfig
+from headstart.config.schema import ModelConfig
 from headstart.errors import ConfigError, DataError, Interrupted, StoreError, UsageError
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -114,10 +114,10 @@ def test_the_help_shows_the_default_a_setting_really_has(capsys, monkeypatch):
 
 @pytest.mark.parametrize("command", ["finetune", "compare", "tune"])
 def test_the_help_says_whose_defaults_it_shows(command, capsys, monkeypatch):
-    from headstart.config import FinetuneConfig
-    from headstart.layering import layered
-    from headstart.model import presets
-    from headstart.recipes.finetune import usual_preset
+    from headstart.config import presets
+    from headstart.config.merge import merge_config
+    from headstart.config.schema import FinetuneConfig
+    from headstart.recipes.finetune.run import default_preset
 
     monkeypatch.setenv("COLUMNS", "100")
     run([command, "--help"])
@@ -126,10 +126,10 @@ def test_the_help_says_whose_defaults_it_shows(command, capsys, monkeypatch):
         "Named settings to start from. Without it they follow --from: classic, whose defaults are shown here, for scratch and "
         "for a model of that preset; modern for the starters and all others." in words
     )
-    values = presets.values("classic", "finetune")
+    values = presets.preset_values("classic", "finetune")
     shown = {name: part for name, part in values.items() if name in FinetuneConfig.model_fields}
-    assert layered(FinetuneConfig, shown) == FinetuneConfig()
-    assert (usual_preset("scratch"), usual_preset("starter:en")) == ("classic", "modern")
+    assert merge_config(FinetuneConfig, shown) == FinetuneConfig()
+    assert (default_preset("scratch"), default_preset("starter:en")) == ("classic", "modern")
 
 
 def test_the_version_is_printed_alone(headstart):
@@ -323,7 +323,7 @@ def test_nobody_reading_the_output_is_no_error(environment):
 )
 def test_a_signal_ends_it_with_one_line(number, expected, environment):
     code = (
-        "import os, headstart.model.ledger as ledger, headstart.cli.main as main; "
+        "import os, headstart.model.parameter_count as ledger, headstart.cli.main as main; "
         f"ledger.ledger = lambda *arguments: os.kill(os.getpid(), {int(number)}); main.main()"
     )
     done = subprocess.run(

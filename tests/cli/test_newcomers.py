@@ -3,8 +3,8 @@
 import pytest
 
 from headstart.cli.main import run
+from headstart.config.merge import closest_name
 from headstart.errors import ConfigError
-from headstart.layering import nearest
 
 FLAGS = "--from scratch --out x --quiet"
 
@@ -86,7 +86,7 @@ def test_a_setting_without_its_section_is_found_in_python():
 )
 def test_the_part_after_the_dot_is_compared_first(name, expected):
     known = ["model.context", "model.width", "transfer.context", "optim.lr", "labelled.label_column"]
-    assert nearest(name, known) == expected
+    assert closest_name(name, known) == expected
 
 
 @pytest.mark.parametrize("command", ["finetune", "compare", "tune"])
@@ -128,9 +128,9 @@ def test_a_share_that_is_large_enough_to_abstain_is_named(typed, trained):
         2,
         "",
         "headstart: few-held/bundle was chosen on 24 validation rows, too few to say how sure is sure enough; fine-tune "
-        "with --labelled.valid-share 0.43, which holds out 50 of the 120 labelled rows\n",
+        "with --labelled.valid-fraction 0.43, which holds out 50 of the 120 labelled rows\n",
     )
-    assert typed(f"{line} --out many-held --labelled.valid-share 0.43")[0] == 0
+    assert typed(f"{line} --out many-held --labelled.valid-fraction 0.43")[0] == 0
     assert "too few" not in typed("predict many-held hello --abstain 0.9")[2]
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from cyclopts import App
 
-from headstart.cli.options import Flags, Options, as_typed
-from headstart.config import FinetuneConfig, PretrainConfig
+from headstart.cli.options import Flags, Options, use_option_names
+from headstart.config.merge import iter_fields
+from headstart.config.schema import FinetuneConfig, PretrainConfig
 from headstart.errors import ConfigError, UsageError
-from headstart.layering import fields_of
 
 PRETRAIN = Options(PretrainConfig, preset="pretrain")
 FINETUNE = Options(FinetuneConfig, preset="finetune")
@@ -46,9 +46,9 @@ def test_every_setting_has_an_option(options):
     def command(*, flags: Flags | None = None) -> None: ...
 
     names = {name for argument in app.assemble_argument_collection() for name in argument.names}
-    wanted = {f"--{name.replace('_', '-')}" for name, _ in fields_of(options.kind)}
+    wanted = {f"--{name.replace('_', '-')}" for name, _ in iter_fields(options.kind)}
     assert len(wanted) > 30
-    assert wanted - names == {"--model.stock"}  # which a model from elsewhere brings, and nobody types
+    assert wanted - names == {"--model.generic"}  # which a model from elsewhere brings, and nobody types
 
 
 def test_no_flags_give_the_defaults():
@@ -161,7 +161,7 @@ def test_an_unknown_preset_is_told_the_known_ones():
 def test_a_mistake_in_the_file_is_named_with_the_file():
     Path("headstart.toml").write_text('[model]\nwidth = "wide"\n')
     assert message(PRETRAIN) == "headstart.toml: model.width must be a whole number, got 'wide'"
-    assert as_typed(message(PRETRAIN)) == message(PRETRAIN)  # nobody typed --model.width
+    assert use_option_names(message(PRETRAIN)) == message(PRETRAIN)  # nobody typed --model.width
 
 
 def test_a_file_that_is_not_there_is_named():
@@ -179,5 +179,7 @@ def test_resuming_refuses_settings_and_names_the_first():
 
 
 def test_a_recipe_s_message_names_settings_as_they_are_typed():
-    assert as_typed("give more text or a smaller model.context") == "give more text or a smaller --model.context"
-    assert as_typed("runtime.time_limit, not --runtime.device") == "--runtime.time-limit, not --runtime.device"
+    assert (
+        use_option_names("give more text or a smaller model.context") == "give more text or a smaller --model.context"
+    )
+    assert use_option_names("runtime.time_limit, not --runtime.device") == "--runtime.time-limit, not --runtime.device"

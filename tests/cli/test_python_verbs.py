@@ -4,13 +4,13 @@ import pytest
 
 import headstart
 from headstart import api
-from headstart.config import FinetuneConfig, PretrainConfig
+from headstart.config.merge import resolve_settings
+from headstart.config.schema import FinetuneConfig, PretrainConfig
 from headstart.errors import ConfigError
-from headstart.recipes.settings import settings_of
 
 
 def settings(given) -> PretrainConfig:
-    return settings_of(PretrainConfig, "classic", "pretrain", given)
+    return resolve_settings(PretrainConfig, "classic", "pretrain", given)
 
 
 def message_of(call) -> str:
@@ -71,7 +71,7 @@ def test_a_shape_beside_a_pretrained_folder_is_seen_however_it_is_written(tmp_pa
 
 
 def test_names_of_classes_are_no_sections():
-    config = settings_of(FinetuneConfig, "classic", "finetune", {"transfer": {"class_weights": {"a-b": 2.0}}})
+    config = resolve_settings(FinetuneConfig, "classic", "finetune", {"transfer": {"class_weights": {"a-b": 2.0}}})
     assert config.transfer.class_weights == {"a-b": 2.0}
 
 

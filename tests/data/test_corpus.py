@@ -2,7 +2,7 @@ import gzip
 
 import pytest
 
-from headstart.config import CorpusConfig
+from headstart.config.schema import CorpusConfig
 from headstart.data.corpus import Document, read_documents
 from headstart.errors import DataError
 

@@ -7,14 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.config import LabelledConfig
-from headstart.data.labelled import (
-    LabelledTexts,
-    LabelSet,
-    label_subset,
-    read_labelled,
-    split_validation,
-)
+from headstart.config.schema import LabelledConfig
+from headstart.data.labelled import LabelledTexts, LabelSet, label_subset, read_labelled, split_validation
 from headstart.errors import DataError
 
 

@@ -6,36 +6,36 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.config import PADDING, UNSCORED, MaskingConfig
-from headstart.data.batches import CausalRows
-from headstart.data.masking import hide, is_causal_turn, mask_token
+from fixtures.tiny import SPECIAL, VOCABULARY, corpus
+from headstart.config.schema import IGNORE_INDEX, PADDING_SEGMENT, MaskingConfig
+from headstart.data.datasets import PackedDataset
+from headstart.data.masking import is_causal_batch, mask_token, mask_tokens
 from headstart.errors import UsageError
-from headstart.text.tokenizer import SpecialIds
-from tiny import SPECIAL, VOCABULARY, corpus
+from headstart.tokenization.base import SpecialIds
 
 lengths = st.lists(st.integers(1, 30), min_size=1, max_size=12)
 
 
 def rows_of(sizes, layout="packed", context=12):
-    return CausalRows(corpus(sizes), np.arange(len(sizes)), SPECIAL, context=context, layout=layout, seed=1)
+    return PackedDataset(corpus(sizes), np.arange(len(sizes)), SPECIAL, context=context, layout=layout, seed=1)
 
 
 def hidden_batch(rows, first, count, config=None, seed=0, next_token=False):
     batch = rows.batch(first, count, segments_always=True)
-    return batch, hide(batch, first, config or MaskingConfig(), SPECIAL, VOCABULARY, seed, next_token=next_token)
+    return batch, mask_tokens(batch, first, config or MaskingConfig(), SPECIAL, VOCABULARY, seed, next_token=next_token)
 
 
 @given(lengths, st.integers(0, 9), st.sampled_from(["packed", "documents"]))
 def test_what_is_asked_for_is_what_stood_there(sizes, seed, layout):
     rows = rows_of(sizes, layout)
     before, after = hidden_batch(rows, 0, rows.rows, seed=seed)
-    asked = after.targets != UNSCORED
+    asked = after.targets != IGNORE_INDEX
     assert torch.equal(after.targets[asked], before.ids_BT[asked])
     assert torch.equal(after.ids_BT[~asked], before.ids_BT[~asked])  # only what is asked for may change
-    assert not (asked & (before.segments_BT == PADDING)).any()
+    assert not (asked & (before.segments_BT == PADDING_SEGMENT)).any()
     assert not (asked & (before.ids_BT == SPECIAL.sos)).any()
-    assert after.scored == int(asked.sum())
-    assert after.visibility == "both"
+    assert after.num_targets == int(asked.sum())
+    assert after.attention == "bidirectional"
 
 
 @given(lengths, st.integers(0, 9))
@@ -47,18 +47,18 @@ def test_asked_at_the_place_before_it_is_the_same_token_of_the_same_document(siz
     for row in range(rows.rows):
         for place in range(11):
             target = place_before.targets[row, place]
-            if target != UNSCORED:
+            if target != IGNORE_INDEX:
                 assert target == same_place.targets[row, place + 1]
                 assert before.segments_BT[row, place] == before.segments_BT[row, place + 1]
-        assert place_before.targets[row, 11] == UNSCORED
+        assert place_before.targets[row, 11] == IGNORE_INDEX
 
 
 def test_the_shares_are_those_asked_for():
     rows = rows_of([400] * 100, context=100)
     config = MaskingConfig(rate=0.15, masked=0.8, random=0.1)
     before, after = hidden_batch(rows, 0, rows.rows, config)
-    real = (before.segments_BT != PADDING) & (before.ids_BT != SPECIAL.sos)
-    asked = after.targets != UNSCORED
+    real = (before.segments_BT != PADDING_SEGMENT) & (before.ids_BT != SPECIAL.sos)
+    asked = after.targets != IGNORE_INDEX
     assert asked.sum().item() / real.sum().item() == pytest.approx(0.15, abs=0.01)
     shown = after.ids_BT[asked]
     masked = (shown == SPECIAL.mask).float().mean().item()
@@ -93,12 +93,12 @@ def test_epochs_and_seeds_hide_other_tokens():
 
 
 def test_turns_are_causal_in_their_share_and_follow_from_the_seed():
-    turns = [is_causal_turn(index, 0, 0.25) for index in range(4000)]
+    turns = [is_causal_batch(index, 0, 0.25) for index in range(4000)]
     assert sum(turns) / 4000 == pytest.approx(0.25, abs=0.02)
-    assert turns == [is_causal_turn(index, 0, 0.25) for index in range(4000)]
-    assert turns != [is_causal_turn(index, 1, 0.25) for index in range(4000)]
-    assert not any(is_causal_turn(index, 0, 0.0) for index in range(50))
-    assert all(is_causal_turn(index, 0, 1.0) for index in range(50))
+    assert turns == [is_causal_batch(index, 0, 0.25) for index in range(4000)]
+    assert turns != [is_causal_batch(index, 1, 0.25) for index in range(4000)]
+    assert not any(is_causal_batch(index, 0, 0.0) for index in range(50))
+    assert all(is_causal_batch(index, 0, 1.0) for index in range(50))
 
 
 def test_a_vocabulary_without_a_mask_is_refused():

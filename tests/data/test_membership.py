@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.data.digests import text_digest
-from headstart.data.membership import BITS, FILE, Membership
+from headstart.data.decontamination import BITS, MEMBERSHIP_FILE, Membership
+from headstart.data.hashing import text_digest
 from headstart.errors import StoreError
 
 
@@ -34,8 +34,8 @@ def test_the_rate_of_false_alarms_is_what_the_number_of_documents_makes_it():
 
 def test_the_file_is_five_bytes_a_document_and_reads_back(tmp_path):
     known = of(f"document {number}" for number in range(1000))
-    (tmp_path / FILE).write_bytes(known.to_bytes())
-    assert (tmp_path / FILE).stat().st_size == 5000
+    (tmp_path / MEMBERSHIP_FILE).write_bytes(known.to_bytes())
+    assert (tmp_path / MEMBERSHIP_FILE).stat().st_size == 5000
     again = Membership.read(tmp_path)
     assert again.keys.tolist() == known.keys.tolist()
     assert again.rows_in(["document 3", "no document"]) == [0]
@@ -57,7 +57,7 @@ def test_nothing_is_known_where_nothing_was_kept(tmp_path):
     [(b"1234567", "7 bytes, expected a multiple of 5"), (b"bbbbbaaaaa", "its digests are not sorted")],
 )
 def test_a_damaged_file_is_refused(tmp_path, content, words):
-    (tmp_path / FILE).write_bytes(content)
+    (tmp_path / MEMBERSHIP_FILE).write_bytes(content)
     with pytest.raises(StoreError) as caught:
         Membership.read(tmp_path)
-    assert str(caught.value) == f"{tmp_path / FILE} is damaged: {words}"
+    assert str(caught.value) == f"{tmp_path / MEMBERSHIP_FILE} is damaged: {words}"

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from headstart.config import CorpusConfig, LabelledConfig
+from headstart.config.schema import CorpusConfig, LabelledConfig
 from headstart.data.corpus import read_documents
-from headstart.data.doubles import Known, overlap
 from headstart.data.labelled import LabelledTexts, read_labelled
+from headstart.data.near_duplicates import TextIndex, overlap
 
 pytestmark = pytest.mark.data
 BOOKS = {"train": 1600, "valid": 400, "test": 2000}
@@ -27,7 +27,7 @@ def test_book_reviews_are_the_same_as_json_and_as_pieces(real_data, name, rows):
 
 def test_the_doubles_among_book_reviews_are_found(real_data):
     train, valid, test = (books(real_data, name) for name in BOOKS)
-    known = {name: Known(books(real_data, name).texts) for name in BOOKS}
+    known = {name: TextIndex(books(real_data, name).texts) for name in BOOKS}
     in_train, in_valid = (overlap(known["test"], known[name]) for name in ("train", "valid"))
     assert (len(in_train.exact), in_train.near) == (43, {})
     assert (len(in_valid.exact), in_valid.near) == (12, {})

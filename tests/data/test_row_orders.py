@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from headstart.data.batches import CausalRows
-from tiny import SPECIAL, corpus
+from fixtures.tiny import SPECIAL, corpus
+from headstart.data.datasets import PackedDataset
 
 SIZES = [5, 9, 3, 7, 6, 8]
 
 
 def order(seed, epoch):
-    rows = CausalRows(corpus(SIZES), np.arange(len(SIZES)), SPECIAL, context=8, layout="documents", seed=seed)
+    rows = PackedDataset(corpus(SIZES), np.arange(len(SIZES)), SPECIAL, context=8, layout="documents", seed=seed)
     return tuple(map(tuple, rows.batch(epoch * rows.rows, rows.rows).ids_BT.tolist()))
 
 

@@ -8,16 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.data.corpus import Document
-from headstart.data.provenance import Source, describe, fingerprint
-from headstart.data.shards import Shards, is_shards, text_digest, write_shards
+from headstart.data.hashing import text_digest
+from headstart.data.provenance import SourceFile, describe_sources, fingerprint
+from headstart.data.shards import Shards, is_shards, write_shards
 from headstart.errors import DataError, StoreError
-from headstart.files import read_json, whole_folder
-from headstart.progress import Quiet
+from headstart.files import atomic_folder, read_json
+from headstart.progress import SilentProgress
 
 
 def write(texts: list[str], tokenizer, folder: Path, **more) -> Shards:
     documents = (Document(text, f"row {number}") for number, text in enumerate(texts, 1))
-    return write_shards(documents, tokenizer, folder, sources=[], fingerprint="mark", progress=Quiet(), **more)
+    return write_shards(documents, tokenizer, folder, sources=[], fingerprint="mark", progress=SilentProgress(), **more)
 
 
 @settings(max_examples=50, deadline=2000)
@@ -57,7 +58,7 @@ def test_documents_are_written_in_more_than_one_bite(tokenizer, tmp_path):
             return tokenizer.encode_batch(batch)
 
     seen: list[tuple[int, int]] = []
-    shards = write_shards(documents(), Watched(), tmp_path / "s", sources=[], fingerprint="", progress=Quiet())
+    shards = write_shards(documents(), Watched(), tmp_path / "s", sources=[], fingerprint="", progress=SilentProgress())
     assert seen == [(1000, 1000), (1000, 2000), (500, 2500)]
     assert [tokenizer.decode(shards.ids(index).tolist()) for index in (0, 999, 1000, 2499)] == [
         texts[index] for index in (0, 999, 1000, 2499)
@@ -75,8 +76,10 @@ def test_the_manifest_says_what_is_there(tokenizer, tmp_path):
     source = tmp_path / "a.txt"
     source.write_text("fine\n")
     documents = [Document("fine", "a.txt, line 1")]
-    sources = describe([str(source)])
-    shards = write_shards(documents, tokenizer, tmp_path / "s", sources=sources, fingerprint="mark", progress=Quiet())
+    sources = describe_sources([str(source)])
+    shards = write_shards(
+        documents, tokenizer, tmp_path / "s", sources=sources, fingerprint="mark", progress=SilentProgress()
+    )
     tokens = len(tokenizer.encode("fine"))
     assert read_json(tmp_path / "s" / "manifest.json")["about"] == {
         "documents": 1,
@@ -115,7 +118,7 @@ def test_a_failure_on_the_way_leaves_no_folder(tokenizer, tmp_path):
         raise DataError("r.csv, row 2: broken")
 
     with pytest.raises(DataError, match=r"^r.csv, row 2: broken$"):
-        write_shards(documents(), tokenizer, tmp_path / "s", sources=[], fingerprint="", progress=Quiet())
+        write_shards(documents(), tokenizer, tmp_path / "s", sources=[], fingerprint="", progress=SilentProgress())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -130,7 +133,7 @@ def agree(folder: Path, name: str = "", content: bytes = b"", **about) -> None:
     """Write the folder anew with one thing changed and a manifest that agrees, so that only the sense is wrong."""
     manifest = read_json(folder / "manifest.json")
     old = {path: (folder / path).read_bytes() for path in manifest["files"]}
-    with whole_folder(folder, kind="shards", about=manifest["about"] | about) as draft:
+    with atomic_folder(folder, kind="shards", about=manifest["about"] | about) as draft:
         for path, bytes_ in (old | ({name: content} if name else {})).items():
             (draft / path).parent.mkdir(exist_ok=True)
             (draft / path).write_bytes(bytes_)
@@ -257,13 +260,13 @@ def test_the_digest_is_the_documented_one():
 
 
 def test_any_difference_changes_the_fingerprint():
-    source = Source("a.txt", 5, "1")
+    source = SourceFile("a.txt", 5, "1")
     marks = [
         fingerprint([source], "digest", {"documents": "line"}),
         fingerprint([source, source], "digest", {"documents": "line"}),
-        fingerprint([Source("b.txt", 5, "1")], "digest", {"documents": "line"}),
-        fingerprint([Source("a.txt", 6, "1")], "digest", {"documents": "line"}),
-        fingerprint([Source("a.txt", 5, "2")], "digest", {"documents": "line"}),
+        fingerprint([SourceFile("b.txt", 5, "1")], "digest", {"documents": "line"}),
+        fingerprint([SourceFile("a.txt", 6, "1")], "digest", {"documents": "line"}),
+        fingerprint([SourceFile("a.txt", 5, "2")], "digest", {"documents": "line"}),
         fingerprint([source], "other", {"documents": "line"}),
         fingerprint([source], "digest", {"documents": "file"}),
     ]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headstart.data.sources import expand, read_rows
+from headstart.data.sources import expand_paths, read_rows
 from headstart.errors import DataError
 
 ROWS = [
@@ -139,17 +139,17 @@ def test_folders_and_globs_are_spelled_out_in_order(tmp_path):
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / name).touch()
     everything = ["data/a.txt", "data/b.csv", "data/deep/c.JSONL.gz"]
-    assert expand(["data"]) == everything
-    assert expand(["data/"]) == everything
-    assert expand(["data/*"]) == everything
-    assert expand(["data/**/c*"]) == ["data/deep/c.JSONL.gz"]
-    assert expand(["data/b.csv", "data/?.txt", "data/b.csv"]) == ["data/b.csv", "data/a.txt", "data/b.csv"]
+    assert expand_paths(["data"]) == everything
+    assert expand_paths(["data/"]) == everything
+    assert expand_paths(["data/*"]) == everything
+    assert expand_paths(["data/**/c*"]) == ["data/deep/c.JSONL.gz"]
+    assert expand_paths(["data/b.csv", "data/?.txt", "data/b.csv"]) == ["data/b.csv", "data/a.txt", "data/b.csv"]
 
 
 def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path):
     (tmp_path / "a[1].txt").touch()
     (tmp_path / "a1.txt").touch()
-    assert expand(["a[1].txt"]) == ["a[1].txt"]
+    assert expand_paths(["a[1].txt"]) == ["a[1].txt"]
 
 
 def test_urls_are_read_like_files():
@@ -158,8 +158,8 @@ def test_urls_are_read_like_files():
     system.pipe({"/books/p.parquet": FILES["r.parquet"]})
     try:
         found = ["memory:///books/a.csv.gz", "memory:///books/b.csv"]
-        assert expand(["memory://books/*.csv*"]) == found
-        assert expand(["memory://books"]) == [*found, "memory:///books/p.parquet"]
+        assert expand_paths(["memory://books/*.csv*"]) == found
+        assert expand_paths(["memory://books"]) == [*found, "memory:///books/p.parquet"]
         for path in ("memory://books/b.csv", "memory://books/p.parquet", *found):
             assert [dict(row.values) for row in read_rows(path)] == ROWS
     finally:
@@ -167,4 +167,6 @@ def test_urls_are_read_like_files():
 
 
 def test_an_unasked_url_is_not_touched():
-    assert expand(["https://nowhere.invalid/train.csv?version=2"]) == ["https://nowhere.invalid/train.csv?version=2"]
+    assert expand_paths(["https://nowhere.invalid/train.csv?version=2"]) == [
+        "https://nowhere.invalid/train.csv?version=2"
+    ]

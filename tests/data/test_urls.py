@@ -8,7 +8,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from headstart.config import CorpusConfig, LabelledConfig
+from headstart.config.schema import CorpusConfig, LabelledConfig
 from headstart.data.corpus import read_documents
 from headstart.data.labelled import read_labelled
 from headstart.errors import DataError

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headstart.config import LabelledConfig
+from headstart.config.schema import LabelledConfig
 from headstart.data.labelled import read_labelled
 from headstart.errors import DataError
 

@@ -43,10 +43,10 @@ class Desk:
     """The app of one model on an event loop of its own, in the process that made it."""
 
     def __init__(self, folder: Path) -> None:
-        from headstart.config import RuntimeConfig
+        from headstart.config.schema import RuntimeConfig
         from headstart.serve.app import build_app
+        from headstart.serve.config import ServeConfig
         from headstart.serve.service import Service
-        from headstart.serve.settings import ServeConfig
 
         self.owner = os.getpid()
         self.loop = asyncio.new_event_loop()
@@ -85,7 +85,7 @@ class Desk:
             {"type": "http.request", "body": b"", "more_body": False} if whole else {"type": "http.disconnect"}
         )
         # of every few clients one leaves as soon as it has asked
-        path, _, query = bytes(request.target).partition(b"?")
+        path, _, query = bytes(request.task).partition(b"?")
         scope = {
             "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "scheme": "http",
             "method": request.method.decode("ascii"), "path": unquote(path.decode("ascii")), "raw_path": path,

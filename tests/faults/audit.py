@@ -20,8 +20,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from fixtures.tiny import write_reviews
 from headstart.cli.main import run
-from tiny import write_reviews
 
 CANARY = "CANARY"
 NEVER = (

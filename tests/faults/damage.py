@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from faults.runs import go
+from fixtures.tiny import finetune_config, language_model, pretrain_config
 from headstart.data.shards import Shards
 from headstart.errors import HeadstartError
-from headstart.files import README, read_manifest, whole_folder, write_sealed
-from headstart.progress import Quiet
+from headstart.files import README, atomic_folder, read_manifest, write_checksummed
+from headstart.progress import SilentProgress
 from headstart.recipes.prepare import run_prepare_labelled
 from headstart.store.bundle import load_bundle
-from headstart.store.cells import read_cell, read_data
-from headstart.store.checkpoint import newest_good, save_checkpoint, steps
-from headstart.store.rundir import RunFolder
+from headstart.store.checkpoint import checkpoint_steps, newest_valid, save_checkpoint
+from headstart.store.records import read_comparison_data, read_record
+from headstart.store.run_folder import RunFolder
 from headstart.store.tensors import save_tensors
-from headstart.text.tokenizer import load_tokenizer
-from headstart.train.optim import build_optimizer, optimizer_tensors
-from tiny import finetune_config, language_model, pretrain_config
+from headstart.tokenization.tokenizer import load_tokenizer
+from headstart.train.optimizers import build_optimizer, optimizer_tensors
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,15 @@ def subjects(data: Path, work: Path) -> list[Subject]:
     go("finetune", data, work / "finetune", resume=False)
     go("compare", data, work / "compare", resume=False)
     labelled = run_prepare_labelled(
-        str(data / "train.csv"), work / "labelled", finetune_config().labelled, tokenizer=base, progress=Quiet()
+        str(data / "train.csv"),
+        work / "labelled",
+        finetune_config().labelled,
+        tokenizer=base,
+        progress=SilentProgress(),
     ).folder
     tokenizer = work / "tokenizer"
     own = load_tokenizer(base)
-    with whole_folder(tokenizer, kind="tokenizer", about={}) as draft:
+    with atomic_folder(tokenizer, kind="tokenizer", about={}) as draft:
         own.save(draft)
     cell = sorted((work / "compare" / "cells").iterdir())[-1]
     return [
@@ -96,8 +100,10 @@ def subjects(data: Path, work: Path) -> list[Subject]:
         Subject("labelled shards", _files(labelled), _nothing(lambda: Shards.open(labelled))),
         Subject("tokenizer", _files(tokenizer), _nothing(lambda: read_manifest(tokenizer, kind="tokenizer"))),
         _best(work),
-        Subject("cell of a comparison", (cell,), _nothing(lambda: read_cell(cell))),
-        Subject("data.json", (work / "compare" / "data.json",), _nothing(lambda: read_data(work / "compare"))),
+        Subject("cell of a comparison", (cell,), _nothing(lambda: read_record(cell))),
+        Subject(
+            "data.json", (work / "compare" / "data.json",), _nothing(lambda: read_comparison_data(work / "compare"))
+        ),
         _run(work),
     ]
 
@@ -132,11 +138,11 @@ def save_step(run: RunFolder, step: int, keep: int) -> None:
 
 def _checkpoint(work: Path) -> Subject:
     run = started(work / "checkpoints")
-    older, newer = steps(run)
+    older, newer = checkpoint_steps(run)
 
     def read() -> str | None:
         said: list[str] = []
-        found = newest_good(run, said.append)
+        found = newest_valid(run, said.append)
         assert found == (older if said else newer)
         return said[0] if said else None
 
@@ -146,7 +152,7 @@ def _checkpoint(work: Path) -> Subject:
 def _best(work: Path) -> Subject:
     folder = work / "best-epoch-0003"
     model = language_model()
-    with whole_folder(folder, kind="best") as draft:
+    with atomic_folder(folder, kind="best") as draft:
         save_tensors(draft / "backbone.safetensors", model.backbone.state_dict())
         save_tensors(draft / "head.safetensors", model.head.state_dict())
     return Subject("weights of the best epoch", _files(folder), _nothing(lambda: read_manifest(folder, kind="best")))
@@ -157,15 +163,15 @@ def _run(work: Path) -> Subject:
         work / "a-run", kind="pretrain", command="x", config=pretrain_config(), inputs={"texts": ["a"]}
     )
     run.same_inputs({"a": "b" * 64})
-    write_sealed(run.path / "plan.json", {"steps": 100, "seconds_a_step": 0.25})
+    write_checksummed(run.path / "plan.json", {"steps": 100, "seconds_a_step": 0.25})
 
     def read() -> None:
-        from headstart.files import read_sealed
+        from headstart.files import read_checksummed
 
         opened = RunFolder.open(run.path, kind="pretrain")
         assert opened.settings
         opened.same_inputs({"a": "b" * 64})
-        read_sealed(run.path / "plan.json")
+        read_checksummed(run.path / "plan.json")
 
     names = ("run.json", "config.json", "inputs.json", "plan.json")
     return Subject("run.json, config.json, inputs.json, plan.json", tuple(run.path / name for name in names), read)

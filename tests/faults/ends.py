@@ -30,11 +30,11 @@ torch.set_num_threads(1)
 
 from faults.late import compiling, exporting, hear_the_compiler, hear_the_export
 from faults.runs import outcome
-from headstart.cli import compare, console, finetune, main, prepare, pretrain, tokenizer  # noqa: F401  (import once)
-from headstart.recipes import compare as comparing
+from fixtures.tiny import write_reviews
+from headstart.cli import console, main
+from headstart.recipes.compare import run as comparing
 from headstart.store import bundle, checkpoint
-from headstart.store.rundir import RunFolder
-from tiny import write_reviews
+from headstart.store.run_folder import RunFolder
 
 SMALL = [
     *("--model.width", "16", "--model.depth", "2", "--model.feedforward", "24", "--model.context", "24"),

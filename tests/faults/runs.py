@@ -5,21 +5,21 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from headstart.progress import Quiet
-from headstart.recipes.compare import run_compare
-from headstart.recipes.finetune import run_finetune
+from fixtures.tiny import finetune_config, pretrain_config, write_reviews
+from headstart.progress import SilentProgress
+from headstart.recipes.compare.run import run_compare
+from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.prepare import run_prepare_labelled
-from headstart.recipes.pretrain import run_pretrain
-from tiny import finetune_config, pretrain_config, write_reviews
+from headstart.recipes.pretrain.run import run_pretrain
 
 STEPS = 30
 PRETRAINING = {
     "causal": {},
     "masked": {"objective": "masked"},
     "hybrid": {"objective": "hybrid"},
-    "pairs": {"objective": "masked", "pairs__weight": 0.5},
+    "pairs": {"objective": "masked", "next_sentence__weight": 0.5},
     "stages": {},
-    "average": {"optim__average": 0.9},
+    "ema_decay": {"optim__average": 0.9},
     "accumulate": {"loop__accumulate": 3},
     "muon": {"optim__optimizer": "muon", "model__block": "modern"},
 }
@@ -89,4 +89,6 @@ def tune(data: Path, out: Path) -> None:
     config = finetune_config(loop__epochs=3)
     run_finetune(str(more / "train.csv"), out, config, source=str(data / "base"), valid=str(more / "valid.csv"))
     labelled = config.labelled
-    run_prepare_labelled(str(more / "train.csv"), out / "labelled", labelled, tokenizer=data / "base", progress=Quiet())
+    run_prepare_labelled(
+        str(more / "train.csv"), out / "labelled", labelled, tokenizer=data / "base", progress=SilentProgress()
+    )

@@ -8,17 +8,18 @@ import pytest
 
 from faults.asking import BODIES, Desk, request
 from faults.runs import KINDS, go, outcome, write_data
+from fixtures.tiny import pretrain_config, write_reviews
 from headstart import runtime
 from headstart.cli.main import COMMANDS, run
-from headstart.config import CorpusConfig, TokenizerConfig
+from headstart.config.schema import CorpusConfig, TokenizerConfig
 from headstart.files import read_json
-from headstart.progress import Quiet
-from headstart.recipes import demo, demo_pretraining
+from headstart.progress import SilentProgress
+from headstart.recipes import demo
+from headstart.recipes import demo as demo_pretraining
 from headstart.recipes.demo import run_demo
 from headstart.recipes.prepare import run_prepare, run_tokenizer
-from headstart.recipes.pretrain import run_pretrain
+from headstart.recipes.pretrain.run import run_pretrain
 from headstart.report.page import write_report
-from tiny import pretrain_config, write_reviews
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +49,8 @@ def test_a_run_done_twice_gives_the_same_bytes(kind, data, tmp_path):
 def test_a_tokenizer_and_shards_made_twice_are_the_same(data, tmp_path):
     for name in ("one", "two"):
         texts, config = [str(data / "texts.txt")], TokenizerConfig(vocab_size=300)
-        run_tokenizer(texts, tmp_path / name / "tok", config, CorpusConfig(), Quiet())
-        settings = {"tokenizer": None, "tokenizer_config": config, "progress": Quiet()}
+        run_tokenizer(texts, tmp_path / name / "tok", config, CorpusConfig(), SilentProgress())
+        settings = {"tokenizer": None, "tokenizer_config": config, "progress": SilentProgress()}
         run_prepare(texts, tmp_path / name / "tokens", CorpusConfig(), **settings)
     files = [path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file()]
     assert len(files) == 8
@@ -58,7 +59,7 @@ def test_a_tokenizer_and_shards_made_twice_are_the_same(data, tmp_path):
 
 
 def test_the_deterministic_mode_changes_no_bit_on_a_cpu(data, tmp_path):
-    """There it has nothing to choose between; tests/test_gpu.py has the device that does."""
+    """There it has nothing to choose between; tests/gpu/test_gpu_training.py has the device that does."""
     for name in (False, True):
         config = pretrain_config(loop__steps=6, runtime__deterministic=name)
         run_pretrain([str(data / "texts.txt")], tmp_path / str(name), config)

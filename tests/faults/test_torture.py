@@ -49,7 +49,7 @@ def test_every_reader_was_reached(table):
     assert all(0 < row["lines_reached"] <= row["lines"] for row in rows)
     assert sum(row["lines_reached"] for row in rows) > 0.5 * sum(row["lines"] for row in rows)
     csv = next(row for row in rows if row["name"] == "csv")
-    assert set(csv["reached"]) >= {"data/formats.py", "data/opening.py"}
+    assert set(csv["reached"]) >= {"data/formats.py", "data/io.py"}
     assert "serve/app.py" not in csv["reached"]  # control: it is not a list of everything
 
 
@@ -86,9 +86,9 @@ def test_a_kill_that_loses_something_is_noticed(tmp_path):
     """The kit itself: a run folder that is not what it was, and one that was torn."""
     from faults.killing import torn
     from faults.runs import outcome
-    from headstart.files import whole_folder
+    from headstart.files import atomic_folder
 
-    with whole_folder(tmp_path / "bundle", kind="bundle") as draft:
+    with atomic_folder(tmp_path / "bundle", kind="bundle") as draft:
         (draft / "a.safetensors").write_bytes(b"weights")
     before = outcome(tmp_path)
     assert torn(tmp_path) == []

@@ -16,22 +16,26 @@ OTHERS = "about other requests at the same time, a slow client, a server that st
 CALLER = "about what a caller asks for, such as another kind of model, or about writing"
 
 PLACES = {
-    **dict.fromkeys(("data/sources.py", "data/labelled.py:read_labelled", "data/opening.py:_bare"), NAMES),
+    **dict.fromkeys(("data/sources.py", "data/labelled.py:read_labelled", "data/io.py:_without_query"), NAMES),
     **dict.fromkeys(
         (
-            "data/opening.py:_open_raw",
-            "data/opening.py:_iconv",
-            "data/opening.py:missing",
-            "store/finding.py:find_bundle",
+            "data/io.py:_open_raw",
+            "data/io.py:_iconv",
+            "data/io.py:missing_file_error",
+            "store/locate.py:find_bundle",
         ),
         NAMES,
     ),
-    **dict.fromkeys(("text/tokenizer.py:_find", "data/membership.py:read", "store/quotes.py:read_quotes"), NAMES),
-    **dict.fromkeys(("store/rundir.py:read", "store/rundir.py:open"), NAMES),
-    **dict.fromkeys(("serve/batching.py", "serve/gate.py", "serve/service.py", "serve/settings.py"), OTHERS),
+    **dict.fromkeys(
+        ("tokenization/tokenizer.py:_find", "data/decontamination.py:read", "store/records.py:read_excerpts"), NAMES
+    ),
+    **dict.fromkeys(("store/run_folder.py:read", "store/run_folder.py:open"), NAMES),
+    **dict.fromkeys(("serve/batching.py", "serve/middleware.py", "serve/service.py", "serve/config.py"), OTHERS),
     **dict.fromkeys(("serve/app.py:_left", "serve/app.py:_unexpected"), OTHERS),
-    **dict.fromkeys(("store/rundir.py:flush", "store/bundle.py:load_bundle", "text/vocabulary.py:utf8_of"), CALLER),
-    **dict.fromkeys(("text/vocabulary.py:check_id", "data/shards.py:_mapped"), CALLER),
+    **dict.fromkeys(
+        ("store/run_folder.py:flush", "store/bundle.py:load_bundle", "tokenization/base.py:as_utf8"), CALLER
+    ),
+    **dict.fromkeys(("tokenization/base.py:check_id", "data/shards.py:_mapped"), CALLER),
 }
 """By file, or by file and function."""
 WORDS = (

@@ -8,18 +8,18 @@ from typing import Any
 
 from faults.damage import save_step, started
 from faults.disk import Disk, broken, full
-from headstart.config import CorpusConfig, TokenizerConfig
+from fixtures.tiny import language_model, pretrain_config
+from headstart.config.schema import CorpusConfig, TokenizerConfig
 from headstart.data.shards import Shards
 from headstart.errors import HeadstartError
 from headstart.files import read_json, write_json
-from headstart.progress import Quiet
+from headstart.progress import SilentProgress
 from headstart.recipes.prepare import run_prepare, run_tokenizer
 from headstart.store.bundle import Bundle, load_bundle, save_bundle
-from headstart.store.cells import read_cell, write_cell
-from headstart.store.checkpoint import load_checkpoint, newest_good
-from headstart.store.rundir import RunFolder
-from headstart.text.tokenizer import load_tokenizer
-from tiny import language_model, pretrain_config
+from headstart.store.checkpoint import load_checkpoint, newest_valid
+from headstart.store.records import read_record, write_record
+from headstart.store.run_folder import RunFolder
+from headstart.tokenization.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -94,18 +94,18 @@ def saves(data: Path) -> list[Save]:
     def shards(folder: Path, name: str) -> None:
         run_prepare(
             [str(data / name)], folder / "tokens", CorpusConfig(), tokenizer=tokenizer,
-            tokenizer_config=TokenizerConfig(), progress=Quiet(),
+            tokenizer_config=TokenizerConfig(), progress=SilentProgress(),
         )  # fmt: skip
 
     def cell(folder: Path, seconds: float) -> None:
-        write_cell(folder, _a_cell().model_copy(update={"seconds": seconds}))
+        write_record(folder, _a_cell().model_copy(update={"seconds": seconds}))
 
     def create(folder: Path, name: str) -> None:
         RunFolder.create(folder / name, kind="pretrain", command="", config=pretrain_config(), inputs={})
 
     def learn(folder: Path) -> None:
         run_tokenizer(
-            [str(data / "texts.txt")], folder / "tok", TokenizerConfig(vocab_size=300), CorpusConfig(), Quiet()
+            [str(data / "texts.txt")], folder / "tok", TokenizerConfig(vocab_size=300), CorpusConfig(), SilentProgress()
         )
 
     return [
@@ -116,7 +116,7 @@ def saves(data: Path) -> list[Save]:
         Save("tokenizer", lambda at: None, learn,
              lambda at: load_tokenizer(at / "tok").digest if (at / "tok").exists() else None),
         Save("cell", lambda at: cell(at, 1.0), lambda at: cell(at, 2.0),
-             lambda at: read_cell(next((at / "cells").glob("*.json"))).seconds),
+             lambda at: read_record(next((at / "cells").glob("*.json"))).seconds),
         Save("result", lambda at: write_json(at / "result.json", [1]), lambda at: write_json(at / "result.json", [2]),
              lambda at: read_json(at / "result.json")),
         Save("new run", lambda at: create(at, "a"), lambda at: create(at, "b"), _runs),
@@ -125,7 +125,7 @@ def saves(data: Path) -> list[Save]:
 
 
 def _newest(at: Path) -> int:
-    folder = newest_good(RunFolder(at / "run"), lambda _: None)
+    folder = newest_valid(RunFolder(at / "run"), lambda _: None)
     assert folder is not None
     return int(load_checkpoint(folder, language_model())[1]["step"])
 
@@ -145,8 +145,8 @@ def _log(at: Path) -> None:
 
 
 def _a_cell() -> Any:
-    from headstart.store.cells import Cell, Score
+    from headstart.store.records import RunRecord, Score
 
     score = Score(accuracy=0.5, macro_f1=0.5, confusion=((1, 0), (1, 0)))
-    return Cell(arm="tfidf", labels="all", rows=2, seed=0, setting={}, epochs=(), best_epoch=None, valid=score,
+    return RunRecord(arm="tfidf", labels="all", rows=2, seed=0, setting={}, epochs=(), best_epoch=None, valid=score,
                 test=score, predictions=(0, 0), seconds=1.0)  # fmt: skip

@@ -13,15 +13,15 @@ from safetensors.torch import save_file
 from torch import nn
 
 from headstart.cli.main import run
-from headstart.config import FinetuneConfig
+from headstart.config.merge import merge_config, nest
+from headstart.config.schema import FinetuneConfig
 from headstart.errors import StoreError, TransferError, UsageError
 from headstart.interop.course import import_course
-from headstart.layering import layered, nested
-from headstart.model.heads import vocabulary_scores
+from headstart.model.heads import lm_logits
 from headstart.predict.generate import Sampling, run_generate
-from headstart.recipes.finetune import run_finetune
+from headstart.recipes.finetune.run import run_finetune
 from headstart.store.bundle import load_bundle
-from headstart.text.tokenizer import load_tokenizer
+from headstart.tokenization.tokenizer import load_tokenizer
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "course.md"
 WIDTH, FEEDFORWARD, DEPTH, HEADS = 16, 24, 3, 2
@@ -116,11 +116,11 @@ def wrapped(name):
 def test_the_courses_weights_give_the_courses_scores(course, vocabulary, tmp_path, rename):
     path = saved({rename(name): tensor for name, tensor in course.state_dict().items()}, tmp_path / "lab.safetensors")
     assert import_course(path, vocabulary, tmp_path / "out") == tmp_path / "out"
-    bundle = load_bundle(tmp_path / "out", task="language")
+    bundle = load_bundle(tmp_path / "out", head_type="language")
     ids = torch.randint(4, bundle.tokenizer.vocab_size, (2, 40))
     with torch.no_grad():
         theirs = course(ids.T).transpose(0, 1)
-        ours = vocabulary_scores(bundle.model, bundle.model.backbone(ids))
+        ours = lm_logits(bundle.model, bundle.model.backbone(ids))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     shape = bundle.config
     assert (shape.block, shape.width, shape.depth, shape.heads) == ("classic", WIDTH, DEPTH, HEADS)
@@ -133,7 +133,7 @@ def test_heads_cannot_be_read_off_the_tensors_and_change_the_scores(course, voca
     bundle = load_bundle(tmp_path / "out")
     ids = torch.randint(4, bundle.tokenizer.vocab_size, (1, 20))
     with torch.no_grad():
-        ours = vocabulary_scores(bundle.model, bundle.model.backbone(ids))
+        ours = lm_logits(bundle.model, bundle.model.backbone(ids))
         assert not torch.allclose(ours, course(ids.T).transpose(0, 1), atol=1e-3)
 
 
@@ -149,7 +149,7 @@ def test_the_receipt_names_every_tensor_and_what_was_computed_instead(course, vo
     )
     assert {line["course"]: line["name"] for line in receipt["moved"]}[
         "base.transformer_encoder.layers.2.self_attn.in_proj_weight"
-    ] == "backbone.layers.2.attention.inward.weight"
+    ] == "backbone.layers.2.attention.qkv_proj.weight"
     assert receipt["tokenizer"] == load_tokenizer(vocabulary).digest
 
 
@@ -157,7 +157,7 @@ def test_an_imported_model_is_a_start_for_finetune_and_generate(course, vocabula
     import_course(saved(course.state_dict(), tmp_path / "lab.safetensors"), vocabulary, tmp_path / "base")
     rows = [(f"{text} {number}", "good" if number % 2 else "bad") for number, text in enumerate(TEXTS * 4)]
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(f'"{text}",{label}\n' for text, label in rows))
-    config = layered(FinetuneConfig, nested({"loop.epochs": 1, "runtime.threads": 1}))
+    config = merge_config(FinetuneConfig, nest({"loop.epochs": 1, "runtime.threads": 1}))
     run_finetune(str(tmp_path / "train.csv"), tmp_path / "clf", config, source=str(tmp_path / "base"))
     moved = json.loads((tmp_path / "clf" / "receipt.json").read_text())["moved"]
     imported = json.loads((tmp_path / "base" / "receipt.json").read_text())["moved"]

@@ -10,25 +10,24 @@ import sentencepiece
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small_models import CONTEXT, LABELS, ODD, TEXTS, classifier, language, tokenizer
 
+from fixtures.small_models import CONTEXT, LABELS, ODD, TEXTS, classifier, language, tokenizer
+from fixtures.tiny import CPU
 from headstart.cli.main import run
-from headstart.config import PADDING
+from headstart.config.schema import PADDING_SEGMENT
 from headstart.errors import UsageError
-from headstart.interop.hf_export import export_hf
-from headstart.interop.hf_tokenizer import standalone
-from headstart.interop.hf_weights import opt
-from headstart.model.heads import vocabulary_scores
-from headstart.predict.generate import Sampling, continue_text
+from headstart.interop.hf_export import export_hf, opt_tensors
+from headstart.interop.hf_tokenizers import standalone
+from headstart.model.heads import lm_logits
+from headstart.predict.generate import Sampling, generate_text
 from headstart.predict.predictor import Predictor
-from headstart.text.tokenizer import load_tokenizer
-from headstart.train.evaluate import score_texts
-from tiny import CPU
+from headstart.tokenization.tokenizer import load_tokenizer
+from headstart.train.scoring import score_texts
 
 KINDS = {
     ("classic", "causal"): "OPTForSequenceClassification",
     ("modern", "causal"): "LlamaForSequenceClassification",
-    ("modern", "both"): "EuroBertForSequenceClassification",
+    ("modern", "bidirectional"): "EuroBertForSequenceClassification",
 }
 LANGUAGE = {
     ("classic", "causal"): "OPTForCausalLM",
@@ -82,11 +81,11 @@ def test_a_stock_class_scores_the_vocabulary_as_we_do(transformers, tmp_path, ki
     model = auto.from_pretrained(tmp_path / "theirs").eval()
     batch = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")(TEXTS, return_tensors="pt", padding=True)
     real = batch["attention_mask"].bool()
-    segments = torch.where(real, 0, PADDING)
+    segments = torch.where(real, 0, PADDING_SEGMENT)
     with torch.inference_mode():
         theirs = model(**batch).logits[real]
-        hidden = bundle.model.backbone(batch["input_ids"], segments, bundle.visibility)
-        ours = vocabulary_scores(bundle.model, hidden)[real]
+        hidden = bundle.model.backbone(batch["input_ids"], segments, bundle.attention)
+        ours = lm_logits(bundle.model, hidden)[real]
     assert float((ours - theirs).abs().max()) < 1e-5 * float(ours.abs().max())
     readme = (tmp_path / "theirs" / "README.md").read_text()
     assert ("the scores at a place are for the token after it" in readme) == (kind[1] == "hybrid")
@@ -98,11 +97,11 @@ def test_an_opt_is_exact_beyond_rounding(transformers, tmp_path):
     export_hf(bundle, tmp_path / "theirs")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").double().eval()
     ours = bundle.model.double()
-    model.load_state_dict(opt(ours))
+    model.load_state_dict(opt_tensors(ours))
     ids = torch.tensor([[0, *bundle.tokenizer.encode(TEXTS[0])]])
     with torch.inference_mode():
         hidden = ours.backbone(ids)
-        assert float((vocabulary_scores(ours, hidden) - model(ids).logits).abs().max()) < 1e-12
+        assert float((lm_logits(ours, hidden) - model(ids).logits).abs().max()) < 1e-12
 
 
 @pytest.mark.parametrize("block", ["classic", "modern"])
@@ -113,7 +112,7 @@ def test_an_exported_language_model_goes_on_as_ours_does(transformers, tmp_path,
     reader = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
     start = reader("the film", return_tensors="pt")
     ids = model.generate(**start, max_new_tokens=8, do_sample=False)[0][start["input_ids"].shape[1] :]
-    ours = continue_text(bundle.model, bundle.tokenizer, "the film", Sampling(tokens=8), CPU)
+    ours = generate_text(bundle.model, bundle.tokenizer, "the film", Sampling(tokens=8), CPU)
     assert reader.decode(ids, skip_special_tokens=True) == ours
 
 
@@ -123,8 +122,8 @@ def test_gaps_are_filled_where_the_mask_is_typed(transformers, tmp_path):
     ask = transformers.pipeline("fill-mask", model=str(tmp_path / "theirs"))
     ids = [0, *bundle.tokenizer.encode("the "), 3, *bundle.tokenizer.encode(" was")]
     with torch.inference_mode():
-        hidden = bundle.model.backbone(torch.tensor([ids]), None, "both")
-        ours = vocabulary_scores(bundle.model, hidden)[0, ids.index(3)].argmax()
+        hidden = bundle.model.backbone(torch.tensor([ids]), None, "bidirectional")
+        ours = lm_logits(bundle.model, hidden)[0, ids.index(3)].argmax()
     assert ask("the <mask> was")[0]["token"] == int(ours)
 
 
@@ -217,7 +216,7 @@ def test_a_dictionary_that_is_not_the_models_is_refused(tmp_path):
 
 
 def test_windows_are_refused(tmp_path):
-    bundle = classifier(tmp_path / "ours", "modern", "both", windows=True)
+    bundle = classifier(tmp_path / "ours", "modern", "bidirectional", windows=True)
     with pytest.raises(UsageError) as caught:
         export_hf(bundle, tmp_path / "theirs")
     assert str(caught.value) == (
@@ -228,7 +227,7 @@ def test_windows_are_refused(tmp_path):
 
 
 def test_a_classic_network_that_reads_both_ways_is_refused(tmp_path):
-    bundle = classifier(tmp_path / "ours", "classic", "both")
+    bundle = classifier(tmp_path / "ours", "classic", "bidirectional")
     with pytest.raises(UsageError) as caught:
         export_hf(bundle, tmp_path / "theirs")
     assert str(caught.value) == (
@@ -238,7 +237,7 @@ def test_a_classic_network_that_reads_both_ways_is_refused(tmp_path):
 
 
 def test_the_command_writes_what_needs_no_transformers(tmp_path, capsys):
-    classifier(tmp_path / "ours", "modern", "both")
+    classifier(tmp_path / "ours", "modern", "bidirectional")
     arguments = ["export", str(tmp_path / "ours"), "--to", "hf", "--out", str(tmp_path / "theirs")]
     assert run(arguments) == 0
     assert "as a stock EuroBertForSequenceClassification" in capsys.readouterr().out

@@ -7,14 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from headstart.config import PADDING, ModelConfig
-from headstart.data.batches import LabelledRows
-from headstart.model.attention import visible
-from headstart.model.backbone import build_backbone
-from headstart.model.heads import Model, build_classifier_head, vocabulary_scores
-from headstart.model.positions import angles, places, sinusoids, turn
-from headstart.train.objectives import class_scores
-from tiny import SHAPE, SPECIAL, VOCABULARY, classifier, language_model
+from fixtures.tiny import SHAPE, SPECIAL, VOCABULARY, classifier, language_model
+from headstart.config.schema import PADDING_SEGMENT, ModelConfig
+from headstart.data.datasets import LabelledDataset
+from headstart.model.attention import apply_rotary, build_attention_mask, rotary_cos_sin
+from headstart.model.heads import Model, build_classifier_head, lm_logits
+from headstart.model.transformer import build_backbone, positions_in_segments, sinusoids
+from headstart.train.objectives import class_logits
 
 MODERN = ModelConfig(block="modern", width=16, depth=2, heads=2, feedforward=24, context=12)
 KINDS = pytest.mark.parametrize("shape", [SHAPE, MODERN], ids=["classic", "modern"])
@@ -27,10 +26,10 @@ def torch_twin(model) -> tuple[nn.Embedding, nn.TransformerEncoder]:
     encoder = nn.TransformerEncoder(layer, shape.depth, enable_nested_tensor=False)
     for theirs, ours in zip(encoder.layers, model.backbone.layers, strict=True):
         pairs = [
-            (theirs.self_attn.in_proj_weight, ours.attention.inward.weight),
-            (theirs.self_attn.in_proj_bias, ours.attention.inward.bias),
-            (theirs.self_attn.out_proj.weight, ours.attention.outward.weight),
-            (theirs.self_attn.out_proj.bias, ours.attention.outward.bias),
+            (theirs.self_attn.in_proj_weight, ours.attention.qkv_proj.weight),
+            (theirs.self_attn.in_proj_bias, ours.attention.qkv_proj.bias),
+            (theirs.self_attn.out_proj.weight, ours.attention.out_proj.weight),
+            (theirs.self_attn.out_proj.bias, ours.attention.out_proj.bias),
             (theirs.linear1.weight, ours.up.weight),
             (theirs.linear1.bias, ours.up.bias),
             (theirs.linear2.weight, ours.down.weight),
@@ -76,7 +75,7 @@ def test_the_classic_network_equals_torchs_encoder_forward_and_backward(seed):
     torch.testing.assert_close(model.backbone.embedding.weight.grad, embedding.weight.grad, rtol=1e-4, atol=1e-5)
     for their, our in zip(encoder.layers, model.backbone.layers, strict=True):
         torch.testing.assert_close(
-            our.attention.inward.weight.grad, their.self_attn.in_proj_weight.grad, rtol=1e-4, atol=1e-5
+            our.attention.qkv_proj.weight.grad, their.self_attn.in_proj_weight.grad, rtol=1e-4, atol=1e-5
         )
         torch.testing.assert_close(our.up.weight.grad, their.linear1.weight.grad, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(our.norm2.bias.grad, their.norm2.bias.grad, rtol=1e-4, atol=1e-5)
@@ -90,7 +89,7 @@ def test_the_future_does_not_reach_the_past_of_the_whole_model(place, shape):
     ids = torch.randint(VOCABULARY, (2, 11))
     changed = ids.clone()
     changed[:, place] = (ids[:, place] + 1) % VOCABULARY
-    before, after = (vocabulary_scores(model, model.backbone(read)) for read in (ids, changed))
+    before, after = (lm_logits(model, model.backbone(read)) for read in (ids, changed))
     torch.testing.assert_close(before[:, :place], after[:, :place], rtol=0, atol=0)
     for later in range(place, 11):  # control: the change did reach every later position
         assert not torch.allclose(before[:, later], after[:, later])
@@ -102,18 +101,20 @@ def test_both_ways_the_future_does_reach_the_past(shape):
     ids = torch.randint(VOCABULARY, (2, 11))
     changed = ids.clone()
     changed[:, 7] = (ids[:, 7] + 1) % VOCABULARY
-    assert not torch.allclose(backbone(ids, visibility="both")[:, 0], backbone(changed, visibility="both")[:, 0])
+    assert not torch.allclose(
+        backbone(ids, attention="bidirectional")[:, 0], backbone(changed, attention="bidirectional")[:, 0]
+    )
 
 
 @KINDS
-@pytest.mark.parametrize("visibility", ["causal", "both"])
-def test_a_document_reads_the_same_alone_and_in_a_pack(visibility, shape):
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+def test_a_document_reads_the_same_alone_and_in_a_pack(attention, shape):
     backbone = language_model(shape=shape).backbone.eval()
     a, b = torch.randint(VOCABULARY, (1, 5)), torch.randint(VOCABULARY, (1, 6))
-    segments = torch.tensor([[0] * 5 + [1] * 6 + [PADDING]])
-    packed = backbone(torch.cat([a, b, torch.ones(1, 1, dtype=torch.long)], 1), segments, visibility)
-    torch.testing.assert_close(packed[:, :5], backbone(a, visibility=visibility), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(packed[:, 5:11], backbone(b, visibility=visibility), rtol=1e-5, atol=1e-5)
+    segments = torch.tensor([[0] * 5 + [1] * 6 + [PADDING_SEGMENT]])
+    packed = backbone(torch.cat([a, b, torch.ones(1, 1, dtype=torch.long)], 1), segments, attention)
+    torch.testing.assert_close(packed[:, :5], backbone(a, attention=attention), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(packed[:, 5:11], backbone(b, attention=attention), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("padding", [1, 3, 9])
@@ -143,11 +144,13 @@ def test_positions_hold_at_any_length():
 
 
 def test_places_start_again_with_every_segment():
-    assert places(torch.tensor([[5, 5, 5, 2, 2, PADDING, PADDING]])).tolist() == [[0, 1, 2, 0, 1, 0, 1]]
+    assert positions_in_segments(torch.tensor([[5, 5, 5, 2, 2, PADDING_SEGMENT, PADDING_SEGMENT]])).tolist() == [
+        [0, 1, 2, 0, 1, 0, 1]
+    ]
 
 
 def test_no_row_of_the_mask_is_empty():
-    seen = visible(torch.tensor([[0, 0, 1, PADDING]]), "causal")
+    seen = build_attention_mask(torch.tensor([[0, 0, 1, PADDING_SEGMENT]]), "causal")
     assert seen[0, 0].tolist() == [
         [True, False, False, False],
         [True, True, False, False],
@@ -193,7 +196,7 @@ def test_the_start_is_the_published_one():
 def test_every_parameter_gets_a_gradient(shape):
     model = language_model(shape=shape)
     ids = torch.arange(VOCABULARY)[None]
-    (vocabulary_scores(model, model.backbone(ids)) * torch.randn(1, VOCABULARY, VOCABULARY)).sum().backward()
+    (lm_logits(model, model.backbone(ids)) * torch.randn(1, VOCABULARY, VOCABULARY)).sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
@@ -204,7 +207,7 @@ def test_rotary_products_depend_on_the_distance_alone():
     query, key = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
 
     def product(i: int, j: int) -> float:
-        turned = [turn(x, *angles(torch.tensor([place]), 8)) for x, place in ((query, i), (key, j))]
+        turned = [apply_rotary(x, *rotary_cos_sin(torch.tensor([place]), 8)) for x, place in ((query, i), (key, j))]
         return (turned[0] * turned[1]).sum().item()
 
     assert product(3, 1) == pytest.approx(product(40, 38), abs=1e-4)
@@ -231,7 +234,7 @@ def llama_by_hand(model, ids: torch.Tensor) -> torch.Tensor:
     head_width = shape.width // shape.heads
     x = model.backbone.embedding.weight[ids]
     for layer in model.backbone.layers:
-        q, k, v = (rms(x, layer.norm1.weight) @ layer.attention.inward.weight.T).chunk(3, dim=-1)
+        q, k, v = (rms(x, layer.norm1.weight) @ layer.attention.qkv_proj.weight.T).chunk(3, dim=-1)
         mixed = torch.zeros_like(x)
         for head in range(shape.heads):
             part = slice(head * head_width, (head + 1) * head_width)
@@ -239,7 +242,7 @@ def llama_by_hand(model, ids: torch.Tensor) -> torch.Tensor:
                 scores = torch.stack([rotate(q[i, part], i) @ rotate(k[j, part], j) for j in range(i + 1)])
                 weights = (scores / math.sqrt(head_width)).softmax(0)
                 mixed[i, part] = weights @ v[: i + 1, part]
-        x = x + mixed @ layer.attention.outward.weight.T
+        x = x + mixed @ layer.attention.out_proj.weight.T
         normed = rms(x, layer.norm2.weight)
         gate = normed @ layer.gate.weight.T
         x = x + (gate * torch.sigmoid(gate) * (normed @ layer.up.weight.T)) @ layer.down.weight.T
@@ -268,17 +271,17 @@ def test_a_tied_table_is_one_parameter_saved_once():
 @pytest.mark.parametrize("padding", [1, 5])
 @KINDS
 def test_read_both_ways_a_classification_does_not_depend_on_padding_either(shape, padding):
-    model = Model(build_backbone(shape, VOCABULARY, 0), build_classifier_head(shape, 3, 0, "both")).eval()
-    rows = LabelledRows([np.arange(4, 10), np.arange(4, 10 + padding)], [0, 1], SPECIAL, context=32)
-    together, alone = class_scores(model, rows.batch([0, 1])), class_scores(model, rows.batch([0]))
+    model = Model(build_backbone(shape, VOCABULARY, 0), build_classifier_head(shape, 3, 0, "bidirectional")).eval()
+    rows = LabelledDataset([np.arange(4, 10), np.arange(4, 10 + padding)], [0, 1], SPECIAL, context=32)
+    together, alone = class_logits(model, rows.batch([0, 1])), class_logits(model, rows.batch([0]))
     torch.testing.assert_close(together[:1], alone, rtol=0, atol=1e-6)
-    changed = LabelledRows([np.array([4, 5, 6, 7, 8, 16])], [0], SPECIAL, context=32)
-    assert not torch.allclose(class_scores(model, changed.batch([0])), alone)  # control: the text does matter
+    changed = LabelledDataset([np.array([4, 5, 6, 7, 8, 16])], [0], SPECIAL, context=32)
+    assert not torch.allclose(class_logits(model, changed.batch([0])), alone)  # control: the text does matter
 
 
 def test_both_ways_a_head_reads_the_mean_of_the_real_tokens_causally_the_last():
     hidden, lengths = torch.randn(2, 5, SHAPE.width), torch.tensor([3, 5])
-    both, causal = (build_classifier_head(SHAPE, 3, 0, reading) for reading in ("both", "causal"))
+    both, causal = (build_classifier_head(SHAPE, 3, 0, reading) for reading in ("bidirectional", "causal"))
     means = torch.stack([hidden[0, :3].mean(0), hidden[1].mean(0)])
     torch.testing.assert_close(both(hidden, lengths), both.linear(means), rtol=1e-5, atol=1e-6)
     last = torch.stack([hidden[0, 2], hidden[1, 4]])

@@ -6,21 +6,21 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fixtures.tiny import BAD, GOOD, SHAPE, SPECIAL, VOCABULARY, finetune_config, write_reviews
 from headstart import api
-from headstart.config import RuntimeConfig
-from headstart.data.batches import LabelledRows
+from headstart.config.schema import RuntimeConfig
+from headstart.data.datasets import LabelledDataset
 from headstart.errors import DataError, UsageError
-from headstart.model.backbone import build_backbone
 from headstart.model.heads import Model, build_classifier_head
+from headstart.model.transformer import build_backbone
 from headstart.predict import explain as room
-from headstart.predict.explain import attribute, explain, margins_of, merged, vectors_of
+from headstart.predict.explain import attribute, explain_prediction, margins_of, merge_pieces, vectors_of
 from headstart.predict.predictor import Predictor
-from headstart.recipes.finetune import run_finetune
-from headstart.text.tokenizer import load_tokenizer
-from headstart.train.objectives import class_scores
-from tiny import BAD, GOOD, SHAPE, SPECIAL, VOCABULARY, finetune_config, write_reviews
+from headstart.recipes.finetune.run import run_finetune
+from headstart.tokenization.tokenizer import load_tokenizer
+from headstart.train.objectives import class_logits
 
-KINDS = [("classic", "causal"), ("classic", "both"), ("modern", "causal"), ("modern", "both")]
+KINDS = [("classic", "causal"), ("classic", "bidirectional"), ("modern", "causal"), ("modern", "bidirectional")]
 ONE = RuntimeConfig(threads=1, device="cpu")
 
 
@@ -34,7 +34,7 @@ def network(block, reading, classes=3):
 
 def batch_of(ids, windows=False):
     context = 5 if windows else 12
-    return LabelledRows([np.array(ids)], [0], SPECIAL, context=context, windows=windows).batch([0])
+    return LabelledDataset([np.array(ids)], [0], SPECIAL, context=context, windows=windows).batch([0])
 
 
 @pytest.mark.parametrize(("block", "reading"), KINDS)
@@ -44,7 +44,7 @@ def test_what_the_tokens_get_adds_up_to_what_the_text_did(block, reading, window
     for target in range(3):
         found = attribute(model, batch, target, SPECIAL.pad)
         with torch.no_grad():
-            scores = class_scores(model, batch)[0]
+            scores = class_logits(model, batch)[0]
         others = [score for label, score in enumerate(scores.tolist()) if label != target]
         assert found.margin == pytest.approx(scores[target].item() - np.mean(others), abs=1e-5)
         assert found.weights_BT.sum() == pytest.approx(found.margin - found.baseline, abs=0.02)
@@ -96,16 +96,16 @@ def test_the_weights_are_those_of_another_hand(block, reading, monkeypatch):
 
 def test_looking_changes_nothing():
     model, batch = network("classic", "causal"), batch_of([5, 9, 4])
-    before = class_scores(model.eval(), batch)
+    before = class_logits(model.eval(), batch)
     attribute(model, batch, 0, SPECIAL.pad)
-    assert torch.equal(class_scores(model, batch), before)
+    assert torch.equal(class_logits(model, batch), before)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = write_reviews(tmp_path_factory.mktemp("explain"), train=200, valid=80)
-    config = finetune_config(loop__epochs=5, transfer__reading="both")
+    config = finetune_config(loop__epochs=5, transfer__reading="bidirectional")
     run_finetune(str(folder / "train.csv"), folder / "clf", config, source="scratch", valid=str(folder / "valid.csv"))
     return folder
 
@@ -115,7 +115,7 @@ def test_the_words_that_decide_are_found(trained):
     hits = []
     for word in (*GOOD, *BAD):
         text = f"the film was {word} and it"
-        words = explain(predictor, text).words
+        words = explain_prediction(predictor, text).words
         assert [one.text for one in words] == text.split()
         hits.append(max(words, key=lambda one: abs(one.weight)).text == word)
     assert sum(hits) >= 8
@@ -144,6 +144,6 @@ def test_tokens_come_together_as_the_words_of_the_text(trained, given, between):
     tokenizer = load_tokenizer(trained / "clf")
     text = between.join(given)
     ids = tokenizer.encode(text)
-    found = merged(ids, [1.0] * len(ids), tokenizer)
+    found = merge_pieces(ids, [1.0] * len(ids), tokenizer)
     assert [word.text for word in found] == text.split()
     assert sum(word.weight for word in found) == len(ids)

@@ -8,8 +8,8 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from headstart.errors import UsageError
-from headstart.recipes import baselines
-from headstart.recipes.baselines import BASELINES, run_baseline, score_of, tfidf
+from headstart.recipes.compare import baselines
+from headstart.recipes.compare.baselines import BASELINES, run_baseline, score_of, tfidf
 
 GOOD, BAD = ["a great book", "great fun", "truly great"], ["a dull book", "dull and long", "truly dull"]
 TRAIN = (GOOD + BAD, [1, 1, 1, 0, 0, 0])
@@ -103,7 +103,7 @@ def test_of_two_labels_the_second_ones_probability_is_kept():
 
 
 def test_many_validation_probabilities_are_left_out_of_a_cell(monkeypatch):
-    monkeypatch.setattr(baselines, "VALID_SHARES", 3)
+    monkeypatch.setattr(baselines, "VALID_PROBABILITIES", 3)
     assert run("tfidf").valid_probabilities is None
     assert run("tfidf").probabilities is not None
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import headstart
-from headstart.config import ModelConfig
+from headstart.config.schema import ModelConfig
 from headstart.errors import ConfigError
-from headstart.model.backbone import build_backbone
-from headstart.model.ledger import ledger
+from headstart.model.parameter_count import count_parameters
+from headstart.model.transformer import build_backbone
 from headstart.recipes.bench import lengths, run_bench, weights_of
 
 TINY = {"model": {"width": 16, "depth": 1, "heads": 2, "feedforward": 16, "context": 32}, "tokenizer.vocab_size": 400}
@@ -28,7 +28,7 @@ def test_everything_is_timed_and_set_beside_what_the_machine_can(preset):
     for figure in found.figures:
         assert figure.seconds > 0
         assert figure.mfu is None or 0 < figure.mfu < 1.5
-    assert found.parameters == ledger(ModelConfig(**_shape(preset)), 400, None).total
+    assert found.parameters == count_parameters(ModelConfig(**_shape(preset)), 400, None).total
     assert found.environment["threads"] == 1
     assert json.loads(json.dumps(found.as_dict()))["preset"] == preset
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from fixtures.tiny import finetune_config, pretrain_config, write_reviews
 from headstart.errors import ConfigError, DataError, HeadstartError, Interrupted
-from headstart.recipes.baselines import score_of
-from headstart.recipes.compare import run_compare
-from headstart.recipes.finetune import run_finetune
-from headstart.recipes.pretrain import run_pretrain
-from headstart.train.evaluate import evaluate_scores
-from tiny import finetune_config, pretrain_config, write_reviews
+from headstart.metrics import evaluate_single_label
+from headstart.recipes.compare.baselines import score_of
+from headstart.recipes.compare.run import run_compare
+from headstart.recipes.finetune.run import run_finetune
+from headstart.recipes.pretrain.run import run_pretrain
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_comparison_does_not_go_on_with_other_rows(reviews, tmp_path):
 
 def test_macro_f1_is_one_measure_for_all_arms():
     gold, predicted = [0, 1, 0, 1], np.array([0, 1, 1, 1])
-    network = evaluate_scores(np.eye(3)[predicted], np.array(gold), ["a", "b", "never there"])
+    network = evaluate_single_label(np.eye(3)[predicted], np.array(gold), ["a", "b", "never there"])
     assert score_of(gold, predicted, 3).macro_f1 == pytest.approx(network.macro_f1)
 
 

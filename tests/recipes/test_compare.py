@@ -9,22 +9,22 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from headstart.config import LabelledConfig, RuntimeConfig
+from fixtures.tiny import Listener, finetune_config, pretrain_config, write_reviews
+from headstart.config.schema import LabelledConfig, RuntimeConfig
 from headstart.data.labelled import read_labelled
 from headstart.errors import ConfigError, StoreError, UsageError
 from headstart.files import read_json
 from headstart.predict.predictor import Predictor
-from headstart.progress import Quiet
-from headstart.recipes.arms import expanded, names_of
-from headstart.recipes.compare import run_compare
-from headstart.recipes.finetune import run_finetune
+from headstart.progress import SilentProgress
+from headstart.recipes.compare.arms import expand_arms, source_names
+from headstart.recipes.compare.run import run_compare
+from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.prepare import run_prepare_labelled
-from headstart.recipes.pretrain import run_pretrain
-from headstart.report.collect import collect
-from headstart.report.mistakes import errors
+from headstart.recipes.pretrain.run import run_pretrain
+from headstart.report.error_tables import error_tables
+from headstart.report.load import load_comparison
 from headstart.store.bundle import load_bundle
-from headstart.store.cells import Cell, read_cell
-from tiny import Listener, finetune_config, pretrain_config, write_reviews
+from headstart.store.records import RunRecord, read_record
 
 ARMS = ("majority", "tfidf", "naive_bayes", "nbsvm", "scratch", "frozen", "pretrained")
 
@@ -58,7 +58,7 @@ def two(reviews):
 
 
 def test_several_folders_are_an_arm_each(two):
-    comparison = collect(two[0])
+    comparison = load_comparison(two[0])
     linear, networks = ARMS[:4], ["scratch", *(f"{kind}:{name}" for kind in ARMS[5:] for name in ("other", "small"))]
     assert comparison.arms == ("majority", "naive_bayes", "nbsvm", "tfidf", *networks)
     assert comparison.missing == ()
@@ -94,7 +94,7 @@ def test_a_cell_of_one_folder_among_several_is_its_fine_tuning(reviews, two, tmp
     frozen = {"transfer__freeze": True, "optim__lr": 5e-2} if arm == "frozen" else {}
     config = finetune_config(loop__epochs=1, runtime__seed=1, **frozen)
     run = run_finetune(str(reviews / "train.csv"), tmp_path / "run", config, source=str(reviews / "other"), **files)
-    cell, result = read_cell(two[0] / "cells" / f"{arm}@other-all-seed1.json"), read_json(run.path / "result.json")
+    cell, result = read_record(two[0] / "cells" / f"{arm}@other-all-seed1.json"), read_json(run.path / "result.json")
     assert (cell.valid.accuracy, cell.epochs[0].valid_loss) == (
         result["valid"]["accuracy"],
         run.metrics.read("epoch")[0]["valid_loss"],
@@ -106,7 +106,7 @@ def test_a_cell_of_one_folder_among_several_is_its_fine_tuning(reviews, two, tmp
 
 def test_every_cell_has_the_probabilities_of_test_and_validation(two):
     data = read_json(two[0] / "data.json")
-    for cell in collect(two[0]).cells:
+    for cell in load_comparison(two[0]).cells:
         assert len(cell.probabilities) == data["test"]["rows"]
         assert len(cell.valid_probabilities) == len(data["valid"]["gold"])
         right = np.mean((np.array(cell.valid_probabilities) > 0.5) == data["valid"]["gold"])
@@ -116,8 +116,8 @@ def test_every_cell_has_the_probabilities_of_test_and_validation(two):
 def test_the_beginnings_of_the_listed_mistakes_are_kept_and_no_other_text(reviews, two):
     with (reviews / "test.csv").open(newline="") as file:
         texts = [row["text"] for row in csv.DictReader(file)]
-    comparison = collect(two[0])
-    mistakes = errors(comparison).mistakes
+    comparison = load_comparison(two[0])
+    mistakes = error_tables(comparison).mistakes
     assert mistakes
     assert comparison.quotes == {mistake.row: texts[mistake.row] for mistake in mistakes}
     assert comparison.data.test.lengths == tuple(
@@ -131,9 +131,12 @@ def test_without_texts_none_is_kept_anywhere(reviews, tmp_path):
     arms = ("majority", "scratch")
     for out, asked in (("with", {}), ("without", {"texts": False})):
         compare(reviews, tmp_path / out, arms=arms, seeds=1, **asked)
-    kept = collect(tmp_path / "with").quotes  # control: the same runs have mistakes to quote
+    kept = load_comparison(tmp_path / "with").quotes  # control: the same runs have mistakes to quote
     assert kept
-    assert errors(collect(tmp_path / "without")).mistakes == errors(collect(tmp_path / "with")).mistakes
+    assert (
+        error_tables(load_comparison(tmp_path / "without")).mistakes
+        == error_tables(load_comparison(tmp_path / "with")).mistakes
+    )
     for path in (tmp_path / "without").rglob("*.*"):
         content = path.read_bytes() if path.is_file() else b""
         assert not [text for text in kept.values() if text.encode() in content], path
@@ -154,7 +157,7 @@ def test_a_table_of_runs_fills_up_and_goes_on_where_it_stopped(reviews, tmp_path
     assert (again.added, again.values) == (watcher.added, watcher.values)  # finished runs count, too
 
 
-class Watcher(Quiet):
+class Watcher(SilentProgress):
     """A progress that remembers what its table of runs was told."""
 
     def __init__(self):
@@ -212,7 +215,7 @@ def test_a_cell_that_another_machine_made_meanwhile_is_not_made_again(reviews, t
     compare(reviews, tmp_path / "there", **asked)
     first, last = ("tfidf-12-seed0.json", "tfidf-12-seed1.json")
 
-    class Brought(Quiet):
+    class Brought(SilentProgress):
         def say(self, line):
             if line.startswith("majority, 12 labels, seed 0"):
                 shutil.copy(tmp_path / "there" / "cells" / last, tmp_path / "here" / "cells" / last)
@@ -267,7 +270,7 @@ def test_validation_chooses_the_rate_if_asked_and_test_has_no_say(reviews, tmp_p
     for name, test in (("cmp", reviews / "test.csv"), ("other", tmp_path / "turned.csv")):
         arms = ("scratch", "frozen")
         compare(reviews, tmp_path / name, "small", config=config, seeds=1, arms=arms, choose=True, test=str(test))
-        cells.append([read_cell(tmp_path / name / "cells" / f"{arm}-all-seed0.json") for arm in arms])
+        cells.append([read_record(tmp_path / name / "cells" / f"{arm}-all-seed0.json") for arm in arms])
     for ours, other in zip(*cells, strict=True):
         rates = [one["lr"] for one in ours.tried]
         assert rates == pytest.approx([rates[0], 3 * rates[0]])
@@ -287,7 +290,7 @@ def test_a_network_s_probabilities_are_those_of_the_classifier_that_finetune_wou
     train, config, source = str(reviews / "train.csv"), finetune_config(loop__epochs=1), str(reviews / "small")
     run_compare(train, tmp_path / "cmp", config, source=source, arms=("pretrained",), seeds=1, **files)
     run = run_finetune(train, tmp_path / "run", config, source=source, **files)
-    cell = read_cell(tmp_path / "cmp" / "cells" / "pretrained-all-seed0.json")
+    cell = read_record(tmp_path / "cmp" / "cells" / "pretrained-all-seed0.json")
     assert cell.temperature == read_json(run.path / "result.json")["temperature"] != 1.0
     texts = read_labelled(files["test"], LabelledConfig()).texts
     answers = Predictor.load(run.path, RuntimeConfig(threads=1)).predict(texts)
@@ -303,7 +306,7 @@ def test_choosing_while_watching_test_is_refused(reviews, tmp_path):
 def test_prepared_rows_speak_one_vocabulary(reviews, tmp_path):
     shards = tmp_path / "shards"
     run_prepare_labelled(
-        str(reviews / "train.csv"), shards, LabelledConfig(), tokenizer=reviews / "small", progress=Quiet()
+        str(reviews / "train.csv"), shards, LabelledConfig(), tokenizer=reviews / "small", progress=SilentProgress()
     )
     sources = [str(reviews / name) for name in ("small", "other")]
     with pytest.raises(UsageError) as caught:
@@ -315,12 +318,12 @@ def test_prepared_rows_speak_one_vocabulary(reviews, tmp_path):
 
 
 def test_folders_are_called_by_what_tells_them_apart():
-    assert names_of(["runs/base"]) == ("base",)
-    assert names_of(["a/x/base", "b/x/base"]) == ("a-x-base", "b-x-base")
-    assert names_of(["a/été 1", "a/b"]) == ("t_1", "b")
-    assert expanded(("pretrained", "pretrained", "tfidf"), ["one"]) == ("pretrained", "tfidf")
+    assert source_names(["runs/base"]) == ("base",)
+    assert source_names(["a/x/base", "b/x/base"]) == ("a-x-base", "b-x-base")
+    assert source_names(["a/été 1", "a/b"]) == ("t_1", "b")
+    assert expand_arms(("pretrained", "pretrained", "tfidf"), ["one"]) == ("pretrained", "tfidf")
     with pytest.raises(UsageError) as caught:
-        names_of(["runs/base", "runs/../runs/base"])
+        source_names(["runs/base", "runs/../runs/base"])
     assert str(caught.value) == "--from names runs/base twice; once is enough"
 
 
@@ -338,7 +341,7 @@ def cell(**changed):
         "predictions": [1, 0],
         "test": {"accuracy": 0.5, "macro_f1": 0.5, "confusion": [[1, 1], [0, 0]]},
     }
-    return Cell.model_validate(facts | changed)
+    return RunRecord.model_validate(facts | changed)
 
 
 @pytest.mark.parametrize(
@@ -371,6 +374,6 @@ def test_labels_that_a_subset_lacks_have_no_chance(reviews, tmp_path):
     arms = ("majority", "tfidf", "nbsvm", "naive_bayes")
     config = finetune_config()
     run_compare(str(tmp_path / "train.csv"), tmp_path / "cmp", config, arms=arms, seeds=1, labels=(2,), **files)
-    for cell in collect(tmp_path / "cmp").cells:
+    for cell in load_comparison(tmp_path / "cmp").cells:
         assert {len(row) for row in cell.probabilities} == {3}
         assert min(min(row) for row in cell.probabilities) == 0.0

@@ -4,17 +4,18 @@ import json
 
 import pytest
 
-from headstart.data.builtin import read_reviews
-from headstart.data.digests import text_digest
-from headstart.data.doubles import overlap_rows
-from headstart.data.membership import Membership
+from fixtures.tiny import Listener, pretrain_config, write_reviews
+from headstart.data.corpus import read_reviews
+from headstart.data.decontamination import Membership
+from headstart.data.hashing import text_digest
+from headstart.data.near_duplicates import overlap_rows
 from headstart.errors import UsageError
 from headstart.files import read_json
-from headstart.recipes import demo, demo_pretraining
+from headstart.recipes import demo
+from headstart.recipes import demo as demo_pretraining
 from headstart.recipes.demo import run_demo
-from headstart.recipes.pretrain import run_pretrain
-from headstart.store import starters
-from tiny import Listener, pretrain_config, write_reviews
+from headstart.recipes.pretrain.run import run_pretrain
+from headstart.store import locate as starters
 
 
 class Begun(Exception):
@@ -198,7 +199,7 @@ def test_the_settings_are_those_for_where_it_begins(tmp_path, base, monkeypatch,
 
 @pytest.mark.usefixtures("up_to_comparing")
 def test_an_installation_without_starters_pretrains_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(starters, "HOME", tmp_path / "nowhere")
+    monkeypatch.setattr(starters, "STARTERS_FOLDER", tmp_path / "nowhere")
     monkeypatch.setattr(demo, "pretrain_small", lambda *arguments: str(tmp_path / "pretrained"))
     write_reviews(tmp_path / "mine")
     said = Listener()

@@ -5,20 +5,19 @@ import json
 import pytest
 import torch
 
+from fixtures.tiny import Listener, finetune_config, pretrain_config, write_reviews
 from headstart.errors import ConfigError, DataError, TransferError, UsageError
 from headstart.files import read_json
 from headstart.predict.generate import Sampling, run_generate
-from headstart.recipes.classifier import build_classifier
-from headstart.recipes.compare import run_compare
+from headstart.recipes.compare.run import run_compare
 from headstart.recipes.evaluate import run_evaluate
-from headstart.recipes.finetune import run_finetune
-from headstart.recipes.labelled_data import load_data
+from headstart.recipes.finetune.dataset import build_classifier, load_labelled_data
+from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.prepare import run_prepare_labelled
-from headstart.recipes.pretrain import run_pretrain
+from headstart.recipes.pretrain.run import run_pretrain
 from headstart.store.bundle import load_bundle
 from headstart.store.tensors import load_tensors
-from headstart.text.tokenizer import load_tokenizer
-from tiny import Listener, finetune_config, pretrain_config, write_reviews
+from headstart.tokenization.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +44,7 @@ def finetune(reviews, out, source="base", valid=True, test=True, config=None, li
 def test_the_two_arms_differ_in_the_backbone_alone(reviews):
     listener = Listener()
     bundle = load_bundle(reviews / "base")
-    data = load_data(
+    data = load_labelled_data(
         str(reviews / "train.csv"),
         str(reviews / "valid.csv"),
         None,
@@ -301,7 +300,7 @@ def test_both_sided_objectives_tell_the_whole_story_too(reviews, tmp_path, objec
     modern = {"model__block": "modern", "objective": objective, "loop__prompt": ""}
     base = run_pretrain([str(reviews / "texts.txt")], tmp_path / "base", pretrain_config(loop__steps=30, **modern))
     bundle = load_bundle(base.path)
-    assert (bundle.objective, bundle.visibility) == (objective, "both")
+    assert (bundle.objective, bundle.attention) == (objective, "bidirectional")
     result = read_json(base.path / "result.json")
     assert (result["held_out"]["bits_per_byte"] is None) == (objective == "masked")
     losses = [line["loss"] for line in base.metrics.read("step")]
@@ -314,7 +313,7 @@ def test_both_sided_objectives_tell_the_whole_story_too(reviews, tmp_path, objec
         source=str(base.path),
         valid=str(reviews / "valid.csv"),
     )
-    assert load_bundle(run.path).visibility == "both"
+    assert load_bundle(run.path).attention == "bidirectional"
     assert (
         run_evaluate(run.path, str(reviews / "valid.csv")).accuracy
         == read_json(run.path / "result.json")["valid"]["accuracy"]

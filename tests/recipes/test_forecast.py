@@ -6,19 +6,28 @@ from pathlib import Path
 import pytest
 
 from headstart.cli.main import run
-from headstart.config import ModelConfig, PretrainConfig
+from headstart.config import presets
+from headstart.config.merge import merge_config
+from headstart.config.schema import ModelConfig, PretrainConfig
 from headstart.errors import UsageError
-from headstart.layering import layered
-from headstart.model import presets
-from headstart.model.ledger import ledger
-from headstart.recipes.forecast import errors, fitted, forecast, middle_and_worst, scored_share, step_of
-from headstart.recipes.machines import ERRORS, MACHINES, MEASURED
+from headstart.model.parameter_count import count_parameters
+from headstart.recipes.forecast import (
+    ERRORS,
+    MACHINES,
+    MEASURED,
+    fitted,
+    forecast,
+    forecast_errors,
+    middle_and_worst,
+    step_of,
+    target_fraction,
+)
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def config(preset="modern", **changes):
-    return layered(PretrainConfig, presets.values(preset, "pretrain"), changes)
+    return merge_config(PretrainConfig, presets.preset_values(preset, "pretrain"), changes)
 
 
 def runs(name):
@@ -32,7 +41,7 @@ def test_the_constants_are_those_of_the_measured_steps():
 
 
 def test_the_errors_that_are_printed_are_those_of_steps_left_out_of_the_fit():
-    off = errors(runs("cpu"), MACHINES["cpu"])
+    off = forecast_errors(runs("cpu"), MACHINES["cpu"])
     middle, worst = middle_and_worst([each["apart"] for each in off])
     memory = middle_and_worst([each["memory"] for each in off])[1]
     said = ERRORS["cpu"]
@@ -51,21 +60,21 @@ def test_the_whole_runs_of_the_results_page_come_back():
 
 def test_work_is_counted_by_shape():
     model = ModelConfig(block="modern", width=64, depth=3, heads=2, feedforward=160, context=128)
-    one = step_of(model, 1000, tokens=256, scored=256, document=50, optimizer="adamw", bf16=False)
-    two = step_of(model, 1000, tokens=512, scored=512, document=50, optimizer="adamw", bf16=False)
-    assert one.parameters == ledger(model, 1000, None).total
+    one = step_of(model, 1000, tokens=256, num_targets=256, document=50, optimizer="adamw", bf16=False)
+    two = step_of(model, 1000, tokens=512, num_targets=512, document=50, optimizer="adamw", bf16=False)
+    assert one.parameters == count_parameters(model, 1000, None).total
     assert two.flops == 2 * one.flops
     assert two.activations == 2 * one.activations
     inner = 3 * (4 * 64 * 64 + 3 * 64 * 160)
     assert one.flops == 6 * 256 * (inner + 1000 * 64) + 12 * 64 * 50 * 3 * 256
-    muon = step_of(model, 1000, tokens=256, scored=256, document=50, optimizer="muon", bf16=False)
+    muon = step_of(model, 1000, tokens=256, num_targets=256, document=50, optimizer="muon", bf16=False)
     assert muon.flops > one.flops
     assert muon.state == one.state - 4 * inner
 
 
 @pytest.mark.parametrize(("objective", "share"), [("causal", 1.0), ("masked", 0.3), ("hybrid", 0.475)])
 def test_objectives_ask_for_their_share_of_the_tokens(objective, share):
-    assert scored_share(config(objective=objective)) == pytest.approx(share)
+    assert target_fraction(config(objective=objective)) == pytest.approx(share)
 
 
 def test_several_gpus_see_more_tokens_a_step_and_talk():

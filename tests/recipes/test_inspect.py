@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.config import LabelledConfig, TokenizerConfig
+from fixtures.planted_copies import edited, reviews
+from headstart.config.schema import LabelledConfig, TokenizerConfig
 from headstart.errors import DataError, HeadstartError, UsageError
-from headstart.recipes.findings import Finding
-from headstart.recipes.inspect import Inspection, run_inspect
-from headstart.text.tokenizer import load_tokenizer, train_tokenizer
-from planted import edited, reviews
+from headstart.recipes.inspect import Finding, Inspection, run_inspect
+from headstart.tokenization.bpe import train_tokenizer
+from headstart.tokenization.tokenizer import load_tokenizer
 
 ROWS = reviews(12, shortest=20, longest=40)
 

@@ -2,18 +2,19 @@ import os
 
 import pytest
 
-from headstart.config import CorpusConfig, LabelledConfig, TokenizerConfig
+from headstart.config.schema import CorpusConfig, LabelledConfig, TokenizerConfig
 from headstart.data.labelled import LabelSet
+from headstart.data.shards import is_shards
 from headstart.errors import DataError, UsageError
-from headstart.progress import Quiet
-from headstart.recipes.prepare import is_shards, run_prepare, run_prepare_labelled, run_tokenizer
-from headstart.text.tokenizer import load_tokenizer
+from headstart.progress import SilentProgress
+from headstart.recipes.prepare import run_prepare, run_prepare_labelled, run_tokenizer
+from headstart.tokenization.tokenizer import load_tokenizer
 
 SMALL = TokenizerConfig(vocab_size=300)
 TEXT = "un roman inoubliable\na dull book that goes on and on\n" * 5
 
 
-class Notebook(Quiet):
+class Notebook(SilentProgress):
     """Keeps what was said."""
 
     def __init__(self) -> None:
@@ -43,17 +44,17 @@ def prepare(tmp_path, *paths: str, corpus: CorpusConfig | None = None, tokenizer
 
 
 def test_a_tokenizer_is_trained_saved_and_measured(tmp_path):
-    card = run_tokenizer(["a.txt"], tmp_path / "tok", SMALL, CorpusConfig(), Quiet())
+    card = run_tokenizer(["a.txt"], tmp_path / "tok", SMALL, CorpusConfig(), SilentProgress())
     tokenizer = load_tokenizer(tmp_path / "tok")
     assert card.documents == 10
     assert card.tokens == sum(len(tokenizer.encode(line)) for line in TEXT.splitlines())
 
 
 def test_a_tokenizer_is_not_replaced(tmp_path):
-    run_tokenizer(["a.txt"], tmp_path / "tok", SMALL, CorpusConfig(), Quiet())
+    run_tokenizer(["a.txt"], tmp_path / "tok", SMALL, CorpusConfig(), SilentProgress())
     before = (tmp_path / "tok" / "tokenizer.json").read_bytes()
     with pytest.raises(UsageError) as caught:
-        run_tokenizer(["a.txt"], tmp_path / "tok", TokenizerConfig(vocab_size=270), CorpusConfig(), Quiet())
+        run_tokenizer(["a.txt"], tmp_path / "tok", TokenizerConfig(vocab_size=270), CorpusConfig(), SilentProgress())
     assert str(caught.value) == f"{tmp_path / 'tok'} already holds a tokenizer; choose another --out"
     assert (tmp_path / "tok" / "tokenizer.json").read_bytes() == before
 
@@ -67,7 +68,7 @@ def test_text_becomes_shards_with_a_tokenizer_of_its_own(tmp_path):
 
 
 def test_a_tokenizer_can_be_given_or_named(tmp_path):
-    run_tokenizer(["a.txt"], tmp_path / "tok", SMALL, CorpusConfig(), Quiet())
+    run_tokenizer(["a.txt"], tmp_path / "tok", SMALL, CorpusConfig(), SilentProgress())
     by_name, _ = prepare(tmp_path, tokenizer=tmp_path / "tok")
     in_hand, said = prepare(tmp_path, tokenizer=load_tokenizer(tmp_path / "tok"))
     assert by_name.fingerprint == in_hand.fingerprint
@@ -123,7 +124,7 @@ def test_something_else_at_the_output_is_left_alone(tmp_path, kind):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.doc").write_text("years of work")
     runs = {
-        "tokenizer": lambda: run_tokenizer(["a.txt"], tmp_path / "out", SMALL, CorpusConfig(), Quiet()),
+        "tokenizer": lambda: run_tokenizer(["a.txt"], tmp_path / "out", SMALL, CorpusConfig(), SilentProgress()),
         "shards": lambda: prepare(tmp_path),
     }
     with pytest.raises(UsageError) as caught:
@@ -164,7 +165,7 @@ def test_shards_are_not_text(tmp_path):
 def labelled(tmp_path, path: str, out: str, **more):
     said = Notebook()
     if not (tmp_path / "tok").exists():
-        run_tokenizer(["a.txt"], tmp_path / "tok", SMALL, CorpusConfig(), Quiet())
+        run_tokenizer(["a.txt"], tmp_path / "tok", SMALL, CorpusConfig(), SilentProgress())
     return run_prepare_labelled(
         path, tmp_path / out, LabelledConfig(), tokenizer=tmp_path / "tok", progress=said, **more
     ), said.lines
@@ -209,8 +210,8 @@ def test_a_tokenizer_learns_nothing_from_what_is_left_out(tmp_path):
     (tmp_path / "test.txt").write_text(secret, encoding="utf-8")
     learnt = {}
     for name, left_out in (("all", None), ("without", str(tmp_path / "test.txt"))):
-        corpus = CorpusConfig(leave_out=left_out)
+        corpus = CorpusConfig(exclude=left_out)
         config = TokenizerConfig(vocab_size=400)
-        run_tokenizer([str(tmp_path / "texts.txt")], tmp_path / name, config, corpus, Quiet())
+        run_tokenizer([str(tmp_path / "texts.txt")], tmp_path / name, config, corpus, SilentProgress())
         learnt[name] = len(load_tokenizer(tmp_path / name).encode("xylophonist"))
     assert learnt["all"] < 3 < learnt["without"]

@@ -3,17 +3,18 @@
 import pytest
 import torch
 
+from fixtures.tiny import Listener, pretrain_config, write_reviews
 from headstart import api
-from headstart.config import TokenizerConfig
-from headstart.data.batches import CausalRows
+from headstart.config.schema import TokenizerConfig
+from headstart.data.datasets import PackedDataset
 from headstart.data.shards import Shards
 from headstart.errors import UsageError
 from headstart.files import read_json
-from headstart.recipes.pretrain import run_pretrain
+from headstart.recipes.pretrain.run import run_pretrain
 from headstart.store.bundle import load_bundle
 from headstart.store.tensors import load_tensors
-from headstart.text.tokenizer import load_tokenizer, train_tokenizer
-from tiny import Listener, pretrain_config, write_reviews
+from headstart.tokenization.bpe import train_tokenizer
+from headstart.tokenization.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def sides(reviews):
 
 def rows_of(reviews, documents, layout="packed"):
     special = load_tokenizer(reviews / "base" / "tokens").special
-    return CausalRows(sides(reviews)[0], documents, special, context=24, layout=layout, seed=0)
+    return PackedDataset(sides(reviews)[0], documents, special, context=24, layout=layout, seed=0)
 
 
 def test_held_out_documents_are_not_learnt_from(reviews, tmp_path):

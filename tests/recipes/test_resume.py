@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
-from runner import EPOCHS, STEPS, go
 
+from fixtures.runner import EPOCHS, STEPS, go
+from fixtures.tiny import change_runtime, finetune_config, pretrain_config, write_reviews
 from headstart.errors import Interrupted, UsageError
-from headstart.files import read_json, read_sealed, write_sealed
-from headstart.recipes.finetune import run_finetune
-from headstart.recipes.pretrain import run_pretrain
-from tiny import change_runtime, finetune_config, pretrain_config, write_reviews
+from headstart.files import read_checksummed, read_json, write_checksummed
+from headstart.recipes.finetune.run import run_finetune
+from headstart.recipes.pretrain.run import run_pretrain
 
 RUNNER = Path(__file__).parent / "runner.py"
 
@@ -165,9 +165,9 @@ def test_minutes_are_planned_once_and_kept_on_resuming(reviews, tmp_path):
     config = pretrain_config(loop__steps=None, loop__minutes=0.02, runtime__time_limit=1e-4, **level)
     with pytest.raises(Interrupted):
         run_pretrain([str(reviews / "texts.txt")], tmp_path / "run", config)
-    planned = read_sealed(tmp_path / "run" / "plan.json")
+    planned = read_checksummed(tmp_path / "run" / "plan.json")
     assert planned["steps"] >= 1
-    write_sealed(tmp_path / "run" / "plan.json", planned | {"steps": 7})
+    write_checksummed(tmp_path / "run" / "plan.json", planned | {"steps": 7})
     change_runtime(tmp_path / "run", time_limit=None)
     run_pretrain([], tmp_path / "run", None, resume=True)
     assert read_json(tmp_path / "run" / "result.json")["steps"] == 7  # not timed again

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
+from fixtures.tiny import finetune_config, pretrain_config, write_reviews
 from headstart.errors import DataError, Interrupted, TrainingError, UsageError
 from headstart.files import read_json
-from headstart.progress import Quiet
-from headstart.recipes.compare import run_compare
-from headstart.recipes.finetune import run_finetune
+from headstart.progress import SilentProgress
+from headstart.recipes.compare.run import run_compare
+from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.prepare import run_prepare_labelled
-from headstart.recipes.pretrain import run_pretrain
-from headstart.store.rundir import RunFolder
-from tiny import finetune_config, pretrain_config, write_reviews
+from headstart.recipes.pretrain.run import run_pretrain
+from headstart.store.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,11 @@ def test_shards_of_another_tokenizer_are_refused(reviews, tmp_path, part):
     )
     shards = tmp_path / "shards"
     run_prepare_labelled(
-        str(reviews / f"{part}.csv"), shards, finetune_config().labelled, tokenizer=other.path, progress=Quiet()
+        str(reviews / f"{part}.csv"),
+        shards,
+        finetune_config().labelled,
+        tokenizer=other.path,
+        progress=SilentProgress(),
     )
     files = {name: str(reviews / f"{name}.csv") for name in ("train", "valid")} | {part: str(shards)}
     with pytest.raises(UsageError) as caught:

@@ -8,23 +8,23 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from runner import stages_of
 
+from fixtures.runner import stages_of
+from fixtures.tiny import CPU, SPECIAL, Listener, change_runtime, pretrain_config, write_reviews
 from headstart import api
 from headstart.cli.main import run as headstart
-from headstart.config import FinetuneConfig, PretrainConfig
+from headstart.config.merge import merge_config, read_toml
+from headstart.config.schema import FinetuneConfig, PretrainConfig
 from headstart.data.shards import Shards
 from headstart.errors import ConfigError, DataError, HeadstartError, Interrupted, UsageError
-from headstart.files import read_json, read_sealed, write_sealed
-from headstart.layering import layered, read_toml
-from headstart.progress import Quiet
+from headstart.files import read_checksummed, read_json, write_checksummed
+from headstart.progress import SilentProgress
 from headstart.recipes.prepare import run_prepare
-from headstart.recipes.pretrain import run_pretrain
-from headstart.recipes.pretraining import Pretraining
-from headstart.recipes.stages import borders, lay_out, open_shards
-from headstart.store.rundir import RunFolder
-from headstart.text.tokenizer import load_tokenizer
-from tiny import CPU, SPECIAL, Listener, change_runtime, pretrain_config, write_reviews
+from headstart.recipes.pretrain.run import run_pretrain
+from headstart.recipes.pretrain.stages import build_stages, open_shards, stage_borders
+from headstart.recipes.pretrain.trainer import PretrainTrainer
+from headstart.store.run_folder import RunFolder
+from headstart.tokenization.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def run(reviews, tmp_path_factory):
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=6), st.integers(0, 1000))
 def test_every_stage_has_its_share_of_the_steps_and_one_at_least(shares, more):
     steps = len(shares) + more
-    ends = borders(steps, shares)
+    ends = stage_borders(steps, shares)
     sizes = np.diff([0, *ends])
     assert ends[-1] == steps
     assert sizes.min() >= 1
@@ -84,7 +84,7 @@ def test_one_tokenizer_serves_all_and_the_same_text_is_prepared_once(run):
     assert folders == ["tokens-1", "tokens-2"]
     digests = {load_tokenizer(run.path / name).digest for name in ("tokenizer", "bundle", *folders)}
     assert len(digests) == 1
-    assert list(read_sealed(run.path / "inputs.json")) == [
+    assert list(read_checksummed(run.path / "inputs.json")) == [
         f"stage {number} ({' '.join(stage['texts'])})"
         for number, stage in enumerate(read_json(run.path / "config.json")["stages"], start=1)
     ]
@@ -109,7 +109,7 @@ def test_what_one_stage_holds_out_no_stage_learns_from(seed, reviews, tmp_path):
     (tmp_path / "few.txt").write_text("\n".join(few * 9))
     stages = [{"texts": str(reviews / "texts.txt")}, {"texts": str(tmp_path / "few.txt")}]
     config = pretrain_config(stages=stages, runtime__seed=seed, corpus__held_out=0.03)
-    laid = lay_out(config, open_shards([], tmp_path / "run", config, None, Listener()), SPECIAL)
+    laid = build_stages(config, open_shards([], tmp_path / "run", config, None, Listener()), SPECIAL)
     held = {int(digest) for stage in laid for digest in stage.shards.digests[stage.held_out]}
     for stage in laid:
         learnt = {int(digest) for digest in stage.shards.digests[stage.rows.documents]}
@@ -119,7 +119,7 @@ def test_what_one_stage_holds_out_no_stage_learns_from(seed, reviews, tmp_path):
 
 def test_the_same_text_in_two_stages_is_read_in_another_order(reviews, tmp_path):
     config = pretrain_config(stages=stages_of(reviews))
-    first, second, third = lay_out(config, open_shards([], tmp_path / "run", config, None, Listener()), SPECIAL)
+    first, second, third = build_stages(config, open_shards([], tmp_path / "run", config, None, Listener()), SPECIAL)
     assert second.shards is third.shards
     assert second.rows.seed != third.rows.seed
     assert first.rows.seed == config.runtime.seed  # as in a run without stages
@@ -152,9 +152,9 @@ def test_minutes_are_planned_over_the_stages_and_kept(reviews, tmp_path):
     limits = {"loop__steps": None, "loop__minutes": 0.02, "runtime__time_limit": 1e-4}
     with pytest.raises(Interrupted):
         run_pretrain([], tmp_path / "run", pretrain_config(stages=stages_of(reviews), **limits))
-    plan = read_sealed(tmp_path / "run" / "plan.json")
+    plan = read_checksummed(tmp_path / "run" / "plan.json")
     assert sum(part["steps"] for part in plan["stages"]) == plan["steps"] >= 3
-    write_sealed(tmp_path / "run" / "plan.json", plan | {"steps": 10})
+    write_checksummed(tmp_path / "run" / "plan.json", plan | {"steps": 10})
     change_runtime(tmp_path / "run", time_limit=None)
     run_pretrain([], tmp_path / "run", None, resume=True)
     result = read_json(tmp_path / "run" / "result.json")
@@ -164,7 +164,7 @@ def test_minutes_are_planned_over_the_stages_and_kept(reviews, tmp_path):
 def test_epochs_are_passes_over_the_text_of_all_stages(reviews, tmp_path):
     config = pretrain_config(loop__steps=None, loop__epochs=2, stages=stages_of(reviews))
     run = run_pretrain([], tmp_path / "run", config)
-    laid = lay_out(config, [Shards.open(run.path / f"tokens-{n}") for n in (1, 2, 2)], SPECIAL)
+    laid = build_stages(config, [Shards.open(run.path / f"tokens-{n}") for n in (1, 2, 2)], SPECIAL)
     rows = sum(stage.rows.inputs for stage in laid)
     assert read_json(run.path / "result.json")["tokens_seen"] == pytest.approx(2 * rows, rel=0.1)
 
@@ -264,18 +264,18 @@ def test_stages_are_the_same_in_toml_on_the_command_line_and_in_python(reviews, 
 
 
 def test_settings_without_stages_are_what_they_were():
-    assert layered(PretrainConfig).stages == []
+    assert merge_config(PretrainConfig).stages == []
 
 
 def test_the_example_is_what_its_comments_say():
     path = Path(__file__).parents[2] / "examples" / "stages.toml"
-    config = layered(PretrainConfig, read_toml(path, PretrainConfig))
+    config = merge_config(PretrainConfig, read_toml(path, PretrainConfig))
     shares = [stage.share for stage in config.stages]
     assert shares[0] == sum(shares) / 2
     assert [stage.context for stage in config.stages] == [128, 128, None]
     assert config.stages[1].texts == config.stages[2].texts
     assert config.model.context == 4 * 128
-    assert (config.objective, config.pairs.weight, config.loop.minutes) == ("masked", 0.5, 30)
+    assert (config.objective, config.next_sentence.weight, config.loop.minutes) == ("masked", 0.5, 30)
     read_toml(path, FinetuneConfig)  # the same file beside finetune: what is not its own is let be
 
 
@@ -283,7 +283,7 @@ def test_a_stage_begins_with_its_own_first_rows(reviews, tmp_path):
     config = pretrain_config(loop__steps=10, stages=stages_of(reviews), objective="masked")
     shards = open_shards([], tmp_path / "tokens", config, None, Listener())
     run = RunFolder.create(tmp_path / "run", kind="pretrain", command="", config=config, inputs={})
-    work = Pretraining(run, config, shards, CPU, Quiet())
+    work = PretrainTrainer(run, config, shards, CPU, SilentProgress())
     work.prepare()
     work._plan()
     for stage, first in zip(work.stages, (0, 3, 6), strict=True):

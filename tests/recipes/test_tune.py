@@ -7,17 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fixtures.tiny import Listener, pretrain_config, write_reviews
 from headstart import api
 from headstart.cli.main import run
-from headstart.config import FinetuneConfig
+from headstart.config.schema import FinetuneConfig
 from headstart.errors import ConfigError, Interrupted, StoreError, UsageError
 from headstart.files import read_json
-from headstart.recipes import tuning
-from headstart.recipes.space import Knob, knobs_of, suggest, worth
-from headstart.recipes.tune import run_tune
+from headstart.recipes import tune as tuning
+from headstart.recipes.tune import SearchDimension, objective_value, run_tune, search_dimensions, suggest
 from headstart.store.bundle import load_bundle
-from headstart.store.trials import Trial, best_of, read_trials, write_trial
-from tiny import Listener, pretrain_config, write_reviews
+from headstart.store.records import Trial, best_trial, read_trials, write_trial
 
 optuna = pytest.importorskip("optuna", reason="needs the extra tune: pip install 'headstart[tune]'")
 
@@ -38,7 +37,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def base(data, tmp_path_factory):
-    from headstart.recipes.pretrain import run_pretrain
+    from headstart.recipes.pretrain.run import run_pretrain
 
     out = tmp_path_factory.mktemp("base") / "run"
     config = pretrain_config(loop__steps=2, objective="hybrid", loop__accumulate=1)
@@ -62,12 +61,12 @@ def test_the_same_seed_gives_the_same_search_and_another_another(data, tmp_path)
     other = tuned(data, tmp_path / "three", settings=SCRATCH | {"runtime.seed": 1})
     assert [trial.settings for trial in other.trials[1:]] != [trial.settings for trial in one.trials[1:]]
     assert one.trials[0].settings == {"optim.lr": 1e-3, "loop.epochs": 2, "model.dropout": 0.0}  # as they stood
-    assert one.best == best_of(one.trials)
+    assert one.best == best_trial(one.trials)
 
 
 def test_a_stopped_search_goes_on_and_repeats_nothing(data, tmp_path, monkeypatch):
     whole = tuned(data, tmp_path / "whole")
-    make, made = tuning.Tuning.make, []
+    make, made = tuning.TuneRun.make, []
 
     def stop_in_the_second(self, number, stop):
         made.append(number)
@@ -75,14 +74,14 @@ def test_a_stopped_search_goes_on_and_repeats_nothing(data, tmp_path, monkeypatc
             stop.reason = "SIGTERM"  # it comes while the trial is under way
         return make(self, number, stop)
 
-    monkeypatch.setattr(tuning.Tuning, "make", stop_in_the_second)
+    monkeypatch.setattr(tuning.TuneRun, "make", stop_in_the_second)
     with pytest.raises(Interrupted) as caught:
         tuned(data, tmp_path / "part")
     assert str(caught.value) == (
         f"SIGTERM after 1 trial; saved. Go on with: headstart tune --resume --out {tmp_path / 'part'}"
     )
     monkeypatch.setattr(
-        tuning.Tuning, "make", lambda self, number, stop: (made.append(number), make(self, number, stop))[1]
+        tuning.TuneRun, "make", lambda self, number, stop: (made.append(number), make(self, number, stop))[1]
     )
     done = run_tune(None, tmp_path / "part", None, resume=True)
     assert made == [0, 1, 1, 2]
@@ -103,7 +102,7 @@ def test_the_command_at_the_end_repeats_the_best_trial(data, base, tmp_path, cap
     result = read_json(tmp_path / "tuned" / "result.json")
     assert shlex.split(result["command"]) == command
     assert set(result["best"]["settings"]) == {
-        "optim.lr", "loop.epochs", "transfer.layer_decay", "transfer.dropout", "transfer.reading"
+        "optim.lr", "loop.epochs", "transfer.layer_decay", "transfer.dropout", "transfer.attention"
     }  # fmt: skip
     assert run([*command[1:], "--quiet"]) == 0
     out = tmp_path / "tuned-clf"
@@ -143,7 +142,7 @@ def test_minutes_end_a_search_and_one_trial_is_always_made(data, tmp_path):
 
 def test_a_trial_behind_the_median_half_way_is_given_up(data, tmp_path, monkeypatch):
     """The trials before it are made up: four that were right half-way, every time."""
-    make = tuning.Tuning.make
+    make = tuning.TuneRun.make
 
     def among_better_ones(self, number, stop):
         if number < 4:
@@ -156,7 +155,7 @@ def test_a_trial_behind_the_median_half_way_is_given_up(data, tmp_path, monkeypa
             return trial
         return make(self, number, stop)
 
-    monkeypatch.setattr(tuning.Tuning, "make", among_better_ones)
+    monkeypatch.setattr(tuning.TuneRun, "make", among_better_ones)
     slow = SCRATCH | {"optim.lr": 1e-6, "loop.epochs": 4}
     said = Listener()
     found = tuned(data, tmp_path / "tuned", trials=5, settings=slow, progress=said)
@@ -202,7 +201,7 @@ def test_what_cannot_be_searched_gets_a_line(data, tmp_path, search, message):
 @settings(max_examples=20)
 @given(st.integers(0, 2**31 - 1), st.integers(0, 30), st.integers(0, 12))
 def test_a_suggestion_lies_within_its_bounds_and_follows_from_what_is_known(seed, number, known):
-    knobs = knobs_of(FinetuneConfig(), None, ("lr", "epochs", "dropout"))
+    knobs = search_dimensions(FinetuneConfig(), None, ("lr", "epochs", "dropout"))
     trials = []
     for place in range(known):
         chosen = suggest(knobs, 7, place, [], 50)
@@ -227,12 +226,12 @@ def test_a_suggestion_lies_within_its_bounds_and_follows_from_what_is_known(seed
 @given(st.floats(0, 1), st.floats(0, 100), st.floats(0, 100), st.integers(2, 5000))
 def test_one_more_right_answer_is_always_worth_more_than_any_loss(accuracy, loss, other, rows):
     right = min(int(accuracy * rows), rows - 1)
-    assert worth((right + 1) / rows, loss, rows) > worth(right / rows, other, rows)
+    assert objective_value((right + 1) / rows, loss, rows) > objective_value(right / rows, other, rows)
 
 
 def test_a_setting_outside_the_usual_bounds_widens_them():
     config = FinetuneConfig.model_validate({"model": {"dropout": 0.5}})
-    assert knobs_of(config, None, ("dropout",)) == (Knob("model.dropout", 0.5, 0.0, 0.5),)
+    assert search_dimensions(config, None, ("dropout",)) == (SearchDimension("model.dropout", 0.5, 0.0, 0.5),)
 
 
 def test_ratings_are_not_searched_for(tmp_path):

@@ -9,12 +9,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from fixtures.comparison_folder import make_comparison, write_answers
 from headstart.errors import StoreError
-from headstart.report.canvas import COLOURS, FURTHER, Percent, svg
-from headstart.report.collect import collect
-from headstart.report.figures import drawings
+from headstart.report.figures import COLOURS, FURTHER, PercentFormatter, report_figures, svg
+from headstart.report.load import load_comparison
 from headstart.report.page import render, write_report
-from report.make_comparison import make_comparison, write_answers
 
 ARMS = {"majority": 0.5, "tfidf": 0.84, "scratch": 0.75, "pretrained": 0.8}
 EVIL = "<script>alert('$x$ & y')</script>"
@@ -125,7 +124,7 @@ def test_the_page_tells(page, words):
 
 
 def test_a_page_without_extras_has_no_empty_sections(tmp_path):
-    text = render(collect(write_answers(tmp_path, {"majority": {0: "1010"}, "tfidf": {0: "1110"}})))
+    text = render(load_comparison(write_answers(tmp_path, {"majority": {0: "1010"}, "tfidf": {0: "1110"}})))
     for words in ("Parameters of the classifier", "What was transferred", "writes", "also stand in train", "Settings"):
         assert words not in text
     assert "Test was read once a run" in text
@@ -190,7 +189,7 @@ def test_the_json_has_the_verdict_the_summaries_and_the_differences(tmp_path):
 
 
 def test_lines_carry_their_names_and_numbers(folder):
-    (drawing,) = [drawing for drawing in drawings(collect(folder)) if drawing.name == "curves"]
+    (drawing,) = [drawing for drawing in report_figures(load_comparison(folder)) if drawing.name == "curves"]
     text = svg(drawing.draw(7.4))
     for name in ("TF-IDF 8", "majority 5", "pretrained 7", "from scratch 7", "epoch", "accuracy on validation (1,600"):
         assert f">{name}" in text, name
@@ -199,7 +198,7 @@ def test_lines_carry_their_names_and_numbers(folder):
 @pytest.mark.parametrize("name", ["curves", "budgets"])
 def test_the_ticks_of_an_axis_are_evenly_spaced_as_they_are_written(folder, name):
     """Ticks at every 2.5 would be written 48, 50, 52, 55."""
-    (drawing,) = [drawing for drawing in drawings(collect(folder)) if drawing.name == name]
+    (drawing,) = [drawing for drawing in report_figures(load_comparison(folder)) if drawing.name == name]
     figure = drawing.draw(7.4)
     svg(figure)
     ticks = [float(tick.get_text().removesuffix(" %")) for tick in figure.axes[0].get_yticklabels()]
@@ -213,7 +212,7 @@ def test_the_ticks_of_an_axis_are_evenly_spaced_as_they_are_written(folder, name
     [([0.5, 0.55, 0.6], ["50 %", "55 %", "60 %"]), ([0.5, 0.505, 0.51], ["50.0 %", "50.5 %", "51.0 %"])],
 )
 def test_ticks_closer_than_a_percent_have_a_decimal(values, shown):
-    assert Percent().format_ticks(values) == shown
+    assert PercentFormatter().format_ticks(values) == shown
 
 
 def test_every_colour_of_an_arm_has_a_light_and_a_dark_shade_on_the_page(page):
@@ -222,7 +221,7 @@ def test_every_colour_of_an_arm_has_a_light_and_a_dark_shade_on_the_page(page):
 
 
 def test_the_curve_over_labels_has_a_band_an_arm_but_none_for_the_floor(folder):
-    (drawing,) = [drawing for drawing in drawings(collect(folder)) if drawing.name == "budgets"]
+    (drawing,) = [drawing for drawing in report_figures(load_comparison(folder)) if drawing.name == "budgets"]
     assert drawing.caption == (
         "Test accuracy by number of labels: mean over seeds, and the band its 95 % interval over seeds and test texts."
     )
@@ -237,7 +236,7 @@ def test_the_curve_over_labels_has_a_band_an_arm_but_none_for_the_floor(folder):
 def test_names_of_lines_that_end_together_stand_apart(tmp_path):
     answers = {arm: {0: "1110"} for arm in ("naive_bayes", "tfidf", "scratch", "pretrained")}
     curves = {"scratch": (0.5, 0.75), "pretrained": (0.6, 0.75)}
-    text = svg(drawings(collect(write_answers(tmp_path, answers, curves=curves)))[0].draw(7.4))
+    text = svg(report_figures(load_comparison(write_answers(tmp_path, answers, curves=curves)))[0].draw(7.4))
     heights = [
         float(y) for y in re.findall(r'y="([\d.]+)"[^>]*>(?:naive Bayes|TF-IDF|from scratch|pretrained) 75', text)
     ]
@@ -249,7 +248,7 @@ def test_names_of_lines_that_end_together_stand_apart(tmp_path):
 def test_many_labels_and_few_arms_still_make_a_page(tmp_path, labels):
     names = tuple(f"label number {index}" for index in range(labels))
     make_comparison(tmp_path, arms={"tfidf": 0.7, "scratch": 0.6}, seeds=1, texts=60, labels=names)
-    assert "label number 2" in render(collect(tmp_path))
+    assert "label number 2" in render(load_comparison(tmp_path))
 
 
 def test_a_place_that_cannot_be_written_is_named(folder, tmp_path):
@@ -265,7 +264,7 @@ def test_a_place_that_cannot_be_written_is_named(folder, tmp_path):
 def test_what_validation_chose_is_told_as_it_was(tmp_path, choose, said):
     write_answers(tmp_path, {"scratch": {0: "1100"}, "pretrained": {0: "1111"}})
     (tmp_path / "config.json").write_text(json.dumps({"loop": {"choose": choose}}))
-    page = render(collect(tmp_path))
+    page = render(load_comparison(tmp_path))
     assert said in page
     assert page.count("Validation chose") == 1
     other = {"last": "best", "best": "last"}[choose]

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from headstart.recipes.baselines import score_of
-from headstart.report.collect import collect
+from fixtures.comparison_folder import make_comparison, write_answers
+from headstart.recipes.compare.baselines import score_of
 from headstart.report.intervals import estimate, half_width, macro_f1_values
-from headstart.report.statistics import paired_difference, summarise, unbalanced
-from report.make_comparison import make_comparison, write_answers
+from headstart.report.load import load_comparison
+from headstart.report.statistics import is_imbalanced, paired_difference, summarise
 
 T1, T2, T3 = 12.706205, 4.302653, 3.182446  # 97.5 % quantiles of Student's t, from a printed table
 
@@ -51,7 +51,7 @@ def test_one_text_says_nothing_of_others():
 
 def test_the_summary_of_an_arm_is_over_its_seeds(tmp_path):
     folder = write_answers(tmp_path, {"scratch": {0: "1100", 1: "1110", 2: "1111"}}, overlap=[0, 3])
-    summary = summarise(collect(folder), "scratch", "all")
+    summary = summarise(load_comparison(folder), "scratch", "all")
     assert summary.accuracy.mean == 0.75
     assert summary.sd == 0.25
     assert (summary.worst.seed, summary.worst.test.accuracy) == (0, 0.5)
@@ -63,14 +63,14 @@ def test_the_summary_of_an_arm_is_over_its_seeds(tmp_path):
 
 def test_an_arm_without_a_run_has_no_summary(tmp_path):
     folder = write_answers(tmp_path, {"scratch": {0: "1100"}})
-    assert summarise(collect(folder), "pretrained", "all") is None
+    assert summarise(load_comparison(folder), "pretrained", "all") is None
 
 
 def test_a_paired_difference_is_over_the_shared_seeds(tmp_path):
     folder = write_answers(
         tmp_path, {"scratch": {0: "100", 1: "110", 5: "000"}, "pretrained": {0: "110", 1: "111", 9: "000"}}
     )
-    found = paired_difference(collect(folder), "pretrained", "scratch", "all")
+    found = paired_difference(load_comparison(folder), "pretrained", "scratch", "all")
     # differences 0 1 0 / 0 0 1
     assert (found.mean, found.seeds) == (pytest.approx(1 / 3), 2)
     # seeds: means 1/3 and 1/3; texts: 0, 1/2, 1/2, variance 1/12, less the rest, 1/2, over 2: nothing but the floor
@@ -80,16 +80,16 @@ def test_a_paired_difference_is_over_the_shared_seeds(tmp_path):
 
 def test_arms_without_a_shared_seed_have_no_difference(tmp_path):
     folder = write_answers(tmp_path, {"scratch": {0: "100"}, "pretrained": {1: "110"}})
-    assert paired_difference(collect(folder), "pretrained", "scratch", "all") is None
-    assert paired_difference(collect(folder), "pretrained", "tfidf", "all") is None
+    assert paired_difference(load_comparison(folder), "pretrained", "scratch", "all") is None
+    assert paired_difference(load_comparison(folder), "pretrained", "tfidf", "all") is None
 
 
 @pytest.mark.parametrize("seeds", [{0: "1110"}, {4: "1110"}, {0: "1110", 1: "1110", 2: "1110"}])
 def test_an_arm_that_does_not_train_stands_beside_every_seed(tmp_path, seeds):
     networks = {0: "1100", 1: "1000", 2: "1101"}
     folder = write_answers(tmp_path, {"tfidf": seeds, "pretrained": networks})
-    found = paired_difference(collect(folder), "tfidf", "pretrained", "all")
-    other = paired_difference(collect(folder), "pretrained", "tfidf", "all")
+    found = paired_difference(load_comparison(folder), "tfidf", "pretrained", "all")
+    other = paired_difference(load_comparison(folder), "pretrained", "tfidf", "all")
     marks = [[1 - int(mark) if i < 3 else -int(mark) for i, mark in enumerate(row)] for row in networks.values()]
     by_hand = estimate(np.array(marks, dtype=float))
     assert (found.mean, found.low, found.high) == pytest.approx((by_hand.mean, by_hand.low, by_hand.high))
@@ -99,9 +99,9 @@ def test_an_arm_that_does_not_train_stands_beside_every_seed(tmp_path, seeds):
 
 def test_a_run_on_drawn_rows_does_not_stand_beside_other_seeds(tmp_path):
     write_answers(tmp_path, {"tfidf": {0: "1110"}, "scratch": {0: "1100", 1: "1000"}}, budget=8)
-    assert paired_difference(collect(tmp_path), "tfidf", "scratch", 8).seeds == 1
+    assert paired_difference(load_comparison(tmp_path), "tfidf", "scratch", 8).seeds == 1
     write_answers(tmp_path, {"tfidf": {0: "1110"}, "scratch": {0: "1100", 1: "1000"}})
-    assert paired_difference(collect(tmp_path), "tfidf", "scratch", "all").seeds == 2  # control
+    assert paired_difference(load_comparison(tmp_path), "tfidf", "scratch", "all").seeds == 2  # control
 
 
 def test_arms_that_answer_alike_are_not_certain_to_be_alike():
@@ -119,7 +119,7 @@ def test_one_run_of_an_arm_that_trains_is_not_measurable(tmp_path):
         "scratch": {0: "0" * 90},
         "pretrained": {0: "1" * 90},
     }
-    comparison = collect(write_answers(tmp_path, answers))
+    comparison = load_comparison(write_answers(tmp_path, answers))
     trained = paired_difference(comparison, "pretrained", "scratch", "all")
     assert trained.low > 0
     assert (trained.one_run, trained.measurable) == (True, False)
@@ -177,8 +177,8 @@ def test_the_interval_of_macro_f1_is_about_what_drawing_texts_again_gives():
 
 
 def test_labels_are_unbalanced_from_three_to_two(tmp_path):
-    comparison = collect(make_comparison(tmp_path, arms={"tfidf": 0.8}, texts=50))
+    comparison = load_comparison(make_comparison(tmp_path, arms={"tfidf": 0.8}, texts=50))
     test = comparison.data.test
     for counts, expected in (({"a": 29, "b": 21}, False), ({"a": 30, "b": 20}, True), ({"a": 50, "b": 0}, True)):
         data = comparison.data.model_copy(update={"test": test.model_copy(update={"counts": counts})})
-        assert unbalanced(replace(comparison, data=data)) is expected
+        assert is_imbalanced(replace(comparison, data=data)) is expected

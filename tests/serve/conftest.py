@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from serving import Server
-from tiny import finetune_config, pretrain_config, write_reviews
+from fixtures.serving import Server
+from fixtures.tiny import finetune_config, pretrain_config, write_reviews
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -19,8 +19,8 @@ def _extra() -> None:
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a language model `base`, a classifier `clf` and their texts."""
-    from headstart.recipes.finetune import run_finetune
-    from headstart.recipes.pretrain import run_pretrain
+    from headstart.recipes.finetune.run import run_finetune
+    from headstart.recipes.pretrain.run import run_pretrain
 
     folder = write_reviews(tmp_path_factory.mktemp("served"), train=200, valid=80, test=40)
     run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=10))

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.serve.batching import Batcher, Shape
-from headstart.serve.metrics import Metrics
-from headstart.serve.refusals import Refusal
+from headstart.serve.batching import Batcher, PaddedShape
+from headstart.serve.middleware import HTTPError, ServerMetrics
 
 
 class Reader:
@@ -34,10 +33,10 @@ def batcher(reader, model, **settings):
     return Batcher(
         lambda texts: [np.zeros(len(text), dtype=np.int64) for text in texts],
         reader.score,
-        lambda tokens: Shape(1, tokens),
+        lambda tokens: PaddedShape(1, tokens),
         model=model,
         encoder=model,
-        metrics=Metrics(),
+        metrics=ServerMetrics(),
         **{"queue": 100, "tokens": 20, "wait": 0.0, "padding": 1000} | settings,
     )
 
@@ -136,7 +135,7 @@ def test_what_does_not_fit_into_the_queue_is_refused():
         await asyncio.to_thread(reader.begun.wait)
         second = asyncio.create_task(queue.ask(["x"] * 3, soon()))
         await asyncio.sleep(0)
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(HTTPError) as refused:
             await queue.ask(["x"] * 2, soon())
         assert refused.value.status == 503
         assert refused.value.detail == ("3 texts are waiting and 2 more do not fit into a queue of 4; try again later")
@@ -157,7 +156,7 @@ def test_what_is_late_or_given_up_is_never_read():
         late = asyncio.create_task(queue.ask(["xx"], soon(0.05)))
         left = asyncio.create_task(queue.ask(["xxx"], soon()))
         stays = asyncio.create_task(queue.ask(["xxxx"], soon()))
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(HTTPError) as refused:
             await late
         assert refused.value.status == 504
         left.cancel()
@@ -177,8 +176,8 @@ def test_a_request_that_would_wait_too_long_is_refused_at_once():
         reader.begun.clear()
         first = asyncio.create_task(queue.ask(["x" * 20], soon()))
         await asyncio.to_thread(reader.begun.wait)
-        queue._seconds_a_token = 0.5  # as if the batches before had been slow
-        with pytest.raises(Refusal) as refused:
+        queue._seconds_per_token = 0.5  # as if the batches before had been slow
+        with pytest.raises(HTTPError) as refused:
             await queue.ask(["x"], soon(2.0))
         assert refused.value.detail == (
             "what waits takes about 10.0 seconds, and this request has 2.0; try again later"

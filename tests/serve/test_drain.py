@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pytest
 
-from headstart.config import RuntimeConfig
+from fixtures.serving import Server
+from fixtures.tiny import FILLING
+from headstart.config.schema import RuntimeConfig
 from headstart.predict.predictor import Predictor
-from serving import Server
-from tiny import FILLING
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def texts():
 
 
 @pytest.fixture(scope="module")
-def shares(served, texts):
+def probabilities(served, texts):
     answers = Predictor.load(served / "clf", RuntimeConfig(threads=1, device="cpu")).predict(texts)
     return [answer.probability for answer in answers]
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from headstart.config import RuntimeConfig
+from fixtures.serving import Server
+from fixtures.tiny import FILLING
+from headstart.config.schema import RuntimeConfig
 from headstart.predict.predictor import Predictor
-from serving import Server
-from tiny import FILLING
 
 DEADLINE = 2.0
 HEAD = (
@@ -33,7 +33,7 @@ def texts():
 
 
 @pytest.fixture(scope="module")
-def shares(served, texts):
+def probabilities(served, texts):
     answers = Predictor.load(served / "clf", RuntimeConfig(threads=1, device="cpu")).predict(texts)
     return [answer.probability for answer in answers]
 

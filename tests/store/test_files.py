@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.errors import StoreError, UsageError
-from headstart.files import _seal, read_json, read_manifest, whole_folder, write_json, write_whole
+from headstart.files import _checksum_line, atomic_folder, atomic_write, read_json, read_manifest, write_json
 
 
 def make(folder, content=b"weights"):
-    with whole_folder(folder, kind="bundle", about={"task": "classify"}) as draft:
+    with atomic_folder(folder, kind="bundle", about={"head_type": "classify"}) as draft:
         (draft / "a.bin").write_bytes(content)
         (draft / "inner").mkdir()
         (draft / "inner" / "b.json").write_text("{}")
@@ -19,13 +19,13 @@ def make(folder, content=b"weights"):
 
 
 def test_what_was_written_is_read(tmp_path):
-    assert read_manifest(make(tmp_path / "x"), kind="bundle") == {"task": "classify"}
+    assert read_manifest(make(tmp_path / "x"), kind="bundle") == {"head_type": "classify"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x"]
 
 
 def test_a_failure_while_writing_leaves_the_old_folder_and_no_draft(tmp_path):
     folder = make(tmp_path / "x", b"old")
-    with pytest.raises(RuntimeError, match="power"), whole_folder(folder, kind="bundle") as draft:
+    with pytest.raises(RuntimeError, match="power"), atomic_folder(folder, kind="bundle") as draft:
         (draft / "a.bin").write_bytes(b"new")
         raise RuntimeError("power")
     assert (folder / "a.bin").read_bytes() == b"old"
@@ -35,7 +35,7 @@ def test_a_failure_while_writing_leaves_the_old_folder_and_no_draft(tmp_path):
 
 def test_a_folder_is_replaced_whole(tmp_path):
     folder = make(tmp_path / "x", b"old")
-    with whole_folder(folder, kind="bundle") as draft:
+    with atomic_folder(folder, kind="bundle") as draft:
         (draft / "c.bin").write_bytes(b"new")
     assert sorted(path.name for path in folder.iterdir()) == ["c.bin", "manifest.json"]
 
@@ -98,8 +98,8 @@ def test_any_bit_of_any_file_that_flips_is_noticed(tmp_path_factory, data):
 
 
 def test_a_file_is_written_whole(tmp_path):
-    write_whole(tmp_path / "x", b"one")
-    write_whole(tmp_path / "x", b"two")
+    atomic_write(tmp_path / "x", b"one")
+    atomic_write(tmp_path / "x", b"two")
     assert (tmp_path / "x").read_bytes() == b"two"
     assert os.listdir(tmp_path) == ["x"]
 
@@ -125,7 +125,7 @@ def test_any_bytes_in_place_of_json_end_in_one_line(tmp_path_factory, content):
 def seal(folder, manifest):
     """Write a manifest as a program that means harm would: whole, with a seal of its own."""
     manifest.pop("seal")
-    write_json(folder / "manifest.json", manifest | {"seal": _seal(manifest)})
+    write_json(folder / "manifest.json", manifest | {"seal": _checksum_line(manifest)})
 
 
 def refusal(folder, kind="bundle"):

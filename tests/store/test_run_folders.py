@@ -4,15 +4,15 @@ import errno
 
 import pytest
 
-from headstart.config import TokenizerConfig
+from fixtures.tiny import SHAPE, finetune_config
+from headstart.config.schema import TokenizerConfig
 from headstart.errors import DataError, StoreError, UsageError
-from headstart.files import _seal, read_json, sha256_of, whole_folder, write_json
-from headstart.model.backbone import Backbone
+from headstart.files import _checksum_line, atomic_folder, read_json, sha256_of, write_json
 from headstart.model.heads import LanguageHead, Model
+from headstart.model.transformer import Backbone
 from headstart.store.bundle import Bundle, load_bundle, save_bundle
-from headstart.store.rundir import RunFolder
-from headstart.text.tokenizer import train_tokenizer
-from tiny import SHAPE, finetune_config
+from headstart.store.run_folder import RunFolder
+from headstart.tokenization.bpe import train_tokenizer
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_run_of_another_format_is_refused(run):
 
 
 def test_a_full_disk_is_told_and_leaves_no_draft(tmp_path):
-    with pytest.raises(StoreError) as caught, whole_folder(tmp_path / "x", kind="bundle") as draft:
+    with pytest.raises(StoreError) as caught, atomic_folder(tmp_path / "x", kind="bundle") as draft:
         (draft / "half.bin").write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
     assert str(caught.value) == f"cannot write {tmp_path / 'x'}: No space left on device; nothing was changed"
@@ -79,7 +79,7 @@ def test_a_file_where_a_folder_should_be_is_named(tmp_path):
     (tmp_path / "a.csv").write_text("text\n")
     words = f"{tmp_path / 'a.csv'} is a file, not a folder"
     place = tmp_path / "a.csv" / "x"
-    with pytest.raises(StoreError) as caught, whole_folder(place, kind="bundle"):
+    with pytest.raises(StoreError) as caught, atomic_folder(place, kind="bundle"):
         pass
     assert str(caught.value) == f"cannot write {place}: {words}; nothing was changed"
     with pytest.raises(UsageError) as refused:
@@ -114,7 +114,7 @@ def test_a_bundle_with_the_tokenizer_of_another_is_refused(tmp_path):
     manifest.pop("seal")
     path = folder / "tokenizer" / "tokenizer.json"
     manifest["files"]["tokenizer/tokenizer.json"] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
-    write_json(folder / "manifest.json", manifest | {"seal": _seal(manifest)})
+    write_json(folder / "manifest.json", manifest | {"seal": _checksum_line(manifest)})
     with pytest.raises(StoreError) as caught:
         load_bundle(folder)
     assert str(caught.value) == f"{folder / 'tokenizer'} is not the tokenizer this model was trained with"

@@ -9,22 +9,22 @@ import pytest
 
 import headstart
 import headstart.api
-from headstart.config import LabelledConfig
-from headstart.data.builtin import read_reviews
+from fixtures.tiny import finetune_config, pretrain_config, write_reviews
+from headstart.config.schema import LabelledConfig
+from headstart.data.corpus import read_reviews
+from headstart.data.decontamination import Membership
 from headstart.data.labelled import read_labelled
-from headstart.data.membership import Membership
 from headstart.errors import UsageError
 from headstart.files import read_json
-from headstart.interop.compact_export import export_compact
-from headstart.recipes.compare import run_compare
-from headstart.recipes.finetune import run_finetune
-from headstart.recipes.pretrain import run_pretrain
-from headstart.store import starters
-from headstart.store.bundle import find_bundle, load_bundle
-from headstart.store.starters import starter_folder
-from tiny import finetune_config, pretrain_config, write_reviews
+from headstart.interop.export import export_compact
+from headstart.recipes.compare.run import run_compare
+from headstart.recipes.finetune.run import run_finetune
+from headstart.recipes.pretrain.run import run_pretrain
+from headstart.store import locate as starters
+from headstart.store.bundle import load_bundle
+from headstart.store.locate import find_bundle, starter_folder
 
-SHIPPED = {name: starters.HOME / name for name in starters.starters()}
+SHIPPED = {name: starters.STARTERS_FOLDER / name for name in starters.starters()}
 shipped = pytest.mark.skipif(not SHIPPED, reason="this checkout has no starters")
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 def made(tmp_path_factory):
     """A folder of reviews, and in `home` a starter `xx` made from them."""
     folder = write_reviews(tmp_path_factory.mktemp("starters"))
-    config = pretrain_config(loop__steps=3, corpus__leave_out=str(folder / "test.csv"))
+    config = pretrain_config(loop__steps=3, corpus__exclude=str(folder / "test.csv"))
     run = run_pretrain([str(folder / "texts.txt")], folder / "base", config)
     export_compact(load_bundle(run.path), folder / "home" / "xx")
     return folder
@@ -41,7 +41,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def home(made, monkeypatch, tmp_path):
-    monkeypatch.setattr(starters, "HOME", made / "home")
+    monkeypatch.setattr(starters, "STARTERS_FOLDER", made / "home")
     monkeypatch.chdir(tmp_path)
     return made
 
@@ -96,7 +96,7 @@ def test_generating_inspecting_and_the_estimator_take_one(home):
         ("starter:xx", 0)
     ]
     rows = list(csv.DictReader((home / "train.csv").read_text().splitlines()))
-    settings = {"runtime.threads": 1, "loop.least_steps": 0}
+    settings = {"runtime.threads": 1, "loop.min_steps": 0}
     model = headstart.TextClassifier(backbone="starter:xx", epochs=1, settings=settings)
     model.fit([row["text"] for row in rows], [row["label"] for row in rows])
     assert model.predict(["a dull film"])[0] in ("negative", "positive")
@@ -105,8 +105,8 @@ def test_generating_inspecting_and_the_estimator_take_one(home):
 def test_the_package_brings_them():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["headstart"]
-    files = [path for path in starters.HOME.rglob("*") if path.is_file()] if SHIPPED else []
-    brought = {path for pattern in patterns for path in starters.HOME.parent.glob(pattern)}
+    files = [path for path in starters.STARTERS_FOLDER.rglob("*") if path.is_file()] if SHIPPED else []
+    brought = {path for pattern in patterns for path in starters.STARTERS_FOLDER.parent.glob(pattern)}
     assert set(files) <= brought
     assert {"starters/*/*", "starters/*/tokenizer/*"} <= set(patterns)
 
@@ -116,7 +116,7 @@ def test_the_package_brings_them():
 def test_a_shipped_starter_is_small_and_whole(name):
     size = sum(path.stat().st_size for path in SHIPPED[name].rglob("*") if path.is_file())
     assert size <= 16_000_000
-    found = load_bundle(Path(f"starter:{name}"), task="language")
+    found = load_bundle(Path(f"starter:{name}"), head_type="language")
     assert (found.objective, found.config.block, found.name) == ("hybrid", "modern", f"starter:{name}")
     card = (SHIPPED[name] / "README.md").read_text(encoding="utf-8")
     for words in ("bits per byte", "sha256", "It saw ", "## Licence", "## Limits", "headstart pretrain "):
@@ -135,7 +135,7 @@ def test_a_shipped_starter_tells_no_folder_of_whoever_made_it(name):
 
 @shipped
 def test_both_starters_fit_in_a_wheel_of_40_megabytes():
-    assert sum(path.stat().st_size for path in starters.HOME.rglob("*") if path.is_file()) < 33_000_000
+    assert sum(path.stat().st_size for path in starters.STARTERS_FOLDER.rglob("*") if path.is_file()) < 33_000_000
 
 
 @shipped

@@ -10,25 +10,32 @@ import numpy as np
 import pytest
 import torch
 
-from headstart.config import MaskingConfig, OptimConfig, TransferConfig
-from headstart.data.batches import Batch, CausalRows, LabelledRows
-from headstart.data.masking import hide
+from fixtures.tiny import CPU, SHAPE, SPECIAL, VOCABULARY, classifier, corpus, language_model
+from headstart.config.schema import MaskingConfig, OptimConfig, TransferConfig
+from headstart.data.batch import Batch
+from headstart.data.datasets import LabelledDataset, PackedDataset
+from headstart.data.masking import mask_tokens
 from headstart.errors import TrainingError
-from headstart.train.loop import Feed, TrainState, fit
-from headstart.train.objectives import LossSum, class_scores, classify, predict_tokens
-from headstart.train.optim import build_optimizer, level, optimizer_tensors, restore_optimizer, set_trainable
-from headstart.train.passes import Passes
-from headstart.train.schedule import lr_share
-from tiny import CPU, SHAPE, SPECIAL, VOCABULARY, classifier, corpus, language_model
+from headstart.train.loop import Prefetcher, TrainState, fit
+from headstart.train.objectives import LossSum, class_logits, classification_loss, language_model_loss
+from headstart.train.optimizers import (
+    build_optimizer,
+    layer_level,
+    lr_factor,
+    optimizer_tensors,
+    restore_optimizer,
+    set_trainable,
+)
+from headstart.train.step import EagerStep
 
 SIZES = [3, 11, 7, 2, 9, 5, 8, 12, 4, 6, 10, 3]
 
 
 def rows(layout="packed"):
-    return CausalRows(corpus(SIZES), np.arange(len(SIZES)), SPECIAL, context=12, layout=layout, seed=1)
+    return PackedDataset(corpus(SIZES), np.arange(len(SIZES)), SPECIAL, context=12, layout=layout, seed=1)
 
 
-def train(model, config, steps, fetch, seed=0, objective=predict_tokens):
+def train(model, config, steps, fetch, seed=0, objective=language_model_loss):
     state = TrainState(model, build_optimizer(model, config), seed)
     return state, list(fit(state, fetch, lambda batch: objective(model, batch), config, steps, CPU))
 
@@ -46,7 +53,7 @@ def test_it_cannot_predict_noise():
 
     def noise(step: int) -> list[Batch]:
         fresh = corpus([11] * 16, seed=step)
-        return [CausalRows(fresh, np.arange(16), SPECIAL, context=12, layout="packed", seed=None).batch(0, 16)]
+        return [PackedDataset(fresh, np.arange(16), SPECIAL, context=12, layout="packed", seed=None).batch(0, 16)]
 
     _, reports = train(language_model(), OptimConfig(lr=1e-2), 150, noise)
     # 11 of 12 targets are uniform over 13 tokens; only the end after the eleventh is certain
@@ -58,9 +65,9 @@ def test_it_cannot_predict_noise():
 def test_a_masked_model_cannot_predict_noise_either(next_token):
     def noise(step: int) -> list[Batch]:
         fresh = corpus([11] * 32, seed=step)
-        rows = CausalRows(fresh, np.arange(32), SPECIAL, context=12, layout="packed", seed=None)
+        rows = PackedDataset(fresh, np.arange(32), SPECIAL, context=12, layout="packed", seed=None)
         config = MaskingConfig(rate=0.3, masked=1.0, random=0.0)
-        return [hide(rows.batch(0, 32), step * 32, config, SPECIAL, VOCABULARY, 0, next_token=next_token)]
+        return [mask_tokens(rows.batch(0, 32), step * 32, config, SPECIAL, VOCABULARY, 0, next_token=next_token)]
 
     _, reports = train(language_model(), OptimConfig(lr=1e-2), 120, noise)
     assert sum(report.loss for report in reports[-40:]) / 40 > math.log(VOCABULARY - 4) - 0.03
@@ -72,7 +79,7 @@ def test_tables_learn_the_same_bits_whether_or_not_their_gradients_are_kept(tied
     data, found = rows("documents"), []
     for kept in (True, False):
         if not kept:
-            monkeypatch.setattr(Passes, "keep_rows", lambda self: None)
+            monkeypatch.setattr(EagerStep, "keep_rows", lambda self: None)
         shape = SHAPE.model_copy(update={"block": "modern", "tied": True} if tied else {})
         model = language_model(shape=shape)
         train(model, OptimConfig(lr=1e-2), 8, lambda step: [data.batch(step + part, 1) for part in range(parts)])
@@ -97,7 +104,7 @@ def test_accumulation_equals_one_large_batch(layout):
         model, seen = language_model(), []
         state = TrainState(model, build_optimizer(model, config), 0)
         state.optimizer.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in model.parameters()))
-        next(fit(state, fetch, lambda batch: predict_tokens(model, batch), config, 5, CPU))
+        next(fit(state, fetch, lambda batch: language_model_loss(model, batch), config, 5, CPU))
         return seen
 
     for a, b in zip(gradients(whole), gradients(parts), strict=True):
@@ -122,7 +129,7 @@ def test_a_step_follows_from_its_number_and_seed(optimizer):
     model = language_model(shape=shape)
     state = TrainState(model, build_optimizer(model, config), 0)
     first = []
-    for report in fit(state, fetch, lambda batch: predict_tokens(model, batch), config, 8, CPU):
+    for report in fit(state, fetch, lambda batch: language_model_loss(model, batch), config, 8, CPU):
         first.append(report)
         if report.step == 3:
             break
@@ -133,7 +140,7 @@ def test_a_step_follows_from_its_number_and_seed(optimizer):
     again.load_state_dict(model.state_dict())
     resumed = TrainState(again, build_optimizer(again, config), 0, step=3)
     restore_optimizer(resumed.optimizer, again, moments)
-    rest = list(fit(resumed, fetch, lambda batch: predict_tokens(again, batch), config, 8, CPU))
+    rest = list(fit(resumed, fetch, lambda batch: language_model_loss(again, batch), config, 8, CPU))
 
     assert [a.loss for a in all_reports] == [b.loss for b in first + rest]  # equal, not close
     for a, b in zip(whole.model.parameters(), again.parameters(), strict=True):
@@ -162,7 +169,7 @@ def test_one_of_loss_and_norm_that_is_not_finite_is_enough(more):
     model, config = language_model(), OptimConfig(lr=1e-2)
 
     def ask(batch: Batch) -> LossSum:
-        part, weight = predict_tokens(model, batch), model.head.linear.weight
+        part, weight = language_model_loss(model, batch), model.head.linear.weight
         odd = math.inf if more == "loss" else (weight - weight.detach()).abs().sum().sqrt()
         return LossSum(part.total + odd, part.count)
 
@@ -178,7 +185,9 @@ def test_a_model_that_was_measured_is_told_that_it_learns_again():
     def dropped(*, measured: bool) -> list[float]:
         model, config = language_model(shape=SHAPE.model_copy(update={"dropout": 0.3})), OptimConfig()
         state, losses = TrainState(model, build_optimizer(model, config), 0), []
-        for report in fit(state, lambda step: [rows().batch(step, 2)], partial(predict_tokens, model), config, 3, CPU):
+        for report in fit(
+            state, lambda step: [rows().batch(step, 2)], partial(language_model_loss, model), config, 3, CPU
+        ):
             losses.append(report.loss)
             model.train(not measured)
         return losses
@@ -197,7 +206,7 @@ def test_gradients_are_clipped_to_the_norm_asked_for():
         lambda *_: seen.append(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item())
     )
     report = next(
-        fit(state, lambda step: [data.batch(0, 4)], lambda batch: predict_tokens(model, batch), config, 2, CPU)
+        fit(state, lambda step: [data.batch(0, 4)], lambda batch: language_model_loss(model, batch), config, 2, CPU)
     )
     assert report.norm > 1
     assert seen == [pytest.approx(0.5, rel=1e-4)]
@@ -206,7 +215,7 @@ def test_gradients_are_clipped_to_the_norm_asked_for():
 def labelled(count=16):
     chance = np.random.default_rng(0)
     texts = [np.concatenate((chance.integers(6, VOCABULARY, 6), [4 + index % 2])) for index in range(count)]
-    return LabelledRows(texts, [index % 2 for index in range(count)], SPECIAL, context=12)
+    return LabelledDataset(texts, [index % 2 for index in range(count)], SPECIAL, context=12)
 
 
 def test_a_frozen_backbone_does_not_move_by_a_bit_while_the_head_learns():
@@ -214,7 +223,7 @@ def test_a_frozen_backbone_does_not_move_by_a_bit_while_the_head_learns():
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     moving = set_trainable(model, TransferConfig(freeze=True), epoch=3)
     assert moving == SHAPE.width * 2 + 2
-    train(model, OptimConfig(lr=1e-2), 5, lambda step: [data.batch(range(16))], objective=classify)
+    train(model, OptimConfig(lr=1e-2), 5, lambda step: [data.batch(range(16))], objective=classification_loss)
     for name, tensor in model.backbone.state_dict().items():
         assert torch.equal(tensor, before[f"backbone.{name}"]), name
     assert not torch.equal(model.head.linear.weight, before["head.linear.weight"])  # control
@@ -224,7 +233,7 @@ def test_a_frozen_backbone_does_not_move_by_a_bit_while_the_head_learns():
 def test_gradual_unfreezing_works_down_from_the_head(epoch, highest):
     model = classifier()
     set_trainable(model, TransferConfig(unfreeze_every=2), epoch)
-    moving = {level(name, SHAPE.depth) for name, parameter in model.named_parameters() if parameter.requires_grad}
+    moving = {layer_level(name, SHAPE.depth) for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert moving == set(range(highest + 1))
 
 
@@ -252,9 +261,9 @@ def test_class_weights_weigh_the_loss_and_its_count():
     model, data = classifier(), labelled()
     batch = data.batch(range(16))
     plain = torch.nn.functional.cross_entropy(
-        class_scores(model, batch), batch.targets, weight=torch.tensor([1.0, 3.0])
+        class_logits(model, batch), batch.targets, weight=torch.tensor([1.0, 3.0])
     )
-    ours = classify(model, batch, torch.tensor([1.0, 3.0]))
+    ours = classification_loss(model, batch, torch.tensor([1.0, 3.0]))
     assert (ours.total / ours.count).item() == pytest.approx(plain.item(), rel=1e-6)
     assert ours.count == 8 * 1 + 8 * 3
 
@@ -262,10 +271,10 @@ def test_class_weights_weigh_the_loss_and_its_count():
 def test_windows_of_a_text_vote_together():
     model = classifier().eval()
     texts = [np.arange(4, 17), np.arange(4, 9)]
-    whole = LabelledRows(texts, [0, 1], SPECIAL, context=8, windows=True)
-    scores = class_scores(model, whole.batch([0, 1]))
-    pieces = LabelledRows([texts[0][:7], texts[0][7:], texts[1]], [0, 0, 1], SPECIAL, context=8)
-    single = class_scores(model, pieces.batch([0, 1, 2]))
+    whole = LabelledDataset(texts, [0, 1], SPECIAL, context=8, windows=True)
+    scores = class_logits(model, whole.batch([0, 1]))
+    pieces = LabelledDataset([texts[0][:7], texts[0][7:], texts[1]], [0, 0, 1], SPECIAL, context=8)
+    single = class_logits(model, pieces.batch([0, 1, 2]))
     torch.testing.assert_close(scores[0], single[:2].mean(dim=0), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(scores[1], single[2], rtol=1e-5, atol=1e-6)
 
@@ -280,7 +289,7 @@ def test_windows_of_a_text_vote_together():
     ],
 )
 def test_the_rate_rises_then_follows_its_schedule(schedule, shares):
-    found = [lr_share(step, 5, OptimConfig(warmup=0.4, schedule=schedule, cooldown=0.6)) for step in range(5)]
+    found = [lr_factor(step, 5, OptimConfig(warmup=0.4, schedule=schedule, cooldown=0.6)) for step in range(5)]
     assert found == pytest.approx(shares)
 
 
@@ -304,7 +313,7 @@ def test_fetching_ahead_gives_the_same_in_the_same_order(first, steps):
         return [data.batch(step * 2, 2)]
 
     def fed(*, ahead: bool) -> list[list[Batch]]:
-        with Feed(fetch, first, steps, lambda batch: batch.to(CPU.device), ahead=ahead) as feed:
+        with Prefetcher(fetch, first, steps, lambda batch: batch.to(CPU.device), ahead=ahead) as feed:
             return list(feed)
 
     plain, ahead = fed(ahead=False), fed(ahead=True)
@@ -321,7 +330,7 @@ def test_a_fault_in_fetching_ahead_is_not_lost():
 
     seen = []
     with (
-        Feed(fetch, 0, 5, lambda batch: batch.to(CPU.device), ahead=True) as feed,
+        Prefetcher(fetch, 0, 5, lambda batch: batch.to(CPU.device), ahead=True) as feed,
         pytest.raises(TrainingError, match="no such row"),
     ):
         for batches in feed:
@@ -338,7 +347,7 @@ def test_rows_are_laid_out_a_few_steps_ahead_and_no_more():
         asked.append(step)
         return [data.batch(step, 1)]
 
-    with Feed(fetch, 0, 9, lambda batch: batch, ahead=True) as feed:
+    with Prefetcher(fetch, 0, 9, lambda batch: batch, ahead=True) as feed:
         turns = iter(feed)
         first = next(turns)
         while not feed.ahead():
@@ -360,7 +369,7 @@ def test_rows_that_are_not_there_yet_are_not_waited_for_until_their_turn_or_the_
         done.append(step)
         return [rows().batch(step, 1)]
 
-    with Feed(fetch, 0, 9, lambda batch: batch, ahead=True) as feed:
+    with Prefetcher(fetch, 0, 9, lambda batch: batch, ahead=True) as feed:
         next(iter(feed))
         assert feed.ahead() == []
         assert 1 not in done  # control
@@ -373,7 +382,7 @@ def test_steps_that_are_far_away_take_no_memory(ahead):
     """As `--minutes` tries some steps of a run without end."""
     tracemalloc.start()
     try:
-        with Feed(lambda step: [], 7, 1 << 18, lambda batch: batch, ahead=ahead) as feed:
+        with Prefetcher(lambda step: [], 7, 1 << 18, lambda batch: batch, ahead=ahead) as feed:
             assert next(iter(feed)) == []
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
@@ -391,7 +400,7 @@ def test_a_step_takes_as_long_as_its_fetching_too_and_not_what_the_caller_does(m
     model, config = language_model(), OptimConfig()
     state = TrainState(model, build_optimizer(model, config), 0)
     seconds = []
-    for report in fit(state, fetch, lambda batch: predict_tokens(model, batch), config, 3, CPU):
+    for report in fit(state, fetch, lambda batch: language_model_loss(model, batch), config, 3, CPU):
         seconds.append(report.seconds)
         now[0] += 100  # measuring, saving
     assert seconds == [3, 3, 3]

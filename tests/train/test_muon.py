@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.train.muon import Muon, orthogonal
+from headstart.train.optimizers import Muon, orthogonalize
 
 SHAPES = [(12, 8), (8, 12), (10, 10), (12, 8), (8, 12), (12, 8)]
 
@@ -65,7 +65,7 @@ def test_a_matrix_without_a_gradient_stays():
 @given(st.integers(1, 3), st.integers(2, 20), st.integers(2, 20), st.integers(0, 99))
 def test_updates_have_singular_values_near_one(count, rows, columns, seed):
     stack = torch.randn(count, rows, columns, generator=torch.Generator().manual_seed(seed))
-    found = torch.linalg.svdvals(orthogonal(stack))
+    found = torch.linalg.svdvals(orthogonalize(stack))
     expected = torch.linalg.svdvals(stack)
     # directions that hardly move are hardly raised: five rounds multiply by at most 3.4445 each
     lively = expected > 0.01 * expected.norm(dim=-1, keepdim=True)

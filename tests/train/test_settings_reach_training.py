@@ -5,18 +5,17 @@ import pytest
 import torch
 from torch.optim import Adam, AdamW
 
-from headstart.config import OptimConfig
-from headstart.data.batches import CausalRows, LabelledRows
+from fixtures.tiny import CPU, SHAPE, SPECIAL, classifier, corpus, language_model
+from headstart.config.schema import OptimConfig
+from headstart.data.datasets import LabelledDataset, PackedDataset
 from headstart.errors import StoreError
-from headstart.runtime import Halt
-from headstart.train.evaluate import score_language, score_texts
+from headstart.interrupts import StopRequested
 from headstart.train.loop import TrainState, fit
-from headstart.train.objectives import predict_tokens
-from headstart.train.optim import build_optimizer, restore_optimizer
-from headstart.train.schedule import lr_share
-from tiny import CPU, SHAPE, SPECIAL, classifier, corpus, language_model
+from headstart.train.objectives import language_model_loss
+from headstart.train.optimizers import build_optimizer, lr_factor, restore_optimizer
+from headstart.train.scoring import score_language, score_texts
 
-ROWS = CausalRows(corpus([9, 7, 12, 5]), np.arange(4), SPECIAL, context=12, layout="packed", seed=1)
+ROWS = PackedDataset(corpus([9, 7, 12, 5]), np.arange(4), SPECIAL, context=12, layout="packed", seed=1)
 
 
 def run(config, hook=lambda state: None, model=None, moving=True):
@@ -25,7 +24,7 @@ def run(config, hook=lambda state: None, model=None, moving=True):
     state = TrainState(model, build_optimizer(model, config), 0)
     state.optimizer.register_step_pre_hook(lambda *_: hook(state))
     return list(
-        fit(state, lambda step: [ROWS.batch(step * moving, 2)], lambda b: predict_tokens(model, b), config, 4, CPU)
+        fit(state, lambda step: [ROWS.batch(step * moving, 2)], lambda b: language_model_loss(model, b), config, 4, CPU)
     )
 
 
@@ -34,7 +33,7 @@ def test_the_rate_reported_is_the_rate_used():
     config = OptimConfig(lr=1e-2, warmup=0.5, schedule="linear")
     reports = run(config, lambda state: used.append({group["lr"] for group in state.optimizer.param_groups}))
     assert used == [{report.lr} for report in reports]
-    shares = [lr_share(step, 4, OptimConfig(warmup=0.5, schedule="linear")) for step in range(4)]  # steps count from 0
+    shares = [lr_factor(step, 4, OptimConfig(warmup=0.5, schedule="linear")) for step in range(4)]  # steps count from 0
     assert [report.lr for report in reports] == [1e-2 * share for share in shares]
     assert len(set(shares)) > 1  # control: the rate does change
 
@@ -92,10 +91,10 @@ def test_a_saved_optimizer_of_another_model_is_refused():
 
 
 def test_a_stop_is_heard_while_a_classifier_is_measured():
-    rows = LabelledRows([np.arange(4, 9)] * 3, [0, 1, 0], SPECIAL, context=12)
+    rows = LabelledDataset([np.arange(4, 9)] * 3, [0, 1, 0], SPECIAL, context=12)
 
     def stop():
-        raise Halt
+        raise StopRequested
 
-    with pytest.raises(Halt):
+    with pytest.raises(StopRequested):
         score_texts(classifier(), rows, CPU, stop)

@@ -28,7 +28,7 @@ def bench(
         return
     rows = []
     for figure in found.figures:
-        rates = (figure.tokens_a_second, figure.texts_a_second)
+        rates = (figure.tokens_per_second, figure.texts_per_second)
         shown = [f"{rate:,.0f}" if rate else "" for rate in rates]
         rows.append((figure.what, f"{figure.seconds:.3f}", *shown, f"{100 * figure.mfu:.0f} %" if figure.mfu else ""))
     console.table(["what", "seconds", "tokens/s", "texts/s", "MFU"], rows)

@@ -21,7 +21,7 @@ from headstart.cli.options import (
     check_resumes,
     command_line,
 )
-from headstart.config import FinetuneConfig
+from headstart.config.schema import FinetuneConfig
 from headstart.errors import UsageError
 
 OPTIONS = Options(FinetuneConfig, preset="finetune")
@@ -111,13 +111,13 @@ def compare(
     others: dict[str, object] = {"from": source, "test": test, "valid": valid, "tokenizer": tokenizer, "preset": preset}
     others |= {"seeds": seeds, "labels": labels, "arms": arms, "choose": choose, "no-texts": no_texts, "config": config}
     _check(train, test, None if not resume else out, flags, others)
-    sources = folders(source or ())
+    sources = parse_folders(source or ())
     OPTIONS.refuse_with_source(flags, next(iter(sources), None))
     from headstart.cli.report import show
-    from headstart.recipes.compare import run_compare
-    from headstart.recipes.finetune import usual_preset
+    from headstart.recipes.compare.run import run_compare
+    from headstart.recipes.finetune.run import default_preset
 
-    kind = preset or usual_preset(next(iter(sources), None))
+    kind = preset or default_preset(next(iter(sources), None))
     settings = None if resume else OPTIONS.settings(flags, preset=kind, path=config)
     console = Console(quiet=quiet)
     page: Path = run_compare(
@@ -129,7 +129,7 @@ def compare(
         test=test,
         tokenizer=tokenizer,
         seeds=5 if seeds is None else seeds,
-        labels=budgets(labels or "all"),
+        labels=parse_budgets(labels or "all"),
         arms=tuple(arm.strip() for arm in (arms or ARMS).split(",")),
         choose=bool(choose),
         jobs=jobs,
@@ -156,20 +156,20 @@ def _check(
         raise UsageError("compare needs --test, a labelled file to measure on; see headstart compare --help")
 
 
-def folders(given: Sequence[str]) -> tuple[str, ...]:
+def parse_folders(given: Sequence[str]) -> tuple[str, ...]:
     """Read --from: given several times, or folders with commas between them, unless a folder is called that.
 
-    >>> folders(["runs/a,runs/b", "runs/c"])
+    >>> parse_folders(["runs/a,runs/b", "runs/c"])
     ('runs/a', 'runs/b', 'runs/c')
     """
     parts = [[text] if Path(text).exists() else text.split(",") for text in given]
     return tuple(name.strip() for part in parts for name in part if name.strip())
 
 
-def budgets(text: str) -> tuple[int | None, ...]:
+def parse_budgets(text: str) -> tuple[int | None, ...]:
     """Read --labels; None stands for all, and what is named twice is run once.
 
-    >>> budgets("50, 200,all,50")
+    >>> parse_budgets("50, 200,all,50")
     (50, 200, None)
     """
     found: list[int | None] = []

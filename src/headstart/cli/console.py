@@ -1,4 +1,8 @@
-"""What a person sees: bars and remarks on stderr, results on stdout.
+"""Progress bars, tables and the live table of runs.
+
+A table of runs while they are under way: the mean so far in every cell, and which one is being worked on.
+
+What a person sees: bars and remarks on stderr, results on stdout.
 
 On a terminal, a bar with count, rate, note and time left, which drops its least needed parts as the window narrows.
 Anywhere else, a plain line now and then, so that a log stays readable.
@@ -16,12 +20,62 @@ from rich.table import Table
 from rich.text import Text
 
 from headstart import progress
-from headstart.cli.board import Board
-from headstart.cli.options import as_typed
+from headstart.cli.options import use_option_names
+from headstart.progress import RunKey
 
-EVERY = 10.0
+_WAITING, _NAME = "·", 16
+
+
+class RunTable:
+    """The `progress.Board` of the command line; `planned` says how many results each cell will have."""
+
+    def __init__(self, title: str, planned: Mapping[RunKey, int]) -> None:
+        self._title, self._planned = title, planned
+        self._values: dict[RunKey, list[float]] = {place: [] for place in planned}
+        self._at: RunKey | None = None
+
+    def start(self, place: RunKey) -> None:
+        """Work in a cell begins."""
+        self._at = place
+
+    def add(self, place: RunKey, value: float) -> None:
+        """A cell has one more result."""
+        self._values[place].append(value)
+        self._at = None if self._at == place else self._at
+
+    def table(self, console: rich.console.Console) -> Table:
+        """The table, with counts and whole names where the window is wide enough."""
+        for counts, clip in ((True, False), (False, False), (False, True)):
+            table = self._table(counts=counts, clip=clip, mark=">" if console.options.ascii_only else "▸")
+            if console.measure(table, options=console.options.update(max_width=10_000)).maximum <= console.width:
+                break
+        return table
+
+    def _table(self, *, counts: bool, clip: bool, mark: str) -> Table:
+        rows, columns = (list(dict.fromkeys(place[side] for place in self._planned)) for side in (0, 1))
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        table.add_column(self._title, no_wrap=True)
+        for column in columns:
+            table.add_column(column, justify="right", no_wrap=True)
+        for row in rows:
+            # what tells two folders apart may stand at either end
+            name = f"{row[: _NAME // 2 - 1]}…{row[-_NAME // 2 :]}" if clip and len(row) > _NAME else row
+            table.add_row(name, *(self._cell((row, column), counts, mark) for column in columns))
+        return table
+
+    def _cell(self, place: RunKey, counts: bool, mark: str) -> Text:
+        values, wanted = self._values.get(place, []), self._planned.get(place, 0)
+        figure = f"{100 * sum(values) / len(values):.1f}" if values else _WAITING if wanted else ""
+        count = f" {len(values)}/{wanted}" if counts and wanted > 1 else ""
+        if place == self._at:
+            return Text(f"{mark} {figure}{count}", "bold cyan")
+        # as wide as with the mark: a table that moves cannot be read
+        return Text(f"  {figure}{count}", "" if len(values) == wanted else "dim")
+
+
+REFRESH_SECONDS = 10.0
 """Seconds between two plain lines."""
-BRIEF = 1.0
+SHORT_TASK_SECONDS = 1.0
 """Seconds: a shorter stretch of work leaves no trace once it is done."""
 _FLUSH = 0.1
 _WIDEST = 110
@@ -52,17 +106,17 @@ class Console:
     def say(self, line: str) -> None:
         """Tell the person one line, above the bars if there are any; settings are named as they are typed."""
         if not self._quiet:
-            self._stderr.print(Text(printable(as_typed(line))), soft_wrap=not self._stderr.is_terminal)
+            self._stderr.print(Text(printable(use_option_names(line))), soft_wrap=not self._stderr.is_terminal)
 
     @contextmanager
-    def task(self, name: str, total: float | None, unit: str) -> Iterator[progress.Task]:
+    def task(self, name: str, total: float | None, unit: str) -> Iterator[progress.ProgressTask]:
         """Show a stretch of work; one inside another is shown under it, and is gone when it is done."""
         if self._bars is None:
             self._bars = _Bars(self._stderr, is_live=self._is_live)
             self._bars.start()
             self._last_line = time.monotonic()
         bars, outermost = self._bars, self._depth == 0
-        stretch = _Stretch(self, bars, bars.add_task(name, total=total, unit=unit, note=""))
+        stretch = _TaskHandle(self, bars, bars.add_task(name, total=total, unit=unit, note=""))
         self._depth += 1
         try:
             yield stretch
@@ -75,9 +129,9 @@ class Console:
                 bars.remove_task(stretch.task)
 
     @contextmanager
-    def board(self, title: str, planned: Mapping[progress.Place, int]) -> Iterator[progress.Board]:
+    def board(self, title: str, planned: Mapping[progress.RunKey, int]) -> Iterator[progress.RunBoard]:
         """Show a table of runs above the bars of the task under way; elsewhere remarks tell of every run."""
-        board = Board(title, planned)
+        board = RunTable(title, planned)
         if self._bars is not None:
             self._bars.board = board
         try:
@@ -127,21 +181,21 @@ class Console:
     def tell(self, task: Task) -> None:
         """Where no bar can be drawn, print a line every so often."""
         now = time.monotonic()
-        if not self._is_live and not task.finished and now - self._last_line >= EVERY:
+        if not self._is_live and not task.finished and now - self._last_line >= REFRESH_SECONDS:
             self._last_line = now
-            self.say(describe(task, sys.maxsize, bar=""))
+            self.say(describe_task(task, sys.maxsize, bar=""))
 
     def _end(self, bars: "_Bars", task: Task) -> None:
         task.finished_time = task.elapsed
-        is_brief = (task.elapsed or 0.0) < BRIEF
+        is_brief = (task.elapsed or 0.0) < SHORT_TASK_SECONDS
         bars.live.transient = is_brief
         bars.stop()
         self._bars = None
         if not self._is_live and not is_brief:
-            self.say(describe(task, sys.maxsize, bar=""))
+            self.say(describe_task(task, sys.maxsize, bar=""))
 
 
-class _Stretch:
+class _TaskHandle:
     """One stretch of work, as recipes see it; what is done is handed on a few times a second, not at every step."""
 
     def __init__(self, console: Console, bars: "_Bars", task: TaskID) -> None:
@@ -167,7 +221,7 @@ class _Bars(Progress):
 
     def __init__(self, console: rich.console.Console, *, is_live: bool) -> None:
         self._window = console  # rich asks for the first picture while it is still being built
-        self.board: Board | None = None
+        self.board: RunTable | None = None
         # results may go to stdout while a bar stands on stderr: only stderr is led around the bar
         # the rate is taken over rich's last thousand samples, even where a comparison gives one in ten minutes
         super().__init__(
@@ -186,19 +240,19 @@ class _Bars(Progress):
         width = min(self._window.width, _WIDEST)
         longest = max((len(task.description) for task in self.tasks), default=0)
         bar = "=-" if self._window.options.ascii_only else "━─"
-        lines = [describe(task, width, bar=bar, name_width=longest) for task in self.tasks]
+        lines = [describe_task(task, width, bar=bar, name_width=longest) for task in self.tasks]
         picture = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
         picture.highlight_regex(r"━+", "green")
         return rich.console.Group(self.board.table(self._window), "", picture) if self.board else picture
 
 
-def describe(task: Task, width: int, *, bar: str, name_width: int = 0) -> str:
+def describe_task(task: Task, width: int, *, bar: str, name_width: int = 0) -> str:
     """One line about a task, with as many of its parts as fit in `width`.
 
     Args:
         bar: the characters for what is done and what is not; empty for no bar.
     """
-    name, figures = task.description.ljust(name_width), _figures(task)
+    name, figures = task.description.ljust(name_width), _task_numbers(task)
     draws = bool(bar and task.total)
     for with_bar, *parts in _LAYOUTS:
         words = [name, *(figures[part] for part in parts if figures[part])]
@@ -212,25 +266,27 @@ def describe(task: Task, width: int, *, bar: str, name_width: int = 0) -> str:
     return "  ".join(words)
 
 
-def _figures(task: Task) -> dict[str, str]:
+def _task_numbers(task: Task) -> dict[str, str]:
     unit, speed, total = task.fields["unit"], task.finished_speed or task.speed, task.total
     done = math.floor(task.completed + 1e-6)  # a comparison counts its short runs as small parts of one
     shown = unit.removesuffix("s") if math.floor((total or done) + 1e-6) == 1 else unit
-    count = f"{compact(done)} {shown}" if done else ""  # of work that is not counted, nothing is said
+    count = f"{compact_number(done)} {shown}" if done else ""  # of work that is not counted, nothing is said
     figures = {"count": count, "percent": "", "rate": "", "note": task.fields["note"]}
     if total:
-        figures["count"] = f"{compact(done)}/{compact(math.floor(total + 1e-6))} {shown}"
+        figures["count"] = f"{compact_number(done)}/{compact_number(math.floor(total + 1e-6))} {shown}"
         figures["percent"] = f"{100 * task.completed / total:.0f}%"
     else:
         figures["percent"] = figures["count"]
     if speed:
-        figures["rate"] = f"{compact(speed)} {unit}/s" if speed >= 0.1 else f"{compact(60 * speed)} {unit}/min"
+        figures["rate"] = (
+            f"{compact_number(speed)} {unit}/s" if speed >= 0.1 else f"{compact_number(60 * speed)} {unit}/min"
+        )
     if task.finished_time is not None:
-        figures["left"] = f"in {clock(task.finished_time)}"
+        figures["left"] = f"in {format_clock(task.finished_time)}"
     elif total and task.time_remaining is not None:
-        figures["left"] = f"{clock(task.time_remaining)} left"
+        figures["left"] = f"{format_clock(task.time_remaining)} left"
     else:
-        figures["left"] = f"{clock(task.elapsed or 0)} so far"
+        figures["left"] = f"{format_clock(task.elapsed or 0)} so far"
     return figures
 
 
@@ -243,10 +299,10 @@ def printable(text: str) -> str:
     return text.translate(_CONTROL)
 
 
-def compact(number: float) -> str:
+def compact_number(number: float) -> str:
     """A count or a rate in few characters.
 
-    >>> [compact(number) for number in (0.123, 7, 52.06, 3200, 16384, 1_250_000, 3.2e9)]
+    >>> [compact_number(number) for number in (0.123, 7, 52.06, 3200, 16384, 1_250_000, 3.2e9)]
     ['0.12', '7', '52.1', '3,200', '16.4k', '1.25M', '3.2G']
     """
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -257,10 +313,10 @@ def compact(number: float) -> str:
     return f"{number:.2f}" if number < 1 else f"{number:.1f}"
 
 
-def clock(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """A duration as on a clock.
 
-    >>> clock(5), clock(200), clock(3700), clock(200_000)
+    >>> format_clock(5), format_clock(200), format_clock(3700), format_clock(200_000)
     ('0:05', '3:20', '1:01:40', '2d 7:33')
     """
     minutes, rest = divmod(int(seconds), 60)

@@ -7,13 +7,13 @@ from cyclopts import Parameter
 
 from headstart.cli.console import Console
 from headstart.cli.options import RUNTIME, AsJson, ConfigFile, Flags, Model, Options, Quiet, Running
-from headstart.cli.reading import LABELLED
-from headstart.config import LabelledConfig
+from headstart.cli.text_input import LABELLED
+from headstart.config.schema import LabelledConfig
 from headstart.errors import UsageError
 
 if TYPE_CHECKING:
-    from headstart.kinds import AnyEvaluation
-    from headstart.predict.mistakes import ErrorAnalysis
+    from headstart.predict.error_analysis import ErrorAnalysis
+    from headstart.tasks import AnyEvaluation
 
 
 class EvaluateSettings(Running):

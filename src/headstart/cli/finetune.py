@@ -19,7 +19,7 @@ from headstart.cli.options import (
     check_resumes,
     command_line,
 )
-from headstart.config import FinetuneConfig
+from headstart.config.schema import FinetuneConfig
 from headstart.errors import UsageError
 
 OPTIONS = Options(FinetuneConfig, preset="finetune")
@@ -71,9 +71,9 @@ def finetune(
             "starter:fr), or --from scratch"
         )
     OPTIONS.refuse_with_source(flags, source)
-    from headstart.recipes.finetune import run_finetune, usual_preset
+    from headstart.recipes.finetune.run import default_preset, run_finetune
 
-    settings = None if resume else OPTIONS.settings(flags, preset=preset or usual_preset(source), path=config)
+    settings = None if resume else OPTIONS.settings(flags, preset=preset or default_preset(source), path=config)
 
     run_finetune(
         train,

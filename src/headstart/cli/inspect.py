@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from headstart.cli.console import Console
-from headstart.cli.naming import as_typed
-from headstart.cli.options import AsJson, ConfigFile, Flags, Options, Quiet
-from headstart.cli.reading import LABELLED
-from headstart.config import CorpusConfig, LabelledConfig, Section
+from headstart.cli.options import AsJson, ConfigFile, Flags, Options, Quiet, use_option_names
+from headstart.cli.text_input import LABELLED
+from headstart.config.schema import CorpusConfig, LabelledConfig, Section
 from headstart.errors import DataError
 
 if TYPE_CHECKING:
-    from headstart.recipes.findings import Finding
-    from headstart.recipes.inspect import FileFacts, Inspection, Pretraining
+    from headstart.recipes.inspect import FileFacts, Finding, Inspection, PretrainingOverlap
 
 _LABELS = 8
 
@@ -47,7 +45,7 @@ def inspect(
     texts: Annotated[
         list[str] | None,
         Parameter(
-            metavar="FILES", consume_multiple=True, negative=(), help="Pretraining text to look for the rows in."
+            metavar="FILES", consume_multiple=True, negative=(), help="PretrainingOverlap text to look for the rows in."
         ),
     ] = None,
     tokenizer: Annotated[
@@ -95,7 +93,7 @@ def inspect(
 
 def _refuse_what_was_cut_short(found: "Inspection") -> None:
     """Say last, and by the exit code, that the report is about a part of a file."""
-    from headstart.recipes.findings import CUT_SHORT
+    from headstart.recipes.inspect import CUT_SHORT
 
     for finding in found.findings:
         if finding.kind == CUT_SHORT:
@@ -104,7 +102,7 @@ def _refuse_what_was_cut_short(found: "Inspection") -> None:
 
 
 def _show(found: "Inspection", console: Console) -> None:
-    from headstart.recipes.findings import CUT_SHORT
+    from headstart.recipes.inspect import CUT_SHORT
 
     for number, file in enumerate(found.files):
         if number:
@@ -112,7 +110,7 @@ def _show(found: "Inspection", console: Console) -> None:
         rows = [("ratings" if file.kind == "rating" else "labels", _balance(file)), *_lengths(file)]
         for finding in found.findings:
             if finding.file == file.name:
-                rows.append((f"! {finding.kind}", as_typed(finding.message) + _found(finding)))
+                rows.append((f"! {finding.kind}", use_option_names(finding.message) + _found(finding)))
         for seen in found.pretraining:
             if seen.file == file.name:  # to learn from what one trains on is no harm
                 harm = number > 0 and seen.exact + (seen.near or 0) > 0
@@ -147,7 +145,7 @@ def _lengths(file: "FileFacts") -> list[tuple[str, str]]:
     return rows
 
 
-def _seen(one: "Pretraining") -> str:
+def _seen(one: "PretrainingOverlap") -> str:
     shown = _examples(one.examples, one.exact + (one.near or 0))
     if one.near is None:
         verb = "were" if one.exact > 1 else "was"

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, get_args
 from cyclopts import App, CoercionError, CycloptsError, Group, MissingArgumentError, UnknownOptionError
 from cyclopts.exceptions import RepeatArgumentError, UnknownCommandError, UnusedCliTokensError
 
-from headstart.cli import several
+from headstart.cli import distributed as several
 from headstart.errors import HeadstartError
 from headstart.version import __version__
 
@@ -144,13 +144,13 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)
     # threads that spin while they wait halve the speed of two cores, and quarter it when another program wants one
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    several.leave(run(sys.argv[1:]))
+    several.exit_process(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; every error becomes one line on stderr and the exit code that is returned."""
     try:
-        several.refuse_several(arguments)
+        several.refuse_multi_process(arguments)
         build_app()(_in_order(list(arguments)), exit_on_error=False, print_error=False, verbose=False)
         sys.stdout.flush()
     except BrokenPipeError:
@@ -161,8 +161,8 @@ def run(arguments: Sequence[str]) -> int:
         if os.environ.get("HEADSTART_TRACEBACK") == "1":
             traceback.print_exc()
         message, exit_code = explain(error, _option_names(arguments), arguments)
-        several.say_once(error, message, _complain)
-        return several.for_the_launcher(error, exit_code)
+        several.report_error_once(error, message, _print_error)
+        return several.launcher_exit_code(error, exit_code)
     return 0
 
 
@@ -226,9 +226,9 @@ def explain(
 ) -> tuple[str, int]:
     """The line and the exit code for an error; `names` are those of the command's options, by the settings' own."""
     if isinstance(error, HeadstartError):
-        from headstart.cli.naming import as_typed, in_short
+        from headstart.cli.options import use_option_names, use_short_options
 
-        return in_short(as_typed(str(error), names), arguments), error.exit_code
+        return use_short_options(use_option_names(str(error), names), arguments), error.exit_code
     if isinstance(error, CycloptsError):
         return _explain_parsing(error), 2
     if isinstance(error, KeyboardInterrupt):
@@ -238,13 +238,14 @@ def explain(
     if _is_out_of_memory(error):
         return "out of memory; try a smaller --loop.batch-size, --model.context or --model.width", 1
     if isinstance(error, OSError) and error.filename is not None:
-        from headstart.files import why_not
+        from headstart.files import os_error_reason
 
-        return f"{error.filename}: {why_not(error, Path(str(error.filename)))}", 1
+        return f"{error.filename}: {os_error_reason(error, Path(str(error.filename)))}", 1
     if (pydantic := sys.modules.get("pydantic")) and isinstance(error, pydantic.ValidationError):
-        from headstart import config, layering
+        from headstart.config import merge as layering
+        from headstart.config import schema as config
 
-        return layering.explain(error, config.Section), 2
+        return layering.describe_validation_error(error, config.Section), 2
     words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return f"unexpected {words}; HEADSTART_TRACEBACK=1 shows where", 1
 
@@ -273,7 +274,7 @@ def _explain_parsing(error: CycloptsError) -> str:
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         return _explain_missing(error, command)
     if isinstance(error, CoercionError) and error.token is not None and error.argument is not None:
-        wanted = _in_words(error.target_type)
+        wanted = _describe_type(error.target_type)
         return f"{error.token.keyword or _label(error.argument)} must be {wanted}, got {error.token.value!r}"
     if isinstance(error, UnusedCliTokensError):
         return f"{command} takes no further argument, got {(error.unused_tokens or ['?'])[0]!r}"
@@ -294,7 +295,7 @@ def _label(argument: Any) -> str:
     return name if name.startswith("-") and argument.index is None else name.lstrip("-").upper()
 
 
-def _in_words(kind: Any) -> str:
+def _describe_type(kind: Any) -> str:
     """What a value should have been."""
     members = [member for member in get_args(kind) if member is not type(None)] or [kind]
     if members[0] in (int, float):
@@ -303,13 +304,13 @@ def _in_words(kind: Any) -> str:
 
 
 def _nearest(typed: str, known: Sequence[str], page: str) -> str:
-    from headstart.layering import nearest
+    from headstart.config.merge import closest_name
 
-    close = nearest(typed, known)
+    close = closest_name(typed, known)
     return f"did you mean {close}?" if close else f"see {page} --help"
 
 
-def _complain(message: str) -> None:
+def _print_error(message: str) -> None:
     line = "headstart: " + " ".join(message.split("\n"))
     if sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb":
         line = f"\x1b[31m{line}\x1b[0m"

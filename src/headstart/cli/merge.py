@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from headstart.cli.console import Console
 from headstart.cli.options import Out, Quiet
 from headstart.errors import UsageError
-from headstart.progress import counted
+from headstart.progress import pluralize
 
 
 def merge(
@@ -21,8 +21,8 @@ def merge(
     """Put prepared folders together."""
     if len(folders) < 2:
         raise UsageError(f"merge needs two prepared folders or more, got {len(folders)}")
-    from headstart.recipes.merge import run_merge
+    from headstart.recipes.prepare import run_merge
 
     console = Console(quiet=quiet)
     shards = run_merge(folders, out, console)
-    console.result(f"{out}: {counted(shards.documents, 'document')}, {counted(shards.tokens, 'token')}")
+    console.result(f"{out}: {pluralize(shards.documents, 'document')}, {pluralize(shards.tokens, 'token')}")

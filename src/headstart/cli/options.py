@@ -1,10 +1,15 @@
-"""Flags made from the settings classes, and their way back into settings.
+"""Command-line flags made from settings, and the names of options in messages.
+
+What settings are called on the command line, and messages that call them so.
+
+Flags made from the settings classes, and their way back into settings.
 
 A field `model.width` becomes the option `--model.width`, with the field's own sentence and default in `--help`. Until
 `layering.layered` reads them, flags are the text that was typed: there is one set of bounds and messages, and a rule
 between two fields is checked once all layers are known, never on the half that the command line holds.
 """
 
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +21,71 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, g
 from cyclopts import Group, Parameter
 from pydantic import BaseModel
 
-from headstart import config, layering
-from headstart.cli.naming import as_typed as as_typed
-from headstart.cli.naming import flag_of, short_of
+from headstart.config import merge as layering
+from headstart.config import schema as config
 from headstart.errors import ConfigError, UsageError
+
+SHORT = {
+    "corpus.exclude": "--exclude",
+    "loop.minutes": "--minutes",
+    "labelled.task": "--task",
+    "labelled.text_column": "--text-column",
+    "labelled.label_column": "--label-column",
+    "labelled.second_column": "--second-column",
+    "labelled.separator": "--separator",
+    "labelled.lowest": "--lowest",
+    "labelled.highest": "--highest",
+    "labelled.skip_empty": "--skip-empty",
+}
+"""Options with a short name beside that of their setting: those for labelled text are called so by every command."""
+
+
+def option_flag(name: str) -> str:
+    """The option of a setting.
+
+    >>> option_flag("optim.weight_decay")
+    '--optim.weight-decay'
+    """
+    return "--" + name.replace("_", "-")
+
+
+def short_option(name: str, others: Mapping[str, str]) -> str | None:
+    """The short name of a setting beside others; none where it could as well be the column of unlabelled text."""
+    return None if name.startswith("labelled.") and "corpus.text_column" in others else SHORT.get(name)
+
+
+def use_option_names(message: str, names: Mapping[str, str] | None = None) -> str:
+    """Name settings in a message as they are typed on the command line.
+
+    Args:
+        names: the options by the dotted names of their fields, where they differ from those of the training commands.
+
+    >>> use_option_names("optim.weight_decay needs optim.optimizer adamw, got adam")
+    '--optim.weight-decay needs --optim.optimizer adamw, got adam'
+    """
+    if ".toml: " in message:
+        return message  # written in a file, where names have no dashes
+    known = [name for kind in (config.PretrainConfig, config.FinetuneConfig) for name, _ in layering.iter_fields(kind)]
+    usual = {name: option_flag(name) for name in known if "." in name}
+    for name, flag in (usual | dict(names or {})).items():
+        # a quoted name is a value; a name without a dot may be any word of a sentence, except at its start
+        start = r"(?<![\w.'\"-])" if "." in name else "^"
+        message = re.sub(rf"{start}{re.escape(name)}(?!\w)", flag, message)
+    return message
+
+
+def use_short_options(message: str, arguments: Sequence[str]) -> str:
+    """Name options by the short names that were typed for them.
+
+    >>> use_short_options("--loop.minutes must be greater than 0, got '-1'", ["pretrain", "a.txt", "--minutes", "-1"])
+    "--minutes must be greater than 0, got '-1'"
+    """
+    typed = {word.partition("=")[0] for word in arguments}
+    for name, short in SHORT.items():
+        if short in typed:
+            message = re.sub(rf"(?<![\w.'\"-]){re.escape(option_flag(name))}(?![\w-])", short, message)
+    return message
+
 
 C = TypeVar("C", bound=config.Section)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,7 +96,7 @@ TOML = Path("headstart.toml")
 PANELS = (
     "loop",
     "masking",
-    "pairs",
+    "next_sentence",
     "optim",
     "transfer",
     "model",
@@ -112,9 +178,9 @@ class Options(Generic[C]):
     def __init__(self, kind: type[C], *, names: Mapping[str, str] | None = None, preset: str = "pretrain") -> None:
         self.kind = kind
         self._preset = preset
-        self._fields = dict(layering.fields_of(kind))
-        self.names = dict(names) if names is not None else {name: flag_of(name) for name in self._fields}
-        self.names.pop("model.stock", None)  # a model from elsewhere brings it; nobody types it
+        self._fields = dict(layering.iter_fields(kind))
+        self.names = dict(names) if names is not None else {name: option_flag(name) for name in self._fields}
+        self.names.pop("model.generic", None)  # a model from elsewhere brings it; nobody types it
         if "stages" in self.names:
             self.names["stages"] = "--stage"  # typed once for each of them
         """What each option is called, by the dotted name of its field."""
@@ -136,21 +202,21 @@ class Options(Generic[C]):
         self,
         flags: Flags | None,
         *,
-        usual: layering.Values | None = None,
+        usual: layering.SettingValues | None = None,
         preset: str | None = None,
         path: Path | None = None,
     ) -> C:
         """Layer the defaults, what is `usual` here, a preset, the TOML file at `path` (or ./headstart.toml) and the flags."""
         # the defaults go first as values, because a section's own defaults may differ from those its command gives it
-        layers: list[layering.Values] = [usual or {}]
+        layers: list[layering.SettingValues] = [usual or {}]
         if preset is not None:
             layers.append(self._preset_values(preset))
         if path is not None or TOML.exists():
             layers.append(layering.read_toml(path or TOML, self.kind))
         try:
-            return layering.layered(self.kind, *layers, layering.nested(self.given(flags)))
+            return layering.merge_config(self.kind, *layers, layering.nest(self.given(flags)))
         except ConfigError as error:
-            raise ConfigError(as_typed(str(error), self.names)) from None
+            raise ConfigError(use_option_names(str(error), self.names)) from None
 
     def refuse_with_resume(self, flags: Flags | None, out: Path, **others: object) -> None:
         """Refuse settings beside --resume: a run goes on with the settings it was started with."""
@@ -180,9 +246,9 @@ class Options(Generic[C]):
             section, _, short = name.rpartition(".")
             value = getattr(getattr(defaults, section) if section else defaults, short)
             parameter = _parameter(self._fields[name], flag, value)
-            if section and flag == flag_of(name):
+            if section and flag == option_flag(name):
                 parameter = Parameter.combine(parameter, Parameter(group=panels[section]))
-            if brief := short_of(name, self.names):
+            if brief := short_option(name, self.names):
                 parameter = Parameter.combine(parameter, Parameter(name=(brief, flag)))
             kind: Any = bool if bool in _members(self._fields[name].annotation) else str
             if name == "stages":
@@ -193,11 +259,11 @@ class Options(Generic[C]):
         return flags
 
     def _preset_values(self, preset: str) -> dict[str, Any]:
-        from headstart.model import presets
+        from headstart.config import presets
 
-        if preset not in presets.NAMES:
-            raise ConfigError(f"--preset must be one of {', '.join(presets.NAMES)}, got {preset!r}")
-        values = presets.values(preset, self._preset)
+        if preset not in presets.PRESET_NAMES:
+            raise ConfigError(f"--preset must be one of {', '.join(presets.PRESET_NAMES)}, got {preset!r}")
+        values = presets.preset_values(preset, self._preset)
         return {name: part for name, part in values.items() if name in self.kind.model_fields}
 
     def _read(self, name: str, value: str | bool | list[str]) -> Any:
@@ -220,7 +286,7 @@ class Options(Generic[C]):
 
 def check_resumes(out: Path, kind: str, input_name: str, given: Sequence[str]) -> None:
     """Refuse other files beside --resume than those the run in `out` was started with; the same may be named again."""
-    from headstart.store.rundir import RunFolder
+    from headstart.store.run_folder import RunFolder
 
     recorded = RunFolder.open(out, kind=kind).facts["inputs"][input_name]
     before = [recorded] if isinstance(recorded, str) else list(recorded)

@@ -13,30 +13,30 @@ from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from headstart.cli.answers import (
-    Answer,
-    Asked,
-    Question,
-    Tally,
+from headstart.cli.console import Console
+from headstart.cli.options import RUNTIME, AsJson, ConfigFile, Flags, Model, Options, Quiet, Running
+from headstart.cli.prediction_output import (
+    InputText,
+    OutputOptions,
+    PredictedText,
+    PredictionCounts,
     has_colour,
     write_lines,
     write_rows,
 )
-from headstart.cli.console import Console
-from headstart.cli.options import RUNTIME, AsJson, ConfigFile, Flags, Model, Options, Quiet, Running
-from headstart.cli.reading import Reading, layout_for
-from headstart.config import RuntimeConfig
+from headstart.cli.text_input import InputColumns, output_dialect
+from headstart.config.schema import RuntimeConfig
 from headstart.errors import DataError, StoreError, UsageError
-from headstart.files import why_not
+from headstart.files import os_error_reason
 
 if TYPE_CHECKING:
-    from headstart.predict.answers import AnyPrediction
     from headstart.predict.explain import Explanation
-    from headstart.predict.exported import ExportedPredictor
+    from headstart.predict.numpy_predictor import NumpyPredictor
+    from headstart.predict.onnx_predictor import OnnxPredictor
+    from headstart.predict.predictions import AnyPrediction
     from headstart.predict.predictor import Predictor
-    from headstart.predict.quick import QuickPredictor
 
-    AnyPredictor = Predictor | QuickPredictor | ExportedPredictor
+    AnyPredictor = Predictor | NumpyPredictor | OnnxPredictor
 
 OPTIONS = Options(Running, names=RUNTIME)
 CHUNK = 1000
@@ -88,64 +88,63 @@ def predict(
     if explain and form == "csv":
         raise UsageError("--explain gives more than a csv can hold; add --json, or choose --out with a .jsonl file")
     _check_files(source, out)
-    reading = Reading.of(model, source, text_column, second_column)
-    questions, layout = _questions(texts, source, reading), layout_for(source, out) if form == "csv" else None
-    console, asked = Console(quiet=quiet), Asked(abstain, explain)
+    reading = InputColumns.of(model, source, text_column, second_column)
+    text_inputs, layout = _questions(texts, source, reading), output_dialect(source, out) if form == "csv" else None
+    console, asked = Console(quiet=quiet), OutputOptions(abstain, explain)
     exported = _exported(model, asked, runtime, console, int8=int8)
     predictor = exported or _quick(model, texts, asked, runtime) or _usual(model, asked, runtime, console)
     with _opened(out) as file:
-        tally = Tally()
+        tally = PredictionCounts()
         shows_progress = out is not None or not sys.stdout.isatty()
-        answers = _answers(questions, predictor, asked, tally, console if shows_progress else None)
+        answers = _answers(text_inputs, predictor, asked, tally, console if shows_progress else None)
         if form == "line":
             alone = len(texts) == (2 if reading.pair else 1)
-            write_lines(answers, file, predictor.target, asked, alone=alone, colour=out is None and has_colour())
+            write_lines(answers, file, predictor.task, asked, alone=alone, colour=out is None and has_colour())
         else:
-            write_rows(form, answers, file, predictor.target, asked, reading.separator, layout)
+            write_rows(form, answers, file, predictor.task, asked, reading.separator, layout)
     for remark in tally.remarks(out):
         console.say(remark)
 
 
 def _exported(
-    model: Path, asked: Asked, runtime: RuntimeConfig, console: Console, *, int8: bool
+    model: Path, asked: OutputOptions, runtime: RuntimeConfig, console: Console, *, int8: bool
 ) -> "AnyPredictor | None":
     """For a folder that was exported for onnxruntime."""
     if not (model / "model.onnx").is_file():
         if int8:
             raise UsageError(f"--int8 takes a folder that headstart export {model} --to onnx writes")
         return None
-    from headstart.predict.exported import ExportedPredictor, is_exported
+    from headstart.predict.onnx_predictor import OnnxPredictor, is_onnx_export
 
-    if not is_exported(model):
+    if not is_onnx_export(model):
         return None
     if asked.explain or asked.abstain is not None:
         wish = "--explain" if asked.explain else "--abstain"
         raise UsageError(f"{model} is an export for onnxruntime, which cannot {wish}; give the model it was made from")
-    predictor = ExportedPredictor(model, int8=int8, threads=runtime.threads)
+    predictor = OnnxPredictor(model, int8=int8, threads=runtime.threads)
     if predictor.agreement:
         console.say(predictor.agreement)
     return predictor
 
 
-def _quick(model: Path, texts: Sequence[str], asked: Asked, runtime: RuntimeConfig) -> "QuickPredictor | None":
+def _quick(model: Path, texts: Sequence[str], asked: OutputOptions, runtime: RuntimeConfig) -> "NumpyPredictor | None":
     """For a few texts on the command line, an answer that does not wait for torch; None where that is not to be had."""
     if not texts or asked.explain or asked.abstain is not None:
         return None
     if runtime.device not in ("auto", "cpu") or runtime.precision == "bf16":
         return None
-    from headstart.predict.quick import QuickPredictor
+    from headstart.predict.numpy_predictor import NumpyPredictor
 
-    return QuickPredictor.load(model, texts)
+    return NumpyPredictor.load(model, texts)
 
 
-def _usual(model: Path, asked: Asked, runtime: RuntimeConfig, console: Console) -> "Predictor":
-    from headstart.predict.abstain import in_words, threshold_for
-    from headstart.predict.predictor import Predictor
+def _usual(model: Path, asked: OutputOptions, runtime: RuntimeConfig, console: Console) -> "Predictor":
+    from headstart.predict.predictor import Predictor, describe_threshold, threshold_for
 
     predictor = Predictor.load(model, runtime)
     if asked.abstain is not None:
         found = threshold_for(predictor.bundle, asked.abstain)
-        console.say(in_words(found, predictor.bundle.about["calibration"]["rows"]))
+        console.say(describe_threshold(found, predictor.bundle.about["calibration"]["rows"]))
     return predictor
 
 
@@ -160,7 +159,7 @@ def _format(source: str | None, out: Path | None, *, as_json: bool) -> Format:
         return "jsonl"
     if source is None:
         return "line"
-    from headstart.data.opening import suffix_of
+    from headstart.data.io import suffix_of
 
     return "csv" if suffix_of(source) in (".csv", ".tsv") else "jsonl"
 
@@ -174,7 +173,7 @@ def _check_files(source: str | None, out: Path | None) -> None:
         raise UsageError(f"--out {out} is the file of --input, which would be lost; choose another --out")
 
 
-def _questions(texts: Sequence[str], source: str | None, reading: Reading) -> Iterator[Question]:
+def _questions(texts: Sequence[str], source: str | None, reading: InputColumns) -> Iterator[InputText]:
     """The texts in order, from wherever they are given; the first is read at once, so that its faults come first."""
     if texts and source is not None:
         raise UsageError("predict takes texts or --input, not both")
@@ -197,13 +196,13 @@ def _questions(texts: Sequence[str], source: str | None, reading: Reading) -> It
     return _chain(first, found)
 
 
-def _chain(first: Question, rest: Iterator[Question]) -> Iterator[Question]:
+def _chain(first: InputText, rest: Iterator[InputText]) -> Iterator[InputText]:
     yield first
     yield from rest
 
 
-def _from_file(path: str, wanted: str | None, second: str | None) -> Iterator[Question]:
-    from headstart.data.columns import as_text, cell, column_named, text_column
+def _from_file(path: str, wanted: str | None, second: str | None) -> Iterator[InputText]:
+    from headstart.data.columns import cell_value, column_named, parse_text, text_column
     from headstart.data.sources import read_rows
 
     names: list[str] = []
@@ -212,18 +211,18 @@ def _from_file(path: str, wanted: str | None, second: str | None) -> Iterator[Qu
             columns = list(row.values)
             names = [text_column(path, columns, wanted, "--text-column")]
             names += [] if second is None else [column_named(path, columns, second)]
-        text, *more = (as_text(cell(row.values, name, row.where), row.where) for name in names)
-        yield Question(row.values, (text, more[0]) if more else text)
+        text, *more = (parse_text(cell_value(row.values, name, row.where), row.where) for name in names)
+        yield InputText(row.values, (text, more[0]) if more else text)
 
 
-def _from_stdin(*, pair: bool) -> Iterator[Question]:
-    from headstart.data.opening import lines
+def _from_stdin(*, pair: bool) -> Iterator[InputText]:
+    from headstart.data.io import read_lines
 
     name = "standard input"
-    for number, line in enumerate(lines(name, sys.stdin.buffer), start=1):  # type: ignore[arg-type]
+    for number, line in enumerate(read_lines(name, sys.stdin.buffer), start=1):  # type: ignore[arg-type]
         text = line.rstrip("\r\n")
         if not pair:
-            yield Question({"text": text}, text)
+            yield InputText({"text": text}, text)
             continue
         first, tab, second = text.partition("\t")
         if not tab:
@@ -231,31 +230,31 @@ def _from_stdin(*, pair: bool) -> Iterator[Question]:
         yield _pair(first, second)
 
 
-def _pair(first: str, second: str) -> Question:
-    return Question({"text": first, "second": second}, (first, second))
+def _pair(first: str, second: str) -> InputText:
+    return InputText({"text": first, "second": second}, (first, second))
 
 
-def _arguments(texts: Sequence[str], *, pair: bool) -> list[Question]:
+def _arguments(texts: Sequence[str], *, pair: bool) -> list[InputText]:
     for number, text in enumerate(texts, start=1):
         if not text.strip():
             raise DataError(f"text {number}: the text is empty; there is nothing to classify")
     if not pair:
-        return [Question({"text": text}, text) for text in texts]
+        return [InputText({"text": text}, text) for text in texts]
     if len(texts) % 2:
         raise UsageError(f"this model reads pairs of texts: give two for each answer, got {len(texts)}")
     return [_pair(first, second) for first, second in zip(texts[::2], texts[1::2], strict=True)]
 
 
 def _answers(
-    questions: Iterator[Question],
+    text_inputs: Iterator[InputText],
     predictor: "AnyPredictor",
-    asked: Asked,
-    tally: Tally,
+    asked: OutputOptions,
+    tally: PredictionCounts,
     console: Console | None,
-) -> Iterator[Answer]:
+) -> Iterator[PredictedText]:
     """Every question with its answer; a row without text keeps its place."""
     with console.task("predicting", None, "texts") if console else nullcontext() as bar:
-        while chunk := list(islice(questions, CHUNK)):
+        while chunk := list(islice(text_inputs, CHUNK)):
             texts = [question.text for question in chunk if question.readable]
             predictions = predictor.predict(texts, abstain=asked.abstain)  # type: ignore[arg-type]  # some read no pairs
             tally.rows += len(chunk)
@@ -265,7 +264,7 @@ def _answers(
             found = iter(predictions)
             for question in chunk:
                 prediction = next(found) if question.readable else None
-                yield Answer(question, prediction, _explained(predictor, question, prediction, asked))
+                yield PredictedText(question, prediction, _explained(predictor, question, prediction, asked))
             if bar is not None:
                 bar.advance(len(chunk))
 
@@ -276,15 +275,15 @@ def _labels(prediction: "AnyPrediction") -> list[str | None]:
 
 
 def _explained(
-    predictor: "AnyPredictor", question: Question, prediction: "AnyPrediction | None", asked: Asked
+    predictor: "AnyPredictor", question: InputText, prediction: "AnyPrediction | None", asked: OutputOptions
 ) -> "tuple[Explanation, ...]":
     if not asked.explain or prediction is None:
         return ()
-    from headstart.predict.explain import explain
+    from headstart.predict.explain import explain_prediction
     from headstart.predict.predictor import Predictor
 
     assert isinstance(predictor, Predictor)
-    return tuple(explain(predictor, question.text, label) for label in _labels(prediction))
+    return tuple(explain_prediction(predictor, question.text, label) for label in _labels(prediction))
 
 
 @contextmanager
@@ -297,7 +296,7 @@ def _opened(out: Path | None) -> Iterator[IO[str]]:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"cannot write {out}: {why_not(error, out)}") from error
+        raise StoreError(f"cannot write {out}: {os_error_reason(error, out)}") from error
     try:
         with draft.open("w", encoding="utf-8", newline="") as file:
             yield file

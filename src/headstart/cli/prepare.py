@@ -6,9 +6,9 @@ from cyclopts import Parameter
 
 from headstart.cli.console import Console
 from headstart.cli.options import ConfigFile, Flags, Options, Out, Quiet, Tokenizer
-from headstart.config import CorpusConfig, LabelledConfig, Section, TokenizerConfig
+from headstart.config.schema import CorpusConfig, LabelledConfig, Section, TokenizerConfig
 from headstart.errors import UsageError
-from headstart.progress import counted
+from headstart.progress import pluralize
 
 
 class PrepareSettings(Section):
@@ -24,7 +24,7 @@ OPTIONS = Options(
     names={
         "corpus.text_column": "--corpus.text-column",
         "corpus.documents": "--corpus.documents",
-        "corpus.leave_out": "--corpus.leave-out",
+        "corpus.exclude": "--corpus.exclude",
         "labelled.text_column": "--labelled.text-column",
         "labelled.label_column": "--labelled.label-column",
         "labelled.skip_empty": "--labelled.skip-empty",
@@ -57,10 +57,8 @@ def prepare(
     settings = OPTIONS.settings(flags, path=config)
     if labelled and tokenizer is None:
         raise UsageError("prepare --labelled needs --tokenizer: that of the model which will read the shards")
-    if labelled and settings.corpus.leave_out:
-        raise UsageError(
-            "prepare --labelled keeps every row; --leave-out is for the text that a model is pretrained on"
-        )
+    if labelled and settings.corpus.exclude:
+        raise UsageError("prepare --labelled keeps every row; --exclude is for the text that a model is pretrained on")
     if labelled and len(texts) > 1:
         raise UsageError(f"prepare --labelled takes one file, so that its labels have one order; got {len(texts)}")
     if jobs < 1:
@@ -83,5 +81,5 @@ def prepare(
             progress=console,
             jobs=jobs,
         )
-    labels = f", {counted(len(shards.labels), 'label')}" if shards.labels else ""
-    console.result(f"{out}: {counted(shards.documents, 'document')}, {counted(shards.tokens, 'token')}{labels}")
+    labels = f", {pluralize(len(shards.labels), 'label')}" if shards.labels else ""
+    console.result(f"{out}: {pluralize(shards.documents, 'document')}, {pluralize(shards.tokens, 'token')}{labels}")

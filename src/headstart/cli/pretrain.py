@@ -19,7 +19,7 @@ from headstart.cli.options import (
     check_resumes,
     command_line,
 )
-from headstart.config import PretrainConfig
+from headstart.config.schema import PretrainConfig
 from headstart.errors import UsageError
 
 OPTIONS = Options(PretrainConfig, preset="pretrain")
@@ -51,7 +51,7 @@ def _is_to_be_planned(preset: str | None, config: Path | None, flags: Flags | No
 
 def _planned(flags: Flags | None, config: Path | None, progress: Console) -> str:
     wanted = OPTIONS.settings(flags, path=config)
-    from headstart.recipes.sizing import choose_preset
+    from headstart.recipes.pretrain.preset_search import choose_preset
 
     return choose_preset(wanted, progress)
 
@@ -84,11 +84,11 @@ def pretrain(
     OPTIONS.refuse_with_source(flags, source)
     if not resume and source is None and _is_to_be_planned(preset, config, flags):
         preset = _planned(flags, config, Console(quiet=quiet))
-    from headstart.recipes.pretrain import run_pretrain, usual_objective
+    from headstart.recipes.pretrain.run import default_objective, run_pretrain
 
     settings = None
     if not resume:
-        settings = OPTIONS.settings(flags, usual=usual_objective(source), preset=preset, path=config)
+        settings = OPTIONS.settings(flags, usual=default_objective(source), preset=preset, path=config)
     if settings and not texts and not settings.stages:
         raise UsageError("pretrain needs TEXTS, or one prepared folder; see headstart pretrain --help")
 

@@ -35,11 +35,11 @@ def report(
 
 def show(folder: Path, page: Path, console: Console) -> None:
     """Print the verdict, a table of the arms, and where the page is."""
-    from headstart.report.collect import collect
+    from headstart.report.load import load_comparison
     from headstart.report.statistics import summaries
-    from headstart.report.verdict import percent, verdict
+    from headstart.report.summary import format_percent, verdict
 
-    comparison = collect(folder)
+    comparison = load_comparison(folder)
     for sentence in verdict(comparison):
         console.prose(sentence)
     console.result()
@@ -48,7 +48,7 @@ def show(folder: Path, page: Path, console: Console) -> None:
         for summary in summaries(comparison, budget):
             estimate = summary.accuracy
             interval = f"{100 * estimate.low:.1f} to {100 * estimate.high:.1f}"
-            figures = (percent(estimate.mean), interval, f"{summary.macro_f1:.3f}", str(len(summary.cells)))
+            figures = (format_percent(estimate.mean), interval, f"{summary.macro_f1:.3f}", str(len(summary.cells)))
             rows.append((summary.arm, str(budget), *figures))
     console.table(["arm", "labels", "accuracy", "95 % interval", "macro-F1", "seeds"], rows)
     console.result()

@@ -5,11 +5,11 @@ import sys
 
 from headstart.cli.console import Console
 from headstart.cli.options import RUNTIME, ConfigFile, Flags, Model, Options, Quiet
-from headstart.serve.settings import ServeConfig, ServingConfig
+from headstart.serve.config import ServeCommandConfig, ServeConfig
 
 _SHORT = {"host": "--host", "port": "--port", "api_key_file": "--api-key-file", "allow_hosts": "--allow-hosts"}
 OPTIONS = Options(
-    ServingConfig,
+    ServeCommandConfig,
     names={f"serve.{name}": _SHORT.get(name, f"--serve.{name.replace('_', '-')}") for name in ServeConfig.model_fields}
     | RUNTIME,
 )

@@ -6,7 +6,7 @@ from cyclopts import Parameter
 
 from headstart.cli.console import Console
 from headstart.cli.options import ConfigFile, Flags, Options, Out, Quiet
-from headstart.config import CorpusConfig, Section, TokenizerConfig
+from headstart.config.schema import CorpusConfig, Section, TokenizerConfig
 
 
 class TokenizerSettings(Section):
@@ -23,7 +23,7 @@ OPTIONS = Options(
         "tokenizer.megabytes": "--megabytes",
         "corpus.text_column": "--text-column",
         "corpus.documents": "--documents",
-        "corpus.leave_out": "--leave-out",
+        "corpus.exclude": "--exclude",
     },
 )
 

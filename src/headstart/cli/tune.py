@@ -22,18 +22,18 @@ from headstart.cli.options import (
     check_resumes,
     command_line,
 )
-from headstart.config import FinetuneConfig
+from headstart.config.merge import iter_fields
+from headstart.config.schema import FinetuneConfig
 from headstart.errors import UsageError
-from headstart.layering import fields_of
-from headstart.progress import counted
+from headstart.progress import pluralize
 
 if TYPE_CHECKING:
-    from headstart.recipes.tune import Tuned
+    from headstart.recipes.tune import TuneResult
 
-_LEFT_OUT = ("loop.minutes", "loop.watch_test", "model.stock")
+_LEFT_OUT = ("loop.minutes", "loop.watch_test", "model.generic")
 OPTIONS = Options(
     FinetuneConfig,
-    names={name: "--" + name.replace("_", "-") for name, _ in fields_of(FinetuneConfig) if name not in _LEFT_OUT},
+    names={name: "--" + name.replace("_", "-") for name, _ in iter_fields(FinetuneConfig) if name not in _LEFT_OUT},
     preset="finetune",
 )
 SEARCH = "lr,epochs,layer_decay,dropout,reading"
@@ -70,10 +70,10 @@ def tune(
     others |= {"tokenizer": tokenizer, "preset": preset, "config": config}
     _check(train, source, out if resume else None, flags, others)
     OPTIONS.refuse_with_source(flags, source)
-    from headstart.recipes.finetune import usual_preset
+    from headstart.recipes.finetune.run import default_preset
     from headstart.recipes.tune import run_tune
 
-    kind = preset or ("classic" if resume else usual_preset(source))
+    kind = preset or ("classic" if resume else default_preset(source))
     console = Console(quiet=quiet)
     found = run_tune(
         train,
@@ -116,7 +116,7 @@ def _check(
         )
 
 
-def _show(found: "Tuned", console: Console) -> None:
+def _show(found: "TuneResult", console: Console) -> None:
     """The best trials, the first one, and what to do now."""
     ranked = sorted(found.trials, key=lambda trial: trial.rank, reverse=True)
     first = found.trials[0]
@@ -132,6 +132,6 @@ def _show(found: "Tuned", console: Console) -> None:
     ]
     console.table(["trial", "validation accuracy", *(name.split(".")[-1] for name in names)], rows)
     console.result(
-        f"{counted(len(found.trials), 'trial')}; the best settings are in {found.toml}; on validation alone. Now:"
+        f"{pluralize(len(found.trials), 'trial')}; the best settings are in {found.toml}; on validation alone. Now:"
     )
     console.result(f"  {found.command}")

@@ -1,8 +1,16 @@
-"""Labelled text: one file -> texts with their labels, checked row by row, and the seeded choices made among rows."""
+"""Labelled rows: reading, tasks from labels, splits, subsets and hints about wrong columns.
+
+Labelled text: one file -> texts with their labels, checked row by row, and the seeded choices made among rows.
+
+What the training rows ask of a model, and whether other rows ask the same.
+
+Labels that are probably read in another way than they are meant: a remark each, where it is plain.
+"""
 
 import difflib
 import hashlib
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,19 +19,30 @@ from pathlib import Path
 
 import numpy as np
 
-from headstart.config import LabelledConfig
-from headstart.data.cells import LeftOut, columns_of, is_empty, with_columns
-from headstart.data.columns import OR_SKIP, as_label, as_labels, as_rating, as_text, cell
-from headstart.data.digests import text_digest
-from headstart.data.opening import one_line, suffix_of
-from headstart.data.sources import Row, expand, read_rows
+from headstart.config.schema import LabelledConfig
+from headstart.data.columns import (
+    SKIP_HINT,
+    SkippedRows,
+    cell_value,
+    find_columns,
+    is_empty_cell,
+    parse_label,
+    parse_labels,
+    parse_rating,
+    parse_text,
+    resolve_columns,
+)
+from headstart.data.formats import Row
+from headstart.data.hashing import text_digest
+from headstart.data.io import single_line, suffix_of
+from headstart.data.sources import expand_paths, read_rows
 from headstart.errors import DataError
-from headstart.kinds import Kind, Label
-from headstart.measures import by_number
+from headstart.metrics import number_bins
+from headstart.tasks import Label, MultiLabel, Regression, SingleLabel, Task, TaskName
 
-Question = str | tuple[str, str]
+TextInput = str | tuple[str, str]
 """What is read: a text, or a pair of them."""
-_ENOUGH = 20
+_MIN_ROWS = 20
 """Rows from which on more labels than half of them are taken for a wrong column."""
 
 
@@ -36,7 +55,7 @@ class LabelledTexts:
     """Of a pair, both on lines of their own: what doubles, digests and linear models look at."""
     labels: tuple[Label, ...]
     where: tuple[str, ...]
-    kind: Kind = "classes"
+    kind: TaskName = "classes"
     pairs: tuple[tuple[str, str], ...] | None = None
     """The two texts of each row, where rows are pairs."""
     left_out: str | None = None
@@ -45,7 +64,7 @@ class LabelledTexts:
     """The column of the labels."""
 
     @property
-    def questions(self) -> tuple[Question, ...]:
+    def text_inputs(self) -> tuple[TextInput, ...]:
         """What a model reads of each row."""
         return self.pairs or self.texts
 
@@ -56,7 +75,7 @@ class LabelledTexts:
     def sha256(self) -> str:
         """Of the rows, not of the file: the same rows as csv or parquet, or picked out of more, have the same one."""
         digest = hashlib.sha256()
-        for row in zip(self.questions, self.labels, strict=True):
+        for row in zip(self.text_inputs, self.labels, strict=True):
             digest.update(json.dumps(row).encode("ascii") + b"\n")
         return digest.hexdigest()
 
@@ -67,14 +86,14 @@ class LabelledTexts:
 
     def counts(self) -> dict[str, int]:
         """Rows of each label, in the order of the labels; numbers have none."""
-        return dict(sorted(Counter(name for label in self.labels for name in names_in(label)).items()))
+        return dict(sorted(Counter(name for label in self.labels for name in labels_in_cell(label)).items()))
 
     def strata(self) -> list[str]:
         """What a fair share of rows is fair to: the label; of several the rarest; of a number its quarter."""
         if self.kind == "classes":
             return list(self.labels)
         if self.kind == "rating":
-            return by_number(self.labels)[0]
+            return number_bins(self.labels)[0]
         counts = self.counts()
         return [min(names, key=lambda name: (counts[name], name), default="") for names in self.labels]
 
@@ -88,10 +107,10 @@ class LabelledTexts:
         return replace(self, texts=texts, labels=labels, where=where, pairs=pairs)
 
 
-def names_in(label: Label) -> tuple[str, ...]:
+def labels_in_cell(label: Label) -> tuple[str, ...]:
     """The names that a row is labelled with.
 
-    >>> names_in("a"), names_in(("a", "b")), names_in(3.5)
+    >>> labels_in_cell("a"), labels_in_cell(("a", "b")), labels_in_cell(3.5)
     (('a',), ('a', 'b'), ())
     """
     if isinstance(label, tuple):
@@ -99,20 +118,20 @@ def names_in(label: Label) -> tuple[str, ...]:
     return (label,) if isinstance(label, str) else ()
 
 
-def kind_of(config: LabelledConfig, value: object) -> Kind:
+def infer_task_name(config: LabelledConfig, value: object) -> TaskName:
     """What a cell of labels is for: what was asked for, else several labels where it is a list or is to be cut."""
     if config.task != "auto":
         return config.task
     return "labels" if config.separator is not None or isinstance(value, (list, tuple)) else "classes"
 
 
-def label_of(value: object, where: str, kind: Kind, config: LabelledConfig) -> Label:
+def parse_label_cell(value: object, where: str, kind: TaskName, config: LabelledConfig) -> Label:
     """A cell as the label of a row."""
     if kind == "labels":
-        return as_labels(value, where, config.separator)
+        return parse_labels(value, where, config.separator)
     if kind == "rating":
-        return as_rating(value, where, config.lowest, config.highest)
-    return as_label(value, where)
+        return parse_rating(value, where, config.lowest, config.highest)
+    return parse_label(value, where)
 
 
 def read_labelled(path: str, config: LabelledConfig) -> LabelledTexts:
@@ -127,34 +146,34 @@ def read_labelled(path: str, config: LabelledConfig) -> LabelledTexts:
     pairs: list[tuple[str, ...]] = []
     labels: list[Label] = []
     where: list[str] = []
-    kind: Kind | None = None
+    kind: TaskName | None = None
     no_text = no_label = 0
     names: list[str] = [""]
-    for row, found, (*cells, value) in _rows(expand([path]), config):
-        here = kind or kind_of(config, value)
-        if config.skip_empty and (any(map(is_empty, cells)) or is_empty(value, here)):
-            no_text, no_label = (no_text + 1, no_label) if any(map(is_empty, cells)) else (no_text, no_label + 1)
+    for row, found, (*cells, value) in _rows(expand_paths([path]), config):
+        here = kind or infer_task_name(config, value)
+        if config.skip_empty and (any(map(is_empty_cell, cells)) or is_empty_cell(value, here)):
+            no_text, no_label = (no_text + 1, no_label) if any(map(is_empty_cell, cells)) else (no_text, no_label + 1)
             continue
         kind, names = here, found
         pairs.append(_texts_of(cells, row))
-        labels.append(label_of(value, row.where, kind, config))
+        labels.append(parse_label_cell(value, row.where, kind, config))
         where.append(row.where)
     if no_text + no_label and not pairs:
         raise DataError(f"{path}: every row lacks a text or a label, and labelled.skip_empty leaves all of them out")
     if not pairs or kind is None:
         raise DataError(f"{path} holds no rows; expected a text and a label in each")
     both = tuple((first, second) for first, second in pairs) if config.second_column is not None else None
-    left_out = LeftOut(no_text, no_label).in_words(path)
+    left_out = SkippedRows(no_text, no_label).in_words(path)
     texts = tuple(map("\n".join, pairs))
     return LabelledTexts(path, texts, tuple(labels), tuple(where), kind, both, left_out, names[-1])
 
 
 def _texts_of(cells: Sequence[object], row: Row) -> tuple[str, ...]:
     """The text of a row, or two."""
-    texts = tuple(as_text(one, row.where) for one in cells)
+    texts = tuple(parse_text(one, row.where) for one in cells)
     for text, name in zip(texts, ("text", "second text"), strict=False):
         if not text.strip():
-            raise DataError(f"{row.where}: the {name} is empty; give the row a text{OR_SKIP}")
+            raise DataError(f"{row.where}: the {name} is empty; give the row a text{SKIP_HINT}")
     return texts
 
 
@@ -167,13 +186,13 @@ def _rows(paths: list[str], config: LabelledConfig) -> Iterator[tuple[Row, list[
                 f"{path}: a .txt file has no labels; give a csv, tsv, jsonl or parquet file with a column of them"
             )
         if config.skip_empty:
-            for row, names in with_columns(path, config):
+            for row, names in resolve_columns(path, config):
                 yield row, names, [row.values.get(name) for name in names]
             continue
         for row in read_rows(path, with_labels=True):
             if not names:
-                names = columns_of(path, list(row.values), config)
-            yield row, names, [cell(row.values, name, row.where) for name in names]
+                names = find_columns(path, list(row.values), config)
+            yield row, names, [cell_value(row.values, name, row.where) for name in names]
 
 
 @dataclass(frozen=True)
@@ -190,9 +209,9 @@ class LabelSet:
             raise DataError(f"{texts.name}: no row has a label; is this the label column?")
         if len(names) < 2 and texts.kind == "classes":
             raise DataError(
-                f"{texts.name}: every row has the label '{one_line(names[0])}'; a classifier needs at least two labels"
+                f"{texts.name}: every row has the label '{single_line(names[0])}'; a classifier needs at least two labels"
             )
-        if len(texts) >= _ENOUGH and len(names) > len(texts) / 2:
+        if len(texts) >= _MIN_ROWS and len(names) > len(texts) / 2:
             raise DataError(
                 f"{texts.name}: {len(names):,} different labels in {len(texts):,} rows; is this the label column? "
                 "name another with labelled.label_column"
@@ -217,12 +236,12 @@ class LabelSet:
 def check_split(labels: LabelSet, other: LabelledTexts, train_name: str) -> None:
     """Refuse validation or test rows whose label no training row has: most often it is a typing error."""
     places = zip(other.labels, other.where, strict=True)
-    for label, where in ((name, where) for found, where in places for name in names_in(found)):
+    for label, where in ((name, where) for found, where in places for name in labels_in_cell(found)):
         if label not in labels:
             close = difflib.get_close_matches(label, labels.names, n=1)
-            shown = ", ".join(map(one_line, labels.names[:10])) + (", ..." if len(labels) > 10 else "")
-            hint = f"did you mean '{one_line(close[0])}'?" if close else f"its labels are {shown}"
-            raise DataError(f"{where}: label '{one_line(label)}' does not occur in {train_name}; {hint}")
+            shown = ", ".join(map(single_line, labels.names[:10])) + (", ..." if len(labels) > 10 else "")
+            hint = f"did you mean '{single_line(close[0])}'?" if close else f"its labels are {shown}"
+            raise DataError(f"{where}: label '{single_line(label)}' does not occur in {train_name}; {hint}")
 
 
 def split_validation(texts: LabelledTexts, share: float, seed: int) -> tuple[LabelledTexts, LabelledTexts]:
@@ -237,7 +256,7 @@ def split_validation(texts: LabelledTexts, share: float, seed: int) -> tuple[Lab
     for doubles in groups.values():
         rows = sum(map(len, doubles.values()))
         room = min(int(share * rows + 0.5), rows - 1)
-        for digest in sorted(doubles, key=lambda digest: _draw(seed, digest)):
+        for digest in sorted(doubles, key=lambda digest: _random_key(seed, digest)):
             if len(doubles[digest]) <= room:
                 held.update(doubles[digest])
                 room -= len(doubles[digest])
@@ -269,7 +288,9 @@ def label_subset(labels: Sequence[str], count: int, seed: int, keys: Sequence[in
     late = set(firsts)
     order = [order[place] for place in firsts] + [kind for place, kind in enumerate(order) if place not in late]
     rows: dict[str, list[int]] = defaultdict(list)
-    for index in sorted(range(len(labels)), key=lambda index: _draw(seed, index if keys is None else keys[index])):
+    for index in sorted(
+        range(len(labels)), key=lambda index: _random_key(seed, index if keys is None else keys[index])
+    ):
         rows[labels[index]].append(index)
     queues = [iter(rows[name]) for name in names]
     return sorted(next(queues[kind]) for kind in order[:count])
@@ -296,6 +317,98 @@ def _fair_order(sizes: np.ndarray, count: int) -> list[int]:
     return order
 
 
-def _draw(seed: int, key: int) -> bytes:
+def _random_key(seed: int, key: int) -> bytes:
     """A place in a shuffled order that no library version changes."""
     return hashlib.sha256(f"{seed}:{key}".encode("ascii")).digest()
+
+
+_IMBALANCE = 3.0
+"""So many times as many rows of one label as of another are worth a remark."""
+
+
+def infer_task(train: LabelledTexts, config: LabelledConfig) -> Task:
+    """The labels that occur, or the numbers' bounds and scale."""
+    pair = train.pairs is not None
+    if train.kind == "labels":
+        return MultiLabel(LabelSet.from_training(train).names, pair)
+    if train.kind == "classes":
+        return SingleLabel(LabelSet.from_training(train).names, pair)
+    numbers = np.array(train.labels)
+    if np.ptp(numbers) == 0:
+        raise DataError(f"{train.name}: every row has the rating {numbers[0]:g}; there is nothing to tell apart")
+    lowest = float(numbers.min()) if config.lowest is None else config.lowest
+    highest = float(numbers.max()) if config.highest is None else config.highest
+    return Regression((), pair, lowest, highest, float(numbers.mean()), float(numbers.std()))
+
+
+def check_task(task: Task, other: LabelledTexts, train_name: str) -> list[str]:
+    """Refuse rows whose label no training row has; what else there is to know about them comes back in words."""
+    if task.kind != "rating":
+        check_split(LabelSet(task.labels), other, train_name)
+        return []
+    assert isinstance(task, Regression)
+    numbers = np.array(other.labels)
+    outside = int(((numbers < task.lowest) | (numbers > task.highest)).sum())
+    if not outside:
+        return []
+    cu_seqlens = f"{task.lowest:g} to {task.highest:g}"
+    return [f"{outside:,} of {len(other):,} ratings of {other.name} lie outside of {cu_seqlens}, which no answer does"]
+
+
+def describe_balance(texts: LabelledTexts) -> str | None:
+    """How uneven the labels are, where that is worth knowing."""
+    counts = texts.counts()
+    if len(counts) < 2 or max(counts.values()) < _IMBALANCE * min(counts.values()):
+        return None
+    most, least = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
+    shares = (
+        f"{single_line(name)} {counts[name]:,} ({100 * counts[name] / len(texts):.1f} %)" for name in (most, least)
+    )
+    return (
+        f"uneven labels in {texts.name}: from {' down to '.join(shares)}; macro-F1 counts all alike, and "
+        "transfer.class_weights balanced lets the rare ones weigh more"
+    )
+
+
+_SEPARATORS = ("|", ";", ",", "/", "+")
+_MIN_FRACTION = 0.05
+"""The part of the rows that must hold a separator between known labels."""
+_NUMBERED = ("rating", "stars", "score")
+_SCALE = 4
+"""Whole numbers from which on they are a scale, and no names of two or three classes."""
+
+
+def label_hints(texts: LabelledTexts, config: LabelledConfig) -> list[str]:
+    """What to try, where nothing was said about the labels."""
+    if config.task != "auto" or texts.kind != "classes" or not texts.label_name:  # shards have no columns
+        return []
+    return [hint for hint in (_multi_label_hint(texts), _number_hint(texts)) if hint]
+
+
+def _multi_label_hint(texts: LabelledTexts) -> str | None:
+    """Labels such as complaint|loan, where complaint and loan stand alone too."""
+    known = set(texts.labels)
+    for separator in _SEPARATORS:
+        joined = [label for label in texts.labels if separator in label and _parts_are_known(label, separator, known)]
+        if joined and len(joined) >= _MIN_FRACTION * len(texts):
+            return (
+                f"{len(joined):,} of {len(texts):,} rows of {texts.name} have labels such as '{single_line(joined[0])}', whose "
+                f"parts are labels too; if a text may have several, add labelled.separator '{separator}'"
+            )
+    return None
+
+
+def _parts_are_known(label: str, separator: str, known: set[str]) -> bool:
+    return all(part.strip() in known for part in label.split(separator))
+
+
+def _number_hint(texts: LabelledTexts) -> str | None:
+    """Stars that are read as names."""
+    names = texts.counts()
+    is_scale = len(names) >= _SCALE and all(re.fullmatch(r"-?\d+", name) for name in names)
+    if not is_scale or texts.label_name.lower() not in _NUMBERED:
+        return None
+    return (
+        f"the labels of {texts.name} are {len(names)} whole numbers ({single_line(texts.label_name)}), read as names without an "
+        "order; labelled.task rating reads them as numbers"
+    )

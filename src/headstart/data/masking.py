@@ -9,15 +9,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headstart.config import PADDING, UNSCORED, MaskingConfig, PretrainConfig
-from headstart.data.batches import Batch, CausalRows, mixed
-from headstart.data.pairs import PairRows
+from headstart.config.schema import IGNORE_INDEX, PADDING_SEGMENT, MaskingConfig, PretrainConfig
+from headstart.data.batch import Batch
+from headstart.data.datasets import PackedDataset
+from headstart.data.hashing import splitmix64
+from headstart.data.next_sentence import NextSentenceDataset
 from headstart.errors import UsageError
-from headstart.text.tokenizer import SpecialIds
+from headstart.tokenization.base import SpecialIds
 
 _CHOICE, _KIND, _TOKEN, _TURN = 1_000_001, 1_000_002, 1_000_003, 1_000_004
 """Streams of random bits that have nothing to do with each other, nor with any epoch's order."""
-_LONGEST_ROW = 2**24
+_MAX_ROW_LENGTH = 2**24
 
 
 def mask_token(special: SpecialIds) -> int:
@@ -29,15 +31,15 @@ def mask_token(special: SpecialIds) -> int:
     return special.mask
 
 
-def ask(
-    rows: CausalRows,
+def make_batch(
+    rows: PackedDataset,
     first: int,
     count: int,
     config: PretrainConfig,
     special: SpecialIds,
     vocab_size: int,
     seed: int,
-    pairs: PairRows | None = None,
+    pairs: NextSentenceDataset | None = None,
     *,
     size: int | None = None,
 ) -> Batch:
@@ -50,13 +52,13 @@ def ask(
     if config.objective == "causal":
         return rows.batch(first, count)
     hybrid = config.objective == "hybrid"
-    if hybrid and is_causal_turn(first // (size or count), seed, config.masking.causal):
+    if hybrid and is_causal_batch(first // (size or count), seed, config.masking.causal):
         return rows.batch(first, count, segments_always=True)
     batch = (pairs or rows).batch(first, count, segments_always=True)
-    return hide(batch, first, config.masking, special, vocab_size, seed, next_token=hybrid)
+    return mask_tokens(batch, first, config.masking, special, vocab_size, seed, next_token=hybrid)
 
 
-def hide(
+def mask_tokens(
     batch: Batch,
     first: int,
     config: MaskingConfig,
@@ -74,34 +76,34 @@ def hide(
     assert batch.segments_BT is not None
     ids, segments = batch.ids_BT.numpy(), batch.segments_BT.numpy()
     rows: NDArray[np.uint64] = np.arange(first, first + len(ids)).astype(np.uint64)[:, None]
-    places: NDArray[np.uint64] = rows * np.uint64(_LONGEST_ROW) + np.arange(ids.shape[1]).astype(np.uint64)
-    real = (segments != PADDING) & (ids != special.sos) & (ids != special.eos)
-    chosen = real & (_share(places, seed, _CHOICE) < config.rate)
-    kind = _share(places, seed, _KIND)
-    any_token = 4 + (mixed(places, seed, _TOKEN) % np.uint64(vocab_size - 4)).astype(np.int64)
+    places: NDArray[np.uint64] = rows * np.uint64(_MAX_ROW_LENGTH) + np.arange(ids.shape[1]).astype(np.uint64)
+    unpadded_indices = (segments != PADDING_SEGMENT) & (ids != special.sos) & (ids != special.eos)
+    chosen = unpadded_indices & (_uniform(places, seed, _CHOICE) < config.rate)
+    kind = _uniform(places, seed, _KIND)
+    any_token = 4 + (splitmix64(places, seed, _TOKEN) % np.uint64(vocab_size - 4)).astype(np.int64)
     hidden = np.where(chosen & (kind < config.masked), mask_token(special), ids)
     random = chosen & (kind >= config.masked) & (kind < config.masked + config.random)
     hidden = np.where(random, any_token, hidden)
-    targets = np.where(chosen, ids, UNSCORED)
+    targets = np.where(chosen, ids, IGNORE_INDEX)
     if next_token:
         # a document's first token is never hidden (it is <sos>), so the place before is always its own document's
-        targets = np.concatenate((targets[:, 1:], np.full((len(ids), 1), UNSCORED)), axis=1)
+        targets = np.concatenate((targets[:, 1:], np.full((len(ids), 1), IGNORE_INDEX)), axis=1)
         same = np.concatenate((segments[:, 1:] == segments[:, :-1], np.zeros((len(ids), 1), dtype=bool)), axis=1)
-        targets = np.where(same, targets, UNSCORED)
+        targets = np.where(same, targets, IGNORE_INDEX)
     return replace(
         batch,
         ids_BT=torch.from_numpy(hidden),
         targets=torch.from_numpy(targets),
-        scored=int((targets != UNSCORED).sum()),
-        visibility="both",
+        num_targets=int((targets != IGNORE_INDEX).sum()),
+        attention="bidirectional",
     )
 
 
-def is_causal_turn(index: int, seed: int, share: float) -> bool:
+def is_causal_batch(index: int, seed: int, share: float) -> bool:
     """Whether batch `index` of a hybrid run is read left to right."""
-    return bool(_share(np.array([index], dtype=np.uint64), seed, _TURN)[0] < share)
+    return bool(_uniform(np.array([index], dtype=np.uint64), seed, _TURN)[0] < share)
 
 
-def _share(keys: NDArray[np.uint64], seed: int, stream: int) -> NDArray[np.float64]:
+def _uniform(keys: NDArray[np.uint64], seed: int, stream: int) -> NDArray[np.float64]:
     """A number in [0, 1) for each key."""
-    return (mixed(keys, seed, stream) >> np.uint64(11)).astype(np.float64) / 2.0**53
+    return (splitmix64(keys, seed, stream) >> np.uint64(11)).astype(np.float64) / 2.0**53

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from headstart.data.opening import is_url, missing, remote_errors
+from headstart.data.io import is_url, missing_file_error, remote_errors
 from headstart.files import FORMAT, sha256_of
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceFile:
     """A file that was read: its name as the user wrote it, its size, and a mark that changes when it does."""
 
     name: str
@@ -23,7 +23,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Recipe:
     """Of what besides its files a fingerprint is: kept in the manifest, so that merged folders have the whole's."""
 
     tokenizer: str
@@ -39,20 +39,20 @@ class Made:
         return {"made": content}
 
 
-def describe(paths: Sequence[str]) -> list[Source]:
+def describe_sources(paths: Sequence[str]) -> list[SourceFile]:
     """Look at files without reading them."""
     return [_remote(path) if is_url(path) else _local(path) for path in paths]
 
 
-def _local(path: str) -> Source:
+def _local(path: str) -> SourceFile:
     try:
         facts = Path(path).stat()
     except FileNotFoundError:
-        raise missing(path) from None
-    return Source(path, facts.st_size, str(facts.st_mtime_ns))
+        raise missing_file_error(path) from None
+    return SourceFile(path, facts.st_size, str(facts.st_mtime_ns))
 
 
-def _remote(path: str) -> Source:
+def _remote(path: str) -> SourceFile:
     from fsspec.core import url_to_fs
 
     with remote_errors(path):
@@ -63,10 +63,10 @@ def _remote(path: str) -> Source:
     )
     # a server that gives no mark may change the file unseen, so such a file counts as changed every time
     mark = next((str(mark) for mark in marks if mark), None) or f"unmarked-{time.time_ns()}"
-    return Source(path, facts.get("size"), mark)
+    return SourceFile(path, facts.get("size"), mark)
 
 
-def listed(sources: Sequence[Source]) -> list[dict[str, Any]]:
+def source_records(sources: Sequence[SourceFile]) -> list[dict[str, Any]]:
     """The sources as the manifest keeps them; the hash of a file elsewhere is not worth fetching it once more."""
     return [
         {
@@ -78,7 +78,7 @@ def listed(sources: Sequence[Source]) -> list[dict[str, Any]]:
     ]
 
 
-def origins(abouts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def source_names(abouts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The files behind shards, each once and without its folder: for what is handed on with a model."""
     found = [source for about in abouts for source in about.get("sources", ())]
     kept = {(source["name"], source["sha256"]): source for source in found}
@@ -86,7 +86,7 @@ def origins(abouts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [source | {"name": Path(urlsplit(source["name"]).path).name} for source in kept.values()]
 
 
-def fingerprint(sources: Sequence[Source], tokenizer: str, settings: Mapping[str, Any]) -> str:
+def fingerprint(sources: Sequence[SourceFile], tokenizer: str, settings: Mapping[str, Any]) -> str:
     """A hash of all that the result depends on: equal means that nothing changed.
 
     Args:

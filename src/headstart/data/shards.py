@@ -1,4 +1,6 @@
-"""Token shards: documents encoded once, laid end to end on disk, and memory-mapped by every training run.
+"""Token shards: write, map and merge.
+
+Token shards: documents encoded once, laid end to end on disk, and memory-mapped by every training run.
 
     tokens.bin    uint16 (uint32 for a vocabulary beyond 65,536), all documents end to end, no special tokens
     offsets.bin   uint64, documents + 1: document i is tokens[offsets[i] : offsets[i + 1]]
@@ -9,8 +11,14 @@
 
 All little-endian. manifest.json lists the files and says about them: documents, tokens, bytes, dtype, vocab_size,
 tokenizer, labels, sources, fingerprint, made (what the fingerprint is of), and left_out where texts were (see leaveout.py).
+
+Shards that are put together from others: one part for each file of a corpus, or folders prepared on several machines.
+
+A part is the arrays of shards without the tokenizer (`kind: part`). Joining copies arrays end to end, a block in memory at a
+time, so that a corpus may be as large as the disk; what comes out is byte for byte what one process would have written.
 """
 
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,23 +30,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.data.corpus import Document
-from headstart.data.digests import text_digest
-from headstart.data.provenance import Made, Source, fingerprint, listed
+from headstart.data.hashing import text_digest
+from headstart.data.provenance import Recipe, SourceFile, source_records
 from headstart.errors import DataError, StoreError
-from headstart.files import MANIFEST, read_json, read_manifest, whole_folder
-from headstart.progress import Progress, Task
-from headstart.text.tokenizer import Tokenizer
-from headstart.text.vocabulary import utf8_of
-from headstart.text.words import WordEncoder
-
-__all__ = ["Shards", "fingerprint", "is_shards", "text_digest", "write_shards"]
+from headstart.files import MANIFEST, atomic_folder, read_json, read_manifest
+from headstart.progress import Progress, ProgressTask
+from headstart.tokenization.base import Tokenizer, as_utf8
+from headstart.tokenization.bulk import WordEncoder
 
 _BATCH, _BATCH_CHARACTERS = 1000, 4_000_000
 _BLOCK = 1 << 20
 
 ARRAYS = ("tokens", "offsets", "bytes", "digests")
 CODES = {"uint16": "<u2", "uint32": "<u4"}
-_WANTED = {"documents": int, "tokens": int, "dtype": str, "vocab_size": int, "tokenizer": str, "fingerprint": str}
+_REQUIRED_KEYS = {
+    "documents": int,
+    "tokens": int,
+    "dtype": str,
+    "vocab_size": int,
+    "tokenizer": str,
+    "fingerprint": str,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +86,7 @@ class Shards:
 
     def _check_sense(self, deep: bool) -> None:
         offsets = self.offsets
-        if offsets[0] != 0 or offsets[-1] != self.tokens or not _never_falls(offsets):
+        if offsets[0] != 0 or offsets[-1] != self.tokens or not _is_sorted(offsets):
             raise StoreError(
                 f"{self.folder / 'offsets.bin'} is damaged: the offsets do not run from 0 to {self.tokens}"
             )
@@ -116,7 +128,7 @@ class Shards:
 
     @property
     def labels(self) -> tuple[str, ...] | None:
-        """The names that `label_of` counts, or None for unlabelled text."""
+        """The names that `parse_label_cell` counts, or None for unlabelled text."""
         names = self.about["labels"]
         return None if names is None else tuple(names)
 
@@ -136,7 +148,7 @@ class Shards:
         Doubles of a document fall on the same side, and a document keeps its side when others are added. Neither side
         is empty: when chance leaves one so, the document nearest to the border crosses it with its doubles.
         """
-        places = _mixed(self.digests, seed)
+        places = _split_bits(self.digests, seed)
         lowest, highest = (places.min(), places.max()) if places.size else (0, 0)
         if lowest == highest:
             raise DataError(f"{self.folder} holds one document only, doubles aside; there is nothing to hold out")
@@ -153,12 +165,12 @@ def write_shards(
     tokenizer: Tokenizer,
     folder: Path,
     *,
-    sources: Sequence[Source],
+    sources: Sequence[SourceFile],
     fingerprint: str,
     progress: Progress,
     labels: Sequence[int] | None = None,
     label_names: Sequence[str] | None = None,
-    made: Made | None = None,
+    made: Recipe | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Shards:
     """Encode documents and write them through, a batch in memory at a time; the folder appears whole at the end.
@@ -170,7 +182,7 @@ def write_shards(
     """
     about: dict[str, Any] = {}  # filled below: whole_folder writes it down when the block ends
     total = None if labels is None else len(labels)
-    with whole_folder(folder, kind="shards", about=about) as draft:
+    with atomic_folder(folder, kind="shards", about=about) as draft:
         with progress.task("encode", total, "documents") as task:
             about.update(write_arrays(documents, tokenizer, draft, task))
         if not about["documents"]:
@@ -179,12 +191,14 @@ def write_shards(
             assert len(labels) == about["documents"], f"{len(labels)} labels for {about['documents']} documents"
             (draft / "labels.bin").write_bytes(np.array(labels, "<i4").tobytes())
         save_tokenizer(tokenizer, draft)
-        about.update(fingerprint=fingerprint, sources=listed(sources), **(made.about() if made else {}))
+        about.update(fingerprint=fingerprint, sources=source_records(sources), **(made.about() if made else {}))
         about.update(labels=None if label_names is None else list(label_names), **(extra or {}))
     return Shards.open(folder, deep=False)
 
 
-def write_arrays(documents: Iterable[Document], tokenizer: Tokenizer, draft: Path, task: Task) -> dict[str, Any]:
+def write_arrays(
+    documents: Iterable[Document], tokenizer: Tokenizer, draft: Path, task: ProgressTask
+) -> dict[str, Any]:
     """Encode documents into the arrays of a folder, a batch in memory at a time; returns what there is to say of them."""
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     encoder, width = WordEncoder(tokenizer, CODES[dtype]), np.dtype(CODES[dtype]).itemsize
@@ -192,8 +206,8 @@ def write_arrays(documents: Iterable[Document], tokenizer: Tokenizer, draft: Pat
     with ExitStack() as stack:
         files = {name: stack.enter_context((draft / f"{name}.bin").open("wb")) for name in ARRAYS}
         files["offsets"].write(np.array([0], "<u8").tobytes())
-        for batch in in_batches(documents):
-            sizes = [len(utf8_of(document.text)) for document in batch]
+        for batch in batched_documents(documents):
+            sizes = [len(as_utf8(document.text)) for document in batch]
             encoded = encoder.packed([document.text for document in batch])
             ends = tokens + np.cumsum([len(ids) // width for ids in encoded])
             files["tokens"].writelines(encoded)
@@ -212,7 +226,7 @@ def save_tokenizer(tokenizer: Tokenizer, draft: Path) -> None:
     tokenizer.save(draft / "tokenizer")
 
 
-def in_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def batched_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """Documents in bites bounded both ways: some corpora have a million short ones, some a few books."""
     batch: list[Document] = []
     characters = 0
@@ -237,7 +251,7 @@ def is_shards(path: str | Path) -> bool:
 
 def _check_about(folder: Path, about: dict[str, Any]) -> None:
     names = about.get("labels", 0)
-    fine = all(type(about.get(name)) is kind for name, kind in _WANTED.items()) and about["dtype"] in CODES
+    fine = all(type(about.get(name)) is kind for name, kind in _REQUIRED_KEYS.items()) and about["dtype"] in CODES
     if not fine or not (names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names))):
         raise StoreError(f"{folder / MANIFEST} is damaged: what it says about the shards is not complete")
 
@@ -253,7 +267,7 @@ def _mapped(path: Path, dtype: str, count: int) -> NDArray[Any]:
     return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
 
 
-def _never_falls(numbers: NDArray[np.uint64]) -> bool:
+def _is_sorted(numbers: NDArray[np.uint64]) -> bool:
     """Looked at a block at a time: the comparison of a large corpus's offsets would not be small."""
     blocks = (numbers[start : start + _BLOCK + 1] for start in range(0, len(numbers), _BLOCK))
     return not any((block[1:] < block[:-1]).any() for block in blocks)
@@ -268,10 +282,113 @@ def _largest(path: Path, code: str) -> int:
     return largest
 
 
-def _mixed(digests: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
+def _split_bits(digests: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
     """Scramble digests by a seed; equal stays equal. The constants are SplitMix64's (Steele, Lea and Flood, 2014)."""
     mask = (1 << 64) - 1
     mixed = np.asarray(digests, dtype=np.uint64) + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 & mask)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
+
+
+@dataclass(frozen=True)
+class ShardPart:
+    """A folder of arrays, and what it says about them."""
+
+    folder: Path
+    about: Mapping[str, Any]
+
+
+def write_part(
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    source: SourceFile,
+    fingerprint: str,
+    extra: Mapping[str, Any],
+    task: ProgressTask,
+) -> None:
+    """Encode the documents of one file; there may be none. The folder appears whole at the end."""
+    about: dict[str, Any] = {}
+    with atomic_folder(folder, kind="part", about=about) as draft:
+        about.update(write_arrays(documents, tokenizer, draft, task))
+        about.update(fingerprint=fingerprint, sources=source_records([source]), **extra)
+
+
+def read_part(folder: Path, fingerprint: str) -> ShardPart | None:
+    """The part in a folder, if it is whole and made from what is asked for."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    try:
+        about = read_manifest(folder, kind="part")
+    except StoreError:
+        return None
+    return ShardPart(folder, about) if about.get("fingerprint") == fingerprint else None
+
+
+def merge_parts(
+    parts: Sequence[ShardPart],
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    labels: Sequence[str] | None,
+    extra: Mapping[str, Any],
+    progress: Progress,
+) -> Shards:
+    """Write the documents of all parts, in order, as one folder of shards.
+
+    Args:
+        labels: the names of the labels that every part has, or None for text without.
+        extra: what else the manifest says: fingerprint, and what was left out.
+    """
+    first = parts[0].about
+    about = {name: sum(part.about[name] for part in parts) for name in ("documents", "tokens", "bytes")}
+    about |= {name: first[name] for name in ("dtype", "vocab_size", "tokenizer")}
+    about |= {"labels": None if labels is None else list(labels), **extra}
+    about["sources"] = [source for part in parts for source in part.about["sources"]]
+    if not about["documents"]:
+        raise DataError(f"no documents to write to {folder}")
+    names = ARRAYS if labels is None else (*ARRAYS, "labels")
+    with atomic_folder(folder, kind="shards", about=about) as draft:
+        with progress.task("join", len(names), "arrays") as task:
+            for name in names:
+                with (draft / f"{name}.bin").open("wb") as target:
+                    for block in _offsets(parts) if name == "offsets" else _blocks(parts, name):
+                        target.write(block)
+                task.advance()
+        save_tokenizer(tokenizer, draft)
+    return Shards.open(folder, deep=False)
+
+
+def _blocks(parts: Sequence[ShardPart], name: str) -> Iterator[bytes]:
+    for part in parts:
+        with (part.folder / f"{name}.bin").open("rb") as file:
+            while block := file.read(8 * _BLOCK):
+                yield block
+
+
+def _offsets(parts: Sequence[ShardPart]) -> Iterator[bytes]:
+    """Where documents end among all tokens: each part counts from its own first."""
+    yield np.array([0], "<u8").tobytes()
+    before = 0
+    for part in parts:
+        with (part.folder / "offsets.bin").open("rb") as file:
+            file.seek(8)
+            while block := file.read(8 * _BLOCK):
+                yield (np.frombuffer(block, "<u8") + np.uint64(before)).tobytes()
+        before += part.about["tokens"]
+
+
+def merged_exclusions(parts: Sequence[ShardPart]) -> dict[str, Any]:
+    """What was left out of all parts together; nothing is claimed where they did not all leave out the same files."""
+    records = [part.about.get("left_out") for part in parts]
+    if not all(record is not None and record["files"] == (records[0] or {}).get("files") for record in records):
+        return {}
+    counts = {name: sum(record[name] for record in records if record) for name in ("exact", "near", "kept")}
+    return {"left_out": {"files": records[0]["files"], **counts}} if records[0] else {}
+
+
+def remove_parts(folder: Path) -> None:
+    """Let the parts go once the whole is there."""
+    shutil.rmtree(folder, ignore_errors=True)

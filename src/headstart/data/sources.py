@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from headstart.data.formats import READERS, Row, read_spm_pairs, read_whole
-from headstart.data.opening import KNOWN, is_url, missing, remote_errors, suffix_of
+from headstart.data.io import KNOWN_SUFFIXES, is_url, missing_file_error, remote_errors, suffix_of
 from headstart.errors import DataError, StoreError
-from headstart.files import MANIFEST, is_pickled, pickle_words, read_json
-
-__all__ = ["Row", "expand", "read_rows"]
+from headstart.files import MANIFEST, is_pickled, pickle_error, read_json
 
 
 def read_rows(path: str, *, whole_files: bool = False, with_labels: bool = False) -> Iterator[Row]:
@@ -30,7 +28,7 @@ def read_rows(path: str, *, whole_files: bool = False, with_labels: bool = False
     return READERS[suffix](path)
 
 
-def expand(paths: Sequence[str]) -> list[str]:
+def expand_paths(paths: Sequence[str]) -> list[str]:
     """Spell out globs, folders (all files below, of known suffixes, sorted) and URLs, in the order given.
 
     Folders that Headstart wrote are passed over: their JSON is not the user's text.
@@ -44,24 +42,24 @@ def expand(paths: Sequence[str]) -> list[str]:
 def _local(path: str) -> list[str]:
     here = Path(path)
     if here.is_dir():
-        if kind := _own_kind(here):
+        if kind := _is_headstart_folder(here):
             raise DataError(f"{path} is a Headstart {kind} folder, not text; name the text files")
         if _is_broken_shards(here):
             state = "damaged" if (here / MANIFEST).exists() else "missing"
             raise DataError(f"{path} holds prepared shards, but their {MANIFEST} is {state}; prepare them again")
         found = _below(path)
-        if not found and any(_own_kind(folder) for folder in here.iterdir()):
+        if not found and any(_is_headstart_folder(folder) for folder in here.iterdir()):
             raise DataError(f"{path} holds no text, only folders that Headstart wrote")
-        return _known_in(found, f"{path} holds no readable file")
+        return _known_files(found, f"{path} holds no readable file")
     if here.exists():  # before globs: a file may be called "a[1].txt"
-        return _one(path, is_file=here.is_file())
+        return _single_path(path, is_file=here.is_file())
     if glob.has_magic(path):
         found = [file for match in sorted(glob.glob(path, recursive=True)) for file in _below(match)]
-        return _known_in(found, f"{path} matches no readable file")
-    raise missing(path)
+        return _known_files(found, f"{path} matches no readable file")
+    raise missing_file_error(path)
 
 
-def _one(path: str, *, is_file: bool) -> list[str]:
+def _single_path(path: str, *, is_file: bool) -> list[str]:
     if not is_file:
         raise DataError(f"{path} is neither a file nor a folder")
     if suffix_of(path) is None:
@@ -76,7 +74,7 @@ def _below(match: str) -> list[str]:
     found = []
     for folder, names, files in os.walk(match):
         here = Path(folder)
-        if _own_kind(here) or _is_broken_shards(here):
+        if _is_headstart_folder(here) or _is_broken_shards(here):
             names.clear()  # nor what lies below
             continue
         names[:] = [name for name in names if not name.startswith(".")]
@@ -84,7 +82,7 @@ def _below(match: str) -> list[str]:
     return sorted(path for path in found if os.path.isfile(path))
 
 
-def _own_kind(folder: Path) -> str | None:
+def _is_headstart_folder(folder: Path) -> str | None:
     """What a folder that Headstart wrote calls itself: a run, a demo, shards, a tokenizer, a bundle, a checkpoint."""
     for name in ("run.json", "demo.json", MANIFEST):
         if (folder / name).is_file():
@@ -101,14 +99,14 @@ def _is_broken_shards(folder: Path) -> bool:
     return all((folder / name).is_file() for name in ("tokens.bin", "offsets.bin"))
 
 
-def _known_in(found: list[str], nothing: str) -> list[str]:
+def _known_files(found: list[str], nothing: str) -> list[str]:
     known = [file for file in found if suffix_of(file)]
     if known:
         return known
     names = [os.path.basename(file) for file in found]
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     advice = "; save spreadsheets as CSV UTF-8" if any(map(_is_spreadsheet, names)) else ""
-    raise DataError(f"{nothing}; found: {shown or 'nothing'}; known: {KNOWN}{advice}")
+    raise DataError(f"{nothing}; found: {shown or 'nothing'}; known: {KNOWN_SUFFIXES}{advice}")
 
 
 def _remote(path: str) -> list[str]:
@@ -126,14 +124,14 @@ def _remote(path: str) -> list[str]:
             found = system.find(inner)
         else:
             raise _unknown(path)
-        return _known_in([system.unstrip_protocol(name) for name in sorted(found)], f"{path} holds no readable file")
+        return _known_files([system.unstrip_protocol(name) for name in sorted(found)], f"{path} holds no readable file")
 
 
 def _unknown(path: str) -> DataError:
     if not is_url(path) and is_pickled(Path(path)):
-        return DataError(pickle_words(path, "Where you trust it, save its texts as .jsonl or .csv"))
+        return DataError(pickle_error(path, "Where you trust it, save its texts as .jsonl or .csv"))
     advice = "; save it as CSV UTF-8" if _is_spreadsheet(path) else ""
-    return DataError(f"{path}: no reader for this suffix; known: {KNOWN}{advice}")
+    return DataError(f"{path}: no reader for this suffix; known: {KNOWN_SUFFIXES}{advice}")
 
 
 def _is_spreadsheet(path: str) -> bool:

@@ -1,6 +1,6 @@
 """Weights saved under the published course's names become a language model of ours, with a receipt for every tensor.
 
-    base.transformer_encoder.layers.0.self_attn.in_proj_weight   becomes   backbone.layers.0.attention.inward.weight
+    base.transformer_encoder.layers.0.self_attn.in_proj_weight   becomes   backbone.layers.0.attention.qkv_proj.weight
 
 A leading `module.` (a network wrapped for several GPUs) and `base.` may be there or not. The table of positions,
 `pos_encoder.pe`, is a formula here: it is compared with it, named in the receipt and not loaded. Nothing is loaded in
@@ -16,18 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headstart.config import ModelConfig
+from headstart.config.merge import merge_config
+from headstart.config.schema import ModelConfig
 from headstart.errors import ConfigError, TransferError, UsageError
 from headstart.files import pickled_weights, sha256_of, write_json
-from headstart.layering import layered
-from headstart.model.backbone import Backbone
 from headstart.model.heads import LanguageHead, Model
-from headstart.model.positions import sinusoids
-from headstart.progress import Progress, Quiet
+from headstart.model.transformer import Backbone, sinusoids
+from headstart.progress import Progress, SilentProgress
 from headstart.store.bundle import Bundle, save_bundle
-from headstart.store.rundir import RunFolder
+from headstart.store.run_folder import RunFolder
 from headstart.store.tensors import load_into, load_tensors, tensor_sha256
-from headstart.text.tokenizer import load_tokenizer
+from headstart.tokenization.tokenizer import load_tokenizer
 
 CONTEXT = 512
 """The course's longest sequence: the start token and 511 pieces. No tensor tells it."""
@@ -38,10 +37,10 @@ POSITIONS = "pos_encoder.pe"
 _LAYERS = "transformer_encoder.layers."
 _EMBEDDING = "encoder.weight"
 _IN_A_LAYER = {
-    "self_attn.in_proj_weight": "attention.inward.weight",
-    "self_attn.in_proj_bias": "attention.inward.bias",
-    "self_attn.out_proj.weight": "attention.outward.weight",
-    "self_attn.out_proj.bias": "attention.outward.bias",
+    "self_attn.in_proj_weight": "attention.qkv_proj.weight",
+    "self_attn.in_proj_bias": "attention.qkv_proj.bias",
+    "self_attn.out_proj.weight": "attention.out_proj.weight",
+    "self_attn.out_proj.bias": "attention.out_proj.bias",
     "linear1.weight": "up.weight",
     "linear1.bias": "up.bias",
     "linear2.weight": "down.weight",
@@ -124,7 +123,7 @@ def import_course(
         save_bundle(out / "bundle", Bundle(model, tokenizer, objective="causal", about=about))
         write_json(out / "receipt.json", receipt.as_dict())
         write_json(out / "result.json", about)
-    (progress or Quiet()).say(f"{receipt.summary()}; model in {out}")
+    (progress or SilentProgress()).say(f"{receipt.summary()}; model in {out}")
     return out
 
 
@@ -146,7 +145,7 @@ def _without_prefixes(tensors: Mapping[str, Tensor], path: Path) -> Named:
     for given, tensor in sorted(tensors.items()):
         name = given.removeprefix("module.").removeprefix("base.")
         if name in named:
-            raise _misfit(path, [f"{given} and {named[name][0]} are the same tensor twice"])
+            raise _mismatch_error(path, [f"{given} and {named[name][0]} are the same tensor twice"])
         named[name] = given, tensor
     return named
 
@@ -158,13 +157,13 @@ def _shape(named: Named, path: Path, heads: int, context: int) -> tuple[ModelCon
     first = f"{_LAYERS}0.linear1.weight"
     for name in (_EMBEDDING, first):
         if name not in named:
-            raise _misfit(path, [f"{name} is missing"])
+            raise _mismatch_error(path, [f"{name} is missing"])
         if named[name][1].ndim != 2:
-            raise _misfit(path, [f"{name} is {tuple(named[name][1].shape)}, not a matrix"])
+            raise _mismatch_error(path, [f"{name} is {tuple(named[name][1].shape)}, not a matrix"])
     (vocab_size, width), feedforward = named[_EMBEDDING][1].shape, named[first][1].shape[0]
     wanted = _expected(vocab_size, width, feedforward, len(layers))
     if faults := _faults(named, wanted):
-        raise _misfit(path, faults)
+        raise _mismatch_error(path, faults)
     if heads < 1 or width % heads:
         raise UsageError(f"--heads must divide the width of {path}, which is {width}, got {heads}")
     shape_of = {
@@ -176,7 +175,7 @@ def _shape(named: Named, path: Path, heads: int, context: int) -> tuple[ModelCon
         "context": context,
     }
     try:
-        return layered(ModelConfig, shape_of), vocab_size
+        return merge_config(ModelConfig, shape_of), vocab_size
     except ConfigError as error:
         raise TransferError(f"{path} is not a network of ours: {error}; nothing was imported") from None
 
@@ -224,7 +223,7 @@ def _check_positions(named: Named, path: Path, width: int) -> None:
     if table.numel() % width or not torch.allclose(
         table.float().reshape(-1, width), sinusoids(torch.arange(table.numel() // width), width), rtol=0, atol=1e-2
     ):
-        raise _misfit(path, [f"{given} is not the table of sines and cosines that the formula gives"])
+        raise _mismatch_error(path, [f"{given} is not the table of sines and cosines that the formula gives"])
 
 
 def _load(model: Model[LanguageHead], named: Named, path: Path) -> tuple[ImportedTensor, ...]:
@@ -248,6 +247,6 @@ def _load(model: Model[LanguageHead], named: Named, path: Path) -> tuple[Importe
     return tuple(lines)
 
 
-def _misfit(path: Path, faults: list[str]) -> TransferError:
+def _mismatch_error(path: Path, faults: list[str]) -> TransferError:
     more = f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else ""
     return TransferError(f"{path} does not fit the course's language model: {faults[0]}{more}; nothing was imported")

@@ -1,4 +1,8 @@
-"""Who sees whom, and attention over those who are seen.
+"""Self-attention, its masks, and rotary positions.
+
+Where a token stands in its document: as a vector to add, or as an angle to turn by. Both hold at any length.
+
+Who sees whom, and attention over those who are seen.
 
 B batch, T tokens of the query, S tokens that may be seen, D width, H heads, K width of one head.
 """
@@ -12,43 +16,57 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
-from headstart.config import Visibility
-from headstart.model.inward import ROUND_HEAD, apart, outward_of
-from headstart.model.positions import turn
+from headstart.config.schema import AttentionDirection
+from headstart.kernels.qkv import HEAD_MULTIPLE, project_out, split_qkv
+
+
+def rotary_cos_sin(positions: Tensor, width: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of rotary positions for heads of `width`, each half repeated, one row a position."""
+    rates = base ** (-torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
+    turns = positions.to(torch.float32)[..., None] * rates
+    both = torch.cat((turns, turns), dim=-1)
+    return both.cos(), both.sin()
+
+
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the halves of each head's vector against each other: then a product of two depends on their distance alone."""
+    low, high = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
+
 
 KeyValues = tuple[Tensor, Tensor]
 
 
-def nearby(tokens: int, window: int, device: torch.device, *, causal: bool) -> Tensor:
+def sliding_window_mask(tokens: int, window: int, device: torch.device, *, causal: bool) -> Tensor:
     """Which token of a row may look at which when none sees further than `window` to a side, as bool TT."""
     index_T = torch.arange(tokens, device=device)
     apart_TT = index_T[:, None] - index_T
     return (apart_TT <= window) & (apart_TT >= (0 if causal else -window))
 
 
-def visible(segments_BT: Tensor, visibility: Visibility) -> Tensor:
+def build_attention_mask(segments_BT: Tensor, attention: AttentionDirection) -> Tensor:
     """Which token (row) may look at which (column), as bool B1TT.
 
     Tokens see their own segment only, and under `causal` nothing to their right. Padding is a segment like any other
     here: padding sees padding, so that no row is empty and the softmax never divides nothing by nothing.
     """
     seen_BTT = segments_BT[:, :, None] == segments_BT[:, None, :]
-    if visibility == "causal":
+    if attention == "causal":
         seen_BTT = seen_BTT & torch.ones_like(seen_BTT[0]).tril()
     return seen_BTT[:, None]
 
 
 @dataclass(frozen=True)
-class View:
+class AttentionContext:
     """What every layer is told about the rows in hand."""
 
-    seen: Tensor | None
+    attn_mask: Tensor | None
     """From `visible`; None means one document a row, and `causal` says which of its tokens are seen."""
     rotary: tuple[Tensor, Tensor] | None = None
     """Cosine and sine of the tokens' places, for networks that turn instead of adding."""
-    bounds: Tensor | None = None
+    cu_seqlens: Tensor | None = None
     """Where each document begins when all tokens lie in one row without padding, and where the last one ends."""
-    longest: int = 0
+    max_seqlen: int = 0
     """No document between bounds is longer."""
     causal: bool = True
     """What `seen` would say of documents between bounds, or of rows that are one document."""
@@ -74,11 +92,11 @@ _WIDEST_HEAD, _HOPPER = 128, 9
 
 def wants_cudnn(device: torch.device, head: int) -> bool:
     """Whether cuDNN's attention is there and worth taking: on Hopper; elsewhere torch chooses well by itself."""
-    return CUDNN and device.type == "cuda" and _reads(device, head)
+    return CUDNN and device.type == "cuda" and _cudnn_supports(device, head)
 
 
 @cache
-def _reads(device: torch.device, head: int) -> bool:
+def _cudnn_supports(device: torch.device, head: int) -> bool:
     """Whether cuDNN takes heads of this width, there and back; tried once, on zeros."""
     if head > _WIDEST_HEAD or torch.cuda.get_device_capability(device)[0] != _HOPPER:
         return False
@@ -102,7 +120,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: fl
         scale: of the products, if heads are not as wide as they seem.
     """
     width = query.shape[-1]
-    missing = -width % ROUND_HEAD
+    missing = -width % HEAD_MULTIPLE
     if missing:
         query, key, value = (F.pad(part, (0, missing)) for part in (query, key, value))
     mixed: Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(
@@ -118,72 +136,74 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-        self.inward = nn.Linear(width, 3 * width, bias=bias)
-        self.outward = nn.Linear(width, width, bias=bias)
+        self.qkv_proj = nn.Linear(width, 3 * width, bias=bias)
+        self.out_proj = nn.Linear(width, width, bias=bias)
 
-    def forward(self, x_BTD: Tensor, view: View, past: KeyValues | None = None) -> tuple[Tensor, KeyValues | None]:
+    def forward(
+        self, x_BTD: Tensor, view: AttentionContext, past: KeyValues | None = None
+    ) -> tuple[Tensor, KeyValues | None]:
         """Attend. Returns keys and values for the next call too, if the view asks for them."""
-        if view.bounds is not None:
-            return self._between_bounds(x_BTD, view, view.bounds), None
+        if view.cu_seqlens is not None:
+            return self._between_bounds(x_BTD, view, view.cu_seqlens), None
         if view.lengths:
             return self._one_by_one(x_BTD, view), None
         if view.steady:
             return self._steadily(x_BTD, view), None
-        query, key, value = (self._split(part) for part in self.inward(x_BTD).chunk(3, dim=-1))
+        query, key, value = (self._split(part) for part in self.qkv_proj(x_BTD).chunk(3, dim=-1))
         if view.rotary is not None:
-            query, key = turn(query, *view.rotary), turn(key, *view.rotary)
-        seen = view.seen
+            query, key = apply_rotary(query, *view.rotary), apply_rotary(key, *view.rotary)
+        attn_mask = view.attn_mask
         if past is not None:
             key, value = torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
             if query.shape[2] > 1:  # is_causal would align a short query with the start of the keys
                 ones = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
-                seen = ones.tril(diagonal=key.shape[2] - query.shape[2])
-        causal = seen is None and past is None and view.causal
-        mixed_BTD = self._mixed(query, key, value, seen, causal=causal)
-        return self.outward(mixed_BTD), (key, value) if view.remember else None
+                attn_mask = ones.tril(diagonal=key.shape[2] - query.shape[2])
+        causal = attn_mask is None and past is None and view.causal
+        mixed_BTD = self._mixed(query, key, value, attn_mask, causal=causal)
+        return self.out_proj(mixed_BTD), (key, value) if view.remember else None
 
-    def _steadily(self, x_BTD: Tensor, view: View) -> Tensor:
+    def _steadily(self, x_BTD: Tensor, view: AttentionContext) -> Tensor:
         """The same by cuDNN, for whole rows."""
-        query, key, value = apart(x_BTD, self.inward, self.heads, fill=view.rotary is None, fused=view.fused)
+        query, key, value = split_qkv(x_BTD, self.qkv_proj, self.heads, fill=view.rotary is None, fused=view.fused)
         if view.rotary is not None:
-            query, key = turn(query, *view.rotary), turn(key, *view.rotary)
+            query, key = apply_rotary(query, *view.rotary), apply_rotary(key, *view.rotary)
         scale = (x_BTD.shape[-1] // self.heads) ** -0.5
         mixed = attend(query, key, value, causal=view.causal, scale=scale)
-        return outward_of(mixed, self.outward, biased=self.owed(view) is None)
+        return project_out(mixed, self.out_proj, biased=self.owed(view) is None)
 
-    def owed(self, view: View) -> Tensor | None:
+    def owed(self, view: AttentionContext) -> Tensor | None:
         """A bias that is not in the result yet: `stream.py` adds it where it reads the result anyway."""
-        return self.outward.bias if view.fused and view.steady else None
+        return self.out_proj.bias if view.fused and view.steady else None
 
-    def _mixed(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, *, causal: bool) -> Tensor:
+    def _mixed(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, *, causal: bool) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         mixed_BHTK = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=seen, dropout_p=dropout, is_causal=causal
+            query, key, value, attn_mask=attn_mask, dropout_p=dropout, is_causal=causal
         )
-        return _side_by_side(mixed_BHTK)
+        return _merge_heads(mixed_BHTK)
 
-    def _one_by_one(self, x_1ND: Tensor, view: View) -> Tensor:
+    def _one_by_one(self, x_1ND: Tensor, view: AttentionContext) -> Tensor:
         """The same over documents end to end, each by itself: no mask, no padding."""
         every = self._apart(x_1ND, view)
         lengths, mixed = list(view.lengths), []
         for parts in zip(*(torch.split(part, lengths) for part in every), strict=True):
             query, key, value = (part.transpose(0, 1)[None] for part in parts)
-            tokens, seen = query.shape[2], None
+            tokens, attn_mask = query.shape[2], None
             if 0 <= view.window < tokens - 1:
-                seen = nearby(tokens, view.window, query.device, causal=view.causal)
-            mixed.append(self._mixed(query, key, value, seen, causal=view.causal and seen is None))
-        projected: Tensor = self.outward(torch.cat(mixed, dim=1))
+                attn_mask = sliding_window_mask(tokens, view.window, query.device, causal=view.causal)
+            mixed.append(self._mixed(query, key, value, attn_mask, causal=view.causal and attn_mask is None))
+        projected: Tensor = self.out_proj(torch.cat(mixed, dim=1))
         return projected
 
-    def _apart(self, x_1ND: Tensor, view: View) -> tuple[Tensor, Tensor, Tensor]:
+    def _apart(self, x_1ND: Tensor, view: AttentionContext) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of documents end to end (N, H, K)."""
-        query, key, value = self.inward(x_1ND[0]).view(x_1ND.shape[1], 3, self.heads, -1).unbind(1)
+        query, key, value = self.qkv_proj(x_1ND[0]).view(x_1ND.shape[1], 3, self.heads, -1).unbind(1)
         if view.rotary is not None:
             cos_N1K, sin_N1K = (part[:, None] for part in view.rotary)
-            query, key = turn(query, cos_N1K, sin_N1K), turn(key, cos_N1K, sin_N1K)
+            query, key = apply_rotary(query, cos_N1K, sin_N1K), apply_rotary(key, cos_N1K, sin_N1K)
         return query, key, value
 
-    def _between_bounds(self, x_1ND: Tensor, view: View, bounds: Tensor) -> Tensor:
+    def _between_bounds(self, x_1ND: Tensor, view: AttentionContext, cu_seqlens: Tensor) -> Tensor:
         """The same over documents end to end, by a kernel that never looks across a bound: no mask, no padding."""
         query, key, value = self._apart(x_1ND, view)
         # fp32 comes from scoring in TF32, whose products are as exact as those of fp16 (numbers up to 65,504)
@@ -195,19 +215,19 @@ class SelfAttention(nn.Module):
                 query.to(low),
                 key.to(low),
                 value.to(low),
-                bounds,
-                bounds,
-                view.longest,
-                view.longest,
+                cu_seqlens,
+                cu_seqlens,
+                view.max_seqlen,
+                view.max_seqlen,
                 window_size=(view.window, 0) if view.causal else (view.window, view.window),
             ),
         )
-        projected: Tensor = self.outward(mixed_NHK.to(given).flatten(-2))[None]
+        projected: Tensor = self.out_proj(mixed_NHK.to(given).flatten(-2))[None]
         return projected
 
     def _split(self, x_BTD: Tensor) -> Tensor:
         return x_BTD.view(*x_BTD.shape[:-1], self.heads, -1).transpose(1, 2)
 
 
-def _side_by_side(x_BHTK: Tensor) -> Tensor:
+def _merge_heads(x_BHTK: Tensor) -> Tensor:
     return x_BHTK.transpose(1, 2).flatten(-2)

@@ -20,14 +20,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headstart.data.batches import Batch
-from headstart.data.labelled import Question
+from headstart.data.batch import Batch
+from headstart.data.labelled import TextInput
 from headstart.errors import DataError, UsageError
 from headstart.model.heads import ClassifierHead, Model
-from headstart.predict.answers import AnyPrediction, LabelsPrediction, Prediction
+from headstart.predict.predictions import AnyPrediction, MultiLabelPrediction, Prediction
 from headstart.predict.predictor import Predictor
-from headstart.text.tokenizer import Tokenizer
-from headstart.train.objectives import class_scores
+from headstart.tokenization.base import Tokenizer
+from headstart.train.objectives import class_logits
 
 TOLERANCE = 0.01
 """The share of the margin's move that the weights may miss or invent before the way is cut finer."""
@@ -39,7 +39,7 @@ _BLANK = re.compile(r"(▁|<0x0[9AD]>)*")
 
 
 @dataclass(frozen=True)
-class Word:
+class WordWeight:
     """A word, and how much it spoke for the label: below 0, against it."""
 
     text: str
@@ -51,7 +51,7 @@ class Explanation:
     """Why a label: the words that were read, in order."""
 
     label: str
-    words: tuple[Word, ...]
+    words: tuple[WordWeight, ...]
     margin: float
     """By how much the label's score is above the mean of the others'; of several labels or a number, the score itself."""
     baseline: float
@@ -59,7 +59,7 @@ class Explanation:
     error: float
     """By how much the words' weights miss margin - baseline."""
 
-    def strongest(self, count: int) -> list[Word]:
+    def strongest(self, count: int) -> list[WordWeight]:
         """The words that pushed most, either way."""
         return sorted(self.words, key=lambda word: -abs(word.weight))[:count]
 
@@ -82,32 +82,32 @@ RATING = "rating"
 """What stands for the label where the answer is a number."""
 
 
-def explain(predictor: Predictor, text: Question, label: str | None = None) -> Explanation:
+def explain_prediction(predictor: Predictor, text: TextInput, label: str | None = None) -> Explanation:
     """Why the classifier gives a text this label (its own answer, if none is named; of several labels the likeliest)."""
     if not all(isinstance(part, str) and part.strip() for part in ((text,) if isinstance(text, str) else text)):
         raise DataError("the text is empty; there is nothing to explain")
     labels = predictor.labels or (RATING,)
     if label is not None and label not in labels:
         raise UsageError(f"there is no label {label!r}; the labels are {', '.join(labels)}")
-    chosen = label or _own(predictor.predict([text])[0])
+    chosen = label or _predicted_label(predictor.predict([text])[0])
     tokenizer = predictor.bundle.tokenizer
     batch = predictor.rows([text]).batch([0]).to(predictor.runtime.device)
-    pad, close = tokenizer.special.pad, tokenizer.special.close
-    alone = predictor.target.kind != "classes"
+    pad, close = tokenizer.special.pad, tokenizer.special.sep
+    alone = predictor.task.kind != "classes"
     found = attribute(predictor.bundle.model, batch, labels.index(chosen), pad, close, alone=alone)
-    closed = tokenizer.special.around - 1
+    closed = tokenizer.special.num_special_tokens - 1
     assert batch.lengths_B is not None
     ids: list[int] = []
     weights: list[float] = []
     for row, length in enumerate(batch.lengths_B.tolist()):
         ids += batch.ids_BT[row, 1 : length - closed].tolist()
         weights += found.weights_BT[row, 1 : length - closed].tolist()
-    words: list[Word] = []
-    if predictor.target.pair:  # what lies between the two texts is no word of either
+    words: list[WordWeight] = []
+    if predictor.task.pair:  # what lies between the two texts is no word of either
         middle = ids.index(tokenizer.special.eos)
-        words = [*merged(ids[:middle], weights[:middle], tokenizer), Word(BETWEEN, weights[middle])]
+        words = [*merge_pieces(ids[:middle], weights[:middle], tokenizer), WordWeight(BETWEEN, weights[middle])]
         ids, weights = ids[middle + 1 :], weights[middle + 1 :]
-    words += merged(ids, weights, tokenizer)
+    words += merge_pieces(ids, weights, tokenizer)
     return Explanation(chosen, tuple(words), found.margin, found.baseline, found.error)
 
 
@@ -115,10 +115,10 @@ BETWEEN = "|"
 """The word that stands between two texts."""
 
 
-def _own(answer: AnyPrediction) -> str:
+def _predicted_label(answer: AnyPrediction) -> str:
     if isinstance(answer, Prediction):
         return answer.label
-    if isinstance(answer, LabelsPrediction):
+    if isinstance(answer, MultiLabelPrediction):
         return max(answer.probabilities, key=lambda label: answer.probabilities[label])
     return RATING
 
@@ -128,7 +128,7 @@ def attribute(
 ) -> Attribution:
     """Integrated gradients of the margin of `target` (or of its score alone), for one text in one or more windows."""
     model.eval()
-    way = _Way(model, batch, target, *vectors_of(model, batch, pad, close), alone=alone)
+    way = _Path(model, batch, target, *vectors_of(model, batch, pad, close), alone=alone)
     pieces = [way.piece(0.0, 1.0)]
     move = way.margin(1.0) - way.margin(0.0)
     allowed = TOLERANCE * max(abs(move), 0.1)
@@ -163,14 +163,14 @@ def margins_of(
         batch,
         ids_BT=batch.ids_BT.repeat(count, 1),
         lengths_B=batch.lengths_B.repeat(count),
-        owners_B=torch.arange(count, device=vectors_SBTD.device).repeat_interleave(windows),
-        scored=count,
-        bounds=None,  # those of the one text
-        real=None,
+        sample_index_B=torch.arange(count, device=vectors_SBTD.device).repeat_interleave(windows),
+        num_targets=count,
+        cu_seqlens=None,  # those of the one text
+        unpadded_indices=None,
     )
     hook = model.backbone.embedding.register_forward_hook(lambda *_: vectors_SBTD.flatten(0, 1))
     try:
-        scores_SC = class_scores(model, copies, in_rows=True)
+        scores_SC = class_logits(model, copies, in_rows=True)
     finally:
         hook.remove()
     if alone:
@@ -180,7 +180,7 @@ def margins_of(
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Segment:
     start: float
     end: float
     weights_BT: NDArray[np.float64]
@@ -188,7 +188,7 @@ class _Piece:
     """What the weights miss of how far the margin moves on this piece."""
 
 
-class _Way:
+class _Path:
     """The straight way from one set of vectors to another."""
 
     def __init__(
@@ -209,7 +209,7 @@ class _Way:
     def _margins_at(self, vectors: Tensor) -> Tensor:
         return margins_of(self.model, self.batch, self.target, vectors, alone=self.alone)
 
-    def piece(self, start: float, end: float) -> _Piece:
+    def piece(self, start: float, end: float) -> _Segment:
         """The gradient over one piece by eight of Gauss and Legendre's places, times the way."""
         places_S, shares_S = (
             torch.tensor(values, dtype=torch.float32, device=self.way_BTD.device)[:, None, None, None]
@@ -220,10 +220,10 @@ class _Way:
         (gradient,) = torch.autograd.grad(margins_S.sum(), vectors)
         weights_BT = ((gradient * shares_S).sum(dim=0) * self.way_BTD).sum(dim=-1).cpu().double().numpy()
         error = float(weights_BT.sum()) - (self.margin(end) - self.margin(start))
-        return _Piece(start, end, weights_BT, error)
+        return _Segment(start, end, weights_BT, error)
 
 
-def merged(ids: Sequence[int], weights: Sequence[float], tokenizer: Tokenizer) -> list[Word]:
+def merge_pieces(ids: Sequence[int], weights: Sequence[float], tokenizer: Tokenizer) -> list[WordWeight]:
     """Tokens put together into words, their weights added; white space belongs to the word before it."""
     groups: list[tuple[list[int], list[float]]] = [([], [])]
     spoken = blank_before = False  # whether the word at hand has letters, and whether white space came last
@@ -236,4 +236,4 @@ def merged(ids: Sequence[int], weights: Sequence[float], tokenizer: Tokenizer) -
         groups[-1][0].append(id)
         groups[-1][1].append(weight)
         spoken, blank_before = spoken or not is_blank, is_blank
-    return [Word(" ".join(tokenizer.decode(own).split()), float(sum(parts))) for own, parts in groups if own]
+    return [WordWeight(" ".join(tokenizer.decode(own).split()), float(sum(parts))) for own, parts in groups if own]

@@ -8,15 +8,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headstart.config import RuntimeConfig
+from headstart.config.schema import RuntimeConfig
 from headstart.errors import ConfigError, UsageError
 from headstart.model.attention import KeyValues
-from headstart.model.heads import LanguageHead, Model, vocabulary_scores
-from headstart.runtime import Runtime, start
+from headstart.model.heads import LanguageHead, Model, lm_logits
+from headstart.runtime import Runtime, setup_runtime
 from headstart.store.bundle import Bundle, load_bundle
-from headstart.text.tokenizer import SpecialIds, Tokenizer
+from headstart.tokenization.base import SpecialIds, Tokenizer
 
-_COLDEST = 1e-30
+_MIN_TEMPERATURE = 1e-30
 _HALF = "\ufffd"
 """What a letter decodes to of which not all bytes are there yet."""
 
@@ -55,24 +55,24 @@ def run_generate(
     """Continue a prompt with the language model of a folder; each sample has a seed of its own."""
     bundle, where = load_language(folder, runtime)
     return [
-        continue_text(bundle.model, bundle.tokenizer, prompt, sampling, where, cache=cache, draw=draw)
+        generate_text(bundle.model, bundle.tokenizer, prompt, sampling, where, cache=cache, draw=draw)
         for draw in range(samples)
     ]
 
 
 def load_language(folder: Path, runtime: RuntimeConfig | None = None) -> tuple[Bundle, Runtime]:
     """A language model that can go on from a prompt, and where it runs."""
-    bundle = load_bundle(folder, task="language")
+    bundle = load_bundle(folder, head_type="language")
     if bundle.objective == "masked":
         raise UsageError(
             f"{folder} learnt to fill gaps (objective masked) and cannot go on from a prompt; causal and hybrid can"
         )
-    where = start(runtime or RuntimeConfig())
+    where = setup_runtime(runtime or RuntimeConfig())
     bundle.model.to(where.device)
     return bundle, where
 
 
-def continue_text(
+def generate_text(
     model: Model[LanguageHead],
     tokenizer: Tokenizer,
     prompt: str,
@@ -83,10 +83,10 @@ def continue_text(
     draw: int = 0,
 ) -> str:
     """The prompt's continuation, without the prompt."""
-    return "".join(pieces_of(model, tokenizer, prompt, sampling, runtime, cache=cache, draw=draw))
+    return "".join(generate_pieces(model, tokenizer, prompt, sampling, runtime, cache=cache, draw=draw))
 
 
-def pieces_of(
+def generate_pieces(
     model: Model[LanguageHead],
     tokenizer: Tokenizer,
     prompt: str,
@@ -101,7 +101,7 @@ def pieces_of(
     before = tokenizer.decode(start_ids)
     ids: list[int] = []
     said = text = ""
-    for id in following_ids(model, start_ids, tokenizer.special, sampling, runtime, cache=cache, draw=draw):
+    for id in generate_ids(model, start_ids, tokenizer.special, sampling, runtime, cache=cache, draw=draw):
         ids.append(id)
         # decoded together with the prompt, so that a word that goes on from it keeps its blanks
         whole = tokenizer.decode([*start_ids, *ids])
@@ -114,7 +114,7 @@ def pieces_of(
 
 
 @torch.inference_mode()
-def following_ids(
+def generate_ids(
     model: Model[LanguageHead],
     ids: list[int],
     special: SpecialIds,
@@ -129,7 +129,7 @@ def following_ids(
     A model that has learnt its positions ends where they do.
     """
     model.eval()
-    places = _places(model, ids)
+    places = _last_positions(model, ids)
     chance = torch.Generator().manual_seed(sampling.seed * 1_000_003 + draw)
     out: list[int] = []
     past: list[KeyValues] | None = None
@@ -137,8 +137,8 @@ def following_ids(
     while len(out) < sampling.tokens and len(ids) + len(out) <= places:
         with runtime.autocast():
             hidden, present = model.backbone.extend(torch.tensor([fresh], device=runtime.device), past)
-            scores_V = vocabulary_scores(model, hidden[0, -1]).float().cpu()
-        token = choose(scores_V, special, sampling, chance)
+            scores_V = lm_logits(model, hidden[0, -1]).float().cpu()
+        token = sample_token(scores_V, special, sampling, chance)
         if token == special.eos:
             return
         out.append(token)
@@ -147,16 +147,16 @@ def following_ids(
 
 
 @torch.inference_mode()
-def next_pieces(
+def next_token_candidates(
     model: Model[LanguageHead], tokenizer: Tokenizer, prompt: str, count: int, runtime: Runtime
 ) -> list[tuple[str, float]]:
     """What may come next: the likeliest pieces as they would be read, and their probabilities; "" is the text's end."""
     model.eval()
     ids = [tokenizer.special.sos, *tokenizer.encode(prompt)]
-    _places(model, ids)
+    _last_positions(model, ids)
     with runtime.autocast():
         hidden, _ = model.backbone.extend(torch.tensor([ids], device=runtime.device), None)
-        scores_V = vocabulary_scores(model, hidden[0, -1]).float().cpu()
+        scores_V = lm_logits(model, hidden[0, -1]).float().cpu()
     _ban(scores_V, tokenizer.special)
     found = scores_V.softmax(dim=-1).topk(min(count, len(scores_V)))
     before = tokenizer.decode(ids)
@@ -168,22 +168,22 @@ def next_pieces(
     return pieces
 
 
-def _places(model: Model[LanguageHead], ids: list[int]) -> float:
+def _last_positions(model: Model[LanguageHead], ids: list[int]) -> float:
     """How many tokens a model can read in a row; of a prompt that is longer, one line."""
-    stock = model.backbone.config.stock
-    places = stock.positions if stock and stock.positions else math.inf
+    generic = model.backbone.config.generic
+    places = generic.positions if generic and generic.positions else math.inf
     if len(ids) > places:
         raise UsageError(f"the prompt is {len(ids)} tokens with its start, and the model has learnt {places} positions")
     return places
 
 
-def choose(scores_V: Tensor, special: SpecialIds, sampling: Sampling, chance: torch.Generator) -> int:
+def sample_token(scores_V: Tensor, special: SpecialIds, sampling: Sampling, chance: torch.Generator) -> int:
     """One token. Start, padding and mask are not words: they are never chosen."""
     _ban(scores_V, special)
     if sampling.temperature == 0:
         return int(scores_V.argmax())
     # from the highest down, and never by less than fp32 can divide by: a temperature near 0 is the likeliest token
-    scores_V = (scores_V - scores_V.max()) / max(sampling.temperature, _COLDEST)
+    scores_V = (scores_V - scores_V.max()) / max(sampling.temperature, _MIN_TEMPERATURE)
     if sampling.top_k is not None and sampling.top_k < len(scores_V):
         scores_V[scores_V < scores_V.topk(sampling.top_k).values[-1]] = -torch.inf
     shares = scores_V.softmax(dim=-1)

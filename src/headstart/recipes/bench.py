@@ -19,26 +19,27 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from headstart.config import FinetuneConfig, PretrainConfig, TokenizerConfig, Visibility
-from headstart.data.batches import Batch, CausalRows, LabelledRows
-from headstart.data.masking import ask
-from headstart.kinds import Classes
-from headstart.layering import layered
-from headstart.model.backbone import Backbone, build_backbone
+from headstart.config.merge import Settings, merge_config, resolve_settings
+from headstart.config.presets import preset_values
+from headstart.config.schema import AttentionDirection, FinetuneConfig, PretrainConfig, TokenizerConfig
+from headstart.data.batch import Batch
+from headstart.data.datasets import LabelledDataset, PackedDataset
+from headstart.data.masking import make_batch
 from headstart.model.heads import ClassifierHead, Model, build_classifier_head, build_language_head
-from headstart.model.presets import values
-from headstart.progress import Progress, Quiet
-from headstart.recipes.compiling import fault_of_the_compiler
-from headstart.recipes.settings import Settings, settings_of
-from headstart.runtime import Runtime, environment, start
+from headstart.model.transformer import Backbone, build_backbone
+from headstart.progress import Progress, SilentProgress
+from headstart.recipes.pretrain.trainer import compiler_error
+from headstart.runtime import Runtime, environment, setup_runtime
 from headstart.store.bundle import Bundle, save_bundle
-from headstart.text.tokenizer import SpecialIds, train_tokenizer
-from headstart.train.evaluate import score_texts
-from headstart.train.graphs import Graphs, graphs_for, token_graphs_for
+from headstart.tasks import SingleLabel
+from headstart.tokenization.base import SpecialIds
+from headstart.tokenization.bpe import train_tokenizer
+from headstart.train.cuda_graphs import GraphCache, text_graphs, token_graphs
 from headstart.train.loop import TrainState, fit
-from headstart.train.objectives import LossSum, classify, predict_tokens
-from headstart.train.optim import build_optimizer
-from headstart.train.parallel import ONE
+from headstart.train.objectives import LossSum, classification_loss, language_model_loss
+from headstart.train.optimizers import build_optimizer
+from headstart.train.parallel import SINGLE
+from headstart.train.scoring import score_texts
 
 SNIPPET, REVIEW = 24, 135
 """Tokens of a short text and of a long one, on average."""
@@ -51,14 +52,14 @@ _LEAST, _MOST = 3, 30
 
 
 @dataclass(frozen=True)
-class Figure:
+class BenchRow:
     """One thing that was timed."""
 
     what: str
     seconds: float
     """The median, of one step, one pass over the texts, or one command."""
-    tokens_a_second: float | None = None
-    texts_a_second: float | None = None
+    tokens_per_second: float | None = None
+    texts_per_second: float | None = None
     mfu: float | None = None
     """What was multiplied by weights, as a share of what one large product reaches here; attention's own is left out."""
 
@@ -71,7 +72,7 @@ class Bench:
     parameters: int
     """Of the language model."""
     matmul_gflops: float
-    figures: tuple[Figure, ...]
+    figures: tuple[BenchRow, ...]
     peak_mib: float | None
     """The most memory held so far: of the device where it counts it, else of this process."""
     environment: dict[str, Any]
@@ -115,28 +116,28 @@ def run_bench(
         settings: such as {"runtime.threads": 1} or {"model.depth": 2}.
         seconds: about how long each figure may take, three repetitions at least.
     """
-    progress = progress or Quiet()
-    pretraining = settings_of(PretrainConfig, preset, "pretrain", settings)
+    progress = progress or SilentProgress()
+    pretraining = resolve_settings(PretrainConfig, preset, "pretrain", settings)
     model, vocab_size = pretraining.model, pretraining.tokenizer.vocab_size
-    finetuning = layered(FinetuneConfig, values(preset, "finetune"), {"model": model.model_dump()})
-    runtime = start(pretraining.runtime)
+    finetuning = merge_config(FinetuneConfig, preset_values(preset, "finetune"), {"model": model.model_dump()})
+    runtime = setup_runtime(pretraining.runtime)
     progress.say(f"timing {preset} on {runtime.device}, threads: {runtime.threads}")
     rate = matmul_rate(runtime)
     language = Model(build_backbone(model, vocab_size, 0), build_language_head(model, vocab_size, 0)).to(runtime.device)
     asked = pretraining.runtime.compile
-    if asked or (asked is None and runtime.device.type == "cuda" and fault_of_the_compiler(runtime.device) is None):
+    if asked or (asked is None and runtime.device.type == "cuda" and compiler_error(runtime.device) is None):
         language.backbone.compile_layers()  # as a long run does
     figures = [_pretraining(language, pretraining, runtime, rate, seconds)]
     parameters = sum(parameter.numel() for parameter in language.parameters())
-    visibility: Visibility = "causal" if pretraining.objective == "causal" else "both"
-    head = build_classifier_head(model, 2, 0, visibility)
+    attention: AttentionDirection = "causal" if pretraining.objective == "causal" else "bidirectional"
+    head = build_classifier_head(model, 2, 0, attention)
     del language
     classifier = Model(build_backbone(model, vocab_size, 0), head).to(runtime.device)
     figures.append(_finetuning(classifier, finetuning, runtime, rate, seconds))
     for what, count, mean in (("short", _SHORT, SNIPPET), ("long", _LONG, REVIEW)):
         texts = _Tokens(count, mean, vocab_size)
         figures.append(_prediction(f"predicting {what} texts", classifier, texts, runtime, rate, seconds))
-    figures.append(_first_answer(classifier, visibility))
+    figures.append(_first_prediction(classifier, attention))
     return Bench(preset, parameters, rate, tuple(figures), peak_mib(runtime), environment(runtime))
 
 
@@ -164,39 +165,41 @@ def peak_mib(runtime: Runtime) -> float | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def _pretraining(model: Any, config: PretrainConfig, runtime: Runtime, rate: float, seconds: float) -> Figure:
+def _pretraining(model: Any, config: PretrainConfig, runtime: Runtime, rate: float, seconds: float) -> BenchRow:
     rows = config.loop.batch_size
     if runtime.device.type == "cpu":
         rows = max(1, min(rows, _CPU_TOKENS // config.model.context))
     vocab_size = model.backbone.vocab_size
     corpus = _Tokens(_DOCUMENTS, REVIEW, vocab_size)
-    every = CausalRows(corpus, np.arange(_DOCUMENTS), _SPECIAL, context=config.model.context, layout="packed", seed=0)
-    batches = [ask(every, step * rows, rows, config, _SPECIAL, vocab_size, step) for step in range(4)]
+    every = PackedDataset(
+        corpus, np.arange(_DOCUMENTS), _SPECIAL, context=config.model.context, layout="packed", seed=0
+    )
+    batches = [make_batch(every, step * rows, rows, config, _SPECIAL, vocab_size, step) for step in range(4)]
     inner = sum(batch.ids_BT.numel() for batch in batches) / len(batches) * weights_of(model.backbone)
-    scored = sum(batch.scored for batch in batches) / len(batches) * vocab_size * config.model.width
-    graphs = token_graphs_for(model, runtime, ONE, lambda _: None)
-    taken = _steps(model, batches, predict_tokens, config, runtime, seconds, graphs)
-    return Figure(
+    scored = sum(batch.num_targets for batch in batches) / len(batches) * vocab_size * config.model.width
+    graphs = token_graphs(model, runtime, SINGLE, lambda _: None)
+    taken = _steps(model, batches, language_model_loss, config, runtime, seconds, graphs)
+    return BenchRow(
         f"pretraining step{', compiled' if model.backbone.compiled else ''}, {rows} rows of {config.model.context} tokens",
         taken,
-        tokens_a_second=rows * config.model.context / taken,
+        tokens_per_second=rows * config.model.context / taken,
         mfu=6e-9 * (inner + scored) / taken / rate,
     )
 
 
-def _finetuning(model: Any, config: FinetuneConfig, runtime: Runtime, rate: float, seconds: float) -> Figure:
+def _finetuning(model: Any, config: FinetuneConfig, runtime: Runtime, rate: float, seconds: float) -> BenchRow:
     count = config.loop.batch_size
     texts = _Tokens(4 * count, REVIEW, model.backbone.vocab_size)
     rows = _rows(texts, config.model.context)
     batches = [rows.batch(range(first, first + count)) for first in range(0, 4 * count, count)]
     tokens = float(np.minimum(rows.lengths, config.model.context).sum()) / len(batches)
-    graphs = graphs_for(model, runtime, ONE, lambda _: None)
-    taken = _steps(model, batches, classify, config, runtime, seconds, graphs)
-    return Figure(
+    graphs = text_graphs(model, runtime, SINGLE, lambda _: None)
+    taken = _steps(model, batches, classification_loss, config, runtime, seconds, graphs)
+    return BenchRow(
         f"fine-tuning step, {count} texts of {tokens / count:.0f} tokens",
         taken,
-        tokens_a_second=tokens / taken,
-        texts_a_second=count / taken,
+        tokens_per_second=tokens / taken,
+        texts_per_second=count / taken,
         mfu=6e-9 * tokens * weights_of(model.backbone) / taken / rate,
     )
 
@@ -208,7 +211,7 @@ def _steps(
     config: PretrainConfig | FinetuneConfig,
     runtime: Runtime,
     seconds: float,
-    graphs: Graphs | None = None,
+    graphs: GraphCache | None = None,
 ) -> float:
     state = TrainState(model, build_optimizer(model, config.optim), 0)
     # each batch may be compiled for and recorded, twice where the first time is a rehearsal
@@ -227,33 +230,35 @@ def _steps(
 
 def _prediction(
     what: str, model: Model[ClassifierHead], texts: _Tokens, runtime: Runtime, rate: float, seconds: float
-) -> Figure:
+) -> BenchRow:
     rows = _rows(texts, model.backbone.config.context)
     tokens = int(np.minimum(rows.lengths, rows.context).sum())
     taken = median(_timed(lambda: score_texts(model, rows, runtime, lambda: None), seconds))
-    return Figure(
+    return BenchRow(
         f"{what}, {tokens / len(rows):.0f} tokens",
         taken,
-        tokens_a_second=tokens / taken,
-        texts_a_second=len(rows) / taken,
+        tokens_per_second=tokens / taken,
+        texts_per_second=len(rows) / taken,
         mfu=2e-9 * tokens * weights_of(model.backbone) / taken / rate,
     )
 
 
-def _first_answer(model: Model[ClassifierHead], visibility: Visibility) -> Figure:
+def _first_prediction(model: Model[ClassifierHead], attention: AttentionDirection) -> BenchRow:
     """The whole command in a process of its own, the importing of everything included."""
     tokenizer = train_tokenizer(["a text to learn the letters from"] * 4, TokenizerConfig(vocab_size=300))
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "classifier"
-        save_bundle(folder, Bundle(model.cpu(), tokenizer, Classes(("no", "yes")), visibility=visibility))
+        save_bundle(folder, Bundle(model.cpu(), tokenizer, SingleLabel(("no", "yes")), attention=attention))
         command = [sys.executable, "-m", "headstart", "predict", str(folder), "a text"]
         taken = _timed(lambda: subprocess.run(command, check=True, capture_output=True), 0.0)
-    return Figure("headstart predict, one text, from the start of the process", median(taken))
+    return BenchRow("headstart predict, one text, from the start of the process", median(taken))
 
 
-def _rows(texts: _Tokens, context: int) -> LabelledRows:
+def _rows(texts: _Tokens, context: int) -> LabelledDataset:
     count = len(texts.lengths)
-    return LabelledRows([texts.ids(index) for index in range(count)], np.arange(count) % 2, _SPECIAL, context=context)
+    return LabelledDataset(
+        [texts.ids(index) for index in range(count)], np.arange(count) % 2, _SPECIAL, context=context
+    )
 
 
 def weights_of(backbone: Backbone) -> int:

@@ -1,4 +1,11 @@
-"""What a step of pretraining will take, before it is spent: arithmetic, bytes and communication, fitted to measured steps.
+"""Forecasts of time and memory.
+
+Machines as their makers describe them, and what of that was reached in measured steps.
+
+Peaks are those of dense matrices; sources: the makers' data sheets (H200, H100 and A100 SXM; RTX 4090: Ada white paper). The
+`cpu` is one core of the x86-64 machine that the steps were timed on, in round numbers: its shares were fitted to it.
+
+What a step of pretraining will take, before it is spent: arithmetic, bytes and communication, fitted to measured steps.
 
 seconds = arithmetic / (share of the peak) + bytes moved / (share of the bandwidth) + what each layer costs however small,
 and between machines or GPUs the gradients that travel. Shares are fitted to steps that were timed (benchmarks/forecast.py);
@@ -12,13 +19,82 @@ from typing import Any
 
 import numpy as np
 
-from headstart.config import ModelConfig, PretrainConfig
+from headstart.config.schema import ModelConfig, PretrainConfig
 from headstart.errors import UsageError
-from headstart.model.ledger import ledger
-from headstart.recipes.machines import MACHINES, MEASURED, Machine, Shares
+from headstart.model.parameter_count import count_parameters
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a device can do at best."""
+
+    name: str
+    bf16: float
+    """Operations a second of matrix products."""
+    fp32: float
+    bandwidth: float
+    """Bytes a second to and from its own memory."""
+    memory: float
+    """Bytes."""
+    link: float = 0.0
+    """Bytes a second and direction to the other devices of the same box."""
+    between: float = 0.0
+    """The same to other boxes: a network card of 400 Gbit/s for each device."""
+    in_a_box: int = 8
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is no GPU."""
+        return self.name == "cpu"
+
+
+@dataclass(frozen=True)
+class EfficiencyFactors:
+    """What a step really takes: times of what it would take at the peak, and seconds a layer that nothing shortens."""
+
+    arithmetic: float
+    moving: float
+    waiting: float
+    kept: float
+    """Times of the activations as counted that are in memory at the worst moment."""
+    other: float
+    """Bytes that are there however small the network is."""
+
+
+@dataclass(frozen=True)
+class ForecastErrors:
+    """How far forecasts of measured steps were off, each left out of the fit that forecast it."""
+
+    steps: int
+    middle: float | None
+    """None where as many were measured as there are shares: then nothing is left to judge by."""
+    worst: float | None
+    memory: float | None
+    """At worst."""
+
+
+_T, _G = 1e12, 1e9
+MACHINES = {
+    machine.name: machine
+    for machine in (
+        Machine("cpu", 0.1 * _T, 0.1 * _T, 10 * _G, 16 * _G),
+        Machine("rtx4090", 165 * _T, 82.6 * _T, 1008 * _G, 24 * _G, link=32 * _G, between=32 * _G),
+        Machine("a100", 312 * _T, 19.5 * _T, 2039 * _G, 80 * _G, link=300 * _G, between=50 * _G),
+        Machine("h100", 989 * _T, 67 * _T, 3350 * _G, 80 * _G, link=450 * _G, between=50 * _G),
+        Machine("h200", 989 * _T, 67 * _T, 4800 * _G, 141 * _G, link=450 * _G, between=50 * _G),
+    )
+}
+MEASURED = {
+    "cpu": EfficiencyFactors(1.153, 4.68, 0.008881, 9.707, 92690000.0),
+    # two whole runs, so that bytes and arithmetic are one; what is kept is the cpu's, in bf16
+    "h200": EfficiencyFactors(3.184, 0.0, 0.002049, 9.707, 0.0),
+}
+"""Fitted by benchmarks/forecast.py to docs/results/steps-*.json."""
+ERRORS = {"cpu": ForecastErrors(8, 0.11, 0.31, 0.14), "h200": ForecastErrors(2, None, None, None)}
+
 
 _CHUNK, _CPU_CHUNK = 8192, 256
-"""Rows whose scores over the vocabulary exist at a time, on a GPU and on a CPU (train/losses.py)."""
+"""Rows whose scores over the vocabulary exist at a time, on a GPU and on a CPU (kernels/cross_entropy.py)."""
 _ITERATIONS = 5
 """Of Muon, a step and matrix."""
 _TERMS = 3
@@ -82,13 +158,13 @@ class Forecast:
             "communication_seconds": self.communication,
             "memory_bytes": self.memory,
             "fits": self.fits,
-            "tokens_a_second": self.rate,
+            "tokens_per_second": self.rate,
             "tokens": self.run_tokens,
             "hours": self.hours,
         }
 
 
-def scored_share(config: PretrainConfig) -> float:
+def target_fraction(config: PretrainConfig) -> float:
     """Of the tokens of a row, how many are asked for."""
     causal = {"causal": 1.0, "masked": 0.0, "hybrid": config.masking.causal}[config.objective]
     return causal + (1 - causal) * config.masking.rate
@@ -99,7 +175,7 @@ def step_of(
 ) -> Step:
     """Count the work of a step."""
     d, f, L, V = model.width, model.feedforward, model.depth, vocab_size
-    parameters = ledger(model, V, None).total
+    parameters = count_parameters(model, V, None).total
     shapes = [(3 * d, d), (d, d), *((d, f) for _ in range(3 if model.block == "modern" else 2))]
     inner = L * sum(rows * columns for rows, columns in shapes)
     seen = min(document, model.context)
@@ -129,14 +205,14 @@ def _measured_step(run: Mapping[str, Any]) -> Step:
     )
 
 
-def seconds_of(step: Step, machine: Machine, shares: Shares, *, bf16: bool) -> float:
+def seconds_of(step: Step, machine: Machine, shares: EfficiencyFactors, *, bf16: bool) -> float:
     """What a step takes on one device."""
     peak = machine.bf16 if bf16 else machine.fp32
     arithmetic, moving = shares.arithmetic * step.flops / peak, shares.moving * step.moved / machine.bandwidth
     return arithmetic + moving + shares.waiting * step.layers
 
 
-def memory_of(step: Step, shares: Shares) -> float:
+def memory_of(step: Step, shares: EfficiencyFactors) -> float:
     """Bytes on one device at the worst moment."""
     return step.state + shares.kept * step.activations + shares.other
 
@@ -166,13 +242,13 @@ def forecast(
         config.model,
         vocab_size,
         tokens=tokens * config.loop.accumulate,
-        scored=tokens * config.loop.accumulate * scored_share(config),
+        scored=tokens * config.loop.accumulate * target_fraction(config),
         document=document,
         optimizer=config.optim.optimizer,
         bf16=bf16,
     )
     held = step_of(
-        config.model, vocab_size, tokens=tokens, scored=tokens * scored_share(config), document=document,
+        config.model, vocab_size, tokens=tokens, scored=tokens * target_fraction(config), document=document,
         optimizer=config.optim.optimizer, bf16=bf16,
     )  # fmt: skip
     talking = _communication(step.parameters, here, gpus, parallel)
@@ -195,7 +271,7 @@ def _communication(parameters: int, machine: Machine, gpus: int, parallel: str) 
     return times * 4.0 * parameters * (gpus - 1) / gpus / link
 
 
-def fitted(runs: Sequence[Mapping[str, Any]], machine: Machine) -> Shares:
+def fitted(runs: Sequence[Mapping[str, Any]], machine: Machine) -> EfficiencyFactors:
     """The shares that come nearest to measured steps, by least squares of the relative error; none is below zero.
 
     Where fewer steps were measured than there are shares, bytes and arithmetic cannot be told apart: all is arithmetic.
@@ -214,10 +290,10 @@ def fitted(runs: Sequence[Mapping[str, Any]], machine: Machine) -> Shares:
         most = np.array([float(runs[place]["peak"]) for place in sized])
         table = np.array([[steps[place].activations, 1.0] for place in sized])
         kept = nnls(table / most[:, None], 1 - np.array([steps[place].state for place in sized]) / most)[0]
-    return Shares(*(float(f"{value:.4g}") for value in (*solved, *kept)))
+    return EfficiencyFactors(*(float(f"{value:.4g}") for value in (*solved, *kept)))
 
 
-def errors(runs: Sequence[Mapping[str, Any]], machine: Machine) -> list[dict[str, float | None]]:
+def forecast_errors(runs: Sequence[Mapping[str, Any]], machine: Machine) -> list[dict[str, float | None]]:
     """How far the forecast of each measured step is off: its time as fitted, and both fitted without that step."""
     shares = fitted(runs, machine)
     found = []
@@ -233,12 +309,12 @@ def errors(runs: Sequence[Mapping[str, Any]], machine: Machine) -> list[dict[str
     return found
 
 
-def _error(run: Mapping[str, Any], machine: Machine, shares: Shares) -> float:
+def _error(run: Mapping[str, Any], machine: Machine, shares: EfficiencyFactors) -> float:
     step = _measured_step(run)
     return seconds_of(step, machine, shares, bf16=run["bf16"]) / float(run["seconds"]) - 1
 
 
-def _memory_error(run: Mapping[str, Any], shares: Shares) -> float | None:
+def _memory_error(run: Mapping[str, Any], shares: EfficiencyFactors) -> float | None:
     if run["peak"] is None:
         return None
     return memory_of(_measured_step(run), shares) / float(run["peak"]) - 1

@@ -62,14 +62,14 @@ def estimate(values_SN: Floats, *, bounds: tuple[float, float] = (-1.0, 1.0), on
 def half_width(values_SN: Floats) -> Floats:
     """Half of the interval's width, for a table or for many: (..., S, N) to (...)."""
     seeds, texts = values_SN.shape[-2:]
-    from_seeds, text_variance = components(values_SN)
+    from_seeds, text_variance = variance_components(values_SN)
     from_texts = text_variance / texts + 2 / texts**2
-    t_seeds = quantile(seeds - 1) if seeds > 1 else 0.0
-    half: Floats = np.sqrt(t_seeds**2 * from_seeds + quantile(texts - 1) ** 2 * from_texts)
+    t_seeds = t_quantile(seeds - 1) if seeds > 1 else 0.0
+    half: Floats = np.sqrt(t_seeds**2 * from_seeds + t_quantile(texts - 1) ** 2 * from_texts)
     return half
 
 
-def components(values_SN: Floats) -> tuple[Floats, Floats]:
+def variance_components(values_SN: Floats) -> tuple[Floats, Floats]:
     """The variance of the mean that seeds bring, and the variance of a text: (..., S, N) to (...) twice."""
     seeds, texts = values_SN.shape[-2:]
     by_seed_S, by_text_N = values_SN.mean(axis=-1), values_SN.mean(axis=-2)
@@ -119,6 +119,6 @@ def standard_deviation(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) if len(values) > 1 else None
 
 
-def quantile(freedom: int) -> float:
+def t_quantile(freedom: int) -> float:
     """How many standard errors either side, with so many degrees of freedom."""
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))

@@ -15,23 +15,43 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from headstart.errors import StoreError
-from headstart.files import why_not, write_json, write_whole
-from headstart.report.arms import name_of
-from headstart.report.calibration import calibrated
-from headstart.report.canvas import COLOURS, FAINT, FURTHER, INK, OTHER, PAPER, hue_of, png, short_name, svg
-from headstart.report.collect import Comparison, collect
-from headstart.report.diagrams import WIDTH, reliability_diagrams
-from headstart.report.figures import Drawing, confusion_width, confusions, drawings
-from headstart.report.glance import glance
-from headstart.report.leaks import with_and_without
-from headstart.report.mistakes import errors
-from headstart.report.protocols import readings
-from headstart.report.results import differences, results_csv, results_json, settings, shown, worths
-from headstart.report.statistics import summaries
-from headstart.report.verdict import findings, unfinished
-from headstart.report.words import capital, number, percent, place, places, points
-from headstart.store.card import bare
-from headstart.store.cells import Cell
+from headstart.files import atomic_write, os_error_reason, write_json
+from headstart.report.error_tables import error_tables
+from headstart.report.figures import (
+    COLOURS,
+    FAINT,
+    FURTHER,
+    INK,
+    OTHER,
+    PAPER,
+    RELIABILITY_WIDTH,
+    ReportFigure,
+    arm_hue,
+    confusion_figures,
+    confusion_width,
+    png,
+    reliability_diagrams,
+    report_figures,
+    short_name,
+    svg,
+)
+from headstart.report.load import ComparisonResults, arm_name, load_comparison
+from headstart.report.reliability import arm_calibrations
+from headstart.report.statistics import differences_without_leaks, protocol_accuracies, summaries
+from headstart.report.summary import (
+    capitalize,
+    decimal_places,
+    describe_missing,
+    format_budget,
+    format_percent,
+    format_point,
+    format_points,
+    headline_tiles,
+    verdict_sentences,
+)
+from headstart.report.tables import differences, format_value, gains, results_csv, results_json, setting_rows
+from headstart.store.model_card import base_name
+from headstart.store.records import RunRecord
 
 WIDE, NARROW = 7.4, 3.9
 _VARIABLES = {INK: "ink", FAINT: "line", PAPER: "card", OTHER: "other"}
@@ -54,45 +74,45 @@ def write_report(folder: Path, out: Path | None = None, *, texts: bool = True) -
     Args:
         texts: quote the beginnings of test texts and what the language model wrote, where they were kept.
     """
-    comparison = collect(folder)
+    comparison = load_comparison(folder)
     if not texts:
         comparison = comparison.without_texts()
     out = out or folder
     try:
         (out / "figures").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"cannot write {out}: {why_not(error, out / 'figures')}") from error
-    for drawing in drawings(comparison):
+        raise StoreError(f"cannot write {out}: {os_error_reason(error, out / 'figures')}") from error
+    for drawing in report_figures(comparison):
         _write_figure(out, drawing, WIDE)
-    for drawing in confusions(comparison):
+    for drawing in confusion_figures(comparison):
         _write_figure(out, drawing, confusion_width(len(comparison.labels)))
-    for drawing in reliability_diagrams(calibrated(comparison, comparison.main)):
-        _write_figure(out, drawing, WIDTH)
-    write_whole(out / "results.csv", results_csv(comparison).encode("utf-8"))
+    for drawing in reliability_diagrams(arm_calibrations(comparison, comparison.main)):
+        _write_figure(out, drawing, RELIABILITY_WIDTH)
+    atomic_write(out / "results.csv", results_csv(comparison).encode("utf-8"))
     write_json(out / "results.json", results_json(comparison))
     page = out / "report.html"
-    write_whole(page, render(comparison).encode("utf-8"))
+    atomic_write(page, render(comparison).encode("utf-8"))
     return page
 
 
-def render(comparison: Comparison) -> str:
+def render(comparison: ComparisonResults) -> str:
     """The page, as text."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(_part)
     )
     environment.filters |= {
-        "percent": percent,
-        "points": points,
-        "capital": capital,
-        "number": number,
+        "percent": format_percent,
+        "points": format_points,
+        "capital": capitalize,
+        "number": format_budget,
         "unbroken": _unbroken,
         "arm": short_name,
-        "name": name_of,
-        "hue": hue_of,
-        "plain": shown,
-        "place": place,
-        "places": places,
-        "file": bare,
+        "name": arm_name,
+        "hue": arm_hue,
+        "plain": format_value,
+        "place": format_point,
+        "places": decimal_places,
+        "file": base_name,
     }
     page = environment.get_template("template.html").render(
         comparison=comparison, **_words(comparison), **_figures(comparison), **_numbers(comparison)
@@ -106,9 +126,9 @@ def _part(name: str) -> str:
     return (files("headstart.report") / name).read_text("utf-8")
 
 
-def _words(comparison: Comparison) -> dict[str, Any]:
+def _words(comparison: ComparisonResults) -> dict[str, Any]:
     """What the page says in sentences: with many numbers of labels the fewest first, the others below the figures."""
-    found = findings(comparison)
+    found = verdict_sentences(comparison)
     first, *rest = map(_unbroken, found.most)
     fewer = [_unbroken(sentence) for sentence in found.fewer]
     many = len(fewer) > _FEW_SENTENCES
@@ -117,7 +137,7 @@ def _words(comparison: Comparison) -> dict[str, Any]:
         "sentences": [*rest, *(fewer[:1] if many else fewer)],
         "by_labels": fewer if many else [],
         "unfinished": [_unbroken(sentence) for sentence in found.missing],
-        "not_finished": unfinished(comparison.missing),
+        "not_finished": describe_missing(comparison.missing),
     }
 
 
@@ -126,50 +146,52 @@ def _unbroken(sentence: str) -> str:
     return sentence.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
-def _figures(comparison: Comparison) -> dict[str, Any]:
+def _figures(comparison: ComparisonResults) -> dict[str, Any]:
     """What the page shows as drawings."""
     width = confusion_width(len(comparison.labels))
     drawn = {
         drawing.name: (drawing.caption, _inline(drawing, WIDE), _inline(drawing, NARROW))
-        for drawing in drawings(comparison)
+        for drawing in report_figures(comparison)
     }
-    calibration = calibrated(comparison, comparison.main)
+    calibration = arm_calibrations(comparison, comparison.main)
     return {
         "figures": drawn,
-        "confusions": [(drawing.caption, _inline(drawing, width)) for drawing in confusions(comparison)],
+        "confusions": [(drawing.caption, _inline(drawing, width)) for drawing in confusion_figures(comparison)],
         "confusion_rem": _REM * width,
         "calibration": calibration,
-        "diagrams": [(drawing.caption, _inline(drawing, WIDTH)) for drawing in reliability_diagrams(calibration)],
-        "diagram_rem": _REM * WIDTH,
+        "diagrams": [
+            (drawing.caption, _inline(drawing, RELIABILITY_WIDTH)) for drawing in reliability_diagrams(calibration)
+        ],
+        "diagram_rem": _REM * RELIABILITY_WIDTH,
     }
 
 
-def _numbers(comparison: Comparison) -> dict[str, Any]:
+def _numbers(comparison: ComparisonResults) -> dict[str, Any]:
     """What the page shows as tables."""
     data = comparison.data
     return {
-        "glance": glance(comparison),
+        "glance": headline_tiles(comparison),
         "tables": [(budget, summaries(comparison, budget)) for budget in reversed(comparison.budgets)],
-        "settings": settings(comparison),
+        "settings": setting_rows(comparison),
         "differences": differences(comparison),
-        "worths": worths(comparison),
-        "readings": readings(comparison, comparison.main),
+        "worths": gains(comparison),
+        "readings": protocol_accuracies(comparison, comparison.main),
         "classes": _classes(comparison),
-        "errors": errors(comparison),
-        "leaks": with_and_without(comparison),
+        "errors": error_tables(comparison),
+        "leaks": differences_without_leaks(comparison),
         "splits": [("train", data.train), ("validation", data.valid), ("test", data.test)],
         "one_seed": len(comparison.seeds) == 1,
         "looked_at_test": any(epoch.test_accuracy is not None for cell in comparison.cells for epoch in cell.epochs),
     }
 
 
-def _write_figure(out: Path, drawing: Drawing, width: float) -> None:
+def _write_figure(out: Path, drawing: ReportFigure, width: float) -> None:
     figure = drawing.draw(width)
-    write_whole(out / "figures" / f"{drawing.name}.svg", svg(figure).encode("utf-8"))
-    write_whole(out / "figures" / f"{drawing.name}.png", png(figure))
+    atomic_write(out / "figures" / f"{drawing.name}.svg", svg(figure).encode("utf-8"))
+    atomic_write(out / "figures" / f"{drawing.name}.png", png(figure))
 
 
-def _inline(drawing: Drawing, width: float) -> Markup:
+def _inline(drawing: ReportFigure, width: float) -> Markup:
     """The figure as an element of the page: in the page's colours, with a name, and with ids of its own.
 
     The text in it was escaped by matplotlib; everything put in here is ours or escaped.
@@ -184,7 +206,7 @@ def _inline(drawing: Drawing, width: float) -> Markup:
     return Markup(text.replace("<svg", str(label), 1))
 
 
-def _classes(comparison: Comparison) -> list[tuple[str, list[tuple[str, float, float, float, int]]]]:
+def _classes(comparison: ComparisonResults) -> list[tuple[str, list[tuple[str, float, float, float, int]]]]:
     """For each arm: label, precision, recall, F1 over all its seeds, and how often the label is right in test."""
     tables = []
     for summary in summaries(comparison, comparison.main):
@@ -201,6 +223,6 @@ def _classes(comparison: Comparison) -> list[tuple[str, list[tuple[str, float, f
     return tables
 
 
-def _confusion(cell: Cell) -> tuple[tuple[int, ...], ...]:
+def _confusion(cell: RunRecord) -> tuple[tuple[int, ...], ...]:
     assert cell.test.confusion is not None  # reading a cell made sure
     return cell.test.confusion

@@ -15,13 +15,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from headstart.layering import nearest
+from headstart.config.merge import closest_name
 from headstart.predict.generate import Sampling
-from headstart.serve.gate import LOG, Gate
-from headstart.serve.refusals import ERRORS, Refusal
-from headstart.serve.runs import curves_of, report_of, result_of
-from headstart.serve.schema import (
-    ANSWERS,
+from headstart.serve.middleware import ERRORS, LOG, HTTPError, ServiceMiddleware
+from headstart.serve.payloads import (
+    ANSWER_TYPES,
+    ErrorBody,
     ExplainAnswer,
     ExplainRequest,
     GenerateAnswer,
@@ -30,10 +29,9 @@ from headstart.serve.schema import (
     NextRequest,
     PredictAnswer,
     PredictRequest,
-    Problem,
     Weight,
 )
-from headstart.serve.service import Service
+from headstart.serve.service import Service, report_path, run_curves, run_result
 from headstart.version import __version__
 
 T = TypeVar("T")
@@ -45,13 +43,13 @@ PAGE = {
 REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: 'self'; frame-ancestors 'none'; sandbox"
 """A report is one file with its styles and figures inside; scripts it may not run."""
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": ERRORS[status]}
+    status: {"model": ErrorBody, "description": ERRORS[status]}
     for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 }
 logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # its lines would quote what was asked
 
 
-def build_app(service: Service, key: str | None = None) -> Gate:
+def build_app(service: Service, key: str | None = None) -> ServiceMiddleware:
     """The app of one model, behind its gate."""
 
     @asynccontextmanager
@@ -69,12 +67,12 @@ def build_app(service: Service, key: str | None = None) -> Gate:
         lifespan=lifespan,
         redirect_slashes=False,  # an address that is not in the document is not there
     )
-    gate = Gate(app, service.config, service.metrics, key)
+    gate = ServiceMiddleware(app, service.config, service.metrics, key)
     _answers(app, service)
     _continuations(app, service)
     _about(app, service, gate)
     _pages(app, service)
-    app.add_exception_handler(Refusal, _refused)
+    app.add_exception_handler(HTTPError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _unexpected)
@@ -86,7 +84,7 @@ def _answers(app: FastAPI, service: Service) -> None:
     async def predict(asked: PredictRequest, request: Request) -> Response:
         """Labels and calibrated probabilities."""
         answers = await _while_there(request, service.predict(asked.all(), asked.abstain, deadline(request, service)))
-        told: Any = [ANSWERS[answer.kind].model_construct(**vars(answer)) for answer in answers]
+        told: Any = [ANSWER_TYPES[answer.kind].model_construct(**vars(answer)) for answer in answers]
         return _json(PredictAnswer.model_construct(labels=list(service.labels), predictions=told))
 
     @app.post("/explain", response_model=ExplainAnswer, responses=PROBLEMS)
@@ -126,7 +124,7 @@ def _continuations(app: FastAPI, service: Service) -> None:
         return _json(NextAnswer(pieces=[Weight(text=text, weight=share) for text, share in found]))
 
 
-def _about(app: FastAPI, service: Service, gate: Gate) -> None:
+def _about(app: FastAPI, service: Service, gate: ServiceMiddleware) -> None:
     @app.get("/health")
     async def health() -> JSONResponse:
         """Whether the process does its work."""
@@ -152,9 +150,9 @@ def _about(app: FastAPI, service: Service, gate: Gate) -> None:
             {
                 "name": bundle.path.resolve().parent.name if run else bundle.path.resolve().name,
                 "version": __version__,
-                "task": bundle.task,
+                "head_type": bundle.head_type,
                 "labels": list(bundle.labels),
-                "target": bundle.target.facts(),
+                "task": bundle.task.facts(),
                 "context": bundle.config.context,
                 "windows": bundle.windows,
                 "precisions": [row["wanted"] for row in calibration.get("thresholds", [])],
@@ -164,9 +162,9 @@ def _about(app: FastAPI, service: Service, gate: Gate) -> None:
                     "body": config.body,
                     "tokens": config.tokens,
                 },
-                "result": result_of(run),
-                "curves": curves_of(run),
-                "report": report_of(run) is not None,
+                "result": run_result(run),
+                "curves": run_curves(run),
+                "report": report_path(run) is not None,
             }
         )
 
@@ -177,9 +175,9 @@ def _pages(app: FastAPI, service: Service) -> None:
 
     @app.get("/report", include_in_schema=False)
     async def report() -> Response:
-        page = report_of(service.run_folder)
+        page = report_path(service.run_folder)
         if page is None:
-            raise Refusal(404, "there is no report beside this model")
+            raise HTTPError(404, "there is no report beside this model")
         return FileResponse(page, media_type="text/html", headers={"Content-Security-Policy": REPORT_POLICY})
 
 
@@ -200,7 +198,7 @@ def deadline(request: Request, service: Service) -> float:
     seconds = service.config.deadline
     if (asked := request.headers.get("x-deadline-ms")) is not None:
         if not (asked.isascii() and asked.isdigit() and len(asked) < 10):
-            raise Refusal(422, "X-Deadline-Ms must be a whole number of milliseconds")
+            raise HTTPError(422, "X-Deadline-Ms must be a whole number of milliseconds")
         seconds = min(seconds, int(asked) / 1000)
     started: float = request.scope["headstart.started"]
     return started + seconds
@@ -212,7 +210,7 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise Refusal(400, "the client left before there was an answer")
+            raise HTTPError(400, "the client left before there was an answer")
         return task.result()
     finally:
         task.cancel()
@@ -245,7 +243,7 @@ def _json(told: PredictAnswer | ExplainAnswer | GenerateAnswer | NextAnswer) -> 
 
 
 async def _refused(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, Refusal)
+    assert isinstance(error, HTTPError)
     return JSONResponse(error.body(), error.status, error.headers())
 
 
@@ -257,14 +255,14 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
         detail = "the body is not valid JSON"
     elif fault["type"] == "extra_forbidden" and len(fault["loc"]) == 2:
         known = _names_of(request)
-        close = nearest(str(fault["loc"][1]), known)
+        close = closest_name(str(fault["loc"][1]), known)
         hint = f"did you mean {close}? " if close else ""
         detail = f"{fault['loc'][1]} is not asked for here; {hint}known are {', '.join(known)}"
     else:
         name = ".".join(str(part) for part in fault["loc"][1:])
         words = fault["msg"].removeprefix("Value error, ")
         detail = f"{name}: {words}" if name else words
-    return JSONResponse(Refusal(422, detail).body(), 422)
+    return JSONResponse(HTTPError(422, detail).body(), 422)
 
 
 def _names_of(request: Request) -> list[str]:
@@ -280,7 +278,7 @@ async def _http(_request: Request, error: Exception) -> JSONResponse:
         405: "this path is asked with another method",
         400: "the body cannot be read",
     }
-    refusal = Refusal(error.status_code, details.get(error.status_code, str(error.detail)))
+    refusal = HTTPError(error.status_code, details.get(error.status_code, str(error.detail)))
     return JSONResponse(refusal.body(), error.status_code, error.headers)
 
 
@@ -289,7 +287,7 @@ async def _unexpected(_request: Request, error: Exception) -> JSONResponse:
     where = traceback.extract_tb(error.__traceback__)[-1]
     LOG.error("unexpected %s in %s, line %s", type(error).__name__, where.filename.rsplit("/", 1)[-1], where.lineno)
     if isinstance(error, MemoryError) or "memory" in str(error).lower():
-        refusal = Refusal(503, "the model ran out of memory; ask for fewer or shorter texts", 5)
+        refusal = HTTPError(503, "the model ran out of memory; ask for fewer or shorter texts", 5)
     else:
-        refusal = Refusal(500, "the server failed on this request")
+        refusal = HTTPError(500, "the server failed on this request")
     return JSONResponse(refusal.body(), refusal.status, refusal.headers())

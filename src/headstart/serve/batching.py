@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.predict.predictor import Question
-from headstart.serve.metrics import Metrics
-from headstart.serve.refusals import Refusal, too_late
+from headstart.data.labelled import TextInput
+from headstart.serve.middleware import HTTPError, ServerMetrics, deadline_error
 
 Ids = NDArray[np.int64]
-Shares = NDArray[np.float64]
+ProbabilityRows = NDArray[np.float64]
 _INLINE = 4000
 """Characters that are turned into tokens at once, without asking another thread."""
 
@@ -30,7 +29,7 @@ _WASTE = 0.1
 
 
 @dataclass(frozen=True)
-class Shape:
+class PaddedShape:
     """What a text costs to read."""
 
     rows: int
@@ -38,14 +37,14 @@ class Shape:
 
 
 @dataclass(eq=False)
-class _Asked:
+class _PendingRequest:
     """The texts of one request: those still to be read, and what is known so far."""
 
     ids: list[Ids]
-    shapes: list[Shape]
+    shapes: list[PaddedShape]
     deadline: float
-    answer: "asyncio.Future[Shares]"
-    found: dict[int, Shares] = field(default_factory=dict)
+    answer: "asyncio.Future[ProbabilityRows]"
+    found: dict[int, ProbabilityRows] = field(default_factory=dict)
     left: list[int] = field(default_factory=list)
 
 
@@ -62,13 +61,13 @@ class Batcher:
 
     def __init__(
         self,
-        encode: Callable[[Sequence[Question]], list[Ids]],
-        score: Callable[[Sequence[Ids]], Shares],
-        shape: Callable[[int], Shape],
+        encode: Callable[[Sequence[TextInput]], list[Ids]],
+        score: Callable[[Sequence[Ids]], ProbabilityRows],
+        shape: Callable[[int], PaddedShape],
         *,
         model: Executor,
         encoder: Executor,
-        metrics: Metrics,
+        metrics: ServerMetrics,
         queue: int,
         tokens: int,
         wait: float,
@@ -77,16 +76,16 @@ class Batcher:
         self._encode, self._score, self._shape = encode, score, shape
         self._model, self._encoder, self._metrics = model, encoder, metrics
         self._room, self._tokens, self._wait, self._padding = queue, tokens, wait / 1000, padding
-        self._requests: deque[_Asked] = deque()
+        self._requests: deque[_PendingRequest] = deque()
         self._arrived = asyncio.Event()
-        self._seconds_a_token = 0.0
+        self._seconds_per_token = 0.0
         self._in_company = False
         self.waiting = 0
         """Texts accepted and not yet read."""
         self._load = 0
         """The padded tokens of those, and of the batch in hand."""
 
-    async def ask(self, texts: Sequence[Question], deadline: float) -> tuple[list[Ids], Shares]:
+    async def ask(self, texts: Sequence[TextInput], deadline: float) -> tuple[list[Ids], ProbabilityRows]:
         """The tokens of each text and the probabilities of each label; refused when there is no room or no time."""
         self._admit(len(texts), deadline)
         self.waiting += len(texts)
@@ -101,7 +100,7 @@ class Batcher:
                 return ids, await asked.answer
         except TimeoutError:
             self._metrics.events["expired"] += len(texts)
-            raise too_late() from None
+            raise deadline_error() from None
         finally:
             if asked is None:
                 self.waiting -= len(texts)
@@ -127,36 +126,36 @@ class Batcher:
 
     def seconds_of_waiting(self) -> float:
         """How long a text would wait now, by how fast the last batches were."""
-        return self._load * self._seconds_a_token
+        return self._load * self._seconds_per_token
 
     def _admit(self, texts: int, deadline: float) -> None:
         wait = self.seconds_of_waiting()
         if self.waiting + texts > self._room:
             detail = f"{self.waiting} texts are waiting and {texts} more do not fit into a queue of {self._room}"
-            raise Refusal(503, f"{detail}; try again later", max(1, math.ceil(wait)))
+            raise HTTPError(503, f"{detail}; try again later", max(1, math.ceil(wait)))
         left = deadline - time.monotonic()
         if left <= 0:
             self._metrics.events["expired"] += texts
-            raise too_late()
+            raise deadline_error()
         if wait > left:
             detail = f"what waits takes about {wait:.1f} seconds, and this request has {left:.1f}"
-            raise Refusal(503, f"{detail}; try again later", math.ceil(wait))
+            raise HTTPError(503, f"{detail}; try again later", math.ceil(wait))
 
-    def _enqueue(self, ids: list[Ids], deadline: float) -> _Asked:
+    def _enqueue(self, ids: list[Ids], deadline: float) -> _PendingRequest:
         shapes = [self._shape(len(text)) for text in ids]
-        answer: asyncio.Future[Shares] = asyncio.get_running_loop().create_future()
-        asked = _Asked(ids, shapes, deadline, answer, left=list(range(len(ids))))
+        answer: asyncio.Future[ProbabilityRows] = asyncio.get_running_loop().create_future()
+        asked = _PendingRequest(ids, shapes, deadline, answer, left=list(range(len(ids))))
         self._load += sum(shape.rows * shape.width for shape in shapes)
         self._requests.append(asked)
         self._arrived.set()
         return asked
 
-    def _forget(self, asked: _Asked) -> None:
+    def _forget(self, asked: _PendingRequest) -> None:
         self._load -= sum(asked.shapes[place].rows * asked.shapes[place].width for place in asked.left)
         self.waiting -= len(asked.left)
         asked.left.clear()
 
-    def _next_batch(self) -> list[tuple[_Asked, int]]:
+    def _next_batch(self) -> list[tuple[_PendingRequest, int]]:
         """A text of the request whose turn it is, and of all that wait those nearest to it in length."""
         now = time.monotonic()
         for asked in self._requests:
@@ -171,7 +170,7 @@ class Batcher:
         places = [(asked, place) for asked in (first, *self._requests) for place in asked.left]
         places = list(dict.fromkeys(places))  # the first one's stand twice
         places.sort(key=lambda one: abs(one[0].shapes[one[1]].width - middle))
-        batch: list[tuple[_Asked, int]] = []
+        batch: list[tuple[_PendingRequest, int]] = []
         rows = width = real = 0
         for asked, place in places:
             shape = asked.shapes[place]
@@ -186,7 +185,9 @@ class Batcher:
         self.waiting -= len(batch)
         return batch
 
-    def _hand_out(self, batch: list[tuple[_Asked, int]], work: "asyncio.Future[Shares]", seconds: float) -> None:
+    def _hand_out(
+        self, batch: list[tuple[_PendingRequest, int]], work: "asyncio.Future[ProbabilityRows]", seconds: float
+    ) -> None:
         tokens = sum(asked.shapes[place].rows * asked.shapes[place].width for asked, place in batch)
         self._load -= tokens
         error = work.exception()
@@ -196,7 +197,7 @@ class Batcher:
                     asked.answer.set_exception(error)
             return
         pace = seconds / tokens
-        self._seconds_a_token = 0.8 * self._seconds_a_token + 0.2 * pace if self._seconds_a_token else pace
+        self._seconds_per_token = 0.8 * self._seconds_per_token + 0.2 * pace if self._seconds_per_token else pace
         events = self._metrics.events
         events["batches"], events["texts"] = events["batches"] + 1, events["texts"] + len(batch)
         events["tokens"] += tokens

@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from headstart.config import RuntimeConfig
+from headstart.config.schema import RuntimeConfig
 from headstart.errors import Interrupted, UsageError
-from headstart.progress import counted
-from headstart.serve.settings import ServeConfig, api_key
+from headstart.progress import pluralize
+from headstart.serve.config import ServeConfig, api_key
 
 try:
     import uvicorn
 
     from headstart.serve.app import build_app
-    from headstart.serve.gate import Gate
+    from headstart.serve.middleware import ServiceMiddleware as Gate
     from headstart.serve.service import Service
 except ModuleNotFoundError as error:
     if (error.name or "").split(".")[0] not in ("fastapi", "starlette", "uvicorn"):
@@ -49,7 +49,7 @@ def run_server(
         listening.close()
     if server.force_exit:
         raise Interrupted("stopped at once; requests in hand were not answered", server.reason)
-    say(f"stopped: {counted(gate.answered, 'request')} answered")
+    say(f"stopped: {pluralize(gate.answered, 'request')} answered")
 
 
 def _bound(config: ServeConfig) -> socket.socket:

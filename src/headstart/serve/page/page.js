@@ -71,7 +71,7 @@ function bars(list, rows) {
 // a text and its label
 
 /** What is asked: a text, and the second one where the model reads pairs. */
-const asked = (text) => (about.target.pair ? { text, pair: $("second").value } : { text });
+const asked = (text) => (about.task.pair ? { text, pair: $("second").value } : { text });
 
 /** The answer in words, by its kind, and the bars below it. */
 const KINDS = {
@@ -84,11 +84,11 @@ const KINDS = {
   labels: (found) => {
     const rows = Object.entries(found.probabilities);
     bars($("shares"), rows.map(([name, share]) => [name, share,
-      `${percent(share)}${found.labels.includes(name) ? " ✓" : ""} (from ${percent(about.target.thresholds[name])})`]));
+      `${percent(share)}${found.labels.includes(name) ? " ✓" : ""} (from ${percent(about.task.thresholds[name])})`]));
     return { label: rows.sort((a, b) => b[1] - a[1])[0][0], words: found.labels.join(", ") || "None of its labels" };
   },
   rating: (found) => {
-    const { lowest, highest } = about.target;
+    const { lowest, highest } = about.task;
     bars($("shares"), [[`${lowest} to ${highest}`, (found.value - lowest) / (highest - lowest), found.value.toFixed(2)]]);
     return { label: "rating", words: found.value.toFixed(2) };
   },
@@ -96,7 +96,7 @@ const KINDS = {
 
 async function classify(text, signal) {
   const answer = $("answer");
-  if (!text.trim() || (about.target.pair && !$("second").value.trim())) {
+  if (!text.trim() || (about.task.pair && !$("second").value.trim())) {
     answer.className = "answer plain";
     answer.textContent = "Nothing typed yet.";
     $("remark").hidden = $("why").hidden = true;
@@ -107,7 +107,7 @@ async function classify(text, signal) {
     const wanted = $("precision").value;
     const body = wanted ? { ...asked(text), abstain: Number(wanted) } : asked(text);
     const found = (await (await ask("predict", body, signal)).json()).predictions[0];
-    const { label, words } = KINDS[about.target.kind](found);
+    const { label, words } = KINDS[about.task.kind](found);
     answer.className = "answer";
     answer.textContent = words;
     $("remark").hidden = !found.truncated;
@@ -248,10 +248,10 @@ function parts(rows, column, second) {
   let size = 0;
   for (const [place, row] of rows.entries()) {
     const text = row[column].slice(0, about.limits.characters);
-    const pair = about.target.pair ? row[second].slice(0, about.limits.characters) : "";
-    if (!text.trim() || (about.target.pair && !pair.trim())) continue;
+    const pair = about.task.pair ? row[second].slice(0, about.limits.characters) : "";
+    if (!text.trim() || (about.task.pair && !pair.trim())) continue;
     if (found.at(-1).length >= most || (size + text.length + pair.length > room && size)) { found.push([]); size = 0; }
-    const cut = text.length < row[column].length || (about.target.pair && pair.length < row[second].length);
+    const cut = text.length < row[column].length || (about.task.pair && pair.length < row[second].length);
     found.at(-1).push({ place, text, pair, cut });
     size += text.length + pair.length;
   }
@@ -281,7 +281,7 @@ async function labelRows() {
   try {
     for (const part of parts(rows, column, second)) {
       const body = { texts: part.map((one) => one.text) };
-      if (about.target.pair) body.pairs = part.map((one) => one.pair);
+      if (about.task.pair) body.pairs = part.map((one) => one.pair);
       const told = await patiently(wanted ? { ...body, abstain: Number(wanted) } : body, own.signal);
       for (const [index, one] of part.entries()) {
         const answer = told.predictions[index];
@@ -318,7 +318,7 @@ const COLUMNS = {
 };
 
 function offer(header, rows, found, abstaining) {
-  const kind = COLUMNS[about.target.kind]();
+  const kind = COLUMNS[about.task.kind]();
   const names = [...kind.names, "truncated", ...(abstaining ? ["abstained"] : [])];
   const { split, mark } = table.layout;
   const lines = [written([...header, ...names.map((name) => freeName(name, header))], split)];
@@ -418,9 +418,9 @@ function showRun() {
 }
 
 const GIVES = {
-  classes: () => `A classifier of ${about.target.pair ? "pairs of texts" : "texts"}: ${about.labels.join(", ")}.`,
+  classes: () => `A classifier of ${about.task.pair ? "pairs of texts" : "texts"}: ${about.labels.join(", ")}.`,
   labels: () => `It gives a text any number of these labels, or none: ${about.labels.join(", ")}.`,
-  rating: () => `It gives a text a number between ${about.target.lowest} and ${about.target.highest}.`,
+  rating: () => `It gives a text a number between ${about.task.lowest} and ${about.task.highest}.`,
 };
 
 async function begin() {
@@ -431,16 +431,16 @@ async function begin() {
     $("facts").className = error.status === 401 ? "" : "bad";
     return;
   }
-  const classifier = about.task === "classify";
+  const classifier = about.head_type === "classify";
   $("key-form").hidden = true;
   $("name").textContent = document.title = about.name;
   $("facts").textContent = classifier
-    ? `${GIVES[about.target.kind]()} It reads ${about.context} tokens${about.windows ? " at a time" : ""}.`
+    ? `${GIVES[about.task.kind]()} It reads ${about.context} tokens${about.windows ? " at a time" : ""}.`
     : `A language model; it was trained on pieces of ${about.context} tokens.`;
   $("version").textContent = `headstart ${about.version}`;
   $("classify").hidden = $("file").hidden = !classifier;
-  $("second-box").hidden = $("second-column-box").hidden = !about.target.pair;
-  $("file-title").textContent = about.target.kind === "rating" ? "Rate a file" : "Label a file";
+  $("second-box").hidden = $("second-column-box").hidden = !about.task.pair;
+  $("file-title").textContent = about.task.kind === "rating" ? "Rate a file" : "Label a file";
   $("language").hidden = classifier;
   const offered = about.precisions.filter((value) => value >= 0.5 && (Math.round(value * 100) % 5 === 0 || value > 0.95));
   $("precision-box").hidden = !offered.length;

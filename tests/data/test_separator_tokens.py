@@ -1,0 +1,72 @@
+"""Rows that end with a token, as some models from elsewhere learnt to read them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fixtures.tiny import SPECIAL, VOCABULARY, corpus
+from headstart.config.schema import IGNORE_INDEX, PADDING_SEGMENT, MaskingConfig
+from headstart.data.datasets import LabelledDataset, PackedDataset
+from headstart.data.masking import mask_tokens
+
+CLOSED = replace(SPECIAL, sep=SPECIAL.eos)
+SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=8)
+
+
+@settings(max_examples=40)
+@given(SIZES, st.integers(4, 16))
+def test_packed_documents_are_whole_and_closed_and_nothing_is_asked_after_the_end(sizes, context):
+    documents = corpus(sizes)
+    rows = PackedDataset(documents, np.arange(len(sizes)), CLOSED, context=context, layout="packed", seed=None)
+    batch = rows.batch(0, rows.rows)
+    real = (batch.segments_BT != PADDING_SEGMENT).numpy()
+    ids, targets = batch.ids_BT.numpy()[real], batch.targets.numpy()[real]
+    expected = [[SPECIAL.sos, *documents.ids(index), SPECIAL.eos] for index in range(len(sizes))]
+    assert ids.tolist() == [id for document in expected for id in document]
+    assert targets.tolist() == [id for document in expected for id in [*document[1:], IGNORE_INDEX]]
+    assert batch.num_targets == sum(sizes) + len(sizes)
+
+
+@settings(max_examples=40)
+@given(SIZES, st.integers(4, 16))
+def test_a_document_a_row_is_cut_before_its_end_token(sizes, context):
+    documents = corpus(sizes)
+    rows = PackedDataset(documents, np.arange(len(sizes)), CLOSED, context=context, layout="documents", seed=None)
+    batch = rows.batch(0, rows.rows, segments_always=True)
+    for index, size in enumerate(sizes):
+        real = (batch.segments_BT[index] != PADDING_SEGMENT).numpy()
+        row = [SPECIAL.sos, *documents.ids(index)[: context - 2], SPECIAL.eos]
+        assert batch.ids_BT[index].numpy()[real].tolist() == row
+        assert batch.targets[index].numpy()[real].tolist() == [*row[1:], IGNORE_INDEX]
+        assert len(row) == min(size + 2, context)
+    assert rows.truncated == sum(size + 2 > context for size in sizes)
+
+
+def test_an_end_token_is_never_hidden():
+    rows = PackedDataset(corpus([9] * 40), np.arange(40), CLOSED, context=22, layout="packed", seed=None)
+    plain = rows.batch(0, rows.rows)
+    hidden = mask_tokens(plain, 0, MaskingConfig(rate=0.9), CLOSED, VOCABULARY, 0, next_token=False)
+    ends = plain.ids_BT == SPECIAL.eos
+    assert bool(ends.any())
+    assert bool((hidden.ids_BT == plain.ids_BT)[ends].all())
+    assert bool((hidden.targets[ends] == IGNORE_INDEX).all())
+    assert hidden.num_targets > 200  # control: much else is
+
+
+@pytest.mark.parametrize("windows", [False, True])
+def test_labelled_rows_close_each_window_within_the_context(windows):
+    texts = [np.arange(size) % 13 + 4 for size in (1, 6, 7, 8, 20)]
+    rows = LabelledDataset(texts, [0] * 5, CLOSED, context=8, windows=windows)
+    batch = rows.batch(range(5))
+    read = [[] for _ in texts]
+    owners = batch.sample_index_B.tolist() if windows else range(5)
+    for owner, ids, length in zip(owners, batch.ids_BT.tolist(), batch.lengths_B.tolist(), strict=True):
+        assert length <= 8
+        assert (ids[0], ids[length - 1]) == (SPECIAL.sos, SPECIAL.eos)
+        read[owner] += ids[1 : length - 1]
+    assert read == [text.tolist() if windows else text[:6].tolist() for text in texts]
+    assert rows.long == 3
+    assert sum(len(bucket) for bucket in rows.buckets(16)) == 5

@@ -1,0 +1,154 @@
+"""Which of several processes this is, what that changes, and what is refused because of it."""
+
+import pytest
+import torch
+
+from fixtures.tiny import CPU, SHAPE, SPECIAL, corpus, language_model, pretrain_config
+from headstart.cli.distributed import launcher_exit_code
+from headstart.config.merge import merge_config, nest
+from headstart.config.schema import FinetuneConfig, OptimConfig, PretrainConfig
+from headstart.data.datasets import PackedDataset
+from headstart.errors import ConfigError, Interrupted
+from headstart.files import write_json
+from headstart.recipes.trainer import is_restarted_run, refuse_fsdp
+from headstart.runtime import RankInfo, rank_info, setup_runtime
+from headstart.store.run_folder import ReadOnlyRunFolder, RunFolder
+from headstart.train.distributed import SINGLE_PROCESS
+from headstart.train.loop import TrainState, fit
+from headstart.train.objectives import language_model_loss
+from headstart.train.optimizers import build_optimizer
+
+TWO = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+
+
+@pytest.fixture
+def second_of_two(monkeypatch):
+    for name, value in TWO.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+def settings(kind, **values):
+    return merge_config(kind, nest({name.replace("__", "."): value for name, value in values.items()}))
+
+
+def test_a_process_is_alone_unless_a_launcher_says_who_it_is(monkeypatch):
+    assert rank_info() == RankInfo(0, 1, 0, 1, 0)
+    monkeypatch.setenv("WORLD_SIZE", "4")  # some platforms count machines by it
+    assert rank_info().world == 1
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert rank_info() == RankInfo(rank=3, world=4, local=1, local_world_size=1, restarts=0)
+
+
+def test_each_of_several_takes_its_own_device(second_of_two):
+    runtime = setup_runtime(settings(PretrainConfig, runtime__device="cpu", runtime__threads=1).runtime)
+    assert runtime.device == torch.device("cpu")
+    with pytest.raises(ConfigError) as wrong:
+        setup_runtime(settings(PretrainConfig, runtime__device="cuda:1", runtime__threads=1).runtime)
+    assert str(wrong.value) == (
+        "runtime.device must be auto, cpu or cuda where torchrun starts several processes, got 'cuda:1'"
+    )
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError) as few:
+            setup_runtime(settings(PretrainConfig, runtime__device="cuda", runtime__threads=1).runtime)
+        assert str(few.value) == (
+            "2 processes were started here and there are 0 GPUs; try torchrun --nproc-per-node 1, or runtime.device cpu"
+        )
+
+
+REFUSED = [
+    (
+        PretrainConfig,
+        {"objective": "hybrid", "next_sentence__weight": 1.0},
+        "next_sentence.weight with objective hybrid needs runtime.parallel ddp, got fsdp",
+    ),
+    (FinetuneConfig, {"transfer__unfreeze_every": 1}, "transfer.unfreeze_every needs runtime.parallel ddp, got fsdp"),
+]
+
+
+@pytest.mark.parametrize(("kind", "values", "message"), REFUSED)
+def test_what_shards_cannot_do_is_refused_and_alone_it_is_not(kind, values, message, second_of_two):
+    config = settings(kind, runtime__parallel="fsdp", **values)
+    with pytest.raises(ConfigError) as wrong:
+        refuse_fsdp(config)
+    assert str(wrong.value) == message
+    refuse_fsdp(settings(kind, **values))
+    second_of_two.setenv("WORLD_SIZE", "1")
+    refuse_fsdp(config)
+
+
+def test_a_run_goes_on_by_itself_when_its_launcher_starts_it_again(tmp_path, second_of_two):
+    RunFolder.create(tmp_path / "run", kind="pretrain", command="headstart a", config=pretrain_config(), inputs={})
+    write_json(tmp_path / "run" / "environment.json", {"launch": "night"})
+    assert not is_restarted_run(tmp_path / "run", "headstart a")
+    second_of_two.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert is_restarted_run(tmp_path / "run", "headstart a")
+    assert not is_restarted_run(tmp_path / "run", "headstart b")
+    assert not is_restarted_run(tmp_path / "none", "headstart a")
+
+
+@pytest.mark.parametrize(("count", "goes_on"), [("2", True), ("0", False)])
+def test_a_job_that_is_queued_again_goes_on_too(count, goes_on, tmp_path, monkeypatch):
+    RunFolder.create(tmp_path / "run", kind="pretrain", command="headstart a", config=pretrain_config(), inputs={})
+    monkeypatch.setenv("SLURM_RESTART_COUNT", count)
+    assert is_restarted_run(tmp_path / "run", "headstart a") == goes_on
+
+
+def test_the_same_launch_with_other_machines_goes_on(tmp_path, second_of_two):
+    RunFolder.create(tmp_path / "run", kind="pretrain", command="headstart a", config=pretrain_config(), inputs={})
+    write_json(tmp_path / "run" / "environment.json", {"launch": "night"})
+    second_of_two.setenv("TORCHELASTIC_RUN_ID", "night")
+    assert is_restarted_run(tmp_path / "run", "headstart a")
+    second_of_two.setenv("TORCHELASTIC_RUN_ID", "day")
+    assert not is_restarted_run(tmp_path / "run", "headstart a")
+
+
+def test_a_time_limit_is_no_failure_only_where_one_would_be_restarted(second_of_two):
+    over, stopped = Interrupted("", "time limit reached"), Interrupted("", "SIGTERM")
+    assert launcher_exit_code(over, over.exit_code) == 75
+    second_of_two.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    assert launcher_exit_code(over, over.exit_code) == 0
+    assert launcher_exit_code(stopped, stopped.exit_code) == 143
+    second_of_two.delenv("RANK")
+    second_of_two.setenv("WORLD_SIZE", "1")
+    assert launcher_exit_code(over, over.exit_code) == 75
+
+
+def test_an_onlooker_writes_nothing(tmp_path):
+    run = ReadOnlyRunFolder(tmp_path)
+    with run.locked(), run.discarded_on_error(new=True):
+        run.note("result.json", {})
+        run.metrics.write("step", loss=1.0)
+        run.metrics.flush()
+        run.same_inputs({"a": 1})
+        run.tidy()
+    assert list(tmp_path.iterdir()) == []
+    RunFolder(tmp_path).note("result.json", {})  # control
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_alone_there_is_nobody_to_agree_with():
+    assert SINGLE_PROCESS.add([1.5, 2.0]) == [1.5, 2.0]
+    assert (SINGLE_PROCESS.any(True), SINGLE_PROCESS.any(False)) == (True, False)
+    assert (SINGLE_PROCESS.agree("SIGINT"), SINGLE_PROCESS.agree(None)) == ("SIGINT", None)
+    assert SINGLE_PROCESS.tell(lambda: 3) == 3
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("block", ["classic", "modern"])
+def test_what_is_worked_out_again_is_the_same_to_the_bit(block, dropout):
+    def losses(recompute):
+        shape = merge_config(type(SHAPE), {**SHAPE.model_dump(), "block": block, "dropout": dropout})
+        model = language_model(shape=shape)
+        model.backbone.recompute = recompute
+        rows = PackedDataset(corpus([9, 30, 14]), torch.arange(3).numpy(), SPECIAL, context=12, layout="packed", seed=0)
+        config = OptimConfig(lr=1e-2)
+        state = TrainState(model, build_optimizer(model, config), 0)
+        reports = fit(
+            state, lambda step: [rows.batch(step, 2)], lambda b: language_model_loss(model, b), config, 6, CPU
+        )
+        return [report.loss for report in reports]
+
+    assert losses(True) == losses(False)
+    assert losses(True)[-1] < losses(True)[0]

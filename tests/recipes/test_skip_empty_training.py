@@ -1,0 +1,122 @@
+"""A file of which a few rows are labelled: training says what it leaves out, and goes on as it began."""
+
+import csv
+import tomllib
+
+import pytest
+
+from fixtures.tiny import Listener, change_runtime, finetune_config, write_reviews
+from headstart.config.schema import LabelledConfig, TokenizerConfig
+from headstart.errors import DataError, Interrupted
+from headstart.files import read_json
+from headstart.progress import SilentProgress
+from headstart.recipes.compare.run import run_compare
+from headstart.recipes.evaluate import run_errors, run_evaluate
+from headstart.recipes.finetune.run import run_finetune
+from headstart.recipes.prepare import run_prepare_labelled
+from headstart.recipes.tune import run_tune
+from headstart.tokenization.bpe import train_tokenizer
+
+SKIP = {"labelled__skip_empty": True, "loop__epochs": 1}
+
+
+@pytest.fixture
+def mails(tmp_path, monkeypatch):
+    """train.csv has 30 rows without a label and 2 without a text; test.csv has one row without a label."""
+    monkeypatch.chdir(write_reviews(tmp_path))
+    add("train.csv", [(f"a letter {number}", "") for number in range(30)] + [("", "positive"), (" ", "")])
+    add("test.csv", [("a letter", "")])
+
+
+def add(name, rows):
+    with open(name, "a", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+
+
+NOTES = [
+    "30 rows of train.csv have no label, 2 no text; they are left out",
+    "1 row of test.csv has no label; it is left out",
+]
+
+
+@pytest.mark.usefixtures("mails")
+def test_a_run_says_and_records_what_it_leaves_out(tmp_path):
+    listener = Listener()
+    config = finetune_config(**SKIP)
+    run = run_finetune("train.csv", tmp_path / "run", config, source="scratch", test="test.csv", progress=listener)
+    assert [line for line in listener.lines if "left out" in line] == NOTES
+    result = read_json(run.path / "result.json")
+    assert result["notes"][:2] == NOTES
+    assert {name: part["rows"] for name, part in result["data"].items()} == {"train": 38, "valid": 10, "test": 24}
+
+
+@pytest.mark.usefixtures("mails")
+def test_without_the_setting_the_first_empty_row_stops_training(tmp_path):
+    with pytest.raises(DataError) as caught:
+        run_finetune("train.csv", tmp_path / "run", finetune_config(), source="scratch")
+    assert str(caught.value) == (
+        "train.csv, row 49: the label is empty; give the row a label, remove it, or leave such rows out with "
+        "labelled.skip_empty"
+    )
+
+
+@pytest.mark.usefixtures("mails")
+def test_a_run_that_goes_on_leaves_out_the_same_rows(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run_finetune("train.csv", out, finetune_config(**SKIP, runtime__time_limit=1e-6), source="scratch")
+    assert read_json(out / "config.json")["labelled"]["skip_empty"] is True
+    change_runtime(out, time_limit=None)
+    run_finetune(None, out, None, resume=True)
+    assert read_json(out / "result.json")["notes"][0] == NOTES[0]
+
+
+@pytest.mark.usefixtures("mails")
+def test_a_comparison_notes_it_for_its_report(tmp_path):
+    run_compare(
+        "train.csv",
+        tmp_path / "cmp",
+        finetune_config(**SKIP),
+        source=(),
+        test="test.csv",
+        seeds=1,
+        labels=(None,),
+        arms=("majority", "tfidf"),
+    )
+    assert read_json(tmp_path / "cmp" / "data.json")["notes"][:2] == NOTES
+    assert NOTES[0] in (tmp_path / "cmp" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("mails")
+def test_evaluating_leaves_out_the_same_and_slices_what_is_left(tmp_path):
+    config = finetune_config(**SKIP)
+    run = run_finetune("train.csv", tmp_path / "run", config, source="scratch")
+    listener = Listener()
+    assert run_evaluate(run.path, "test.csv", config.labelled, progress=listener).rows == 24
+    assert listener.lines == [NOTES[1]]
+    found = run_errors(run.path, "test.csv", config.labelled, columns=["label"], mistakes=0)
+    assert {one.name: one.rows for one in found.slices["column label"]} == {"negative": 12, "positive": 12}
+    with pytest.raises(DataError, match="the label is empty"):
+        run_evaluate(run.path, "test.csv")
+
+
+@pytest.mark.usefixtures("mails")
+def test_a_search_writes_the_setting_down_for_the_run_after_it(tmp_path):
+    pytest.importorskip("optuna", reason="needs the extra tune")
+    listener = Listener()
+    config = finetune_config(**SKIP)
+    found = run_tune("train.csv", tmp_path / "tuned", config, source="scratch", trials=1, progress=listener)
+    assert [line for line in listener.lines if "left out" in line] == NOTES[:1]
+    assert tomllib.loads(found.toml.read_text(encoding="utf-8"))["labelled"] == {"skip_empty": True}
+
+
+@pytest.mark.usefixtures("mails")
+def test_prepared_rows_are_made_again_when_empty_ones_are_left_out(tmp_path):
+    tokenizer = train_tokenizer(["a film and a letter"] * 9, TokenizerConfig(vocab_size=270), SilentProgress())
+    full = LabelledConfig()
+    with pytest.raises(DataError, match="the label is empty"):
+        run_prepare_labelled("train.csv", tmp_path / "shards", full, tokenizer=tokenizer, progress=SilentProgress())
+    listener = Listener()
+    skip = LabelledConfig(skip_empty=True)
+    shards = run_prepare_labelled("train.csv", tmp_path / "shards", skip, tokenizer=tokenizer, progress=listener)
+    assert (shards.documents, listener.lines[0]) == (48, NOTES[0])

@@ -1,0 +1,110 @@
+"""Where a tokenizer is looked for, and the report card of one."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from headstart.config.schema import TokenizerConfig
+from headstart.errors import DataError, StoreError, UsageError
+from headstart.tokenization.bpe import train_tokenizer
+from headstart.tokenization.sentencepiece import SentencePieceTokenizer
+from headstart.tokenization.tokenizer import TokenizerReport, load_tokenizer, tokenizer_report
+
+
+@pytest.mark.parametrize("place", ["", "tokenizer", "bundle/tokenizer"])
+def test_a_folder_that_holds_a_tokenizer_folder_will_do(bytepair, tmp_path, place):
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    bytepair.save(tmp_path / place)
+    assert load_tokenizer(tmp_path).digest == bytepair.digest
+    assert load_tokenizer(tmp_path / place / "tokenizer.json").digest == bytepair.digest
+
+
+@pytest.mark.parametrize("name", ["sentencepiece.model", "anything.model"])
+def test_a_model_is_found_by_itself_or_by_its_folder(piece_folder, sentencepieces, tmp_path, name):
+    shutil.copy(piece_folder / "tiny.model", tmp_path / name)
+    assert load_tokenizer(tmp_path).digest == sentencepieces.digest
+    assert load_tokenizer(tmp_path / name).digest == sentencepieces.digest
+
+
+@pytest.mark.parametrize("named", ["", "french.model"])
+def test_a_dictionary_beside_a_model_is_used(piece_folder, tmp_path, named):
+    shutil.copy(piece_folder / "tiny.model", tmp_path / "french.model")
+    (tmp_path / "dict.txt").write_text("▁livre 2\n", encoding="utf-8")
+    found = load_tokenizer(tmp_path / named)
+    assert isinstance(found, SentencePieceTokenizer)
+    assert (found.vocab_size, found.piece(4)) == (5, "▁livre")
+
+
+def test_a_path_that_is_not_there_is_a_wrong_question(tmp_path):
+    with pytest.raises(UsageError) as caught:
+        load_tokenizer(tmp_path / "gone")
+    assert str(caught.value) == f"{tmp_path / 'gone'} does not exist; expected a tokenizer, or a folder that holds one"
+
+
+def test_a_file_of_another_kind_is_a_wrong_question(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("hello")
+    with pytest.raises(UsageError) as caught:
+        load_tokenizer(path)
+    assert str(caught.value) == f"{path} is not a tokenizer; expected tokenizer.json or a SentencePiece .model file"
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path):
+    (tmp_path / "dict.txt").write_text("a 1\n")
+    with pytest.raises(StoreError) as caught:
+        load_tokenizer(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path} holds no tokenizer: neither tokenizer.json nor a SentencePiece .model file"
+    )
+
+
+def test_a_folder_with_several_tokenizers_is_not_guessed_at(bytepair, piece_folder, tmp_path):
+    bytepair.save(tmp_path)
+    for name in ("b.model", "a.model"):
+        shutil.copy(piece_folder / "tiny.model", tmp_path / name)
+    with pytest.raises(StoreError) as caught:
+        load_tokenizer(tmp_path)
+    assert str(caught.value) == (f"{tmp_path} holds several tokenizers: tokenizer.json, a.model, b.model; name one")
+
+
+def test_the_report_card_of_bytes_is_counted_by_hand():
+    only_bytes = train_tokenizer(["ab"], TokenizerConfig())
+    assert only_bytes.vocab_size == 260
+    assert tokenizer_report(only_bytes, iter(["aé b", "", "a"])) == TokenizerReport(
+        documents=3,
+        characters=5,
+        bytes=6,
+        words=3,
+        tokens=6,
+        bytes_per_token=1.0,
+        tokens_per_word=2.0,
+        unknown_rate=0.0,
+        vocab_used=5 / 256,  # a, the two bytes of é, the space, b
+    )
+
+
+def test_the_report_card_counts_the_unknown(piece_folder: Path, tmp_path):
+    (tmp_path / "dict.txt").write_text("▁livre 2\n, 1\n▁ce 1\n▁chat 1\n", encoding="utf-8")
+    found = SentencePieceTokenizer.load(piece_folder / "tiny.model", tmp_path / "dict.txt")
+    assert found.pieces("ce livre, ce a") == ["▁ce", "▁livre", ",", "▁ce", "▁a"]
+    assert tokenizer_report(found, ["ce livre, ce a"] * 1200) == TokenizerReport(  # more than one batch
+        documents=1200,
+        characters=1200 * 14,
+        bytes=1200 * 14,
+        words=1200 * 4,
+        tokens=1200 * 5,
+        bytes_per_token=14 / 5,
+        tokens_per_word=5 / 4,
+        unknown_rate=1 / 5,
+        vocab_used=3 / 4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("texts", "counts"), [([], "0 documents, 0 words, 0 tokens"), ([" "], "1 document, 0 words, 1 token")]
+)
+def test_there_is_no_report_on_nothing(bytepair, texts, counts):
+    with pytest.raises(DataError) as caught:
+        tokenizer_report(bytepair, texts)
+    assert str(caught.value) == f"there is no text to report on: {counts}"
