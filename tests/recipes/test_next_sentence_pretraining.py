@@ -109,4 +109,4 @@ def test_a_start_token_that_sees_nothing_is_not_asked(reviews, capsys, monkeypat
     assert str(caught.value) == expected
     monkeypatch.chdir(tmp_path)
     assert headstart(["pretrain", str(reviews / "texts.txt"), "--next-sentence.weight", "1", "--out", "run"]) == 2
-    assert capsys.readouterr().err == f"headstart: --{expected}\n"
+    assert capsys.readouterr().err == f"headstart: --{expected.replace('next_sentence', 'next-sentence')}\n"

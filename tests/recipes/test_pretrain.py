@@ -51,7 +51,7 @@ def test_held_out_documents_are_not_learnt_from(reviews, tmp_path):
     said = f"{len(train)} documents to learn from, {len(held_out)} held out; {rows.inputs:,} tokens an epoch"
     assert any(line.startswith(said) for line in listener.lines)
     assert len(steps) == rows.rows  # one epoch, a row a step
-    assert sum(line["scored"] for line in steps) == rows.inputs  # every token once
+    assert sum(line["num_targets"] for line in steps) == rows.inputs  # every token once
 
 
 def test_the_end_measures_all_held_out_text_and_the_way_there_a_part(reviews, tmp_path):
@@ -67,7 +67,7 @@ def test_the_end_measures_all_held_out_text_and_the_way_there_a_part(reviews, tm
 def test_accumulation_reads_the_rows_of_one_large_batch(reviews, tmp_path):
     large, _, _ = pretrain(reviews, tmp_path / "large", loop__steps=4, loop__batch_size=8, loop__accumulate=1)
     small, _, _ = pretrain(reviews, tmp_path / "small", loop__steps=4, loop__batch_size=2, loop__accumulate=4)
-    assert [line["scored"] for line in small] == [line["scored"] for line in large]
+    assert [line["num_targets"] for line in small] == [line["num_targets"] for line in large]
     assert [line["loss"] for line in small] == pytest.approx([line["loss"] for line in large], rel=1e-4)
 
 
@@ -76,7 +76,7 @@ def test_an_epoch_is_as_many_steps_as_its_rows_fill(reviews, tmp_path):
     rows = rows_of(reviews, train)
     steps, _, result = pretrain(reviews, tmp_path / "run", loop__steps=None, loop__batch_size=2, loop__accumulate=3)
     assert len(steps) == result["steps"] == round(rows.rows / 6)
-    assert result["tokens_seen"] == pytest.approx(sum(line["scored"] for line in steps), abs=6 * 24)
+    assert result["tokens_seen"] == pytest.approx(sum(line["num_targets"] for line in steps), abs=6 * 24)
 
 
 def test_a_document_a_row_is_another_layout(reviews, tmp_path):

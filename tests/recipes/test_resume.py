@@ -15,7 +15,7 @@ from headstart.files import read_checksummed, read_json, write_checksummed
 from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.pretrain.run import run_pretrain
 
-RUNNER = Path(__file__).parent / "runner.py"
+RUNNER = Path(__file__).parents[1] / "fixtures" / "runner.py"
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,7 @@ def test_waiting_for_a_better_epoch_makes_no_sense_when_the_last_is_kept():
 
 def test_averaged_weights_are_measured_and_kept_in_place_of_the_last_ones(reviews, tmp_path):
     plain = finetune(reviews, tmp_path / "plain", loop__select="last")
-    mean = finetune(reviews, tmp_path / "mean", loop__select="last", optim__average=0.9)
+    mean = finetune(reviews, tmp_path / "mean", loop__select="last", optim__ema_decay=0.9)
     assert [line["train_loss"] for line in epochs(mean)] == [line["train_loss"] for line in epochs(plain)]
     assert [line["valid_loss"] for line in epochs(mean)] != [line["valid_loss"] for line in epochs(plain)]
     assert not same(weights(mean), weights(plain))
@@ -72,8 +72,8 @@ def test_averaged_weights_are_measured_and_kept_in_place_of_the_last_ones(review
 def test_an_average_survives_a_stop(reviews, tmp_path, command):
     def go(out, **settings):
         if command == "finetune":
-            return finetune(reviews, out, optim__average=0.9, **settings)
-        return run_pretrain([str(reviews / "texts.txt")], out, pretrain_config(optim__average=0.9, **settings))
+            return finetune(reviews, out, optim__ema_decay=0.9, **settings)
+        return run_pretrain([str(reviews / "texts.txt")], out, pretrain_config(optim__ema_decay=0.9, **settings))
 
     whole = go(tmp_path / "whole")
     with pytest.raises(Interrupted):
@@ -88,13 +88,13 @@ def test_an_average_survives_a_stop(reviews, tmp_path, command):
 
 def test_few_rows_are_read_several_times_an_epoch(reviews, tmp_path):
     usual = finetune(reviews, tmp_path / "usual", loop__epochs=2)
-    often = finetune(reviews, tmp_path / "often", loop__epochs=2, loop__least_steps=30)
-    enough = finetune(reviews, tmp_path / "enough", loop__epochs=2, loop__least_steps=12)
+    often = finetune(reviews, tmp_path / "often", loop__epochs=2, loop__min_steps=30)
+    enough = finetune(reviews, tmp_path / "enough", loop__epochs=2, loop__min_steps=12)
     assert len(epochs(often)) == len(epochs(usual)) == 2
     assert epochs(often)[-1]["train_loss"] < epochs(usual)[-1]["train_loss"]
     assert same(weights(enough), weights(usual))
     with pytest.raises(Interrupted) as caught:
-        finetune(reviews, tmp_path / "cut", loop__epochs=2, loop__least_steps=30, runtime__time_limit=1e-5)
+        finetune(reviews, tmp_path / "cut", loop__epochs=2, loop__min_steps=30, runtime__time_limit=1e-5)
     # 48 rows in batches of 8 are 6 steps, 2 epochs are 12: three passes an epoch reach 36
     resume = f"headstart finetune --resume --out {tmp_path / 'cut'}"
     assert str(caught.value) == f"time limit reached at step 1 of 36; saved. Go on with: {resume}"
@@ -102,9 +102,9 @@ def test_few_rows_are_read_several_times_an_epoch(reviews, tmp_path):
 
 def test_many_rows_are_read_in_fewer_epochs(reviews, tmp_path):
     # 48 rows in batches of 8 are 6 steps
-    fewer = finetune(reviews, tmp_path / "fewer", loop__epochs=4, loop__most_steps=13)
+    fewer = finetune(reviews, tmp_path / "fewer", loop__epochs=4, loop__max_steps=13)
     two = finetune(reviews, tmp_path / "two", loop__epochs=2)
-    one = finetune(reviews, tmp_path / "one", loop__epochs=4, loop__most_steps=1)
+    one = finetune(reviews, tmp_path / "one", loop__epochs=4, loop__max_steps=1)
     assert len(epochs(fewer)) == 2
     assert same(weights(fewer), weights(two))  # the schedule has its end there too
     assert len(epochs(one)) == 1
