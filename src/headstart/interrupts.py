@@ -31,7 +31,7 @@ class StopSignal:
     def __init__(self, time_limit: float | None = None, since: float | None = None) -> None:
         self.reason: str | None = None
         self.may_interrupt = False
-        self.agree: Callable[[str | None], str | None] | None = None
+        self.consensus: Callable[[str | None], str | None] | None = None
         """Where several processes train together: makes one reason of theirs, so that all stop at the same moment."""
         begun = time.monotonic() if since is None else since
         self._deadline = None if time_limit is None else begun + 60 * time_limit
@@ -51,8 +51,8 @@ class StopSignal:
     def check(self) -> None:
         """Leave the work in hand if a stop was asked for."""
         requested = self.requested
-        if self.agree is not None:
-            self.reason = self.agree(self.reason)
+        if self.consensus is not None:
+            self.reason = self.consensus(self.reason)
             requested = self.reason is not None
         if requested:
             raise StopRequested
@@ -70,7 +70,7 @@ class StopSignal:
 def step_context(stop: StopSignal, *, compiled: bool) -> Callable[[], AbstractContextManager[None]]:
     """How a step is entered: one that torch may compile in takes too long for a signal to wait for its end."""
     # where several train together, one that leaves would keep the others waiting
-    return stop.interruptible if compiled and stop.agree is None else nullcontext
+    return stop.interruptible if compiled and stop.consensus is None else nullcontext
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def handle_signals(time_limit: float | None = None, since: float | None = None) 
 
     def ask(number: int, _frame: FrameType | None) -> None:
         stop.reason = stop.reason or signal.Signals(number).name
-        if rank_info().world > 1:
+        if rank_info().world_size > 1:
             return
         for each, handler in before.items():
             signal.signal(each, handler)
@@ -106,7 +106,7 @@ def handle_signals(time_limit: float | None = None, since: float | None = None) 
     try:
         yield stop
     except BaseException:
-        if rank_info().world > 1:  # this process ends, and torchrun's wish that it should must not come between
+        if rank_info().world_size > 1:  # this process ends, and torchrun's wish that it should must not come between
             before = dict.fromkeys(before, signal.SIG_IGN)
         raise
     finally:

@@ -22,8 +22,8 @@ class RankInfo:
     """Which of several processes this is, of all and of those on this machine; torchrun says so in the environment."""
 
     rank: int = 0
-    world: int = 1
-    local: int = 0
+    world_size: int = 1
+    local_rank: int = 0
     local_world_size: int = 1
     restarts: int = 0
 
@@ -35,8 +35,8 @@ def rank_info() -> RankInfo:
         return RankInfo()
     return RankInfo(
         rank=int(given["RANK"]),
-        world=int(given["WORLD_SIZE"]),
-        local=int(given["LOCAL_RANK"]),
+        world_size=int(given["WORLD_SIZE"]),
+        local_rank=int(given["LOCAL_RANK"]),
         local_world_size=int(given.get("LOCAL_WORLD_SIZE") or 1),
         restarts=int(given.get("TORCHELASTIC_RESTART_COUNT") or 0),
     )
@@ -118,7 +118,7 @@ def _cpu_ticks(cores: set[int]) -> tuple[int, int]:
 def _choose_device(name: str) -> "torch.device":
     import torch
 
-    if rank_info().world > 1:
+    if rank_info().world_size > 1:
         return _rank_device(name)
     if name == "auto":
         if torch.cuda.is_available():
@@ -151,8 +151,8 @@ def _rank_device(name: str) -> "torch.device":
             f"{here.local_world_size} processes were started here and there are {gpus} GPUs; "
             f"try torchrun --nproc-per-node {max(gpus, 1)}, or runtime.device cpu"
         )
-    torch.cuda.set_device(here.local)
-    return torch.device("cuda", here.local)
+    torch.cuda.set_device(here.local_rank)
+    return torch.device("cuda", here.local_rank)
 
 
 def seed_step(seed: int, step: int, rank: int = 0) -> None:

@@ -36,19 +36,19 @@ def trained(way, device, precision, recompute, shape):
     runtime = setup_runtime(RuntimeConfig(device=device, precision=precision, threads=1))
     model = language_model(shape=shape).to(runtime.device)
     model.backbone.recompute = recompute
-    way.spread(model, runtime)
+    way.shard(model, runtime)
     config = OptimConfig(optimizer="muon", lr=3e-3, weight_decay=0.1)
-    state = TrainState(model, build_optimizer(model, config), 0, way=way)
+    state = TrainState(model, build_optimizer(model, config), 0, strategy=way)
     documents = corpus([40, 7, 31, 12, 60, 25])
     rows = PackedDataset(documents, torch.arange(6).numpy(), SPECIAL, context=32, layout="packed", seed=0)
     reports = fit(
         state, lambda step: [rows.batch(4 * step, 4)], lambda b: language_model_loss(model, b), config, 20, runtime
     )
     losses = [report.loss for report in reports]
-    with way.whole(model) as plain:
+    with way.full_model(model) as plain:
         held = score_language(plain, rows, 100, runtime, lambda: None).loss
         names = list(plain.state_dict())
-    return losses, held, names, way.gathered(optimizer_tensors(state.optimizer, model))
+    return losses, held, names, way.gather(optimizer_tensors(state.optimizer, model))
 
 
 def compare(kind, device, precision, recompute, shape=MODERN):

@@ -35,10 +35,10 @@ def settings(kind, **values):
 def test_a_process_is_alone_unless_a_launcher_says_who_it_is(monkeypatch):
     assert rank_info() == RankInfo(0, 1, 0, 1, 0)
     monkeypatch.setenv("WORLD_SIZE", "4")  # some platforms count machines by it
-    assert rank_info().world == 1
+    assert rank_info().world_size == 1
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert rank_info() == RankInfo(rank=3, world=4, local=1, local_world_size=1, restarts=0)
+    assert rank_info() == RankInfo(rank=3, world_size=4, local_rank=1, local_world_size=1, restarts=0)
 
 
 def test_each_of_several_takes_its_own_device(second_of_two):
@@ -129,10 +129,10 @@ def test_an_onlooker_writes_nothing(tmp_path):
 
 
 def test_alone_there_is_nobody_to_agree_with():
-    assert SINGLE_PROCESS.add([1.5, 2.0]) == [1.5, 2.0]
+    assert SINGLE_PROCESS.sum([1.5, 2.0]) == [1.5, 2.0]
     assert (SINGLE_PROCESS.any(True), SINGLE_PROCESS.any(False)) == (True, False)
-    assert (SINGLE_PROCESS.agree("SIGINT"), SINGLE_PROCESS.agree(None)) == ("SIGINT", None)
-    assert SINGLE_PROCESS.tell(lambda: 3) == 3
+    assert (SINGLE_PROCESS.consensus("SIGINT"), SINGLE_PROCESS.consensus(None)) == ("SIGINT", None)
+    assert SINGLE_PROCESS.broadcast(lambda: 3) == 3
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

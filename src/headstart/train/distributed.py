@@ -39,18 +39,18 @@ _PEER_LOST = re.compile(
 class ProcessGroup:
     """The processes of a run, seen from one of them. Whatever is called here is called by all, in the same order."""
 
-    def __init__(self, rank: int = 0, world: int = 1, store: Any = None) -> None:
-        self.rank, self.world = rank, world
+    def __init__(self, rank: int = 0, world_size: int = 1, store: Any = None) -> None:
+        self.rank, self.world_size = rank, world_size
         self._store, self._told = store, 0
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the one that writes and speaks."""
         return self.rank == 0
 
-    def add(self, values: Sequence[float]) -> list[float]:
+    def sum(self, values: Sequence[float]) -> list[float]:
         """Each value summed over all processes."""
-        if self.world == 1:
+        if self.world_size == 1:
             return list(values)
         import torch
         import torch.distributed as dist
@@ -62,31 +62,31 @@ class ProcessGroup:
 
     def any(self, answer: bool) -> bool:
         """Whether any process says yes."""
-        return self.add([float(answer)])[0] > 0
+        return self.sum([float(answer)])[0] > 0
 
-    def agree(self, reason: str | None) -> str | None:
+    def consensus(self, reason: str | None) -> str | None:
         """One reason to stop for all, if any has one."""
-        if self.world == 1:
+        if self.world_size == 1:
             return reason
-        asked = self.add([float(reason == each) for each in _REASONS])
+        asked = self.sum([float(reason == each) for each in _REASONS])
         return next((each for each, count in reversed(list(zip(_REASONS, asked, strict=True))) if each and count), None)
 
-    def merged(self, values: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    def all_reduce(self, values: "NDArray[np.float64]") -> "NDArray[np.float64]":
         """Values of which each process worked out some and left 0 in place of the others: to the bit as of one process."""
-        if self.world > 1:
+        if self.world_size > 1:
             import torch
             import torch.distributed as dist
 
             dist.all_reduce(torch.from_numpy(values))
         return values
 
-    def tell(self, work: Callable[[], T]) -> T:
+    def broadcast(self, work: Callable[[], T]) -> T:
         """What the first process finds, as JSON, told to all; where it fails, all end, and it alone says why."""
-        if self.world == 1:
+        if self.world_size == 1:
             return work()
         self._told += 1
         key = f"told/{self._told}"
-        if not self.first:
+        if not self.is_main:
             while not self._store.check([key]):  # in short naps: a signal must be heard meanwhile
                 time.sleep(0.02)
             answer = json.loads(self._store.get(key))
@@ -102,9 +102,9 @@ class ProcessGroup:
         self._store.set(key, json.dumps({"value": value}))
         return value
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all are here."""
-        self.add([0.0])
+        self.sum([0.0])
 
 
 SINGLE_PROCESS = ProcessGroup()
@@ -119,7 +119,7 @@ _num_groups = 0
 def init_distributed() -> Iterator[ProcessGroup]:
     """The processes that torchrun started, for the length of a block; one that leaves it early ends the others."""
     here = rank_info()
-    if here.world == 1:
+    if here.world_size == 1:
         yield SINGLE_PROCESS
         return
     import torch
@@ -138,14 +138,14 @@ def init_distributed() -> Iterator[ProcessGroup]:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
     except (ValueError, RuntimeError) as error:
         raise UsageError(
-            f"process {here.rank} of {here.world} could not meet the others ({_first_line(error)}); "
+            f"process {here.rank} of {here.world_size} could not meet the others ({_first_line(error)}); "
             "start them with torchrun, all with the same command"
         ) from None
     _process_group = within("end", store)
     try:
         ranks = ProcessGroup(rank, world, within("ranks", store))
         yield ranks
-        ranks.wait()
+        ranks.barrier()
     except RuntimeError as error:
         if not _PEER_LOST.search(str(error)):
             raise
@@ -164,7 +164,7 @@ def _let_threads_end() -> None:
 
 def claim_error_report() -> bool:
     """Whether this process should say why it ends: of several, the first that comes to it, because the others only follow."""
-    if rank_info().world == 1:
+    if rank_info().world_size == 1:
         return True
     if _process_group is None:  # they have not met: all found the same wrong
         return rank_info().rank == 0
@@ -203,7 +203,7 @@ def restarted() -> bool:
 def launch_id() -> str | None:
     """The name of the launch, where torchrun was given or made one: it stays when machines come and go."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    return None if rank_info().world == 1 or name == "none" else name
+    return None if rank_info().world_size == 1 or name == "none" else name
 
 
 def _first_line(error: Exception) -> str:

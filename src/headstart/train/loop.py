@@ -43,7 +43,7 @@ class TrainState:
     step: int = 0
     ema: EMA | None = None
     """The running mean of the weights, if one is kept."""
-    way: ParallelStrategy = SINGLE
+    strategy: ParallelStrategy = SINGLE
     """How several processes train it together, if they do."""
 
 
@@ -86,7 +86,7 @@ def fit(
     """
     # on a GPU the next step's rows are laid out while this one's are computed
     started = time.perf_counter()  # before the rows are fetched: waiting for them is part of a step
-    ahead, way = runtime.device.type == "cuda", state.way
+    ahead, way = runtime.device.type == "cuda", state.strategy
     passes = EagerStep(state.model, objective, runtime, way)
     if graphs:
         passes = graphs.around(passes, state.optimizer, config.clip)
@@ -96,14 +96,14 @@ def fit(
         for batches in feed:
             share = _prepare_training(state, steps, config)
             parts: list[LossSum] = []
-            with way.adding(state.model):
+            with way.sync_grads(state.model):
                 with interruptible():
                     for number, batch in enumerate(batches, start=1):
                         parts.append(passes.run(batch, last=number == len(batches)))
                 own = sum(batch.num_targets for batch in batches if not batch.is_dummy)
-                count, scored = way.settle(sum(part.count for part in parts), own)
+                count, scored = way.reduce_counts(sum(part.count for part in parts), own)
             length = passes.length(1 / max(count, 1e-12), config.clip, state.optimizer)
-            read = _read_back(way.figures([part.total for part in parts], length))
+            read = _read_back(way.loss_and_norm([part.total for part in parts], length))
             if ahead:
                 # before the numbers are known: so the device has work while its answer travels
                 passes.step(state.optimizer)
@@ -132,7 +132,7 @@ def _prepare_training(state: TrainState, steps: int, config: OptimConfig) -> flo
     share = lr_factor(state.step, steps, config)
     for group in state.optimizer.param_groups:
         group["lr"] = share * group["peak_lr"]
-    seed_step(state.seed, state.step, state.way.ranks.rank)
+    seed_step(state.seed, state.step, state.strategy.ranks.rank)
     return share
 
 

@@ -85,7 +85,7 @@ def score_language(
                 part = language_model_loss(model, batch.to(runtime.device))
             found[index] = float(part.total), part.count
     nats, tokens = 0.0, 0
-    for more, count in ranks.merged(found).tolist():  # in order, whoever measured them
+    for more, count in ranks.all_reduce(found).tolist():  # in order, whoever measured them
         nats, tokens = nats + more, tokens + int(count)
     loss = nats / max(1, tokens)
     perplexity = math.exp(min(loss, 700))  # JSON has no infinity
@@ -96,9 +96,9 @@ def score_language(
 def rank_batches(count: int, ranks: ProcessGroup, check: Callable[[], None]) -> Iterator[int]:
     """The numbers below `count` that fall to this process; between two of them all processes look up together."""
     for index in range(count):
-        if index % ranks.world == 0:
+        if index % ranks.world_size == 0:
             check()
-        if index % ranks.world == ranks.rank:
+        if index % ranks.world_size == ranks.rank:
             yield index
 
 
@@ -122,7 +122,7 @@ def score_texts(
             scores[indices] = part.cpu().double().numpy()  # in this order: Apple's GPUs have no float64
             if done:
                 done(len(indices))
-    return ranks.merged(scores)
+    return ranks.all_reduce(scores)
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,6 @@ def score_next_sentence(
             found[index, 0] = int((scores.argmax(dim=1) == batch.pairs_B).sum())
             found[index, 1] = float(F.cross_entropy(scores, batch.pairs_B, reduction="sum"))
     right, nats = 0, 0.0
-    for hits, more in ranks.merged(found).tolist():
+    for hits, more in ranks.all_reduce(found).tolist():
         right, nats = right + int(hits), nats + more
     return NextSentenceScore(right / rows.rows, nats / rows.rows, rows.rows)
