@@ -22,7 +22,7 @@ def run(tmp_path):
 
 @pytest.mark.parametrize("new", [True, False])
 def test_wrong_inputs_take_a_new_folder_away_and_never_an_old_one(run, new):
-    with pytest.raises(DataError), run.discarded_on_error(new=new):
+    with pytest.raises(DataError), run.remove_on_error(new=new):
         raise DataError("train.csv has no rows")
     assert run.path.exists() is not new
 
@@ -56,7 +56,7 @@ def test_a_run_of_another_format_is_refused(run):
         RunFolder.open(run.path, kind="finetune")
     assert (
         str(caught.value)
-        == f"{run.path} has format 99, this version of Headstart reads 1; update Headstart, or start another run"
+        == f"{run.path} has format 99, this version of Headstart reads 2; update Headstart, or start another run"
     )
 
 

@@ -118,7 +118,7 @@ def import_course(
     receipt = ImportReceipt(str(path), sha256_of(path), tokenizer.digest, moved, computed)
     inputs = {"weights": str(path), "tokenizer": str(tokenizer_path)}
     run = RunFolder.create(out, kind="import", command=command, config=config, inputs=inputs)
-    with run.discarded_on_error(new=True):
+    with run.remove_on_error(new=True):
         about = {"source": str(path), "sha256": receipt.sha256, "tokenizer": tokenizer.digest}
         save_bundle(out / "bundle", Bundle(model, tokenizer, objective="causal", about=about))
         write_json(out / "receipt.json", receipt.as_dict())

@@ -404,7 +404,7 @@ def import_hf(source: str, out: Path, *, command: str = "") -> str:
     """Turn a model of transformers into a run folder of ours; returns what was done, in words."""
     folder = open_hf_folder(source)
     run = RunFolder.create(out, kind="import", command=command, config=RuntimeConfig(), inputs={"source": source})
-    with run.discarded_on_error(new=True):
+    with run.remove_on_error(new=True):
         about = import_model(source, folder, out / "bundle")
         write_json(out / "result.json", about)
     return f"{source}, a {about['architecture']}: {about['parameters']:,} parameters; model in {out}"

@@ -115,7 +115,7 @@ class RunFolder:
         return (self.path / "result.json").is_file()
 
     @contextmanager
-    def discarded_on_error(self, new: bool) -> Iterator[None]:
+    def remove_on_error(self, new: bool) -> Iterator[None]:
         """Take a new run folder away again when its inputs turn out to be wrong: nothing half-written stays behind."""
         try:
             yield
@@ -125,17 +125,17 @@ class RunFolder:
             raise
 
     @contextmanager
-    def failure_noted(self) -> Iterator[None]:
+    def record_failure(self) -> Iterator[None]:
         """Leave a note where training fails: if nothing was saved, the same folder may be named again."""
         try:
             yield
         except BaseException as error:
             if not isinstance(error, Interrupted) and self.path.is_dir():
                 with suppress(StoreError, OSError):  # a full disk must not hide what went wrong
-                    self.note(_FAILED, {"error": type(error).__name__})
+                    self.write_json(_FAILED, {"error": type(error).__name__})
             raise
 
-    def same_inputs(self, facts: dict[str, Any]) -> None:
+    def check_inputs_unchanged(self, facts: dict[str, Any]) -> None:
         """Remember what the run reads when it starts; refuse to go on when that has changed since."""
         path = self.path / "inputs.json"
         if not path.is_file():
@@ -146,16 +146,16 @@ class RunFolder:
             if before.get(name) != value:
                 raise UsageError(f"{name} is not what {self.path} was started with; put it back, or start another run")
 
-    def note(self, name: str, content: dict[str, Any], *, sealed: bool = False) -> None:
+    def write_json(self, name: str, content: dict[str, Any], *, checksummed: bool = False) -> None:
         """Write a JSON file of the run."""
-        (write_checksummed if sealed else write_json)(self.path / name, content)
+        (write_checksummed if checksummed else write_json)(self.path / name, content)
 
     def check_present(self) -> None:
         """Refuse to go on in a folder that was moved or deleted: half of a run would come into being in its place."""
         if not (self.path / "run.json").is_file():
             raise _missing_error(self.path)
 
-    def tidy(self) -> None:
+    def remove_checkpoints(self) -> None:
         """Let go of what only an unfinished run needs; the bundle and the result stay."""
         for leftover in (self.path / "checkpoints", *self.path.glob("best-epoch-*")):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -199,17 +199,17 @@ class ReadOnlyRunFolder(RunFolder):
         yield
 
     @contextmanager
-    def discarded_on_error(self, new: bool) -> Iterator[None]:  # noqa: ARG002
+    def remove_on_error(self, new: bool) -> Iterator[None]:  # noqa: ARG002
         """The other process takes the folder away, if it has to go."""
         yield
 
-    def same_inputs(self, facts: dict[str, Any]) -> None:
+    def check_inputs_unchanged(self, facts: dict[str, Any]) -> None:
         """The other process has looked."""
 
-    def note(self, name: str, content: dict[str, Any], *, sealed: bool = False) -> None:
+    def write_json(self, name: str, content: dict[str, Any], *, checksummed: bool = False) -> None:
         """Nothing is written."""
 
-    def tidy(self) -> None:
+    def remove_checkpoints(self) -> None:
         """Nothing is taken away."""
 
 
