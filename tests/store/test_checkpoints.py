@@ -194,7 +194,7 @@ def test_another_tokenizer_stops_the_transfer(tmp_path, tokenizer):
 )
 def test_a_missing_extra_or_misshapen_tensor_stops_the_transfer(tmp_path, tokenizer, change, fault):
     """The bundle is sealed again after the change, as a faulty program would leave it: the receipt itself must notice."""
-    from headstart.files import _checksum_line, sha256_of
+    from headstart.files import _checksum, sha256_of
     from headstart.store.tensors import load_tensors, save_tensors
 
     language_bundle(tmp_path / "b", tokenizer)
@@ -206,7 +206,7 @@ def test_a_missing_extra_or_misshapen_tensor_stops_the_transfer(tmp_path, tokeni
     manifest = read_json(tmp_path / "b" / "manifest.json")
     manifest["files"]["backbone.safetensors"] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
     manifest.pop("seal")
-    write_json(tmp_path / "b" / "manifest.json", manifest | {"seal": _checksum_line(manifest)})
+    write_json(tmp_path / "b" / "manifest.json", manifest | {"seal": _checksum(manifest)})
     model = Model(Backbone(SHAPE, tokenizer.vocab_size), classifier().head)
     before = model.backbone.embedding.weight.clone()
     with pytest.raises(TransferError) as caught:

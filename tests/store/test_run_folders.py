@@ -7,7 +7,7 @@ import pytest
 from fixtures.tiny import SHAPE, finetune_config
 from headstart.config.schema import TokenizerConfig
 from headstart.errors import DataError, StoreError, UsageError
-from headstart.files import _checksum_line, atomic_folder, read_json, sha256_of, write_json
+from headstart.files import _checksum, atomic_folder, read_json, sha256_of, write_json
 from headstart.model.heads import LanguageHead, Model
 from headstart.model.transformer import Backbone
 from headstart.store.bundle import Bundle, load_bundle, save_bundle
@@ -114,7 +114,7 @@ def test_a_bundle_with_the_tokenizer_of_another_is_refused(tmp_path):
     manifest.pop("seal")
     path = folder / "tokenizer" / "tokenizer.json"
     manifest["files"]["tokenizer/tokenizer.json"] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
-    write_json(folder / "manifest.json", manifest | {"seal": _checksum_line(manifest)})
+    write_json(folder / "manifest.json", manifest | {"seal": _checksum(manifest)})
     with pytest.raises(StoreError) as caught:
         load_bundle(folder)
     assert str(caught.value) == f"{folder / 'tokenizer'} is not the tokenizer this model was trained with"

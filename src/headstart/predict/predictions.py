@@ -65,7 +65,7 @@ def make_prediction(task: Task, share: Floats, truncated: bool, least: float = 0
         return RegressionPrediction(float(share[0]), truncated)
     named: dict[str, Any] = dict(zip(task.labels, map(float, share), strict=True))
     if isinstance(task, MultiLabel):
-        given = tuple(label for label, yes in zip(task.labels, share >= task.least, strict=True) if yes)
+        given = tuple(label for label, yes in zip(task.labels, share >= task.threshold_array, strict=True) if yes)
         return MultiLabelPrediction(given, named, truncated)
     unsure = bool(share.max() < least)
     label = ABSTAIN if unsure else task.labels[int(share.argmax())]
