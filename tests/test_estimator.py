@@ -67,7 +67,7 @@ def test_it_is_the_very_model_that_the_command_makes(base, tmp_path, start):
     (tmp_path / "train.csv").write_text(f"text,label\n{rows}")
     source, settings = ("scratch", SMALL) if start == "scratch" else (base, {"runtime.threads": 1})
     steps = {"loop.epochs": 2, "optim.lr": 0.01}
-    api.finetune(tmp_path / "train.csv", out=tmp_path / "run", source=source, settings=settings | steps)
+    api.finetune(tmp_path / "train.csv", out=tmp_path / "run", backbone=source, settings=settings | steps)
     ours = TextClassifier(source, epochs=2, lr=0.01, settings=settings).fit(TEXTS, LABELS)
     theirs = [list(answer.probabilities.values()) for answer in headstart.load(tmp_path / "run").predict(TEXTS)]
     assert (ours.predict_proba(TEXTS) == np.array(theirs)).all()
@@ -126,7 +126,7 @@ def test_a_saved_folder_answers_the_same_here_and_on_the_command_line(fitted, tm
 def test_a_run_folder_of_the_command_can_be_loaded(base, tmp_path):
     rows = "".join(f"{text},{label}\n" for text, label in zip(TEXTS, LABELS, strict=True))
     (tmp_path / "train.csv").write_text(f"text,label\n{rows}")
-    api.finetune(tmp_path / "train.csv", out=tmp_path / "run", source=base, settings={"loop.epochs": 1})
+    api.finetune(tmp_path / "train.csv", out=tmp_path / "run", backbone=base, settings={"loop.epochs": 1})
     assert TextClassifier.load(tmp_path / "run").classes_.tolist() == ["bad", "good"]
 
 
@@ -223,7 +223,9 @@ def test_a_setting_that_has_a_parameter_of_its_own_is_refused():
 def test_a_shape_beside_a_backbone_is_refused(base):
     with pytest.raises(ConfigError) as caught:
         TextClassifier(base, settings={"model.width": 8}).fit(TEXTS, LABELS)
-    assert str(caught.value) == f"model.width is set, but {base} brings its own; leave it out, or use source='scratch'"
+    assert (
+        str(caught.value) == f"model.width is set, but {base} brings its own; leave it out, or use backbone='scratch'"
+    )
 
 
 def test_twenty_classes_with_eight_examples_each():

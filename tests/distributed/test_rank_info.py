@@ -10,7 +10,7 @@ from headstart.config.schema import FinetuneConfig, OptimConfig, PretrainConfig
 from headstart.data.datasets import PackedDataset
 from headstart.errors import ConfigError, Interrupted
 from headstart.files import write_json
-from headstart.recipes.trainer import is_restarted_run, refuse_fsdp
+from headstart.recipes.trainer import check_fsdp, is_restarted_run
 from headstart.runtime import RankInfo, rank_info, setup_runtime
 from headstart.store.run_folder import ReadOnlyRunFolder, RunFolder
 from headstart.train.distributed import SINGLE_PROCESS
@@ -71,11 +71,11 @@ REFUSED = [
 def test_what_shards_cannot_do_is_refused_and_alone_it_is_not(kind, values, message, second_of_two):
     config = settings(kind, runtime__parallel="fsdp", **values)
     with pytest.raises(ConfigError) as wrong:
-        refuse_fsdp(config)
+        check_fsdp(config)
     assert str(wrong.value) == message
-    refuse_fsdp(settings(kind, **values))
+    check_fsdp(settings(kind, **values))
     second_of_two.setenv("WORLD_SIZE", "1")
-    refuse_fsdp(config)
+    check_fsdp(config)
 
 
 def test_a_run_goes_on_by_itself_when_its_launcher_starts_it_again(tmp_path, second_of_two):

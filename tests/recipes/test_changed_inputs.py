@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
+from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.tiny import finetune_config, pretrain_config, write_reviews
 from headstart.errors import ConfigError, DataError, HeadstartError, Interrupted
 from headstart.metrics import evaluate_single_label
 from headstart.recipes.compare.baselines import score_of
 from headstart.recipes.compare.run import run_compare
-from headstart.recipes.finetune.run import run_finetune
-from headstart.recipes.pretrain.run import run_pretrain
 
 
 @pytest.fixture
@@ -30,11 +29,11 @@ def resumed_without_limit(out):
 def test_a_pretraining_run_does_not_go_on_with_other_text(reviews, tmp_path):
     out = tmp_path / "run"
     with pytest.raises(Interrupted):
-        run_pretrain([str(reviews / "texts.txt")], out, pretrain_config(runtime__time_limit=1e-4))
+        pretrain_run([str(reviews / "texts.txt")], out, pretrain_config(runtime__time_limit=1e-4))
     resumed_without_limit(out)
     edit(reviews / "texts.txt")
     with pytest.raises(HeadstartError):
-        run_pretrain([], out, None, resume=True)
+        pretrain_run([], out, None, resume=True)
 
 
 def test_a_fine_tuning_run_does_not_go_on_with_other_rows(reviews, tmp_path):
@@ -42,11 +41,11 @@ def test_a_fine_tuning_run_does_not_go_on_with_other_rows(reviews, tmp_path):
     files = {"valid": str(reviews / "valid.csv")}
     config = finetune_config(runtime__time_limit=1e-4)
     with pytest.raises(Interrupted):
-        run_finetune(str(reviews / "train.csv"), out, config, source="scratch", **files)
+        finetune_run(str(reviews / "train.csv"), out, config, backbone="scratch", **files)
     resumed_without_limit(out)
     edit(reviews / "train.csv")
     with pytest.raises(HeadstartError):
-        run_finetune(None, out, None, resume=True)
+        finetune_run(None, out, None, resume=True)
 
 
 def test_a_comparison_does_not_go_on_with_other_rows(reviews, tmp_path):
@@ -72,7 +71,7 @@ def test_macro_f1_is_one_measure_for_all_arms():
 def test_too_little_text_leaves_no_folder_behind(tmp_path):
     (tmp_path / "t.txt").write_text("a\nb\nc\nd\n")
     with pytest.raises(DataError):
-        run_pretrain([str(tmp_path / "t.txt")], tmp_path / "run", pretrain_config(model__context=512))
+        pretrain_run([str(tmp_path / "t.txt")], tmp_path / "run", pretrain_config(model__context=512))
     assert not (tmp_path / "run").exists()
 
 

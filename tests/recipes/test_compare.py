@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.tiny import Listener, finetune_config, pretrain_config, write_reviews
 from headstart.config.schema import LabelledConfig, RuntimeConfig
 from headstart.data.labelled import read_labelled
@@ -18,9 +19,7 @@ from headstart.predict.predictor import Predictor
 from headstart.progress import SilentProgress
 from headstart.recipes.compare.arms import expand_arms, source_names
 from headstart.recipes.compare.run import run_compare
-from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.prepare import run_prepare_labelled
-from headstart.recipes.pretrain.run import run_pretrain
 from headstart.report.error_tables import error_tables
 from headstart.report.load import load_comparison
 from headstart.store.bundle import load_bundle
@@ -34,9 +33,9 @@ def reviews(tmp_path_factory):
     """Labelled reviews, and two language models of other shapes and vocabularies."""
     folder = write_reviews(tmp_path_factory.mktemp("reviews"))
     text = [str(folder / "texts.txt")]
-    run_pretrain(text, folder / "small", pretrain_config(loop__steps=3))
+    pretrain_run(text, folder / "small", pretrain_config(loop__steps=3))
     other = {"model__width": 24, "tokenizer__vocab_size": 280}
-    run_pretrain(text, folder / "other", pretrain_config(loop__steps=3, **other))
+    pretrain_run(text, folder / "other", pretrain_config(loop__steps=3, **other))
     return folder
 
 
@@ -93,7 +92,7 @@ def test_a_cell_of_one_folder_among_several_is_its_fine_tuning(reviews, two, tmp
     files = {name: str(reviews / f"{name}.csv") for name in ("valid", "test")}
     frozen = {"transfer__freeze": True, "optim__lr": 5e-2} if arm == "frozen" else {}
     config = finetune_config(loop__epochs=1, runtime__seed=1, **frozen)
-    run = run_finetune(str(reviews / "train.csv"), tmp_path / "run", config, source=str(reviews / "other"), **files)
+    run = finetune_run(str(reviews / "train.csv"), tmp_path / "run", config, backbone=str(reviews / "other"), **files)
     cell, result = read_record(two[0] / "cells" / f"{arm}@other-all-seed1.json"), read_json(run.path / "result.json")
     assert (cell.valid.accuracy, cell.epochs[0].valid_loss) == (
         result["valid"]["accuracy"],
@@ -251,7 +250,7 @@ def test_a_comparison_does_not_go_on_with_another_model_under_the_same_name(revi
     run_compare(None, out, None, resume=True)  # control
     (out / "result.json").unlink()
     shutil.rmtree(base)
-    run_pretrain([str(reviews / "texts.txt")], base, pretrain_config(loop__steps=4))
+    pretrain_run([str(reviews / "texts.txt")], base, pretrain_config(loop__steps=4))
     with pytest.raises(UsageError) as caught:
         run_compare(None, out, None, resume=True)
     assert str(caught.value) == f"{base} is not what {out} was started with; put it back, or start another run"
@@ -289,7 +288,7 @@ def test_a_network_s_probabilities_are_those_of_the_classifier_that_finetune_wou
     (tmp_path / "valid.csv").write_text("\n".join([*rows[0], *rows[1][1:]]) + "\n")
     train, config, source = str(reviews / "train.csv"), finetune_config(loop__epochs=1), str(reviews / "small")
     run_compare(train, tmp_path / "cmp", config, source=source, arms=("pretrained",), seeds=1, **files)
-    run = run_finetune(train, tmp_path / "run", config, source=source, **files)
+    run = finetune_run(train, tmp_path / "run", config, backbone=source, **files)
     cell = read_record(tmp_path / "cmp" / "cells" / "pretrained-all-seed0.json")
     assert cell.temperature == read_json(run.path / "result.json")["temperature"] != 1.0
     texts = read_labelled(files["test"], LabelledConfig()).texts

@@ -5,6 +5,7 @@ import csv
 import numpy as np
 import pytest
 
+from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.tiny import CPU, finetune_config, pretrain_config, write_reviews
 from headstart.config.schema import LabelledConfig
 from headstart.data.datasets import LabelledDataset
@@ -16,9 +17,7 @@ from headstart.progress import SilentProgress
 from headstart.recipes.compare.baselines import run_baseline
 from headstart.recipes.compare.run import run_compare
 from headstart.recipes.finetune.dataset import build_classifier, class_weights, load_labelled_data
-from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.finetune.trainer import FinetuneTrainer
-from headstart.recipes.pretrain.run import run_pretrain
 from headstart.store.run_folder import RunFolder
 from headstart.tasks import SingleLabel
 from headstart.tokenization.tokenizer import load_tokenizer
@@ -27,7 +26,7 @@ from headstart.tokenization.tokenizer import load_tokenizer
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory):
     folder = write_reviews(tmp_path_factory.mktemp("reviews"))
-    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=3))
+    pretrain_run([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=3))
     return folder
 
 
@@ -81,7 +80,7 @@ def test_a_cell_is_the_fine_tuning_of_its_arm_rows_and_seed(reviews, cells, tmp_
     files = {name: str(reviews / f"{name}.csv") for name in ("valid", "test")}
     train = str(write_subset(reviews, tmp_path / "subset.csv", 8, seed))
     alone = config(runtime__seed=seed)
-    run = run_finetune(train, tmp_path / "run", alone, source=source, tokenizer=tokenizer, **files)
+    run = finetune_run(train, tmp_path / "run", alone, backbone=source, tokenizer=tokenizer, **files)
     cell, result = read_json(cells / f"{arm}-8-seed{seed}.json"), read_json(run.path / "result.json")
     timeless = [
         [{name: value for name, value in line.items() if name not in ("kind", "seconds")} for line in lines]
@@ -141,7 +140,7 @@ def test_every_row_of_test_is_read_once(reviews, tmp_path):
     training = training_of(reviews, tmp_path / "run")
     test = training.data.test
     training.test = Counted(test.ids, test.gold, training.data.tokenizer.special, context=24)
-    training.go(resume=False)
+    training.train(resume=False)
     assert training.test.read == len(test)
 
 
@@ -166,7 +165,7 @@ def test_gradual_unfreezing_goes_on_through_the_epochs(reviews, tmp_path):
     moving = []
     for epochs in (1, 4):
         training = training_of(reviews, tmp_path / str(epochs), transfer__unfreeze_every=1, loop__epochs=epochs)
-        training.go(resume=False)
+        training.train(resume=False)
         moving.append(training.model.backbone.embedding.weight.requires_grad)
     assert moving == [False, True]
 
@@ -174,7 +173,7 @@ def test_gradual_unfreezing_goes_on_through_the_epochs(reviews, tmp_path):
 def test_the_best_epoch_comes_back_whole(reviews, tmp_path):
     """Backbone and head of the epoch that validation chose: its loss again, to the last digit."""
     training = training_of(reviews, tmp_path / "run", optim__lr=1e-3, loop__epochs=8)
-    outcome = training.go(resume=False)
+    outcome = training.train(resume=False)
     assert outcome.best_epoch < 8  # control: the last epoch is not the best
     assert outcome.valid.loss == outcome.epochs[outcome.best_epoch - 1]["valid_loss"]
     assert outcome.valid.loss != outcome.epochs[-1]["valid_loss"]
@@ -182,7 +181,7 @@ def test_the_best_epoch_comes_back_whole(reviews, tmp_path):
 
 def test_among_equal_accuracies_the_lower_loss_is_best(reviews, tmp_path):
     training = training_of(reviews, tmp_path / "run", optim__lr=1e-6, loop__epochs=3, model__dropout=0.0)
-    outcome = training.go(resume=False)
+    outcome = training.train(resume=False)
     losses = [line["valid_loss"] for line in outcome.epochs]
     assert len({line["valid_accuracy"] for line in outcome.epochs}) == 1  # control: a tie
     assert len(set(losses)) == 3

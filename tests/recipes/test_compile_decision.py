@@ -8,12 +8,12 @@ from torch import nn
 
 from fixtures.tiny import pretrain_config
 from headstart.recipes.pretrain import trainer as compiling
-from headstart.recipes.pretrain.trainer import MIN_GAIN, compile_pays, compiler_error, should_compile
+from headstart.recipes.pretrain.trainer import MIN_COMPILE_FLOPS, compile_pays, compiler_error, should_compile
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 MODEL = nn.Linear(1000, 1000, bias=False)
 """A million parameters."""
-STAGES = [SimpleNamespace(rows_per_step=64, reads=SimpleNamespace(rows=640))]
+STAGES = [SimpleNamespace(rows_per_step=64, epoch_dataset=SimpleNamespace(rows=640))]
 
 
 def settings(**changes):
@@ -22,7 +22,7 @@ def settings(**changes):
 
 def enough(steps_more=0, **runtime):
     """A run that just earns it back, or one of so many steps more."""
-    steps = round(MIN_GAIN / (6 * 1e6 * 64 * 512)) + 1
+    steps = round(MIN_COMPILE_FLOPS / (6 * 1e6 * 64 * 512)) + 1
     return settings(loop={"steps": steps + steps_more}, runtime=runtime)
 
 
@@ -33,7 +33,7 @@ def a_compiler(monkeypatch):
 
 def asked(config, device=CUDA, *, alone=True):
     said = []
-    return should_compile(config, MODEL, STAGES, device, said.append, alone=alone), said
+    return should_compile(config, MODEL, STAGES, device, said.append, single_process=alone), said
 
 
 def test_a_long_run_on_a_gpu_is_compiled_and_a_short_one_is_not():

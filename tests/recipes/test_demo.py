@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fixtures.recipes import pretrain_run
 from fixtures.tiny import Listener, pretrain_config, write_reviews
 from headstart.data.corpus import read_reviews
 from headstart.data.decontamination import Membership
@@ -14,7 +15,6 @@ from headstart.files import read_json
 from headstart.recipes import demo
 from headstart.recipes import demo as demo_pretraining
 from headstart.recipes.demo import run_demo
-from headstart.recipes.pretrain.run import run_pretrain
 from headstart.store import locate as starters
 
 
@@ -26,7 +26,7 @@ class Begun(Exception):
 def base(tmp_path_factory):
     """A language model to start from."""
     folder = write_reviews(tmp_path_factory.mktemp("base"))
-    return str(run_pretrain([str(folder / "texts.txt")], folder / "run", pretrain_config(loop__steps=2)).path)
+    return str(pretrain_run([str(folder / "texts.txt")], folder / "run", pretrain_config(loop__steps=2)).path)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.tiny import Listener, finetune_config, pretrain_config, write_reviews
 from headstart.errors import ConfigError, DataError, TransferError, UsageError
 from headstart.files import read_json
@@ -12,9 +13,7 @@ from headstart.predict.generate import Sampling, run_generate
 from headstart.recipes.compare.run import run_compare
 from headstart.recipes.evaluate import run_evaluate
 from headstart.recipes.finetune.dataset import build_classifier, load_labelled_data
-from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.prepare import run_prepare_labelled
-from headstart.recipes.pretrain.run import run_pretrain
 from headstart.store.bundle import load_bundle
 from headstart.store.tensors import load_tensors
 from headstart.tokenization.tokenizer import load_tokenizer
@@ -23,17 +22,17 @@ from headstart.tokenization.tokenizer import load_tokenizer
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory):
     folder = write_reviews(tmp_path_factory.mktemp("reviews"))
-    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=6))
+    pretrain_run([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=6))
     return folder
 
 
 def finetune(reviews, out, source="base", valid=True, test=True, config=None, listener=None, **more):
     source = source if source == "scratch" else str(reviews / source)
-    return run_finetune(
+    return finetune_run(
         str(reviews / "train.csv"),
         out,
         config or finetune_config(),
-        source=source,
+        backbone=source,
         valid=str(reviews / "valid.csv") if valid else None,
         test=str(reviews / "test.csv") if test else None,
         progress=listener,
@@ -125,11 +124,11 @@ def test_long_texts_are_cut_only_with_a_count(reviews, tmp_path):
     lines = (reviews / "train.csv").read_text().splitlines()
     lines[1] = '"' + "the film was a very " * 40 + '",negative'
     (tmp_path / "train.csv").write_text("\n".join(lines) + "\n")
-    run_finetune(
+    finetune_run(
         str(tmp_path / "train.csv"),
         tmp_path / "run",
         finetune_config(loop__epochs=1, model__context=64),
-        source="scratch",
+        backbone="scratch",
         valid=str(reviews / "valid.csv"),
         progress=listener,
     )
@@ -150,11 +149,11 @@ def test_prepared_shards_stand_in_for_text(reviews, tmp_path):
             progress=Listener(),
         )
     text = finetune(reviews, tmp_path / "text")
-    shards = run_finetune(
+    shards = finetune_run(
         str(tmp_path / "train"),
         tmp_path / "shards",
         finetune_config(),
-        source=str(reviews / "base"),
+        backbone=str(reviews / "base"),
         valid=str(tmp_path / "valid"),
         test=str(tmp_path / "test"),
     )
@@ -231,11 +230,11 @@ def test_a_label_typo_between_splits_names_the_row(reviews, tmp_path):
     text[3] = text[3].rsplit(",", 1)[0] + ",postive"
     (tmp_path / "test.csv").write_text("\n".join(text) + "\n")
     with pytest.raises(DataError) as caught:
-        run_finetune(
+        finetune_run(
             str(reviews / "train.csv"),
             tmp_path / "run",
             finetune_config(),
-            source="scratch",
+            backbone="scratch",
             test=str(tmp_path / "test.csv"),
         )
     assert str(caught.value) == (
@@ -298,7 +297,7 @@ def test_a_wrong_comparison_is_a_wrong_question(reviews, tmp_path, settings, mes
 @pytest.mark.parametrize("objective", ["masked", "hybrid"])
 def test_both_sided_objectives_tell_the_whole_story_too(reviews, tmp_path, objective):
     modern = {"model__block": "modern", "objective": objective, "loop__prompt": ""}
-    base = run_pretrain([str(reviews / "texts.txt")], tmp_path / "base", pretrain_config(loop__steps=30, **modern))
+    base = pretrain_run([str(reviews / "texts.txt")], tmp_path / "base", pretrain_config(loop__steps=30, **modern))
     bundle = load_bundle(base.path)
     assert (bundle.objective, bundle.attention) == (objective, "bidirectional")
     result = read_json(base.path / "result.json")
@@ -306,11 +305,11 @@ def test_both_sided_objectives_tell_the_whole_story_too(reviews, tmp_path, objec
     losses = [line["loss"] for line in base.metrics.read("step")]
     assert sum(losses[-5:]) < sum(losses[:5])
     assert bool(base.metrics.read("sample")) == (objective == "hybrid")
-    run = run_finetune(
+    run = finetune_run(
         str(reviews / "train.csv"),
         tmp_path / "clf",
         finetune_config(),
-        source=str(base.path),
+        backbone=str(base.path),
         valid=str(reviews / "valid.csv"),
     )
     assert load_bundle(run.path).attention == "bidirectional"
@@ -322,7 +321,7 @@ def test_both_sided_objectives_tell_the_whole_story_too(reviews, tmp_path, objec
 
 def test_a_model_that_fills_gaps_does_not_go_on_from_a_prompt(reviews, tmp_path):
     config = pretrain_config(loop__steps=2, objective="masked")
-    base = run_pretrain([str(reviews / "texts.txt")], tmp_path / "base", config)
+    base = pretrain_run([str(reviews / "texts.txt")], tmp_path / "base", config)
     with pytest.raises(UsageError) as caught:
         run_generate(base.path, "the film", sampling=Sampling())
     assert str(caught.value) == (
@@ -330,21 +329,21 @@ def test_a_model_that_fills_gaps_does_not_go_on_from_a_prompt(reviews, tmp_path)
     )
 
 
-def test_texts_that_stand_in_two_files_are_counted_and_told(reviews, tmp_path):
+def test_texts_that_appear_in_two_files_are_counted_and_reported(reviews, tmp_path):
     listener = Listener()
     train, test = ((reviews / f"{name}.csv").read_text().splitlines() for name in ("train", "test"))
     test[1:3] = train[1:3]
     (tmp_path / "test.csv").write_text("\n".join(test) + "\n")
     files = {"valid": str(reviews / "valid.csv"), "test": str(tmp_path / "test.csv")}
-    run = run_finetune(
+    run = finetune_run(
         str(reviews / "train.csv"),
         tmp_path / "run",
         finetune_config(loop__epochs=1),
-        source="scratch",
+        backbone="scratch",
         progress=listener,
         **files,
     )
-    note = f"2 of 24 texts of {tmp_path / 'test.csv'} also stand in {reviews / 'train.csv'}"
+    note = f"2 of 24 texts of {tmp_path / 'test.csv'} also appear in {reviews / 'train.csv'}"
     assert note in listener.lines
     assert note in read_json(run.path / "result.json")["notes"]
 
@@ -352,7 +351,7 @@ def test_texts_that_stand_in_two_files_are_counted_and_told(reviews, tmp_path):
 def test_the_training_file_is_not_taken_for_a_test(reviews, tmp_path):
     train = str(reviews / "train.csv")
     with pytest.raises(UsageError) as caught:
-        run_finetune(train, tmp_path / "run", finetune_config(), source="scratch", test=train)
+        finetune_run(train, tmp_path / "run", finetune_config(), backbone="scratch", test=train)
     assert (
         str(caught.value) == f"{train} is both the training and the test file; what was learnt by heart proves nothing"
     )
@@ -378,11 +377,11 @@ def test_a_file_with_one_label_is_remarked_on(reviews, tmp_path):
     listener = Listener()
     rows = [line for line in (reviews / "test.csv").read_text().splitlines() if line.endswith(("label", "positive"))]
     (tmp_path / "test.csv").write_text("\n".join(rows) + "\n")
-    run_finetune(
+    finetune_run(
         str(reviews / "train.csv"),
         tmp_path / "run",
         finetune_config(loop__epochs=1),
-        source="scratch",
+        backbone="scratch",
         test=str(tmp_path / "test.csv"),
         progress=listener,
     )

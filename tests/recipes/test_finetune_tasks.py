@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from fixtures.predictions import write_all
+from fixtures.recipes import finetune_run
 from fixtures.tiny import CPU, finetune_config
 from headstart.errors import Interrupted
 from headstart.files import read_json
 from headstart.predict.predictor import Predictor
 from headstart.progress import SilentProgress
-from headstart.recipes.finetune import trainer as training_module
+from headstart.recipes import trainer as trainer_module
 from headstart.recipes.finetune.dataset import class_weights, load_labelled_data
-from headstart.recipes.finetune.run import run_finetune
 from headstart.store.bundle import load_bundle
 
 FILES = {
@@ -34,7 +34,7 @@ def config_of(kind, **more):
 def go(folder, kind, out, **more):
     stem, suffix, _ = FILES[kind]
     names = [str(folder / f"{stem}{part}{suffix}") for part in ("", "-test")]
-    return run_finetune(names[0], out, config_of(kind, **more), source="scratch", test=names[1])
+    return finetune_run(names[0], out, config_of(kind, **more), backbone="scratch", test=names[1])
 
 
 def weights(run):
@@ -44,19 +44,19 @@ def weights(run):
 @pytest.mark.parametrize("kind", ["labels", "rating"])
 def test_a_run_that_was_stopped_ends_with_the_same_bits(folder, kind, tmp_path, monkeypatch):
     whole = go(folder, kind, tmp_path / "whole").path
-    fit = training_module.fit
+    fit = trainer_module.fit
 
     def stopped(state, *rest):
         for report in fit(state, *rest):
             yield report
             if report.step == 25:  # in the second epoch
-                raise training_module.StopRequested
+                raise trainer_module.StopRequested
 
-    monkeypatch.setattr(training_module, "fit", stopped)
+    monkeypatch.setattr(trainer_module, "fit", stopped)
     with pytest.raises(Interrupted):
         go(folder, kind, tmp_path / "run")
     monkeypatch.undo()
-    run_finetune(None, tmp_path / "run", None, resume=True)
+    finetune_run(None, tmp_path / "run", None, resume=True)
     assert weights(tmp_path / "run") == weights(whole)
     assert (tmp_path / "run" / "result.json").read_bytes() == (whole / "result.json").read_bytes()
     other = go(folder, kind, tmp_path / "other", runtime__seed=1).path
@@ -70,7 +70,7 @@ def test_a_number_is_learnt_in_its_own_units_and_the_scale_stands_in_the_head(fo
     (tmp_path / "large.csv").write_text("\n".join(large) + "\n")
     config = config_of("rating")
     for name, file in (("small", folder / "ratings.csv"), ("large", tmp_path / "large.csv")):
-        run_finetune(str(file), tmp_path / name, config, source="scratch")
+        finetune_run(str(file), tmp_path / name, config, backbone="scratch")
     texts = ["great great film", "awful plot", "the great awful one"]
     small, large = (
         np.array([one.value for one in Predictor(load_bundle(tmp_path / name), CPU).predict(texts)])
@@ -119,8 +119,8 @@ def test_rare_labels_stay_in_train_when_a_share_is_held_out(folder, tmp_path):
     lines = (folder / "labels.jsonl").read_text().splitlines()
     rare = '{"text": "a very rare thing", "label": ["rare", "war"]}'
     (tmp_path / "rare.jsonl").write_text("\n".join([*lines, rare]) + "\n")
-    run = run_finetune(
-        str(tmp_path / "rare.jsonl"), tmp_path / "run", config_of("labels", loop__epochs=1), source="scratch"
+    run = finetune_run(
+        str(tmp_path / "rare.jsonl"), tmp_path / "run", config_of("labels", loop__epochs=1), backbone="scratch"
     )
     data = read_json(run.path / "result.json")["data"]
     assert (data["train"]["counts"]["rare"], data["valid"]["counts"]["rare"]) == (1, 0)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fixtures.recipes import pretrain_run
 from fixtures.tiny import CPU, finetune_config, pretrain_config, write_reviews
 from headstart.config.schema import LabelledConfig
 from headstart.data.shards import Shards
@@ -10,8 +11,7 @@ from headstart.interrupts import StopRequested, StopSignal
 from headstart.progress import SilentProgress
 from headstart.recipes.finetune.dataset import build_classifier, load_labelled_data
 from headstart.recipes.finetune.trainer import FinetuneTrainer
-from headstart.recipes.pretrain.run import run_pretrain
-from headstart.recipes.pretrain.trainer import PretrainTrainer
+from headstart.recipes.pretrain.trainer import PretrainTrainer, prepare_pretraining
 from headstart.store.run_folder import RunFolder
 
 
@@ -33,7 +33,7 @@ class StopAt(StopSignal):
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory):
     folder = write_reviews(tmp_path_factory.mktemp("reviews"))
-    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=1))
+    pretrain_run([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=1))
     return folder
 
 
@@ -42,9 +42,8 @@ def pretraining(reviews, out, moment, resume=False, **settings):
     run = opened(out, "pretrain", config, resume)
     stop = StopAt(moment)
     shards = [Shards.open(reviews / "base" / "tokens")] * max(1, len(config.stages))
-    work = PretrainTrainer(run, config, shards, CPU, SilentProgress())
-    work.prepare()
-    work.go(stop, resume=resume)
+    setup = prepare_pretraining(config, shards, CPU)
+    PretrainTrainer(run, config, setup, CPU, stop, SilentProgress()).train(resume=resume)
     return run, stop
 
 
@@ -61,7 +60,7 @@ def finetuning(reviews, out, moment, resume=False):
     data = load_labelled_data(*files, LabelledConfig(), **settings)
     model, _ = build_classifier(config.model, data, None, "scratch", 0, "causal")
     stop = StopAt(moment)
-    FinetuneTrainer(run, config, data, model, CPU, stop, SilentProgress()).go(resume=resume)
+    FinetuneTrainer(run, config, data, model, CPU, stop, SilentProgress()).train(resume=resume)
     return run, stop
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.planted_copies import edited, reviews
+from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.tiny import Listener, finetune_config, pretrain_config
 from headstart.config.schema import LabelledConfig
 from headstart.data.decontamination import MEMBERSHIP_FILE, Membership
@@ -14,10 +15,8 @@ from headstart.data.shards import Shards
 from headstart.errors import DataError, UsageError
 from headstart.files import read_json
 from headstart.recipes.compare.run import run_compare
-from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.inspect import run_inspect
 from headstart.recipes.prepare import run_prepare
-from headstart.recipes.pretrain.run import run_pretrain
 from headstart.report.load import load_comparison
 from headstart.report.statistics import summarise
 from headstart.store.bundle import Bundle, load_bundle, save_bundle
@@ -41,7 +40,7 @@ def folder(tmp_path_factory):
     test = table(folder / "test.csv", TEST)
     for name, left_out in (("base", None), ("clean", test)):
         config = pretrain_config(loop__steps=1, corpus__exclude=left_out)
-        run_pretrain([str(folder / "texts.txt")], folder / name, config)
+        pretrain_run([str(folder / "texts.txt")], folder / name, config)
     return folder
 
 
@@ -94,24 +93,24 @@ def test_other_texts_to_leave_out_make_other_shards_and_the_same_ones_none(folde
 def test_several_files_are_separated_by_commas(folder, tmp_path):
     names = [table(tmp_path / "a.csv", TEXTS[:2]), table(tmp_path / "b.csv", TEXTS[2:4])]
     config = pretrain_config(loop__steps=1, corpus__exclude=", ".join(names))
-    run = run_pretrain([str(folder / "texts.txt")], tmp_path / "run", config)
+    run = pretrain_run([str(folder / "texts.txt")], tmp_path / "run", config)
     assert read_json(run.path / "result.json")["left_out"]["kept"] == 36
 
 
 def test_prepared_tokens_cannot_be_gone_through_again(folder, tmp_path):
     config = pretrain_config(loop__steps=1, corpus__exclude=str(folder / "test.csv"))
     with pytest.raises(UsageError) as caught:
-        run_pretrain([str(folder / "base" / "tokens")], tmp_path / "run", config)
+        pretrain_run([str(folder / "base" / "tokens")], tmp_path / "run", config)
     assert str(caught.value) == (
         f"{folder / 'base' / 'tokens'} is prepared already; give corpus.exclude to headstart prepare, and prepare it again"
     )
-    run_pretrain([str(folder / "clean" / "tokens")], tmp_path / "run", config)  # these have left it out already
+    pretrain_run([str(folder / "clean" / "tokens")], tmp_path / "run", config)  # these have left it out already
 
 
 def test_a_corpus_of_which_nothing_is_left_is_refused(folder, tmp_path):
     texts = str(folder / "texts.txt")
     with pytest.raises(DataError) as caught:
-        run_pretrain([texts], tmp_path / "run", pretrain_config(corpus__exclude=texts))
+        pretrain_run([texts], tmp_path / "run", pretrain_config(corpus__exclude=texts))
     assert str(caught.value) == (
         f"every document stands in {texts}, which corpus.exclude names; nothing is left to learn from"
     )
@@ -128,7 +127,7 @@ def test_a_bundle_knows_what_it_was_pretrained_on(folder):
 def test_a_model_that_went_on_remembers_both_texts(folder, tmp_path):
     (tmp_path / "more.txt").write_text("\n".join(reviews(20, seed=8)) + "\n", encoding="utf-8")
     config = pretrain_config(loop__steps=1)
-    run = run_pretrain([str(tmp_path / "more.txt")], tmp_path / "on", config, source=str(folder / "clean"))
+    run = pretrain_run([str(tmp_path / "more.txt")], tmp_path / "on", config, backbone=str(folder / "clean"))
     known = Membership.read(run.path / "bundle")
     assert known.rows_in([*TEXTS[4:], *reviews(20, seed=8)]) == list(range(56))
     assert known.rows_in(TEST) == []
@@ -137,8 +136,8 @@ def test_a_model_that_went_on_remembers_both_texts(folder, tmp_path):
 def test_a_model_that_went_on_from_an_unknown_text_claims_nothing(folder, tmp_path):
     old = load_bundle(folder / "base")
     save_bundle(tmp_path / "old", Bundle(old.model, old.tokenizer, objective="causal"))
-    run = run_pretrain(
-        [str(folder / "texts.txt")], tmp_path / "on", pretrain_config(loop__steps=1), source=str(tmp_path / "old")
+    run = pretrain_run(
+        [str(folder / "texts.txt")], tmp_path / "on", pretrain_config(loop__steps=1), backbone=str(tmp_path / "old")
     )
     assert not (run.path / "bundle" / MEMBERSHIP_FILE).exists()
     found = run_inspect(table(tmp_path / "t.csv", TEXTS[4:8]), LabelledConfig(), source=str(run.path))
@@ -166,7 +165,7 @@ def test_fine_tuning_says_what_the_model_has_seen_of_test(folder, tmp_path):
     for name, words in (("base", "4 of the 4 texts of {} were"), ("clean", "none of the 4 texts of {} was")):
         listener, source = Listener(), str(folder / name)
         config = finetune_config(loop__epochs=1)
-        run = run_finetune(train, tmp_path / name, config, source=source, test=test, progress=listener)
+        run = finetune_run(train, tmp_path / name, config, backbone=source, test=test, progress=listener)
         note = f"{words.format(test)} in the pretraining text of {source}, word for word"
         assert note in listener.lines
         assert note in read_json(run.path / "result.json")["notes"]
@@ -189,9 +188,10 @@ def test_a_comparison_counts_near_doubles_like_exact_ones(folder, tmp_path):
     )
     data = read_json(tmp_path / "cmp" / "data.json")
     assert (data["test"]["overlap"], data["test"]["near"]) == ([0], [1, 5])
-    assert f"1 of 6 texts of {test} also stands in {train}" in data["notes"]
+    assert f"1 of 6 texts of {test} also appears in {train}" in data["notes"]
     assert (
-        f"2 more of 6 texts of {test} almost stand in {train}: words changed, or part of a longer text" in data["notes"]
+        f"2 more of 6 texts of {test} almost appear in {train}: words changed, or part of a longer text"
+        in data["notes"]
     )
     seen = f"1 of the 6 texts of {test} was in the pretraining text of {folder / 'clean'}, word for word"
     assert seen in data["notes"]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fixtures.recipes import pretrain_run
 from fixtures.tiny import Listener, pretrain_config, write_reviews
 from headstart import api
 from headstart.config.schema import TokenizerConfig
@@ -10,7 +11,6 @@ from headstart.data.datasets import PackedDataset
 from headstart.data.shards import Shards
 from headstart.errors import UsageError
 from headstart.files import read_json
-from headstart.recipes.pretrain.run import run_pretrain
 from headstart.store.bundle import load_bundle
 from headstart.store.tensors import load_tensors
 from headstart.tokenization.bpe import train_tokenizer
@@ -20,14 +20,14 @@ from headstart.tokenization.tokenizer import load_tokenizer
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory):
     folder = write_reviews(tmp_path_factory.mktemp("reviews"))
-    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=1))
+    pretrain_run([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=1))
     return folder
 
 
 def pretrain(reviews, out, listener=None, **settings):
     """A run on the shards of the first one; returns its step lines, its evaluations and its result."""
     config = pretrain_config(model__dropout=0.0, **settings)
-    run = run_pretrain([str(reviews / "base" / "tokens")], out, config, progress=listener)
+    run = pretrain_run([str(reviews / "base" / "tokens")], out, config, progress=listener)
     return run.metrics.read("step"), run.metrics.read("evaluation"), read_json(out / "result.json")
 
 
@@ -93,7 +93,7 @@ def test_another_tokenizer_than_that_of_the_shards_is_refused(reviews, tmp_path)
     train_tokenizer(["quite another text"] * 9, TokenizerConfig(vocab_size=270)).save(other)
     tokens = reviews / "base" / "tokens"
     with pytest.raises(UsageError) as caught:
-        run_pretrain([str(tokens)], tmp_path / "run", pretrain_config(), tokenizer=other)
+        pretrain_run([str(tokens)], tmp_path / "run", pretrain_config(), tokenizer=other)
     assert str(caught.value) == (
         f"{tokens} was prepared with another tokenizer than {other}; prepare it again with that one"
     )
@@ -102,10 +102,10 @@ def test_another_tokenizer_than_that_of_the_shards_is_refused(reviews, tmp_path)
 
 def test_pretraining_goes_on_from_another_model_on_other_text(reviews, tmp_path):
     """General text first, one's own next: the same weights to start with, head included, and the same tokenizer."""
-    general = run_pretrain([str(reviews / "texts.txt")], tmp_path / "general", pretrain_config(loop__steps=3))
+    general = pretrain_run([str(reviews / "texts.txt")], tmp_path / "general", pretrain_config(loop__steps=3))
     (tmp_path / "own.txt").write_text("\n".join(f"a lovely plot and story {n}" for n in range(80)) + "\n")
     still = pretrain_config(loop__steps=1, optim__lr=1e-30)
-    own = run_pretrain([str(tmp_path / "own.txt")], tmp_path / "own", still, source=str(general.path))
+    own = pretrain_run([str(tmp_path / "own.txt")], tmp_path / "own", still, backbone=str(general.path))
     for name in ("backbone", "head"):
         before, after = (load_tensors(run.path / "bundle" / f"{name}.safetensors") for run in (general, own))
         assert before.keys() == after.keys()
@@ -117,7 +117,7 @@ def test_pretraining_goes_on_from_another_model_on_other_text(reviews, tmp_path)
     tokenizers = [load_bundle(run.path).tokenizer.digest for run in (general, own)]
     assert tokenizers[0] == tokenizers[1]
     moving = pretrain_config(loop__steps=1)
-    moved = run_pretrain([str(tmp_path / "own.txt")], tmp_path / "moved", moving, source=str(general.path))
+    moved = pretrain_run([str(tmp_path / "own.txt")], tmp_path / "moved", moving, backbone=str(general.path))
     before, after = (load_tensors(run.path / "bundle" / "backbone.safetensors") for run in (general, moved))
     assert not torch.equal(before["embedding.weight"], after["embedding.weight"])  # control: it does go on learning
 
@@ -126,26 +126,26 @@ def test_pretraining_goes_on_from_another_model_on_other_text(reviews, tmp_path)
 def test_a_model_goes_on_with_what_it_was_pretrained_to_do(reviews, tmp_path, objective):
     """Nobody who continues a masked model wants a causal one in silence."""
     text = str(reviews / "texts.txt")
-    run_pretrain([text], tmp_path / "general", pretrain_config(loop__steps=1, objective=objective))
+    pretrain_run([text], tmp_path / "general", pretrain_config(loop__steps=1, objective=objective))
     few = {"loop.steps": 1, "runtime.threads": 1}
     source, said = str(tmp_path / "general"), Listener()
-    own = api.pretrain(text, out=tmp_path / "own", source=source, settings=few, progress=said)
+    own = api.pretrain(text, out=tmp_path / "own", backbone=source, settings=few, progress=said)
     assert load_bundle(own.path).objective == objective
     assert not any("objective" in line for line in said.lines)
     assert sum(line.startswith("step 0: held-out loss ") for line in said.lines) == 1  # where it begins
     asked = few | {"objective": "causal"}
-    other = api.pretrain(text, out=tmp_path / "other", source=source, settings=asked, progress=said)
+    other = api.pretrain(text, out=tmp_path / "other", backbone=source, settings=asked, progress=said)
     assert load_bundle(other.path).objective == "causal"
     assert f"{source} was pretrained with objective {objective} and goes on with causal" in said.lines
 
 
 def test_a_model_is_not_continued_on_shards_of_another_tokenizer(reviews, tmp_path):
-    general = run_pretrain([str(reviews / "texts.txt")], tmp_path / "general", pretrain_config(loop__steps=1))
+    general = pretrain_run([str(reviews / "texts.txt")], tmp_path / "general", pretrain_config(loop__steps=1))
     (tmp_path / "own.txt").write_text("\n".join(f"quite another text, number {n}" for n in range(80)) + "\n")
-    other = run_pretrain([str(tmp_path / "own.txt")], tmp_path / "other", pretrain_config(loop__steps=1))
+    other = pretrain_run([str(tmp_path / "own.txt")], tmp_path / "other", pretrain_config(loop__steps=1))
     shards = str(other.path / "tokens")
     with pytest.raises(UsageError) as caught:
-        run_pretrain([shards], tmp_path / "run", pretrain_config(), source=str(general.path))
+        pretrain_run([shards], tmp_path / "run", pretrain_config(), backbone=str(general.path))
     assert str(caught.value) == (
         f"{shards} was prepared with another tokenizer than the model it should continue; prepare it again with that one"
     )

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.runner import EPOCHS, STEPS, go
 from fixtures.tiny import change_runtime, finetune_config, pretrain_config, write_reviews
 from headstart.errors import Interrupted, UsageError
 from headstart.files import read_checksummed, read_json, write_checksummed
-from headstart.recipes.finetune.run import run_finetune
-from headstart.recipes.pretrain.run import run_pretrain
 
 RUNNER = Path(__file__).parents[1] / "fixtures" / "runner.py"
 
@@ -125,7 +124,7 @@ def cell_without_times(path: Path) -> dict:
 def test_a_time_limit_stops_cleanly(reviews, tmp_path):
     config = pretrain_config(runtime__time_limit=1e-4, loop__steps=60)
     with pytest.raises(Interrupted) as caught:
-        run_pretrain([str(reviews / "texts.txt")], tmp_path / "run", config)
+        pretrain_run([str(reviews / "texts.txt")], tmp_path / "run", config)
     assert str(caught.value) == (
         f"time limit reached at step 1 of 60; saved. Go on with: headstart pretrain --resume --out {tmp_path / 'run'}"
     )
@@ -134,19 +133,19 @@ def test_a_time_limit_stops_cleanly(reviews, tmp_path):
 def test_a_finished_run_is_not_run_again(reviews, uninterrupted):
     out = uninterrupted / "pretrain"
     before = (out / "result.json").stat().st_mtime_ns
-    run_pretrain([], out, None, resume=True)
+    pretrain_run([], out, None, resume=True)
     assert (out / "result.json").stat().st_mtime_ns == before
 
 
 def test_resuming_what_is_not_there_is_a_wrong_question(tmp_path):
     with pytest.raises(UsageError) as caught:
-        run_pretrain([], tmp_path / "nowhere", None, resume=True)
+        pretrain_run([], tmp_path / "nowhere", None, resume=True)
     assert str(caught.value) == f"{tmp_path / 'nowhere'} holds no run; start one without --resume"
 
 
 def test_resuming_another_kind_of_run_is_a_wrong_question(uninterrupted):
     with pytest.raises(UsageError) as caught:
-        run_finetune(None, uninterrupted / "pretrain", None, resume=True)
+        finetune_run(None, uninterrupted / "pretrain", None, resume=True)
     assert str(caught.value) == f"{uninterrupted / 'pretrain'} holds a pretrain run, not a finetune run"
 
 
@@ -156,7 +155,7 @@ def test_the_same_settings_and_seed_give_the_same_result(reviews, uninterrupted,
         assert (tmp_path / what / "result.json").read_bytes() == (uninterrupted / what / "result.json").read_bytes()
     other = finetune_config(loop__epochs=EPOCHS, runtime__seed=1)
     files = {"valid": str(reviews / "valid.csv"), "test": str(reviews / "test.csv")}
-    run_finetune(str(reviews / "train.csv"), tmp_path / "other", other, source="scratch", **files)
+    finetune_run(str(reviews / "train.csv"), tmp_path / "other", other, backbone="scratch", **files)
     assert weights(tmp_path / "other") != weights(uninterrupted / "finetune")  # control: the seed does matter
 
 
@@ -164,14 +163,14 @@ def test_minutes_are_planned_once_and_kept_on_resuming(reviews, tmp_path):
     level = {"optim__warmup": 0.0, "optim__schedule": "constant"}  # the first step must not depend on the plan
     config = pretrain_config(loop__steps=None, loop__minutes=0.02, runtime__time_limit=1e-4, **level)
     with pytest.raises(Interrupted):
-        run_pretrain([str(reviews / "texts.txt")], tmp_path / "run", config)
+        pretrain_run([str(reviews / "texts.txt")], tmp_path / "run", config)
     planned = read_checksummed(tmp_path / "run" / "plan.json")
     assert planned["steps"] >= 1
     write_checksummed(tmp_path / "run" / "plan.json", planned | {"steps": 7})
     change_runtime(tmp_path / "run", time_limit=None)
-    run_pretrain([], tmp_path / "run", None, resume=True)
+    pretrain_run([], tmp_path / "run", None, resume=True)
     assert read_json(tmp_path / "run" / "result.json")["steps"] == 7  # not timed again
     # timing must leave no trace in the weights
     plain = pretrain_config(loop__steps=7, **level)
-    run_pretrain([str(reviews / "texts.txt")], tmp_path / "plain", plain)
+    pretrain_run([str(reviews / "texts.txt")], tmp_path / "plain", plain)
     assert weights(tmp_path / "run") == weights(tmp_path / "plain")

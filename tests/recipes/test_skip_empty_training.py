@@ -5,6 +5,7 @@ import tomllib
 
 import pytest
 
+from fixtures.recipes import finetune_run
 from fixtures.tiny import Listener, change_runtime, finetune_config, write_reviews
 from headstart.config.schema import LabelledConfig, TokenizerConfig
 from headstart.errors import DataError, Interrupted
@@ -12,7 +13,6 @@ from headstart.files import read_json
 from headstart.progress import SilentProgress
 from headstart.recipes.compare.run import run_compare
 from headstart.recipes.evaluate import run_errors, run_evaluate
-from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.prepare import run_prepare_labelled
 from headstart.recipes.tune import run_tune
 from headstart.tokenization.bpe import train_tokenizer
@@ -43,7 +43,7 @@ NOTES = [
 def test_a_run_says_and_records_what_it_leaves_out(tmp_path):
     listener = Listener()
     config = finetune_config(**SKIP)
-    run = run_finetune("train.csv", tmp_path / "run", config, source="scratch", test="test.csv", progress=listener)
+    run = finetune_run("train.csv", tmp_path / "run", config, backbone="scratch", test="test.csv", progress=listener)
     assert [line for line in listener.lines if "left out" in line] == NOTES
     result = read_json(run.path / "result.json")
     assert result["notes"][:2] == NOTES
@@ -53,7 +53,7 @@ def test_a_run_says_and_records_what_it_leaves_out(tmp_path):
 @pytest.mark.usefixtures("mails")
 def test_without_the_setting_the_first_empty_row_stops_training(tmp_path):
     with pytest.raises(DataError) as caught:
-        run_finetune("train.csv", tmp_path / "run", finetune_config(), source="scratch")
+        finetune_run("train.csv", tmp_path / "run", finetune_config(), backbone="scratch")
     assert str(caught.value) == (
         "train.csv, row 49: the label is empty; give the row a label, remove it, or leave such rows out with "
         "labelled.skip_empty"
@@ -64,10 +64,10 @@ def test_without_the_setting_the_first_empty_row_stops_training(tmp_path):
 def test_a_run_that_goes_on_leaves_out_the_same_rows(tmp_path):
     out = tmp_path / "run"
     with pytest.raises(Interrupted):
-        run_finetune("train.csv", out, finetune_config(**SKIP, runtime__time_limit=1e-6), source="scratch")
+        finetune_run("train.csv", out, finetune_config(**SKIP, runtime__time_limit=1e-6), backbone="scratch")
     assert read_json(out / "config.json")["labelled"]["skip_empty"] is True
     change_runtime(out, time_limit=None)
-    run_finetune(None, out, None, resume=True)
+    finetune_run(None, out, None, resume=True)
     assert read_json(out / "result.json")["notes"][0] == NOTES[0]
 
 
@@ -90,7 +90,7 @@ def test_a_comparison_notes_it_for_its_report(tmp_path):
 @pytest.mark.usefixtures("mails")
 def test_evaluating_leaves_out_the_same_and_slices_what_is_left(tmp_path):
     config = finetune_config(**SKIP)
-    run = run_finetune("train.csv", tmp_path / "run", config, source="scratch")
+    run = finetune_run("train.csv", tmp_path / "run", config, backbone="scratch")
     listener = Listener()
     assert run_evaluate(run.path, "test.csv", config.labelled, progress=listener).rows == 24
     assert listener.lines == [NOTES[1]]

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
+from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.tiny import Listener, change_runtime, finetune_config, pretrain_config, write_reviews
 from headstart.errors import ConfigError, Interrupted, UsageError
 from headstart.files import read_json, write_checksummed
-from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.pretrain.preset_search import TOKENS_PER_PARAMETER, PresetTrial, choose_preset
-from headstart.recipes.pretrain.run import run_pretrain
 from headstart.store.run_folder import RunFolder
 from headstart.store.tensors import load_tensors
 
@@ -20,7 +19,7 @@ def reviews(tmp_path_factory):
 
 def finetune(reviews, out, progress=None, **settings):
     files = {name: str(reviews / f"{name}.csv") for name in ("valid", "test")} | {"progress": progress}
-    return run_finetune(str(reviews / "train.csv"), out, finetune_config(**settings), source="scratch", **files)
+    return finetune_run(str(reviews / "train.csv"), out, finetune_config(**settings), backbone="scratch", **files)
 
 
 def weights(run):
@@ -38,11 +37,11 @@ def epochs(run):
 def test_the_last_epoch_is_kept_where_that_is_asked(reviews, tmp_path):
     listener = Listener()
     settings = {"loop__epochs": 4, "optim__schedule": "linear"}
-    last = run_finetune(
+    last = finetune_run(
         str(reviews / "train.csv"),
         tmp_path / "last",
         finetune_config(**settings, loop__select="last"),
-        source="scratch",
+        backbone="scratch",
         valid=str(reviews / "valid.csv"),
         progress=listener,
     )
@@ -73,16 +72,16 @@ def test_an_average_survives_a_stop(reviews, tmp_path, command):
     def go(out, **settings):
         if command == "finetune":
             return finetune(reviews, out, optim__ema_decay=0.9, **settings)
-        return run_pretrain([str(reviews / "texts.txt")], out, pretrain_config(optim__ema_decay=0.9, **settings))
+        return pretrain_run([str(reviews / "texts.txt")], out, pretrain_config(optim__ema_decay=0.9, **settings))
 
     whole = go(tmp_path / "whole")
     with pytest.raises(Interrupted):
         go(tmp_path / "cut", runtime__time_limit=1e-5)
     change_runtime(tmp_path / "cut", time_limit=None)
     if command == "finetune":
-        cut = run_finetune(None, tmp_path / "cut", None, resume=True)
+        cut = finetune_run(None, tmp_path / "cut", None, resume=True)
     else:
-        cut = run_pretrain([], tmp_path / "cut", None, resume=True)
+        cut = pretrain_run([], tmp_path / "cut", None, resume=True)
     assert same(weights(whole), weights(cut))
 
 
@@ -128,7 +127,7 @@ def test_a_plan_once_made_is_kept(reviews, tmp_path):
     change_runtime(tmp_path / "run", time_limit=None)
     done = len(RunFolder(tmp_path / "run").metrics.read("epoch"))
     write_checksummed(tmp_path / "run" / "plan.json", {"steps": 6 * done + 8, "seconds_a_step": 1.0})
-    run = run_finetune(None, tmp_path / "run", None, resume=True)
+    run = finetune_run(None, tmp_path / "run", None, resume=True)
     assert len(epochs(run)) == done + 2
 
 
@@ -149,8 +148,8 @@ def test_the_smallest_size_is_taken_where_time_is_short():
 
 
 def test_a_size_needs_enough_text_for_its_parameters():
-    assert PresetTrial("modern", 100, TOKENS_PER_PARAMETER * 100).enough
-    assert not PresetTrial("modern", 100, TOKENS_PER_PARAMETER * 100 - 1).enough
+    assert PresetTrial("modern", 100, TOKENS_PER_PARAMETER * 100).is_affordable
+    assert not PresetTrial("modern", 100, TOKENS_PER_PARAMETER * 100 - 1).is_affordable
 
 
 def test_a_plan_needs_a_time():

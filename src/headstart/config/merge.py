@@ -238,4 +238,6 @@ def refuse_model_settings(source: object, settings: Settings | None) -> None:
     if source is not None and str(source) != "scratch":
         for name in flatten_settings(FinetuneConfig, settings):
             if name.startswith(("model.", "tokenizer.")):
-                raise ConfigError(f"{name} is set, but {source} brings its own; leave it out, or use source='scratch'")
+                raise ConfigError(
+                    f"{name} is set, but {source} brings its own; leave it out, or use backbone='scratch'"
+                )

@@ -30,7 +30,7 @@ from headstart.predict.generate import Sampling, run_generate
 from headstart.progress import Progress, SilentProgress
 from headstart.recipes.compare.run import run_compare
 from headstart.recipes.finetune.run import backbone_preset
-from headstart.recipes.pretrain.run import run_pretrain
+from headstart.recipes.pretrain.run import PretrainRequest, run_pretrain
 from headstart.report.load import load_comparison
 from headstart.report.page import write_report
 from headstart.report.statistics import paired_difference
@@ -72,7 +72,8 @@ def pretrain_small(texts: Path, judged: list[str], out: Path, command: str, prog
         PretrainConfig, preset_values("classic", "pretrain"), _SETTINGS, {"corpus": {"exclude": ",".join(judged)}}
     )
     resume = (out / "run.json").is_file()
-    return str(run_pretrain([str(texts)], out, config, resume=resume, command=command, progress=progress).path)
+    request = PretrainRequest(texts=(str(texts),), out=out, resume=resume, command=command)
+    return str(run_pretrain(request, config, progress).path)
 
 
 DEMO_FILE = "demo.json"

@@ -40,7 +40,7 @@ from headstart.recipes.finetune.dataset import (
     model_config_for,
     resolve_attention,
 )
-from headstart.recipes.finetune.run import choose_tokenizer, default_preset, load_source, resolve_config
+from headstart.recipes.finetune.run import choose_tokenizer, default_preset, load_backbone, resolve_config
 from headstart.recipes.finetune.trainer import FinetuneTrainer
 from headstart.runtime import Runtime, environment, setup_runtime
 from headstart.store.bundle import Bundle
@@ -216,7 +216,7 @@ class TuneRun:
     def read(self) -> None:
         """Read and check everything."""
         self.runtime: Runtime = setup_runtime(self.config.runtime)
-        self.source = load_source(self.inputs["source"])
+        self.source = load_backbone(self.inputs["source"])
         self.knobs: tuple[SearchDimension, ...] = search_dimensions(self.config, self.source, self.inputs["search"])
         tokenizer = choose_tokenizer(self.source, self.inputs["tokenizer"])
         self.data: LabelledData = load_labelled_data(
@@ -322,7 +322,7 @@ class TuneRun:
         figures = 0.0, _NO_LIMIT, 0.0
         try:
             training = FinetuneTrainer(run, config, self.data, model, self.runtime, stop, SilentProgress(), quiet=True)
-            valid = training.go(resume=resume).valid
+            valid = training.train(resume=resume).valid
             assert isinstance(valid, Evaluation)
             figures = valid.accuracy, valid.loss, valid.macro_f1
         except _Pruned:
@@ -488,7 +488,7 @@ def _started(
             raise UsageError(f"--{name} must be above 0, got {inputs[name]:g}")
     if config.loop.watch_test:
         raise UsageError("loop.watch_test looks at test, which a search for settings may not see")
-    bundle = load_source(inputs["source"])  # a wrong folder is found out before anything is written
+    bundle = load_backbone(inputs["source"])  # a wrong folder is found out before anything is written
     config = with_threads(config, engine)
     config = resolve_config(config, bundle)
     search_dimensions(config, bundle, inputs["search"])

@@ -225,7 +225,7 @@ def run_network(
         training, resume = _training(job, config, place, data, runtime, stop, progress)
         if say_truncation and not place:
             training.say_truncation()
-        outcomes.append(training.go(resume=resume))
+        outcomes.append(training.train(resume=resume))
     best = max(range(len(outcomes)), key=lambda place: _rank(outcomes[place], place))
     cell = _run_record(job, settings, outcomes, best, runtime, stop)
     for place in range(len(settings)):
@@ -278,8 +278,8 @@ def _run_record(
 ) -> RunRecord:
     config, outcome, test = settings[best], outcomes[best], job.data.test
     assert test is not None
-    rows = job.data.rows(test, outcome.model.backbone.config.context, config.labelled)
-    scores = outcome.test_scores
+    rows = job.data.dataset(test, outcome.model.backbone.config.context, config.labelled)
+    scores = outcome.test_logits
     if scores is None:
         scores = score_texts(outcome.model, rows, runtime, stop.check)
     tried = [
@@ -287,7 +287,7 @@ def _run_record(
         for each, found in zip(settings, outcomes, strict=True)
     ]
     frozen = {"freeze": True} if config.transfer.freeze else {}
-    few = outcome.valid_scores.size <= VALID_PROBABILITIES
+    few = outcome.valid_logits.size <= VALID_PROBABILITIES
     epoch, whole = epoch_and_total_steps(len(job.data.train), config.loop)
     return RunRecord(
         arm=job.arm,
@@ -301,8 +301,8 @@ def _run_record(
         test=_score(evaluate_single_label(scores, rows.labels, job.data.labels)),
         predictions=tuple(int(label) for label in scores.argmax(axis=1)),
         probabilities=round_probabilities(softmax(scores).tolist()),
-        valid_probabilities=round_probabilities(softmax(outcome.valid_scores).tolist()) if few else None,
-        temperature=outcome.settled.temperature,
+        valid_probabilities=round_probabilities(softmax(outcome.valid_logits).tolist()) if few else None,
+        temperature=outcome.calibrated.temperature,
         tried=tuple(tried) if len(tried) > 1 else (),
         seconds=0.0,
     )

@@ -138,7 +138,7 @@ class ComparisonRun:
             tokenizer_config=self.config.tokenizer,
             seed=self.config.runtime.seed,
             progress=self.progress,
-            doubles=doubles,
+            find_duplicates=doubles,
         )
         check_single_label(
             data,
