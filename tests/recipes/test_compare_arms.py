@@ -139,9 +139,9 @@ def test_every_row_of_test_is_read_once(reviews, tmp_path):
 
     training = training_of(reviews, tmp_path / "run")
     test = training.data.test
-    training.test = Counted(test.ids, test.gold, training.data.tokenizer.special, context=24)
+    training.test_dataset = Counted(test.ids, test.gold, training.data.tokenizer.special, context=24)
     training.train(resume=False)
-    assert training.test.read == len(test)
+    assert training.test_dataset.read == len(test)
 
 
 def test_layer_decay_reaches_the_optimizer(reviews, tmp_path):
@@ -157,7 +157,7 @@ def test_class_weights_go_by_name_and_reach_the_loss(reviews, tmp_path):
     even = class_weights(config(transfer__class_weights="balanced"), labels, uneven)
     assert even.tolist() == pytest.approx([4 / (2 * 3), 4 / (2 * 1)])
     training = training_of(reviews, tmp_path / "run", transfer__class_weights={"positive": 3.0})
-    batch = training.train.batch([0, 1, 2, 3])
+    batch = training.train_dataset.batch([0, 1, 2, 3])
     assert training._objective(batch).count == 2 * 1 + 2 * 3
 
 

@@ -455,7 +455,7 @@ def _use(facts: Mapping[str, Any], classifier: bool) -> str:
         lines = [f"headstart finetune train.csv --from {place} --out runs/clf"]
         if facts["objective"] != "masked":
             lines.append(f'headstart generate {place} "{starter["prompt"] if starter else "The film is"}"')
-        python = f'import headstart\n\nheadstart.finetune("train.csv", source="{place}", out="runs/clf")'
+        python = f'import headstart\n\nheadstart.finetune("train.csv", backbone="{place}", out="runs/clf")'
     shell = "\n".join(lines)
     return f"## How to use it\n\nWith Headstart installed:\n\n```sh\n{shell}\n```\n\n```python\n{python}\n```\n"
 
