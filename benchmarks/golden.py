@@ -369,7 +369,7 @@ CASES = {
                 "stages",
                 {**CLASSIC, **PRETRAIN, "accumulate": 2, "batch": 8, "ema_decay": 0.98, "optimizer": "adamw"}
                 | {"decay": 0.1, "warmup": 0.1, "schedule": "linear", "layout": "documents"}
-                | {"stage": ("other.txt share=0.4 context=32", "corpus.txt share=0.6")},
+                | {"stage": ("other.txt fraction=0.4 context=32", "corpus.txt fraction=0.6")},
                 (),
             ),
         )

@@ -144,7 +144,7 @@ def pretrain(
 
     Args:
         texts: none when the settings have stages, as in
-            settings={"stages": [{"texts": ["novels.txt"], "share": 0.6, "context": 128}, {"texts": ["reviews.txt"]}]}
+            settings={"stages": [{"texts": ["novels.txt"], "fraction": 0.6, "context": 128}, {"texts": ["reviews.txt"]}]}
         preset: auto takes the largest size that settings["loop.minutes"] allow on this machine.
     """
     refuse_model_settings(source, settings)

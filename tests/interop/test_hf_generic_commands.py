@@ -200,7 +200,7 @@ def test_params_tells_what_a_model_from_elsewhere_is_made_of(sources, capsys):
 
 def test_a_kind_that_only_models_from_elsewhere_have_cannot_be_typed(capsys):
     assert run(["params", "--model.block", "generic"]) == 2
-    assert "--model.block stock is the kind of models from elsewhere: bring one with --from hf:FOLDER" in (
+    assert "--model.block generic is the kind of imported models: bring one with --from hf:FOLDER" in (
         capsys.readouterr().err
     )
 

@@ -3,9 +3,9 @@
 import json
 
 from headstart.cli.console import Console
-from headstart.cli.options import RUNTIME, AsJson, ConfigFile, Flags, Options, Preset, Quiet, Running
+from headstart.cli.options import RUNTIME_OPTIONS, AsJson, ConfigFile, Flags, InferenceSettings, Options, Preset, Quiet
 
-OPTIONS = Options(Running, names=RUNTIME)
+OPTIONS = Options(InferenceSettings, names=RUNTIME_OPTIONS)
 
 
 @OPTIONS.on

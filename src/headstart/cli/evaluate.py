@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from headstart.cli.console import Console
-from headstart.cli.options import RUNTIME, AsJson, ConfigFile, Flags, Model, Options, Quiet, Running
+from headstart.cli.options import RUNTIME_OPTIONS, AsJson, ConfigFile, Flags, InferenceSettings, Model, Options, Quiet
 from headstart.cli.text_input import LABELLED
 from headstart.config.schema import LabelledConfig
 from headstart.errors import UsageError
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from headstart.tasks import AnyEvaluation
 
 
-class EvaluateSettings(Running):
+class EvaluateSettings(InferenceSettings):
     """The settings this command reads."""
 
     labelled: LabelledConfig = LabelledConfig()
@@ -27,7 +27,7 @@ LONGEST = 100
 
 OPTIONS = Options(
     EvaluateSettings,
-    names={**LABELLED, "labelled.skip_empty": "--skip-empty", **RUNTIME},
+    names={**LABELLED, "labelled.skip_empty": "--skip-empty", **RUNTIME_OPTIONS},
 )
 
 

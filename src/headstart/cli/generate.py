@@ -5,10 +5,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from headstart.cli.console import Console
-from headstart.cli.options import RUNTIME, ConfigFile, Flags, Model, Options, Quiet, Running
+from headstart.cli.options import RUNTIME_OPTIONS, ConfigFile, Flags, InferenceSettings, Model, Options, Quiet
 from headstart.errors import ConfigError, UsageError
 
-OPTIONS = Options(Running, names=RUNTIME)
+OPTIONS = Options(InferenceSettings, names=RUNTIME_OPTIONS)
 
 
 @OPTIONS.on

@@ -154,7 +154,7 @@ def params(
     flags: Flags | None = None,
 ) -> None:
     """Print the ledger of the language model and of the classifier, or what pretraining will take."""
-    OPTIONS.refuse_with_source(flags, source)
+    OPTIONS.refuse_with_backbone(flags, source)
     model, attention = OPTIONS.settings(flags, preset=preset, path=config).model, _CAUSAL
     if source is not None:
         model, vocab_size, attention = _of(source)

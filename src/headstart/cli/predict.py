@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from headstart.cli.console import Console
-from headstart.cli.options import RUNTIME, AsJson, ConfigFile, Flags, Model, Options, Quiet, Running
+from headstart.cli.options import RUNTIME_OPTIONS, AsJson, ConfigFile, Flags, InferenceSettings, Model, Options, Quiet
 from headstart.cli.prediction_output import (
     InputText,
     OutputOptions,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     AnyPredictor = Predictor | NumpyPredictor | OnnxPredictor
 
-OPTIONS = Options(Running, names=RUNTIME)
+OPTIONS = Options(InferenceSettings, names=RUNTIME_OPTIONS)
 CHUNK = 1000
 Format = Literal["line", "csv", "jsonl"]
 

@@ -4,14 +4,14 @@ import logging
 import sys
 
 from headstart.cli.console import Console
-from headstart.cli.options import RUNTIME, ConfigFile, Flags, Model, Options, Quiet
+from headstart.cli.options import RUNTIME_OPTIONS, ConfigFile, Flags, Model, Options, Quiet
 from headstart.serve.config import ServeCommandConfig, ServeConfig
 
 _SHORT = {"host": "--host", "port": "--port", "api_key_file": "--api-key-file", "allow_hosts": "--allow-hosts"}
 OPTIONS = Options(
     ServeCommandConfig,
     names={f"serve.{name}": _SHORT.get(name, f"--serve.{name.replace('_', '-')}") for name in ServeConfig.model_fields}
-    | RUNTIME,
+    | RUNTIME_OPTIONS,
 )
 
 

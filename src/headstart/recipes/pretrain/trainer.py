@@ -317,7 +317,7 @@ class PretrainTrainer:
             trial = replace(self._fresh_state(), ema=None)
             with closing(self._fit(trial, stage.fetch, 2**31)) as reports:
                 part, compiled = budget / len(self.stages), self.model.backbone.compiled
-                a_step += stage.share * seconds_per_step(reports, part, self.way.ranks, compiled=compiled)
+                a_step += stage.fraction * seconds_per_step(reports, part, self.way.ranks, compiled=compiled)
         self.model.load_state_dict(before)
         affordable = int(max(0.0, TRAINING_FRACTION * budget - (time.monotonic() - self.began)) / a_step)
         plan = {"steps": max(len(self.stages), affordable), "seconds_a_step": a_step}
