@@ -14,7 +14,7 @@ from headstart.files import read_json
 from headstart.metrics import number_bins, wilson
 from headstart.predict.error_analysis import most_confident_mistakes, slice_accuracy, slices_by_column
 from headstart.predict.predictor import Predictor, threshold_for
-from headstart.recipes.evaluate import run_evaluate
+from headstart.recipes.evaluate import EvaluateRequest, run_evaluate
 from headstart.recipes.finetune.run import run_finetune
 from headstart.store.bundle import load_bundle
 
@@ -53,7 +53,7 @@ def test_a_fine_tuned_classifier_carries_its_temperature(trained):
 def test_the_bundle_answers_with_calibrated_probabilities(trained):
     """Its loss on validation is the lowest that any further temperature could give; its figures are those on record."""
     folder, _ = trained
-    again = run_evaluate(folder / "clf", str(folder / "valid.csv"), runtime=ONE)
+    again = run_evaluate(EvaluateRequest(folder / "clf", str(folder / "valid.csv"), runtime=ONE))
     result = read_json(folder / "clf" / "result.json")
     assert again.loss == pytest.approx(result["valid"]["loss"], abs=1e-6)
     assert again.loss < result["calibration"]["before"]["log_loss"]

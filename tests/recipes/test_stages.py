@@ -19,7 +19,7 @@ from headstart.data.shards import Shards
 from headstart.errors import ConfigError, DataError, HeadstartError, Interrupted, UsageError
 from headstart.files import read_checksummed, read_json, write_checksummed
 from headstart.progress import SilentProgress
-from headstart.recipes.prepare import run_prepare
+from headstart.recipes.prepare import PrepareRequest, run_prepare
 from headstart.recipes.pretrain.run import run_pretrain
 from headstart.recipes.pretrain.stages import build_stages, open_shards, stage_borders
 from headstart.recipes.pretrain.trainer import PretrainTrainer
@@ -126,17 +126,13 @@ def test_the_same_text_in_two_stages_is_read_in_another_order(reviews, tmp_path)
 
 
 def test_stages_may_be_prepared_folders_and_text_of_one_tokenizer(reviews, tmp_path):
-    settings = {"tokenizer_config": pretrain_config().tokenizer, "progress": Listener()}
-    shards = run_prepare(
-        [str(reviews / "texts.txt")], tmp_path / "ready", pretrain_config().corpus, tokenizer=None, **settings
-    )
+    configs = pretrain_config().corpus, pretrain_config().tokenizer
+    shards = run_prepare(PrepareRequest([str(reviews / "texts.txt")], tmp_path / "ready", *configs), Listener())
     stages = [{"texts": str(reviews / "train.csv")}, {"texts": str(tmp_path / "ready")}]
     run = run_pretrain([], tmp_path / "run", pretrain_config(loop__steps=2, stages=stages))
     assert Shards.open(run.path / "tokens-1").tokenizer_digest == shards.tokenizer_digest
     assert sorted(path.name for path in run.path.glob("tok*")) == ["tokens-1"]
-    other = run_prepare(
-        [str(reviews / "train.csv")], tmp_path / "other", pretrain_config().corpus, tokenizer=None, **settings
-    )
+    other = run_prepare(PrepareRequest([str(reviews / "train.csv")], tmp_path / "other", *configs), Listener())
     assert other.tokenizer_digest != shards.tokenizer_digest
     stages = [{"texts": str(tmp_path / "ready")}, {"texts": str(tmp_path / "other")}]
     with pytest.raises(UsageError) as caught:

@@ -1,4 +1,4 @@
-"""`headstart generate`: a prompt, and how a language model goes on."""
+"""`headstart generate`: continue a prompt with a language model."""
 
 from typing import Annotated
 
@@ -23,7 +23,8 @@ def generate(
     ] = 0.0,
     top_k: Annotated[int | None, Parameter(metavar="INT", help="Draw among so many likeliest tokens only.")] = None,
     top_p: Annotated[
-        float | None, Parameter(metavar="FLOAT", help="Draw among the likeliest tokens that reach this share together.")
+        float | None,
+        Parameter(metavar="FLOAT", help="Draw among the likeliest tokens that reach this probability together."),
     ] = None,
     samples: Annotated[int, Parameter(metavar="INT", help="Continuations to draw.")] = 1,
     seed: Annotated[int, Parameter(metavar="INT", help="Draws follow from it.")] = 0,

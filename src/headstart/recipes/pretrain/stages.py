@@ -22,7 +22,7 @@ from headstart.data.next_sentence import NextSentenceDataset, weight_pairs
 from headstart.data.shards import Shards, is_shards
 from headstart.errors import DataError, UsageError
 from headstart.progress import Progress, pluralize
-from headstart.recipes.prepare import run_prepare, run_shared_tokenizer
+from headstart.recipes.prepare import PrepareRequest, run_prepare, run_shared_tokenizer
 from headstart.tokenization.base import SpecialIds, Tokenizer
 from headstart.tokenization.tokenizer import load_tokenizer
 
@@ -208,7 +208,7 @@ def open_shards(
         if tuple(paths) not in opened:  # the same text in rows of another length is prepared once
             folder = out / (f"tokens-{number}" if len(wanted) > 1 else "tokens")
             opened[tuple(paths)] = run_prepare(
-                paths, folder, config.corpus, tokenizer=given, tokenizer_config=config.tokenizer, progress=progress
+                PrepareRequest(paths, folder, config.corpus, config.tokenizer, tokenizer=given), progress
             )
     return [opened[tuple(paths)] for paths in wanted]
 
