@@ -13,7 +13,7 @@ from typing import Any, Self
 import headstart
 
 PACKAGE = str(Path(headstart.__file__).parent) + "/"
-ROOMS = ("files.py", "config/merge.py", "data/", "text/", "store/", "serve/", "recipes/prepare.py")
+ROOMS = ("files.py", "config/merge.py", "data/", "tokenization/", "store/", "serve/", "recipes/prepare.py")
 """Where readers live; what a network computes is not reading."""
 
 Code = tuple[str, str, int]

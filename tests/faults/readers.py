@@ -185,7 +185,7 @@ def _table(path: Path) -> None:
     """All ways to read a table; of every few cases one has its columns named, and one meets limits that it can reach."""
     names = {"text_column": "text", "label_column": "label"} if path.stat().st_size % 4 == 1 else {}
     low = path.stat().st_size % 4 == 2
-    limits = {"LIMIT": 60, "INFLATION": 1} if low else {"LIMIT": opening.MAX_LINE_BYTES}
+    limits = {"MAX_LINE_BYTES": 60, "MAX_INFLATION": 1} if low else {"MAX_LINE_BYTES": opening.MAX_LINE_BYTES}
     ways: list[Callable[[], object]] = [
         lambda: read_labelled(str(path), LabelledConfig(**names)),
         lambda: list(read_documents([str(path)], CorpusConfig())),

@@ -19,7 +19,7 @@ PRETRAINING = {
     "hybrid": {"objective": "hybrid"},
     "pairs": {"objective": "masked", "next_sentence__weight": 0.5},
     "stages": {},
-    "ema_decay": {"optim__average": 0.9},
+    "average": {"optim__ema_decay": 0.9},
     "accumulate": {"loop__accumulate": 3},
     "muon": {"optim__optimizer": "muon", "model__block": "modern"},
 }
@@ -39,7 +39,7 @@ def go(kind: str, data: Path, out: Path, *, resume: bool, steps: int = STEPS) ->
     """Do one run, or go on with it."""
     texts, files = [str(data / "texts.txt")], {name: str(data / f"{name}.csv") for name in ("valid", "test")}
     if kind == "finetune":
-        config = finetune_config(loop__epochs=6, optim__average=0.5)
+        config = finetune_config(loop__epochs=6, optim__ema_decay=0.5)
         run_finetune(str(data / "train.csv"), out, config, source=str(data / "base"), resume=resume, **files)
     elif kind == "compare":
         plan = {"seeds": 2, "labels": (16, None), "arms": ("majority", "scratch", "pretrained")}

@@ -39,7 +39,7 @@ PLACES = {
 }
 """By file, or by file and function."""
 WORDS = (
-    (DISK, r"except OSError|strerror|return False$|FileNotFoundError|raise missing\("),
+    (DISK, r"except OSError|strerror|return False$|FileNotFoundError|raise missing_file_error\("),
     (SIZE, r"LIMIT|too many"),
     (NAMES, r"has no \{MANIFEST\}|is not a file|holds no run"),
 )
