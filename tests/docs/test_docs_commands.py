@@ -30,9 +30,9 @@ PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 _TESTS = REPOSITORY / "tests"
 ELSEWHERE = {
     "course.md": _TESTS / "interop" / "test_course.py",
-    "hugging-face.md": _TESTS / "test_docs_pages.py",
-    "labels.md": _TESTS / "cli" / "test_labels_page.py",
-    "tune.md": _TESTS / "test_docs_pages.py",
+    "hugging-face.md": _TESTS / "docs" / "test_docs_pages.py",
+    "labels.md": _TESTS / "docs" / "test_labels_page.py",
+    "tune.md": _TESTS / "docs" / "test_docs_pages.py",
 }
 """Pages whose blocks another test runs, with files of their own."""
 

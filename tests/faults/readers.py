@@ -23,7 +23,7 @@ from headstart.data.decontamination import Membership
 from headstart.data.labelled import read_labelled
 from headstart.data.shards import Shards
 from headstart.errors import HeadstartError
-from headstart.files import MANIFEST, _canonical_json, _checksum_line, read_json, read_manifest, sha256_of
+from headstart.files import FORMAT, MANIFEST, _canonical_json, _checksum_line, read_json, read_manifest, sha256_of
 from headstart.store.bundle import load_bundle
 from headstart.store.checkpoint import checkpoint_steps, load_checkpoint
 from headstart.store.records import read_comparison_data, read_excerpts, read_record
@@ -38,7 +38,7 @@ width = 64
 depth = 2
 [optim]
 lr = 3e-4
-average = 0.9
+ema_decay = 0.9
 [pretrain.loop]
 steps = 100
 prompt = "the film"
@@ -217,7 +217,7 @@ def _toml(path: Path) -> None:
 
 def _run_of(folder: Path) -> None:
     """A run.json that belongs to config.json as it is now."""
-    facts = {"format": 1, "kind": "pretrain", "inputs": {}, "config": sha256_of(folder / "config.json")}
+    facts = {"format": FORMAT, "kind": "pretrain", "inputs": {}, "config": sha256_of(folder / "config.json")}
     (folder / "run.json").write_text(json.dumps(facts))
 
 
