@@ -76,17 +76,17 @@ def mask() -> Figure:
         ("two documents in a row, and padding", packed, build_attention_mask(two, "causal")),
         ("both ways: for hidden words", words, build_attention_mask(one, "bidirectional")),
     )
-    for place, (title, names, seen) in zip(axes, parts, strict=True):
-        titled(place, title)
+    for ax, (title, names, seen) in zip(axes, parts, strict=True):
+        titled(ax, title)
         for row, line in enumerate(seen[0, 0].tolist()):
             for column, sees in enumerate(line):
                 colour = BLUE if sees else FAINT
-                place.add_patch(Rectangle((column + 0.05, row + 0.05), 0.9, 0.9, facecolor=colour, edgecolor="none"))
+                ax.add_patch(Rectangle((column + 0.05, row + 0.05), 0.9, 0.9, facecolor=colour, edgecolor="none"))
         count = len(names)
-        place.set(xlim=(0, count), ylim=(count, 0), aspect="equal")
-        place.set_xticks(np.arange(count) + 0.5, names, rotation=60)
-        place.set_yticks(np.arange(count) + 0.5, names)
-        place.set_xlabel("is seen", color=INK, fontsize=9)
+        ax.set(xlim=(0, count), ylim=(count, 0), aspect="equal")
+        ax.set_xticks(np.arange(count) + 0.5, names, rotation=60)
+        ax.set_yticks(np.arange(count) + 0.5, names)
+        ax.set_xlabel("is seen", color=INK, fontsize=9)
     axes[0].set_ylabel("looks", color=INK, fontsize=9)
     return figure
 
@@ -121,18 +121,18 @@ def rotary() -> Figure:
     titled(pair, "a pair of numbers, turned by its place")
     cos, sin = rotary_cos_sin(torch.arange(6), 2, base=1.0)
     turned = rounded(apply_rotary(torch.tensor([[1.0, 0.0]]).expand(6, 2), cos, sin))
-    for place, (x, y) in enumerate(turned):
+    for ax, (x, y) in enumerate(turned):
         pair.annotate("", (x, y), (0, 0), arrowprops={"arrowstyle": "-|>", "color": BLUE, "linewidth": 1.6})
-        pair.text(1.16 * x, 1.16 * y, str(place), color=INK, ha="center", va="center", fontsize=9)
+        pair.text(1.16 * x, 1.16 * y, str(ax), color=INK, ha="center", va="center", fontsize=9)
     pair.set(xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal", xticks=[], yticks=[])
     titled(products, "query times key: the same at every place, by distance alone")
     width, far = 64, 41
     chance = torch.Generator().manual_seed(0)
     query, key = torch.randn(2, 1, width, generator=chance)
     for start, colour, thick in ((0, BLUE, 6.0), (100, ORANGE, 3.4), (1000, GREEN, 1.2)):
-        asked = apply_rotary(query, *rotary_cos_sin(torch.tensor([start + far]), width))
-        given = apply_rotary(key.expand(far, width), *rotary_cos_sin(torch.arange(start + far, start, -1), width))
-        values = rounded((given @ asked[0]) / width**0.5, 2)
+        rotated_query = apply_rotary(query, *rotary_cos_sin(torch.tensor([start + far]), width))
+        rotated_key = apply_rotary(key.expand(far, width), *rotary_cos_sin(torch.arange(start + far, start, -1), width))
+        values = rounded((rotated_key @ rotated_query[0]) / width**0.5, 2)
         products.plot(np.arange(far), values, color=colour, linewidth=thick, label=f"from position {start:,}")
     products.set_xlabel("distance", color=INK, fontsize=9)
     products.legend(frameon=False, labelcolor=INK, fontsize=9)
@@ -157,7 +157,7 @@ def head_swap() -> Figure:
     proof = receipt()
     figure, (axes,) = sheet(9.2, 3.9)
     axes.set(xlim=(0, 100), ylim=(0, 62), xticks=[], yticks=[])
-    for left, classes, name, asked in (
+    for left, classes, name, rotated_query in (
         (4, None, "language model", "which piece comes next, at every place?"),
         (62, 2, "classifier", "which label, once a text?"),
     ):
@@ -169,7 +169,7 @@ def head_swap() -> Figure:
         box(axes, left, 41, ORANGE if classes is None else GREEN, head_words, f"{head:,}")
         box(axes, left, 23, BLUE, f"{COURSE.depth} layers", f"{sum(counts.values()):,}")
         box(axes, left, 5, BLUE, "embedding", f"{embedding:,}")
-        axes.text(left + 17, 1.5, asked, color=INK, ha="center", va="center", fontsize=9)
+        axes.text(left + 17, 1.5, rotated_query, color=INK, ha="center", va="center", fontsize=9)
     for height in (12, 30):
         axes.annotate("", (61, height), (39, height), arrowprops={"arrowstyle": "-|>", "color": BLUE, "linewidth": 2})
     axes.text(
@@ -201,8 +201,8 @@ def parameters() -> Figure:
     figure, (axes,) = sheet(9.2, 2.6)
     names = ("embedding", "layers", "head")
     for row, classes in enumerate((None, 2)):
-        found = count_parameters(COURSE, COURSE_VOCABULARY, classes)
-        counts = [each.count for each in found.rows]
+        result = count_parameters(COURSE, COURSE_VOCABULARY, classes)
+        counts = [each.count for each in result.rows]
         parts = (counts[0], sum(counts[1:-1]), counts[-1])
         left = 0
         for part, colour, name in zip(parts, (BLUE, GREEN, ORANGE), names, strict=True):
@@ -227,7 +227,7 @@ def parameters() -> Figure:
             va="center",
             fontsize=9,
         )
-        task = f"{found.task}: {found.total:,}"
+        task = f"{result.task}: {result.total:,}"
         axes.text(
             0,
             row + 0.02,
@@ -250,34 +250,40 @@ def masked() -> Figure:
     figure, (axes,) = sheet(9.2, 2.9)
     titled(axes, "the same text at four readings: other tokens are hidden each time; only coloured ones are asked for")
     for reading in range(4):
-        given = hidden(ids, first=reading, size=4 + len(vocabulary))
-        for place, token in enumerate(given.ids_BT[0].tolist()):
-            asked = int(given.targets[0, place]) != IGNORE_INDEX
-            same = token == int(ids[0, place])
+        rotated_key = hidden(ids, first=reading, size=4 + len(vocabulary))
+        for ax, token in enumerate(rotated_key.ids_BT[0].tolist()):
+            rotated_query = int(rotated_key.targets[0, ax]) != IGNORE_INDEX
+            same = token == int(ids[0, ax])
             word = "<mask>" if token == SPECIAL.mask else words[0] if token == SPECIAL.sos else vocabulary[token - 4]
-            colour = (GREEN if same else ORANGE if token != SPECIAL.mask else BLUE) if asked else FAINT
+            colour = (GREEN if same else ORANGE if token != SPECIAL.mask else BLUE) if rotated_query else FAINT
             axes.add_patch(
                 Rectangle(
-                    (place + 0.05, reading + 0.12),
+                    (ax + 0.05, reading + 0.12),
                     0.9,
                     0.76,
-                    facecolor=colour if asked else "none",
+                    facecolor=colour if rotated_query else "none",
                     edgecolor=colour,
                     linewidth=1.2,
                 )
             )
             axes.text(
-                place + 0.5, reading + 0.5, word, color=PAPER if asked else INK, ha="center", va="center", fontsize=9
+                ax + 0.5,
+                reading + 0.5,
+                word,
+                color=PAPER if rotated_query else INK,
+                ha="center",
+                va="center",
+                fontsize=9,
             )
     axes.set(xlim=(0, len(words)), ylim=(5.2, 0), xticks=[], yticks=[])
-    shares = measured_shares()
-    for place, (colour, name) in enumerate(((BLUE, "masked"), (ORANGE, "random"), (GREEN, "kept"))):
-        left = 0.05 + 3.6 * place
+    fractions = measured_fractions()
+    for ax, (colour, name) in enumerate(((BLUE, "masked"), (ORANGE, "random"), (GREEN, "kept"))):
+        left = 0.05 + 3.6 * ax
         axes.add_patch(Rectangle((left, 4.45), 0.35, 0.35, facecolor=colour, edgecolor="none"))
         axes.text(
             left + 0.5,
             4.63,
-            f"{name}: {100 * shares[name]:.0f} % of those asked for",
+            f"{name}: {100 * fractions[name]:.0f} % of those asked for",
             color=INK,
             va="center",
             fontsize=9,
@@ -291,18 +297,18 @@ def hidden(ids: torch.Tensor, first: int, size: int) -> Batch:
     return mask_tokens(batch, first, MaskingConfig(), SPECIAL, size, seed=SEED, next_token=False)
 
 
-def measured_shares() -> dict[str, float]:
+def measured_fractions() -> dict[str, float]:
     """What becomes of the tokens that are asked for, counted over 102,400 tokens."""
     rows = torch.randint(4, 1000, (200, 512), generator=torch.Generator().manual_seed(0))
-    found = hidden(rows, 0, 1000)
-    asked = found.targets != IGNORE_INDEX
-    masks, kept = asked & (found.ids_BT == SPECIAL.mask), asked & (found.ids_BT == rows)
-    total = int(asked.sum())
+    result = hidden(rows, 0, 1000)
+    rotated_query = result.targets != IGNORE_INDEX
+    masks, kept = rotated_query & (result.ids_BT == SPECIAL.mask), rotated_query & (result.ids_BT == rows)
+    total = int(rotated_query.sum())
     return {
         "asked": total / rows.numel(),
         "masked": int(masks.sum()) / total,
         "kept": int(kept.sum()) / total,
-        "random": int((asked & ~masks & ~kept).sum()) / total,
+        "random": int((rotated_query & ~masks & ~kept).sum()) / total,
     }
 
 

@@ -60,11 +60,11 @@ def outcome(out: Path) -> dict[str, bytes]:
         *out.glob("result.json"),
         *out.glob("data.json"),
     ]
-    found = {str(path.relative_to(out)): path.read_bytes() for path in sorted(kept)}
+    result = {str(path.relative_to(out)): path.read_bytes() for path in sorted(kept)}
     if (out / "metrics.jsonl").exists():
         lines = (out / "metrics.jsonl").read_text().splitlines()
-        found["metrics.jsonl"] = "\n".join(_timeless(line) for line in lines).encode()
-    return found | {str(path.name): _timeless(path.read_text()).encode() for path in sorted(out.glob("cells/*.json"))}
+        result["metrics.jsonl"] = "\n".join(_timeless(line) for line in lines).encode()
+    return result | {str(path.name): _timeless(path.read_text()).encode() for path in sorted(out.glob("cells/*.json"))}
 
 
 def _timeless(text: str) -> str:
@@ -75,12 +75,12 @@ def _timeless(text: str) -> str:
     return json.dumps(content, sort_keys=True)
 
 
-def in_a_copy(work: Callable[[Path], None], original: Path, place: Path) -> Path:
+def in_a_copy(work: Callable[[Path], None], original: Path, target_folder: Path) -> Path:
     """Do something to a fresh copy of a folder."""
-    shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(original, place)
-    work(place)
-    return place
+    shutil.rmtree(target_folder, ignore_errors=True)
+    shutil.copytree(original, target_folder)
+    work(target_folder)
+    return target_folder
 
 
 def tune(data: Path, out: Path) -> None:
