@@ -5,9 +5,11 @@ python benchmarks/pictures.py            writes docs/pictures/*.svg; a test sees
 They follow the reader's wish for light or dark by themselves, and their text is text.
 """
 
+import ast
 import re
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import matplotlib
@@ -316,7 +318,90 @@ def rounded(tensor: torch.Tensor, digits: int = DIGITS) -> np.ndarray:
     return np.round(tensor.numpy().astype(np.float64), digits) + 0.0
 
 
+BASE = ("errors", "version", "config", "files", "progress", "metrics", "tasks")
+"""The modules and packages that all others may import; the picture shows them as one box."""
+
+
+COLUMNS = {
+    "tokenization": 0.15,
+    "data": 0.15,
+    "store": 0.35,
+    "predict": 0.35,
+    "serve": 0.12,
+    "api": 0.3,
+    "kernels": 0.85,
+    "model": 0.85,
+    "train": 0.7,
+    "report": 0.85,
+    "interop": 0.45,
+    "recipes": 0.6,
+    "cli": 0.75,
+}
+"""Where a package is from left to right, so that few lines cross; others are in the middle."""
+
+
+def package_imports() -> dict[str, set[str]]:
+    """Return which packages of `headstart` import which, read from the source; the base packages count as one."""
+    source = Path(__file__).resolve().parent.parent / "src" / "headstart"
+    imports: dict[str, set[str]] = {"base": set()}
+    for path in sorted(source.rglob("*.py")):
+        package = _package(path.relative_to(source).parts[0].removesuffix(".py"))
+        names = [
+            name
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+        ]
+        used = {_package(name.split(".")[1]) for name in names if name.startswith("headstart.")}
+        imports.setdefault(package, set()).update(used - {package})
+    return {package: used for package, used in imports.items() if not package.startswith("__")}
+
+
+def _package(name: str) -> str:
+    return "base" if name in BASE else name
+
+
+def reduced(imports: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return the imports without those that follow from others (the transitive reduction)."""
+
+    def reachable(package: str) -> set[str]:
+        return imports[package].union(*(reachable(used) for used in imports[package]))
+
+    return {
+        package: {used for used in direct if not any(used in reachable(other) for other in direct - {used})}
+        for package, direct in imports.items()
+    }
+
+
+def packages() -> Figure:
+    """Draw the packages in layers: each one imports only what is below it, along the lines or beyond them."""
+    imports = package_imports()
+
+    @cache
+    def level(package: str) -> int:
+        return 1 + max((level(used) for used in imports[package]), default=-1)
+
+    figure, (axes,) = sheet(8, 7)
+    rows: dict[int, list[str]] = {}
+    for package in sorted(imports):
+        rows.setdefault(level(package), []).append(package)
+    at = {package: (COLUMNS.get(package, 0.5), float(row)) for row, names in rows.items() for package in names}
+    for package, direct in reduced(imports).items():
+        for used in sorted(direct):
+            axes.plot(*zip(at[package], at[used], strict=True), color=GREY, linewidth=1, zorder=1)
+    for package, (x, y) in at.items():
+        colour = ORANGE if package == "kernels" else BLUE
+        axes.add_patch(
+            FancyBboxPatch(
+                (x - 0.08, y - 0.22), 0.16, 0.44, boxstyle="round,pad=0,rounding_size=0.02", color=colour, zorder=2
+            )
+        )
+        axes.text(x, y, package, ha="center", va="center", fontsize=9, color=PAPER, zorder=3)
+    axes.set(xlim=(0, 1), ylim=(-0.5, max(rows) + 0.5), xticks=[], yticks=[])
+    return figure
+
+
 DRAWINGS: dict[str, Callable[[], Figure]] = {
+    "packages": packages,
     "mask": mask,
     "positions": positions,
     "rotary": rotary,
