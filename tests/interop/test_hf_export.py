@@ -55,7 +55,7 @@ def test_a_stock_class_scores_the_labels_as_we_do(transformers, tmp_path, kind):
         theirs = model(**batch).logits.double()
         alone = model(**reader(texts[2], return_tensors="pt")).logits.double()
     predictor = Predictor(bundle, CPU)
-    ours = torch.from_numpy(score_texts(bundle.model, predictor.rows(texts), CPU, lambda: None))
+    ours = torch.from_numpy(score_texts(bundle.model, predictor.dataset(texts), CPU, lambda: None))
     assert float((ours - theirs).abs().max()) < 1e-5
     assert float((ours[2] - alone[0]).abs().max()) < 1e-5
     assert float(ours.abs().max()) > 0.5  # control: there was something to miss

@@ -121,7 +121,7 @@ def test_rows_are_what_their_tokenizer_makes_of_a_text(transformers, tmp_path, k
         there = theirs(text, truncation=True, max_length=LONGEST - (kind == "gpt2"))["input_ids"]
         # GPT-2's adds nothing; its documents were parted by the token that begins ours
         assert row.ids_BT[0].tolist() == ([ours.special.sos, *there] if kind == "gpt2" else there)
-    wanted = {"mask_token": "mask", "pad_token": "pad", "cls_token": "sos", "sep_token": "close"}
+    wanted = {"mask_token": "mask", "pad_token": "pad", "cls_token": "sos", "sep_token": "sep"}
     for name, own in wanted.items():
         if (id := getattr(theirs, f"{name}_id", None)) is not None:
             assert getattr(ours.special, own) == id
@@ -137,7 +137,7 @@ def test_a_classifier_answers_as_it_did_and_goes_out_as_it_came(transformers, tm
     with torch.inference_mode():
         batch = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=LONGEST)
         theirs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.double()
-    ours = score_texts(bundle.model, Predictor(bundle, CPU).rows(texts), CPU, lambda: None)
+    ours = score_texts(bundle.model, Predictor(bundle, CPU).dataset(texts), CPU, lambda: None)
     assert float(np.abs(ours - theirs.numpy()).max()) < 1e-5
     assert bundle.labels == ("bad", "fine", "good")
     counted = count_parameters(bundle.config, bundle.model.backbone.vocab_size, 3, attention=bundle.attention).total

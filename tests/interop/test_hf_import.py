@@ -104,7 +104,7 @@ def test_a_foreign_tokenizer_keeps_its_ids_and_survives_a_bundle(transformers, t
     ours = bundle.tokenizer
     assert isinstance(ours, HFTokenizer)
     assert ours.encode_batch(TEXTS) == [theirs(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
-    assert vars(ours.special) == {"sos": 4, "pad": 1, "eos": 3, "mask": 2, "unknown": 0, "close": None}
+    assert vars(ours.special) == {"sos": 4, "pad": 1, "eos": 3, "mask": 2, "unknown": 0, "sep": None}
     again = load_tokenizer(bundle.path / "tokenizer")
     assert again.digest == ours.digest
     assert again.encode(TEXTS[0]) == ours.encode(TEXTS[0])
@@ -193,7 +193,7 @@ def test_a_classifier_goes_through_the_stock_trainer_and_back(transformers, tmp_
     with torch.inference_mode():
         theirs = model.eval()(**batch).logits.double()
     predictor = Predictor(back, CPU)
-    ours = torch.from_numpy(score_texts(back.model, predictor.rows(TEXTS), CPU, lambda: None))
+    ours = torch.from_numpy(score_texts(back.model, predictor.dataset(TEXTS), CPU, lambda: None))
     assert float((ours - theirs).abs().max()) < 1e-5
     untrained = Predictor.load(tmp_path / "ours").predict(TEXTS[:1])[0].probabilities
     assert predictor.predict(TEXTS[:1])[0].probabilities != pytest.approx(untrained, abs=1e-3)  # control

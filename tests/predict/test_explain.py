@@ -13,8 +13,8 @@ from headstart.data.datasets import LabelledDataset
 from headstart.errors import DataError, UsageError
 from headstart.model.heads import Model, build_classifier_head
 from headstart.model.transformer import build_backbone
-from headstart.predict import explain as room
-from headstart.predict.explain import attribute, explain_prediction, margins_of, merge_pieces, vectors_of
+from headstart.predict import explain
+from headstart.predict.explain import attribute, baseline_and_input, explain_prediction, margins, merge_pieces
 from headstart.predict.predictor import Predictor
 from headstart.recipes.finetune.run import run_finetune
 from headstart.tokenization.tokenizer import load_tokenizer
@@ -24,9 +24,9 @@ KINDS = [("classic", "causal"), ("classic", "bidirectional"), ("modern", "causal
 ONE = RuntimeConfig(threads=1, device="cpu")
 
 
-def network(block, reading, classes=3):
+def network(block, attention, classes=3):
     shape = SHAPE.model_copy(update={"block": block, "depth": 1})
-    model = Model(build_backbone(shape, VOCABULARY, 1), build_classifier_head(shape, classes, 1, reading))
+    model = Model(build_backbone(shape, VOCABULARY, 1), build_classifier_head(shape, classes, 1, attention))
     torch.manual_seed(1)
     torch.nn.init.normal_(model.head.linear.weight)  # scores that are worth explaining
     return model
@@ -37,10 +37,10 @@ def batch_of(ids, windows=False):
     return LabelledDataset([np.array(ids)], [0], SPECIAL, context=context, windows=windows).batch([0])
 
 
-@pytest.mark.parametrize(("block", "reading"), KINDS)
+@pytest.mark.parametrize(("block", "attention"), KINDS)
 @pytest.mark.parametrize("windows", [False, True])
-def test_what_the_tokens_get_adds_up_to_what_the_text_did(block, reading, windows):
-    model, batch = network(block, reading), batch_of([5, 9, 4, 16, 8, 7, 7], windows)
+def test_what_the_tokens_get_adds_up_to_what_the_text_did(block, attention, windows):
+    model, batch = network(block, attention), batch_of([5, 9, 4, 16, 8, 7, 7], windows)
     for target in range(3):
         found = attribute(model, batch, target, SPECIAL.pad)
         with torch.no_grad():
@@ -73,22 +73,22 @@ def test_a_margin_that_jumps_is_followed_closely():
     move = found.margin - found.baseline
     assert abs(move) > 1  # control
     assert abs(found.error) <= 0.01 * abs(move)
-    empty, real = vectors_of(model, batch, SPECIAL.pad)
-    places, shares = np.polynomial.legendre.leggauss(8)
-    vectors = torch.stack([empty + (place + 1) / 2 * (real - empty) for place in places]).requires_grad_()
-    (gradient,) = torch.autograd.grad(margins_of(model, batch, 1, vectors).sum(), vectors)
-    plain = (torch.tensor(shares / 2)[:, None, None, None] * gradient * (real - empty)).sum().item()
+    baseline, embedded = baseline_and_input(model, batch, SPECIAL.pad)
+    nodes, quadrature_weights = np.polynomial.legendre.leggauss(8)
+    vectors = torch.stack([baseline + (node + 1) / 2 * (embedded - baseline) for node in nodes]).requires_grad_()
+    (grad,) = torch.autograd.grad(margins(model, batch, 1, vectors).sum(), vectors)
+    plain = (torch.tensor(quadrature_weights / 2)[:, None, None, None] * grad * (embedded - baseline)).sum().item()
     assert abs(plain - move) > 0.05 * abs(move)  # control: it had to be cut finer
 
 
-@pytest.mark.parametrize(("block", "reading"), KINDS)
-def test_the_weights_are_those_of_another_hand(block, reading, monkeypatch):
+@pytest.mark.parametrize(("block", "attention"), KINDS)
+def test_the_weights_are_those_of_another_hand(block, attention, monkeypatch):
     attr = pytest.importorskip("captum.attr")
-    monkeypatch.setattr(room, "TOLERANCE", 1e-4)
-    model, batch = network(block, reading).eval(), batch_of([5, 9, 4, 16, 8, 7, 7])
-    empty, real = vectors_of(model, batch, SPECIAL.pad)
-    theirs = attr.IntegratedGradients(lambda vectors: margins_of(model, batch, 2, vectors[:, None])).attribute(
-        real, empty, n_steps=500
+    monkeypatch.setattr(explain, "TOLERANCE", 1e-4)
+    model, batch = network(block, attention).eval(), batch_of([5, 9, 4, 16, 8, 7, 7])
+    baseline, embedded = baseline_and_input(model, batch, SPECIAL.pad)
+    theirs = attr.IntegratedGradients(lambda vectors: margins(model, batch, 2, vectors[:, None])).attribute(
+        embedded, baseline, n_steps=500
     )
     ours = attribute(model, batch, 2, SPECIAL.pad).weights_BT
     assert ours == pytest.approx(theirs.sum(dim=-1).detach().numpy(), abs=5e-3)
@@ -105,7 +105,7 @@ def test_looking_changes_nothing():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = write_reviews(tmp_path_factory.mktemp("explain"), train=200, valid=80)
-    config = finetune_config(loop__epochs=5, transfer__reading="bidirectional")
+    config = finetune_config(loop__epochs=5, transfer__attention="bidirectional")
     run_finetune(str(folder / "train.csv"), folder / "clf", config, source="scratch", valid=str(folder / "valid.csv"))
     return folder
 

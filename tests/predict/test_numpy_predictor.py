@@ -101,7 +101,7 @@ def test_one_text_is_answered_without_torch(trained):
 
 def test_much_text_is_left_to_torch(trained, monkeypatch):
     assert NumpyPredictor.load(trained / "classic", ["dull"]) is not None
-    monkeypatch.setattr(quick, "MAX_WORK", 10)
+    monkeypatch.setattr(quick, "MAX_MULTIPLICATIONS", 10)
     assert NumpyPredictor.load(trained / "classic", ["dull"]) is None
 
 

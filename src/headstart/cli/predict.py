@@ -32,11 +32,8 @@ from headstart.files import os_error_reason
 if TYPE_CHECKING:
     from headstart.predict.explain import Explanation
     from headstart.predict.numpy_predictor import NumpyPredictor
-    from headstart.predict.onnx_predictor import OnnxPredictor
-    from headstart.predict.predictions import AnyPrediction
+    from headstart.predict.predictions import AnyPrediction, TextPredictor
     from headstart.predict.predictor import Predictor
-
-    AnyPredictor = Predictor | NumpyPredictor | OnnxPredictor
 
 OPTIONS = Options(Running, names=RUNTIME)
 CHUNK = 1000
@@ -108,7 +105,7 @@ def predict(
 
 def _exported(
     model: Path, asked: OutputOptions, runtime: RuntimeConfig, console: Console, *, int8: bool
-) -> "AnyPredictor | None":
+) -> "TextPredictor | None":
     """For a folder that was exported for onnxruntime."""
     if not (model / "model.onnx").is_file():
         if int8:
@@ -247,7 +244,7 @@ def _arguments(texts: Sequence[str], *, pair: bool) -> list[InputText]:
 
 def _answers(
     text_inputs: Iterator[InputText],
-    predictor: "AnyPredictor",
+    predictor: "TextPredictor",
     asked: OutputOptions,
     tally: PredictionCounts,
     console: Console | None,
@@ -256,7 +253,7 @@ def _answers(
     with console.task("predicting", None, "texts") if console else nullcontext() as bar:
         while chunk := list(islice(text_inputs, CHUNK)):
             texts = [question.text for question in chunk if question.readable]
-            predictions = predictor.predict(texts, abstain=asked.abstain)  # type: ignore[arg-type]  # some read no pairs
+            predictions = predictor.predict(texts, abstain=asked.abstain)
             tally.rows += len(chunk)
             tally.empty += len(chunk) - len(texts)
             tally.cut += sum(prediction.truncated for prediction in predictions)
@@ -275,7 +272,7 @@ def _labels(prediction: "AnyPrediction") -> list[str | None]:
 
 
 def _explained(
-    predictor: "AnyPredictor", question: InputText, prediction: "AnyPrediction | None", asked: OutputOptions
+    predictor: "TextPredictor", question: InputText, prediction: "AnyPrediction | None", asked: OutputOptions
 ) -> "tuple[Explanation, ...]":
     if not asked.explain or prediction is None:
         return ()

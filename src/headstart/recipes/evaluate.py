@@ -109,7 +109,7 @@ def _scored(
         progress.say(texts.left_out)
     for note in check_task(predictor.task, texts, f"the training data of {folder}"):
         progress.say(note)
-    rows = predictor.rows(texts.text_inputs, predictor.task.gold(texts.labels))
+    rows = predictor.dataset(texts.text_inputs, predictor.task.gold(texts.labels))
     with progress.task(f"evaluating {file}", len(texts), "texts") as bar:
         scores = score_texts(predictor.bundle.model, rows, predictor.runtime, lambda: None, bar.advance)
     return predictor, texts, rows, scores
