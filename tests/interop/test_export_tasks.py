@@ -72,7 +72,7 @@ def test_a_stock_class_answers_as_we_do(transformers, tmp_path, name, kind):
             export_hf(bundle, tmp_path / "theirs")
         assert str(caught.value) == (
             f"{tmp_path / 'ours'} gives a rating by a head with a bias, which the head of a stock Llama lacks; "
-            "fine-tune with --transfer.attention both to export, or use --to onnx"
+            "fine-tune with --transfer.attention bidirectional to export, or use --to onnx"
         )
         return
     export_hf(bundle, tmp_path / "theirs")

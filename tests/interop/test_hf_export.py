@@ -17,7 +17,7 @@ from headstart.cli.main import run
 from headstart.config.schema import PADDING_SEGMENT
 from headstart.errors import UsageError
 from headstart.interop.hf_export import export_hf, opt_tensors
-from headstart.interop.hf_tokenizers import standalone
+from headstart.interop.hf_tokenizers import to_hf_tokenizer
 from headstart.model.heads import lm_logits
 from headstart.predict.generate import Sampling, generate_text
 from headstart.predict.predictor import Predictor
@@ -130,7 +130,7 @@ def test_gaps_are_filled_where_the_mask_is_typed(transformers, tmp_path):
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_a_sentencepiece_vocabulary_reads_as_before(tmp_path, kind):
     words = _sentencepiece(tmp_path, kind)
-    engine = standalone(words)
+    engine = to_hf_tokenizer(words)
     engine.encode_special_tokens = True
     texts = [*TEXTS, *ODD, "", "   ", "ŋŋ and ŋ", "!!!!! ...... ﬁn", "<sos>"]
     assert [found.ids for found in engine.encode_batch(texts)] == [[0, *ids] for ids in words.encode_batch(texts)]
@@ -171,7 +171,7 @@ def _pieces():
 
 
 def _plain(words):
-    engine = standalone(words)
+    engine = to_hf_tokenizer(words)
     engine.encode_special_tokens = True
     return engine
 
@@ -181,7 +181,7 @@ def test_the_published_vocabulary_reads_real_reviews_as_before(real_data):
     words = load_tokenizer(real_data / "cls-books" / "sentencepiece.french.model")
     lines = (real_data / "cls-books" / "valid.jsonl").read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines]
-    engine = standalone(words)
+    engine = to_hf_tokenizer(words)
     assert [found.ids for found in engine.encode_batch(texts)] == [[0, *ids] for ids in words.encode_batch(texts)]
 
 
@@ -208,7 +208,7 @@ def test_a_dictionary_that_is_not_the_models_is_refused(tmp_path):
     lines = (home / "dict.txt").read_text().splitlines()
     (home / "dict.txt").write_text("\n".join(lines[1:]) + "\n")
     with pytest.raises(UsageError) as caught:
-        standalone(load_tokenizer(home))
+        to_hf_tokenizer(load_tokenizer(home))
     assert str(caught.value) == (
         "dict.txt and the SentencePiece model differ in 1 pieces, which tokenizer.json cannot express: it has one "
         "numbering for pieces and their ids"

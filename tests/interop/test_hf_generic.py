@@ -79,12 +79,12 @@ def test_every_tensor_of_the_file_is_heard(transformers, tmp_path, kind):
     ids, real = rows(60, 1, 3)
 
     def scores(tensors):
-        brought = read_generic(found, tensors)
+        imported = read_generic(found, tensors)
         size = int(found.facts["vocab_size"])
-        model = Model(Backbone(brought.config, size), LanguageHead(brought.config, size)).eval()
-        load_into(model, brought.tensors, "it")
+        model = Model(Backbone(imported.config, size), LanguageHead(imported.config, size)).eval()
+        load_into(model, imported.tensors, "it")
         with torch.inference_mode():
-            hidden = model.backbone(ids, torch.where(real, 0, PADDING_SEGMENT), brought.attention)
+            hidden = model.backbone(ids, torch.where(real, 0, PADDING_SEGMENT), imported.attention)
             return lm_logits(model, hidden)[real]
 
     before = scores(weights)

@@ -94,12 +94,12 @@ def test_what_a_teacher_had_read_counts_as_seen(tmp_path):
     whole = language(tmp_path / "whole", "modern", "hybrid")
     also = Membership.of([text_digest("read by the teacher")])
     for name, more in (("with", also), ("without", None)):
-        export_compact(whole, tmp_path / name, also=more)
+        export_compact(whole, tmp_path / name, extra_membership=more)
     known = Membership.read(tmp_path / "with")
     assert known.rows_in(["something else", "read by the teacher"]) == [1]
     assert Membership.read(tmp_path / "without") is None  # control: this bundle was written without one
     seen = load_bundle(tmp_path / "with", head_type="language")
-    export_compact(seen, tmp_path / "both", also=Membership.of([text_digest("and more")]))
+    export_compact(seen, tmp_path / "both", extra_membership=Membership.of([text_digest("and more")]))
     assert Membership.read(tmp_path / "both").rows_in(["and more", "read by the teacher", "nobody's"]) == [0, 1]
 
 
