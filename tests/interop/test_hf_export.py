@@ -66,9 +66,9 @@ def test_a_pipeline_gives_our_labels_and_probabilities(transformers, tmp_path, k
     bundle = classifier(tmp_path / "ours", *kind)
     export_hf(bundle, tmp_path / "theirs")
     ask = transformers.pipeline("text-classification", model=str(tmp_path / "theirs"), truncation=True, top_k=None)
-    for found, ours in zip(ask([*TEXTS[:3], *ODD]), Predictor(bundle, CPU).predict([*TEXTS[:3], *ODD]), strict=True):
-        assert found[0]["label"] == ours.label
-        theirs = {answer["label"]: answer["score"] for answer in found}
+    for outputs, ours in zip(ask([*TEXTS[:3], *ODD]), Predictor(bundle, CPU).predict([*TEXTS[:3], *ODD]), strict=True):
+        assert outputs[0]["label"] == ours.label
+        theirs = {answer["label"]: answer["score"] for answer in outputs}
         assert theirs == pytest.approx(ours.probabilities, abs=1e-5)
 
 
@@ -133,7 +133,7 @@ def test_a_sentencepiece_vocabulary_reads_as_before(tmp_path, kind):
     engine = to_hf_tokenizer(words)
     engine.encode_special_tokens = True
     texts = [*TEXTS, *ODD, "", "   ", "ŋŋ and ŋ", "!!!!! ...... ﬁn", "<sos>"]
-    assert [found.ids for found in engine.encode_batch(texts)] == [[0, *ids] for ids in words.encode_batch(texts)]
+    assert [encoding.ids for encoding in engine.encode_batch(texts)] == [[0, *ids] for ids in words.encode_batch(texts)]
     assert any(3 in words.encode(text) for text in texts)  # control: something was unknown
 
 
@@ -182,7 +182,7 @@ def test_the_published_vocabulary_reads_real_reviews_as_before(real_data):
     lines = (real_data / "cls-books" / "valid.jsonl").read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines]
     engine = to_hf_tokenizer(words)
-    assert [found.ids for found in engine.encode_batch(texts)] == [[0, *ids] for ids in words.encode_batch(texts)]
+    assert [encoding.ids for encoding in engine.encode_batch(texts)] == [[0, *ids] for ids in words.encode_batch(texts)]
 
 
 def _sentencepiece(folder: Path, kind: str):
@@ -215,7 +215,7 @@ def test_a_dictionary_that_is_not_the_models_is_refused(tmp_path):
     )
 
 
-def test_windows_are_refused(tmp_path):
+def test_a_classifier_with_windows_is_not_exported_to_transformers(tmp_path):
     bundle = classifier(tmp_path / "ours", "modern", "bidirectional", windows=True)
     with pytest.raises(UsageError) as caught:
         export_hf(bundle, tmp_path / "theirs")

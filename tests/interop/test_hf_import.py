@@ -69,7 +69,7 @@ def saved(transformers, folder, kind, purpose, **more):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_our_block_is_theirs(transformers, tmp_path, kind):
+def test_the_modern_block_computes_what_llama_and_eurobert_compute(transformers, tmp_path, kind):
     """The same weights, the same hidden states, with padding in the batch: no approximation anywhere."""
     model, tokenizer = saved(transformers, tmp_path, kind, "Model")
     bundle = load_model_source(f"hf:{tmp_path}")
@@ -98,7 +98,7 @@ def test_a_language_model_scores_the_vocabulary_as_it_did(transformers, tmp_path
     assert counted == sum(parameter.numel() for parameter in bundle.model.parameters())
 
 
-def test_a_foreign_tokenizer_keeps_its_ids_and_survives_a_bundle(transformers, tmp_path):
+def test_an_imported_tokenizer_keeps_its_ids_and_is_saved_in_a_bundle(transformers, tmp_path):
     _, theirs = saved(transformers, tmp_path, "llama", "ForCausalLM")
     bundle = load_model_source(f"hf:{tmp_path}")
     ours = bundle.tokenizer
@@ -113,7 +113,7 @@ def test_a_foreign_tokenizer_keeps_its_ids_and_survives_a_bundle(transformers, t
     assert ours.piece(4) == "[BOS]"
 
 
-def test_an_imported_model_goes_out_again_with_its_own_tokens(transformers, tmp_path):
+def test_an_imported_model_is_exported_with_its_own_special_tokens(transformers, tmp_path):
     model, theirs = saved(transformers, tmp_path / "in", "llama, grouped, Llama 3's angles", "ForCausalLM")
     export_hf(load_model_source(f"hf:{tmp_path / 'in'}"), tmp_path / "out")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
@@ -126,7 +126,7 @@ def test_an_imported_model_goes_out_again_with_its_own_tokens(transformers, tmp_
 
 
 @pytest.mark.parametrize(("block", "attention"), [("modern", "causal"), ("modern", "bidirectional")])
-def test_what_went_out_comes_back_the_same(tmp_path, block, attention):
+def test_an_exported_model_is_imported_unchanged(tmp_path, block, attention):
     """Needs no transformers: the folder is read as it was written."""
     before = classifier(tmp_path / "ours", block, attention)
     export_hf(before, tmp_path / "theirs")
@@ -172,7 +172,7 @@ def test_a_classifier_goes_through_the_stock_trainer_and_back(transformers, tmp_
     export_hf(classifier(tmp_path / "ours", "modern", "bidirectional"), tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
-    rows = [tokenizer(text) | {"labels": place % 3} for place, text in enumerate(TEXTS)]
+    rows = [tokenizer(text) | {"labels": index % 3} for index, text in enumerate(TEXTS)]
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path / "trainer"),
         max_steps=4,
@@ -223,7 +223,7 @@ def _edited(folder, **facts):
     ],
     ids=str,
 )
-def test_what_our_block_does_not_compute_is_refused_by_name(tmp_path, facts, message):
+def test_a_setting_that_the_modern_block_does_not_support_is_refused_by_name(tmp_path, facts, message):
     bundle = language(tmp_path / "ours", "modern", "causal")
     export_hf(bundle, tmp_path / "theirs")
     load_model_source(f"hf:{tmp_path / 'theirs'}")  # control
