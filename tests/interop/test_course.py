@@ -1,4 +1,4 @@
-"""The course's weights, under the course's names, compute here what they computed there; anything else is refused."""
+"""Weights with the course's tensor names give the course's logits; anything else is refused."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Several labels, ratings and pairs leave Headstart with the answers that `headstart predict` gives."""
+"""Exported multi-label, regression and pair models predict as `headstart predict` does."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What plain transformers computes from an exported folder is what we compute; what it cannot compute is refused."""
+"""Plain transformers computes from an exported folder what Headstart computes; what it cannot express is refused."""
 
 import json
 import tempfile

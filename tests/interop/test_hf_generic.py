@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, CamemBERT, XLM-R, ModernBERT, GPT-2 and OPT: what transformers saved computes here what it computed there."""
+"""Imported BERT, RoBERTa, CamemBERT, XLM-R, ModernBERT, GPT-2 and OPT compute what they compute in transformers."""
 
 import json
 import random
@@ -74,7 +74,7 @@ def test_an_imported_generic_model_gives_the_hidden_states_and_logits_of_transfo
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_every_imported_tensor_changes_the_logits(transformers, tmp_path, kind):
-    """A control: one that were misplaced, or left out in silence, would change nothing."""
+    """A tensor that was silently dropped would not change them."""
     saved(transformers, tmp_path, kind, language_class(kind))
     hf = read_hf_config("hf:it", tmp_path)
     weights = read_hf_weights(hf)
@@ -91,7 +91,7 @@ def test_every_imported_tensor_changes_the_logits(transformers, tmp_path, kind):
 
     before = scores(weights)
     for name, tensor in weights.items():
-        # a bias of the keys moves every score of a query alike, which softmax does not hear
+        # the bias of the keys adds the same to all attention scores of a query, which softmax ignores
         after = scores(weights | {name: tensor + 0.3 * torch.randn_like(tensor)})
         without_effect = name.endswith(("self.key.bias", "k_proj.bias", "k_lin.bias"))
         assert (float((after - before).abs().max()) < 1e-4) == without_effect, name
@@ -172,7 +172,7 @@ def test_a_generic_language_model_is_exported_unchanged(transformers, tmp_path, 
 
 
 def test_a_bert_as_the_hub_has_it_is_read_too(transformers, tmp_path):
-    """Saved with the head for the next sentence, norms under their old names, and a buffer of positions."""
+    """The file has a next-sentence head, old names of norms, and a buffer of position ids."""
     model, tokenizer = saved(transformers, tmp_path, "bert", "ForPreTraining")
     path = tmp_path / "model.safetensors"
     old = {
@@ -190,7 +190,7 @@ def test_a_bert_as_the_hub_has_it_is_read_too(transformers, tmp_path):
 
 
 def test_a_gpt2_as_the_hub_has_it_is_read_too(transformers, tmp_path):
-    """Without a prefix, and with the triangle of who sees whom."""
+    """The file has no prefix, and a buffer with the causal mask."""
     model, tokenizer = saved(transformers, tmp_path, "gpt2", "LMHeadModel")
     path = tmp_path / "model.safetensors"
     old = {name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}
@@ -203,7 +203,7 @@ def test_a_gpt2_as_the_hub_has_it_is_read_too(transformers, tmp_path):
 
 
 def test_a_modernbert_as_the_hub_has_it_is_read_too(transformers, tmp_path):
-    """Its config.json says the layers that see near by, and the angles, in another way than transformers writes it now."""
+    """Its config.json has older names for the local layers and the rotary bases."""
     saved(transformers, tmp_path, "modernbert", "ForMaskedLM")
     now = load_model_source(f"hf:{tmp_path}").config
     config = json.loads((tmp_path / "config.json").read_text())

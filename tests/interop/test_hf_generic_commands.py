@@ -1,4 +1,4 @@
-"""Models from elsewhere through the ordinary doors: fine-tuned, compared, pretrained further, exported, asked."""
+"""Imported models are fine-tuned, compared, pretrained further, exported and used to predict."""
 
 import json
 
@@ -28,7 +28,7 @@ def transformers():
 
 @pytest.fixture(scope="module")
 def sources(transformers, tmp_path_factory):
-    """A folder of each kind, once."""
+    """Save a model of each architecture once."""
     home, made = tmp_path_factory.mktemp("generic"), {}
 
     def source(kind):

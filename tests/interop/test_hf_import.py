@@ -1,4 +1,4 @@
-"""Llama and EuroBERT are our modern block under other names: what transformers saved computes here what it computed there."""
+"""Imported Llama and EuroBERT compute what they compute in transformers."""
 
 import json
 
@@ -70,7 +70,7 @@ def saved(transformers, folder, kind, purpose, **more):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_modern_block_computes_what_llama_and_eurobert_compute(transformers, tmp_path, kind):
-    """The same weights, the same hidden states, with padding in the batch: no approximation anywhere."""
+    """The hidden states are equal, also with padding in the batch."""
     model, tokenizer = saved(transformers, tmp_path, kind, "Model")
     bundle = load_model_source(f"hf:{tmp_path}")
     bundle.model.eval()
@@ -167,7 +167,7 @@ def test_an_imported_backbone_is_fine_tuned_compared_and_pretrained_further(tran
 
 
 def test_a_classifier_goes_through_the_stock_trainer_and_back(transformers, tmp_path):
-    """Pretrained and fine-tuned here, trained on there by transformers' own Trainer, brought back: the same answers."""
+    """Pretrained and fine-tuned here, trained further by transformers' Trainer, imported again: the predictions agree."""
     pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
     export_hf(classifier(tmp_path / "ours", "modern", "bidirectional"), tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")

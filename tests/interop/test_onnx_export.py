@@ -1,4 +1,4 @@
-"""onnxruntime answers as we do; the example runs with it and a tokenizer alone."""
+"""onnxruntime predicts as Headstart does; the example needs only onnxruntime and a tokenizer."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Mistakes are counted, ranked and sliced as they are; answers that are not sure enough are withheld."""
+"""Mistakes are counted, ranked and sliced correctly; predictions below a threshold are withheld."""
 
 import csv
 import json
@@ -51,7 +51,7 @@ def test_a_fine_tuned_classifier_carries_its_temperature(trained):
 
 
 def test_the_bundle_answers_with_calibrated_probabilities(trained):
-    """Its loss on validation is the lowest that any further temperature could give; its figures are those on record."""
+    """The loss on validation is that of the record, and lower than before calibration."""
     folder, _ = trained
     again = run_evaluate(folder / "clf", str(folder / "valid.csv"), runtime=ONE)
     result = read_json(folder / "clf" / "result.json")

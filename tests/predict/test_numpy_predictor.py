@@ -1,4 +1,4 @@
-"""The first answer comes without torch, and is the one that torch gives."""
+"""NumpyPredictor needs no torch and predicts as Predictor does."""
 
 import json
 import shutil

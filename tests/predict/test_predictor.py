@@ -1,4 +1,4 @@
-"""An answer depends on its text alone; a continuation on its prompt, its seed and nothing else."""
+"""A prediction depends only on its text, and a continuation only on its prompt and seed."""
 
 import numpy as np
 import pytest

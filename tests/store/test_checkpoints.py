@@ -1,4 +1,4 @@
-"""Checkpoints, bundles and receipts: all of it or nothing, and the newest good one."""
+"""Checkpoints, bundles and transfer receipts are complete or refused; resuming uses the newest undamaged checkpoint."""
 
 import pytest
 import torch
@@ -195,7 +195,7 @@ def test_another_tokenizer_stops_the_transfer(tmp_path, tokenizer):
     ids=["missing", "extra", "shape"],
 )
 def test_a_missing_extra_or_misshapen_tensor_stops_the_transfer(tmp_path, tokenizer, change, fault):
-    """The bundle is sealed again after the change, as a faulty program would leave it: the receipt itself must notice."""
+    """The manifest is rewritten after the change, as by a faulty program, so that the transfer itself must notice."""
     from headstart.files import _checksum_line, sha256_of
     from headstart.store.tensors import load_tensors, save_tensors
 

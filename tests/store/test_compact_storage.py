@@ -1,4 +1,4 @@
-"""Weights in fewer bytes: half or a quarter of the file, the same network each time it is read, and a receipt that holds."""
+"""bf16 and int8 storage: size, reproducible loading, and receipts."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Every bundle carries a card that hubs can read, which quotes nobody and names no folder of anybody's."""
+"""Every bundle has a model card that hubs can read, without quoted texts and without names of folders."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ def card(folder, name):
 
 
 def metadata(text):
-    """What a hub reads: the lines between the dashes, as the hub's own library reads them."""
+    """The metadata and the text of a card, as the library of the Hub reads them."""
     hub = pytest.importorskip("huggingface_hub")
     parsed = hub.ModelCard(text)
     return parsed.data, parsed.text

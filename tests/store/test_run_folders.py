@@ -1,4 +1,4 @@
-"""A run folder survives an error, forgets what was rewound, and refuses what is not its own."""
+"""Run folders: removal on error, rewound metrics, and refused files."""
 
 import errno
 
@@ -90,7 +90,7 @@ def test_a_file_where_a_folder_should_be_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["backbone.safetensors", "head.safetensors", "bundle.json"])
 def test_a_changed_byte_of_a_model_is_refused_by_name(tmp_path, name):
-    """The last byte of a weight, or of a number, is still a weight or a number: only the manifest can tell."""
+    """A changed weight is still a valid weight, so only the manifest can show the damage."""
     folder = bundle(tmp_path / "b", train_tokenizer(["le livre est beau"] * 9, TokenizerConfig(vocab_size=265)))
     path = folder / name
     content = path.read_bytes()
@@ -103,7 +103,7 @@ def test_a_changed_byte_of_a_model_is_refused_by_name(tmp_path, name):
 
 
 def test_a_bundle_with_the_tokenizer_of_another_is_refused(tmp_path):
-    """Sealed again after the exchange, as a faulty program would leave it."""
+    """The manifest is rewritten after the exchange, as by a faulty program."""
     one, other = (
         train_tokenizer([text] * 9, TokenizerConfig(vocab_size=265)) for text in ("le livre est beau", "quite another")
     )

@@ -1,4 +1,4 @@
-"""Starters by name: found wherever a folder may stand, told where they are not; and those that are shipped keep their word."""
+"""Starters are found by name wherever a folder is expected, and the shipped ones have the promised properties."""
 
 import csv
 import re
