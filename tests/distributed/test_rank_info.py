@@ -117,14 +117,14 @@ def test_a_time_limit_is_no_failure_only_where_one_would_be_restarted(second_of_
 
 def test_an_onlooker_writes_nothing(tmp_path):
     run = ReadOnlyRunFolder(tmp_path)
-    with run.locked(), run.discarded_on_error(new=True):
-        run.note("result.json", {})
+    with run.locked(), run.remove_on_error(new=True):
+        run.write_json("result.json", {})
         run.metrics.write("step", loss=1.0)
         run.metrics.flush()
-        run.same_inputs({"a": 1})
-        run.tidy()
+        run.check_inputs_unchanged({"a": 1})
+        run.remove_checkpoints()
     assert list(tmp_path.iterdir()) == []
-    RunFolder(tmp_path).note("result.json", {})  # control
+    RunFolder(tmp_path).write_json("result.json", {})  # control
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 

@@ -10,7 +10,7 @@ from headstart.config.schema import ModelConfig
 from headstart.errors import ConfigError
 from headstart.model.parameter_count import count_parameters
 from headstart.model.transformer import build_backbone
-from headstart.recipes.bench import lengths, run_bench, num_layer_weights
+from headstart.recipes.bench import lengths, num_layer_weights, run_bench
 
 TINY = {"model": {"width": 16, "depth": 1, "heads": 2, "feedforward": 16, "context": 32}, "tokenizer.vocab_size": 400}
 
