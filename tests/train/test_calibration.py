@@ -13,7 +13,7 @@ from headstart.metrics import log_loss, reliability, softmax, wilson
 from headstart.model.heads import Model, build_classifier_head
 from headstart.model.transformer import build_backbone
 from headstart.train import calibration as room
-from headstart.train.calibration import calibrate, fit_temperature, fold_temperature, thresholds
+from headstart.train.calibration import calibrate, fit_temperature, fold_temperature, precision_thresholds
 
 
 def drawn(rows, warmth, classes=2, seed=0):
@@ -124,7 +124,7 @@ def test_a_threshold_is_the_lowest_that_gives_the_precision():
     scores, gold = drawn(2000, 1.0)
     shares = softmax(scores)
     sure, right = shares.max(axis=1), shares.argmax(axis=1) == gold
-    table = thresholds(shares, gold)
+    table = precision_thresholds(shares, gold)
     assert [row.wanted for row in table] == sorted({row.wanted for row in table})
     for row in table:
         answered = sure >= row.threshold
@@ -142,7 +142,7 @@ def test_a_threshold_is_the_lowest_that_gives_the_precision():
 def test_equally_sure_answers_stand_or_fall_together():
     shares = np.array([[0.9, 0.1]] * 60 + [[0.6, 0.4]] * 60)
     gold = np.array([0] * 57 + [1] * 3 + [0] * 30 + [1] * 30)
-    table = {row.wanted: row for row in thresholds(shares, gold)}
+    table = {row.wanted: row for row in precision_thresholds(shares, gold)}
     assert (table[0.95].threshold, table[0.95].answered) == (pytest.approx(0.75), 60)
     assert 0.96 not in table
 

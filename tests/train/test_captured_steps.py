@@ -20,7 +20,7 @@ from headstart.model.transformer import build_backbone
 from headstart.train import cuda_graphs as graphs_module
 from headstart.train import objectives
 from headstart.train.cuda_graphs import GraphCache, token_graphs
-from headstart.train.loop import Prefetcher, TrainState, _prepare_training, fit
+from headstart.train.loop import Prefetcher, TrainState, _prepare_step, fit
 from headstart.train.objectives import LossSum, classification_loss, language_model_loss, next_sentence_loss
 from headstart.train.optimizers import build_optimizer
 from headstart.train.parallel import SINGLE
@@ -130,7 +130,7 @@ def test_steps_that_were_tried_beforehand_leave_nothing_behind(case):
     graphs = GraphCache(model, tape := Frozen(), print, lay_out)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     list(fit(fresh(model), fetch, ask, CONFIG, 7, CPU, graphs=graphs))
-    recorded, tried = graphs.recorded, tape.replayed
+    recorded, tried = graphs.num_graphs, tape.replayed
     assert recorded
     model.load_state_dict(before)
     state = fresh(model)
@@ -194,18 +194,18 @@ def test_a_step_that_was_left_in_the_middle_leaves_no_gradient_behind():
 
 def test_more_shapes_than_are_kept_are_read_all_the_same(monkeypatch):
     plain = [report.loss for report in trained("tokens")[0]]
-    monkeypatch.setattr("headstart.train.cuda_graphs._MOST_SHAPES", 1)
+    monkeypatch.setattr("headstart.train.cuda_graphs._MAX_SHAPES", 1)
     reports, _, graphs = trained("tokens", tape=Frozen())
     assert [report.loss for report in reports] == pytest.approx(plain, rel=1e-4)
-    assert len(graphs.slots) == graphs.recorded == 1
+    assert len(graphs.slots) == graphs.num_graphs == 1
 
 
 def test_more_shapes_than_are_recorded_go_on_unrecorded(monkeypatch):
     plain = [report.loss for report in trained("tokens")[0]]
-    monkeypatch.setattr("headstart.train.cuda_graphs._MOST_GRAPHS", 1)
+    monkeypatch.setattr("headstart.train.cuda_graphs._MAX_GRAPHS", 1)
     reports, _, graphs = trained("tokens", tape=Frozen())
     assert [report.loss for report in reports] == pytest.approx(plain, rel=1e-4)
-    assert graphs.recorded == 1 < len(graphs.slots)
+    assert graphs.num_graphs == 1 < len(graphs.slots)
 
 
 class Full(Frozen):
@@ -215,18 +215,18 @@ class Full(Frozen):
         super().__init__()
         self.left, self.refuse = once, record
 
-    def once(self, work):
+    def run_eager(self, work):
         if self.left is not None:
             self.left -= 1
             if self.left < 0:
                 work()  # what it had added by then must not count
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.\nand more")
-        return super().once(work)
+        return super().run_eager(work)
 
-    def record(self, work):
+    def capture(self, work):
         if self.refuse:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.\nand more")
-        return super().record(work)
+        return super().capture(work)
 
 
 @pytest.mark.parametrize("tape", [Full(once=2), Full(record=True)], ids=["first time", "recording"])
@@ -252,11 +252,11 @@ class Tired(Frozen):
         super().__init__()
         self.left = left
 
-    def record(self, work):
+    def capture(self, work):
         self.left -= 1
         if self.left < 0:
             raise RuntimeError("no more")
-        return super().record(work)
+        return super().capture(work)
 
 
 @pytest.mark.parametrize("left", [0, 1, 2, 3, 4])
@@ -324,7 +324,7 @@ def test_no_gradient_is_left_of_a_step_that_asked_more(first):
         grad = model.head.pair.weight.grad
         seen.append(grad is not None and bool(grad.any()))
         if report.step == 7:
-            assert graphs.recorded  # control
+            assert graphs.num_graphs  # control
     assert seen == [step >= first and step % 3 > 0 for step in range(16)]
     assert tape.replayed > 2 * 6  # control
 
@@ -334,19 +334,22 @@ def test_rows_that_are_told_ahead_are_read_in_their_turn():
     model, lay_out, ask = classifier("causal")
     state, losses = fresh(model), []
     graphs = GraphCache(model, tape := Frozen(), print, lay_out)
-    passes = graphs.around(EagerStep(model, ask, CPU, SINGLE), state.optimizer, CONFIG.clip)
-    with Prefetcher(three_texts, 0, 16, passes.ready, ahead=True) as feed:
+    passes = graphs.wrap(EagerStep(model, ask, CPU, SINGLE), state.optimizer, CONFIG.clip)
+    with Prefetcher(three_texts, 0, 16, passes.to_device, threaded=True) as feed:
         for batches in feed:
-            _prepare_training(state, 16, CONFIG)
-            parts = [passes.run(batch, last=number == len(batches)) for number, batch in enumerate(batches, start=1)]
-            passes.length(1 / 6, CONFIG.clip, state.optimizer)
+            _prepare_step(state, 16, CONFIG)
+            parts = [
+                passes.forward_backward(batch, last=number == len(batches))
+                for number, batch in enumerate(batches, start=1)
+            ]
+            passes.clip_grad_norm(1 / 6, CONFIG.clip, state.optimizer)
             passes.step(state.optimizer)
             state.step += 1
-            while state.step < 16 and not feed.ahead():
+            while state.step < 16 and not feed.peek():
                 time.sleep(0.001)
-            passes.expect(feed.ahead())
+            passes.prefetch(feed.peek())
             losses.append(sum(part.total.item() for part in parts) / 6)
-            passes.clear(state.optimizer)
+            passes.zero_grad(state.optimizer)
     assert losses == pytest.approx([report.loss for report in trained("causal")[0]], rel=1e-4)
     assert tape.replayed > 2 * 12  # control
 

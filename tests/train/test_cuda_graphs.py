@@ -19,8 +19,8 @@ from headstart.train.objectives import classification_loss
 from headstart.train.optimizers import build_optimizer, set_trainable
 from headstart.train.parallel import SINGLE
 from headstart.train.static_batch import (
-    MOST_TOKENS,
-    MOST_WORK,
+    MAX_TOKENS,
+    MAX_WORK,
     StaticBatch,
     bucket_length,
     can_be_static,
@@ -123,9 +123,9 @@ def test_what_cannot_be_recorded_is_known_by_its_shape():
     assert can_be_static(data.batch([0, 1]), 100)
     assert can_be_static(rows(windows=True).batch([0, 1]), 100)  # all in one row each
     short = LabelledDataset([np.full(30, 5)], [0], SPECIAL, context=12, windows=True)
-    assert not can_be_static(data.batch([0, 1]), MOST_WORK)  # layers that keep a GPU busy
+    assert not can_be_static(data.batch([0, 1]), MAX_WORK)  # layers that keep a GPU busy
     assert not can_be_static(short.batch([0]), 100)  # a text in several rows
-    wide = LabelledDataset([np.full(MOST_TOKENS, 5)], [0], SPECIAL, context=MOST_TOKENS + 1)
+    wide = LabelledDataset([np.full(MAX_TOKENS, 5)], [0], SPECIAL, context=MAX_TOKENS + 1)
     assert not can_be_static(wide.batch([0]), 100)
     pieces = PackedDataset(corpus([3, 11]), np.arange(2), SPECIAL, context=12, layout="packed", seed=1)
     assert not can_be_static(pieces.batch(0, 1), 100)
@@ -148,7 +148,7 @@ def test_recorded_steps_follow_plain_ones(kind):
             "qkv_proj.bias"
         ):  # that of the keys has no gradient but rounding, and Adam makes steps of it
             torch.testing.assert_close(parameter, after[name], rtol=1e-3, atol=1e-4)
-    assert graphs.recorded == len(graphs.slots) == 3  # two widths of three rows, and the odd one
+    assert graphs.num_graphs == len(graphs.slots) == 3  # two widths of three rows, and the odd one
     assert tape.replayed == (24 - 3) + 2 * (24 - 1)  # the passes; scaling and moving from the second step on
     assert min(report.loss for report in plain[8:]) < 0.7 * plain[0].loss  # control: it learns
 
@@ -179,26 +179,28 @@ def test_several_batches_a_step_add_up_and_nothing_is_left_of_the_step_before(un
     recorded = trained(model, given=now_and_then, steps=9, graphs=graphs)
     assert [report.loss for report in recorded] == pytest.approx([report.loss for report in plain], rel=1e-4)
     assert [report.norm for report in recorded] == pytest.approx([report.norm for report in plain], rel=1e-3)
-    assert graphs.recorded == 2  # as the first of a step, and as one that is added
+    assert graphs.num_graphs == 2  # as the first of a step, and as one that is added
 
 
 def test_what_a_step_will_read_is_copied_before_and_once():
     model = model_of()
     graphs = recorder(model, Again(), print)
-    passes = graphs.around(
+    passes = graphs.wrap(
         EagerStep(model, lambda batch: classification_loss(model, batch), CPU, SINGLE),
         build_optimizer(model, CONFIG),
         1.0,
     )
-    first, second = (passes.ready(rows().batch(chosen)) for chosen in ([0, 2, 4], [5, 7, 9]))
-    plain = passes.run(first, last=True).total.item()
-    passes.clear(build_optimizer(model, CONFIG))
-    passes.expect([second])
+    first, second = (passes.to_device(rows().batch(chosen)) for chosen in ([0, 2, 4], [5, 7, 9]))
+    plain = passes.forward_backward(first, last=True).total.item()
+    passes.zero_grad(build_optimizer(model, CONFIG))
+    passes.prefetch([second])
     slot = graphs.slots[second.shape]
-    assert slot.holds is second
-    assert torch.equal(slot.batch.ids_BT, second.ids_BT)
-    assert passes.run(first, last=True).total.item() == pytest.approx(plain)  # another one than was expected
-    assert slot.holds is None
+    assert slot.loaded is second
+    assert torch.equal(slot.inputs.ids_BT, second.ids_BT)
+    assert passes.forward_backward(first, last=True).total.item() == pytest.approx(
+        plain
+    )  # another one than was expected
+    assert slot.loaded is None
 
 
 def test_a_frozen_weight_is_let_go_and_does_not_move():
@@ -206,14 +208,14 @@ def test_a_frozen_weight_is_let_go_and_does_not_move():
     graphs = recorder(model, Again(), print)
     state = TrainState(model, build_optimizer(model, CONFIG), 0)
     trained(model, graphs=graphs, state=state, steps=24, until=9)
-    assert graphs.recorded == 3
+    assert graphs.num_graphs == 3
     set_trainable(model, TransferConfig(freeze=True), 0)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     trained(model, graphs=graphs, state=state, steps=24, until=18)
     moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
     assert moved == {"head.linear.weight", "head.linear.bias"}
     assert {name for name, parameter in model.named_parameters() if parameter.grad is not None} == moved
-    assert graphs.recorded == 3
+    assert graphs.num_graphs == 3
     set_trainable(model, TransferConfig(), 0)
     trained(model, graphs=graphs, state=state, steps=24)
     assert not any(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
@@ -240,7 +242,7 @@ def test_what_cannot_be_recorded_goes_the_plain_way_and_is_said_once():
     assert [report.loss for report in reports] == pytest.approx(
         [report.loss for report in trained(model_of())], rel=1e-4
     )
-    assert graphs.recorded == 0
+    assert graphs.num_graphs == 0
     assert said == [
         "steps are not recorded as CUDA graphs here, and take longer: operation not permitted when stream is capturing"
     ]
@@ -248,7 +250,7 @@ def test_what_cannot_be_recorded_goes_the_plain_way_and_is_said_once():
 
 def test_a_network_that_keeps_a_gpu_busy_goes_the_plain_way_to_the_bit():
     model = model_of()
-    graphs = recorder(model, Again(), print, weights=MOST_WORK)
+    graphs = recorder(model, Again(), print, weights=MAX_WORK)
     assert [report.loss for report in trained(model, graphs=graphs)] == [report.loss for report in trained(model_of())]
     assert not graphs.slots
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -30,7 +30,7 @@ def test_gradients_are_those_of_torchs_own_clipping(size, scale, clip, as_tensor
     theirs = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         other.grad = None if own.grad is None else own.grad * scale
-    norm = EagerStep(ours, None, CPU, SINGLE).scaled_and_clipped(torch.tensor(scale) if as_tensor else scale, clip)
+    norm = EagerStep(ours, None, CPU, SINGLE).scale_and_clip(torch.tensor(scale) if as_tensor else scale, clip)
     expected = nn.utils.clip_grad_norm_(theirs.parameters(), clip or float("inf"))
     torch.testing.assert_close(norm, expected, rtol=1e-5, atol=0)
     assert ours[0].bias.grad is None
@@ -44,4 +44,4 @@ def test_gradients_are_those_of_torchs_own_clipping(size, scale, clip, as_tensor
 def test_a_gradient_that_is_not_finite_shows_in_the_norm(broken, clip):
     model = network(1.0)
     model[1].weight.grad[0, 0] = broken
-    assert not EagerStep(model, None, CPU, SINGLE).scaled_and_clipped(0.1, clip).isfinite()
+    assert not EagerStep(model, None, CPU, SINGLE).scale_and_clip(0.1, clip).isfinite()

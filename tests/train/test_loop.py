@@ -79,7 +79,7 @@ def test_tables_learn_the_same_bits_whether_or_not_their_gradients_are_kept(tied
     data, found = rows("documents"), []
     for kept in (True, False):
         if not kept:
-            monkeypatch.setattr(EagerStep, "keep_rows", lambda self: None)
+            monkeypatch.setattr(EagerStep, "cache_embedding_grads", lambda self: None)
         shape = SHAPE.model_copy(update={"block": "modern", "tied": True} if tied else {})
         model = language_model(shape=shape)
         train(model, OptimConfig(lr=1e-2), 8, lambda step: [data.batch(step + part, 1) for part in range(parts)])
@@ -313,7 +313,7 @@ def test_fetching_ahead_gives_the_same_in_the_same_order(first, steps):
         return [data.batch(step * 2, 2)]
 
     def fed(*, ahead: bool) -> list[list[Batch]]:
-        with Prefetcher(fetch, first, steps, lambda batch: batch.to(CPU.device), ahead=ahead) as feed:
+        with Prefetcher(fetch, first, steps, lambda batch: batch.to(CPU.device), threaded=ahead) as feed:
             return list(feed)
 
     plain, ahead = fed(ahead=False), fed(ahead=True)
@@ -330,11 +330,11 @@ def test_a_fault_in_fetching_ahead_is_not_lost():
 
     seen = []
     with (
-        Prefetcher(fetch, 0, 5, lambda batch: batch.to(CPU.device), ahead=True) as feed,
+        Prefetcher(fetch, 0, 5, lambda batch: batch.to(CPU.device), threaded=True) as feed,
         pytest.raises(TrainingError, match="no such row"),
     ):
         for batches in feed:
-            assert feed.ahead() in ([], batches)  # a fault that lies ahead is none of this step's
+            assert feed.peek() in ([], batches)  # a fault that lies ahead is none of this step's
             seen.append(batches)
     assert len(seen) == 2
 
@@ -347,12 +347,12 @@ def test_rows_are_laid_out_a_few_steps_ahead_and_no_more():
         asked.append(step)
         return [data.batch(step, 1)]
 
-    with Prefetcher(fetch, 0, 9, lambda batch: batch, ahead=True) as feed:
+    with Prefetcher(fetch, 0, 9, lambda batch: batch, threaded=True) as feed:
         turns = iter(feed)
         first = next(turns)
-        while not feed.ahead():
+        while not feed.peek():
             time.sleep(0.001)
-        coming = feed.ahead()
+        coming = feed.peek()
         assert next(turns) is coming
         assert coming is not first
     assert asked == [0, 1, 2, 3]  # the pool has done all that it was given
@@ -369,9 +369,9 @@ def test_rows_that_are_not_there_yet_are_not_waited_for_until_their_turn_or_the_
         done.append(step)
         return [rows().batch(step, 1)]
 
-    with Prefetcher(fetch, 0, 9, lambda batch: batch, ahead=True) as feed:
+    with Prefetcher(fetch, 0, 9, lambda batch: batch, threaded=True) as feed:
         next(iter(feed))
-        assert feed.ahead() == []
+        assert feed.peek() == []
         assert 1 not in done  # control
         go.set()
     assert begun == done == [0, 1, 2, 3]
@@ -382,7 +382,7 @@ def test_steps_that_are_far_away_take_no_memory(ahead):
     """As `--minutes` tries some steps of a run without end."""
     tracemalloc.start()
     try:
-        with Prefetcher(lambda step: [], 7, 1 << 18, lambda batch: batch, ahead=ahead) as feed:
+        with Prefetcher(lambda step: [], 7, 1 << 18, lambda batch: batch, threaded=ahead) as feed:
             assert next(iter(feed)) == []
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:

@@ -301,7 +301,7 @@ class FinetuneTrainer:
 
     def _conclude(self) -> FinetuneOutcome:
         if self._graphs:
-            self._graphs.forget()  # the model is handed on without gradients, and test may need the memory
+            self._graphs.reset()  # the model is handed on without gradients, and test may need the memory
         if self.best is None:  # found before an interruption
             self.best = load_best(self.run, self.best_epoch)
         name = str(best_folder(self.run, self.best_epoch))

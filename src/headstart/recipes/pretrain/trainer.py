@@ -281,7 +281,7 @@ class PretrainTrainer:
         try:
             self._train()
             if self._graphs:
-                self._graphs.forget()  # measuring all held-out text may need the memory
+                self._graphs.reset()  # measuring all held-out text may need the memory
             with ema_weights(self.model, self.state.ema), self.way.full_model(self.model) as model:
                 self._finish(model)
         except StopRequested:
