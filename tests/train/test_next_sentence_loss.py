@@ -128,10 +128,10 @@ BERT = GenericConfig(family="bert", norm_first=False, positions=12, embedding_no
     [SHAPE, SHAPE.model_copy(update={"block": "generic", "generic": BERT, "tied": True})],
     ids=["classic", "bert"],
 )
-def test_the_plain_head_of_a_pair_head_is_a_whole_language_head(shape):
-    whole, paired = language_model(shape=shape), next_sentence_model(shape)
-    plain = Model(paired.backbone, paired.head.plain())
+def test_the_plain_head_of_a_next_sentence_head_is_a_complete_language_head(shape):
+    expected, with_pairs = language_model(shape=shape), next_sentence_model(shape)
+    plain = Model(with_pairs.backbone, with_pairs.head.plain())
     states = torch.randn(3, shape.width, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(lm_logits(plain, states), lm_logits(whole, states))
+    assert torch.equal(lm_logits(plain, states), lm_logits(expected, states))
     assert type(plain.head) is LanguageHead
-    assert plain.head.state_dict().keys() == whole.head.state_dict().keys()
+    assert plain.head.state_dict().keys() == expected.head.state_dict().keys()
