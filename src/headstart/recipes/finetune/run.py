@@ -115,11 +115,11 @@ def run_finetune(
     files = {"train": train, "valid": valid, "test": test, "source": source}
     inputs = files | {"tokenizer": str(tokenizer) if tokenizer else None}
     with distributed_run(out) as ranks:
-        progress = progress if ranks.first else SilentProgress()
-        resume = ranks.tell(lambda: resume or is_restarted_run(out, command))
+        progress = progress if ranks.is_main else SilentProgress()
+        resume = ranks.broadcast(lambda: resume or is_restarted_run(out, command))
         load = cache(load_source)  # a wrong folder is found out before anything is written
-        facts = ranks.tell(lambda: _begin(out, config, inputs, resume, command, progress, load))
-        run = RunFolder(out) if ranks.first else ReadOnlyRunFolder(out)
+        facts = ranks.broadcast(lambda: _begin(out, config, inputs, resume, command, progress, load))
+        run = RunFolder(out) if ranks.is_main else ReadOnlyRunFolder(out)
         if facts is not None:
             settings, inputs = merge_config(FinetuneConfig, facts["config"]), facts["inputs"]
             with run.locked():
@@ -186,7 +186,7 @@ def _finetune(
         run.write_json("receipt.json", receipt.as_dict())
         progress.say(receipt.summary())
     with run.record_failure(), handle_signals(config.runtime.time_limit, since) as stop:
-        stop.agree = ranks.agree if ranks.world > 1 else None
+        stop.consensus = ranks.consensus if ranks.world_size > 1 else None
         way = strategy_for(config.runtime, ranks)
         training = FinetuneTrainer(run, config, data, model, runtime, stop, progress, began=since, way=way)
         try:
@@ -197,7 +197,7 @@ def _finetune(
                 f"headstart finetune --resume --out {run.path}",
                 stop.reason or "",
             ) from None
-        ranks.tell(
+        ranks.broadcast(
             lambda: _write(run, config, data, outcome, inputs["source"], progress)
         )  # seconds: a stop waits for it
 

@@ -56,11 +56,11 @@ def run_pretrain(
     asked: dict[str, Any] = {"tokenizer": str(tokenizer) if tokenizer else None, "source": source}
     asked |= {"teacher": teacher, "teacher_weight": teacher_weight}
     with distributed_run(out) as ranks:
-        progress = progress if ranks.first else SilentProgress()
-        resume = ranks.tell(lambda: resume or is_restarted_run(out, command))
+        progress = progress if ranks.is_main else SilentProgress()
+        resume = ranks.broadcast(lambda: resume or is_restarted_run(out, command))
         load = cache(partial(load_model_source, head_type="language"))  # looked at before a folder is made, used after
-        facts = ranks.tell(lambda: _begin(texts, out, config, asked, resume, command, progress, load))
-        run = RunFolder(out) if ranks.first else ReadOnlyRunFolder(out)
+        facts = ranks.broadcast(lambda: _begin(texts, out, config, asked, resume, command, progress, load))
+        run = RunFolder(out) if ranks.is_main else ReadOnlyRunFolder(out)
         if facts is not None:
             _go(
                 run,
@@ -140,7 +140,7 @@ def _go(
             )
             pretraining.prepare()
         with run.record_failure(), handle_signals(config.runtime.time_limit, since) as stop:
-            stop.agree = ranks.agree if ranks.world > 1 else None
+            stop.consensus = ranks.consensus if ranks.world_size > 1 else None
             pretraining.go(stop, resume=resume)
 
 
