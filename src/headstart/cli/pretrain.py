@@ -45,7 +45,7 @@ def _wants_preset_search(preset: str | None, config: Path | None, flags: Flags |
     """Return True for `--preset auto`, and for minutes without a setting that determines the network."""
     if preset is not None or config is not None or TOML.exists():
         return preset == "auto"
-    names = OPTIONS.given(flags)
+    names = OPTIONS.typed(flags)
     return "loop.minutes" in names and not any(name.startswith(("model.", "optim.", "objective")) for name in names)
 
 
@@ -81,14 +81,14 @@ def pretrain(
         others |= {"teacher": teacher, "teacher-weight": teacher_weight}
         OPTIONS.refuse_with_resume(flags, out, **others)
         check_resumes(out, "pretrain", "texts", texts)
-    OPTIONS.refuse_with_source(flags, backbone)
+    OPTIONS.refuse_with_backbone(flags, backbone)
     if not resume and backbone is None and _wants_preset_search(preset, config, flags):
         preset = _search_preset(flags, config, Console(quiet=quiet))
     from headstart.recipes.pretrain.run import PretrainRequest, default_objective, run_pretrain
 
     settings = None
     if not resume:
-        settings = OPTIONS.settings(flags, usual=default_objective(backbone), preset=preset, path=config)
+        settings = OPTIONS.settings(flags, defaults=default_objective(backbone), preset=preset, path=config)
     if settings and not texts and not settings.stages:
         raise UsageError("pretrain needs TEXTS, or one prepared folder; see headstart pretrain --help")
     request = PretrainRequest(

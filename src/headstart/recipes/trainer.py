@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from headstart import runtime as runtime_module
 from headstart.config.merge import merge_config
 from headstart.config.schema import FinetuneConfig, PretrainConfig, RuntimeConfig
 from headstart.data.batch import Batch
@@ -186,11 +185,6 @@ def check_fsdp(config: PretrainConfig | FinetuneConfig) -> None:
         raise ConfigError("next_sentence.weight with objective hybrid needs runtime.parallel ddp, got fsdp")
     if isinstance(config, FinetuneConfig) and config.transfer.unfreeze_every:
         raise ConfigError("transfer.unfreeze_every needs runtime.parallel ddp, got fsdp")
-
-
-def resolve_threads(config: RuntimeConfig) -> int:
-    """Return the number of threads of a run; it is recorded, since other threads add in another order."""
-    return config.threads or max(1, runtime_module.free_cores() // rank_info().local_world_size)
 
 
 def interrupted_error(command: str, out: Path, stop: StopSignal, step: int, steps: int) -> Interrupted:
@@ -395,4 +389,4 @@ class Trainer(ABC, Generic[ConfigT]):
     def _release_graphs(self) -> None:
         """Free the memory of CUDA graphs: evaluation may need it."""
         if self._graphs:
-            self._graphs.forget()
+            self._graphs.reset()

@@ -32,10 +32,9 @@ from headstart.recipes.trainer import (
     interrupted_error,
     open_run,
     process_facts,
-    resolve_threads,
     start_run,
 )
-from headstart.runtime import environment, setup_runtime
+from headstart.runtime import environment, resolve_threads, setup_runtime
 from headstart.store.bundle import Bundle, bundle_block, save_bundle
 from headstart.store.run_folder import RunFolder
 from headstart.tasks import AnyEvaluation, Regression

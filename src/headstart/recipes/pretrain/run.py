@@ -30,11 +30,10 @@ from headstart.recipes.trainer import (
     interrupted_error,
     open_run,
     process_facts,
-    resolve_threads,
     share_shards,
     start_run,
 )
-from headstart.runtime import environment, setup_runtime
+from headstart.runtime import environment, resolve_threads, setup_runtime
 from headstart.store.bundle import Bundle, bundle_objective
 from headstart.store.run_folder import RunFolder
 from headstart.tokenization.base import Tokenizer

@@ -22,7 +22,7 @@ from headstart.data.next_sentence import NextSentenceDataset, weight_pairs
 from headstart.data.shards import Shards, is_shards
 from headstart.errors import DataError, UsageError
 from headstart.progress import Progress, pluralize
-from headstart.recipes.prepare import run_prepare, run_shared_tokenizer
+from headstart.recipes.prepare import PrepareRequest, run_prepare, run_shared_tokenizer
 from headstart.tokenization.base import SpecialIds, Tokenizer
 from headstart.tokenization.tokenizer import load_tokenizer
 
@@ -215,7 +215,7 @@ def open_shards(
         if tuple(paths) not in opened:  # a text that several stages read is prepared once
             folder = out / (f"tokens-{number}" if len(stage_texts) > 1 else "tokens")
             opened[tuple(paths)] = run_prepare(
-                paths, folder, config.corpus, tokenizer=shared, tokenizer_config=config.tokenizer, progress=progress
+                PrepareRequest(paths, folder, config.corpus, config.tokenizer, tokenizer=shared), progress
             )
     return [opened[tuple(paths)] for paths in stage_texts]
 
@@ -225,7 +225,7 @@ def build_stages(
 ) -> list[Stage]:
     """Build the stages with their datasets. No document that any stage holds out is trained on in another."""
     stage_configs = config.stages or [StageConfig(texts=["TEXTS"])]
-    seed, total = config.runtime.seed, sum(stage.share for stage in stage_configs)
+    seed, total = config.runtime.seed, sum(stage.fraction for stage in stage_configs)
     splits = [corpus.split(config.corpus.held_out, seed) for corpus in shards]
     held_out_digests = np.concatenate(
         [corpus.digests[held_out] for corpus, (_, held_out) in zip(shards, splits, strict=True)]
@@ -245,7 +245,7 @@ def build_stages(
         stages.append(
             Stage(
                 number=index + 1,
-                fraction=stage.share / total,
+                fraction=stage.fraction / total,
                 config=config,
                 shards=corpus,
                 held_out=held_out,
