@@ -1,4 +1,4 @@
-"""A run goes on with what it was started with, or not at all; wrong inputs leave nothing behind; one macro-F1 for all."""
+"""A run is resumed with unchanged inputs only; wrong inputs leave no folder; all arms share one macro-F1."""
 
 import numpy as np
 import pytest
@@ -21,34 +21,34 @@ def edit(path):
     path.write_text(path.read_text().replace("film", "plot").replace("superb", "boring"))
 
 
-def resumed_without_limit(out):
+def remove_time_limit(out):
     config = out / "config.json"
     config.write_text(config.read_text().replace('"time_limit": 0.0001', '"time_limit": null'))
 
 
-def test_a_pretraining_run_does_not_go_on_with_other_text(reviews, tmp_path):
+def test_a_pretraining_run_is_not_resumed_with_other_text(reviews, tmp_path):
     out = tmp_path / "run"
     with pytest.raises(Interrupted):
         pretrain_run([str(reviews / "texts.txt")], out, pretrain_config(runtime__time_limit=1e-4))
-    resumed_without_limit(out)
+    remove_time_limit(out)
     edit(reviews / "texts.txt")
     with pytest.raises(HeadstartError):
         pretrain_run([], out, None, resume=True)
 
 
-def test_a_fine_tuning_run_does_not_go_on_with_other_rows(reviews, tmp_path):
+def test_a_fine_tuning_run_is_not_resumed_with_other_rows(reviews, tmp_path):
     out = tmp_path / "run"
     files = {"valid": str(reviews / "valid.csv")}
     config = finetune_config(runtime__time_limit=1e-4)
     with pytest.raises(Interrupted):
         finetune_run(str(reviews / "train.csv"), out, config, backbone="scratch", **files)
-    resumed_without_limit(out)
+    remove_time_limit(out)
     edit(reviews / "train.csv")
     with pytest.raises(HeadstartError):
         finetune_run(None, out, None, resume=True)
 
 
-def test_a_comparison_does_not_go_on_with_other_rows(reviews, tmp_path):
+def test_a_comparison_is_not_resumed_with_other_rows(reviews, tmp_path):
     out = tmp_path / "cmp"
     files = {"valid": str(reviews / "valid.csv"), "test": str(reviews / "test.csv")}
     arms = ("majority", "scratch")
@@ -56,7 +56,7 @@ def test_a_comparison_does_not_go_on_with_other_rows(reviews, tmp_path):
         run_compare(
             str(reviews / "train.csv"), out, finetune_config(runtime__time_limit=1e-4), seeds=1, arms=arms, **files
         )
-    resumed_without_limit(out)
+    remove_time_limit(out)
     edit(reviews / "train.csv")
     with pytest.raises(HeadstartError):
         run_compare(None, out, None, resume=True)

@@ -23,15 +23,15 @@ def folder(tmp_path_factory):
 
 def taught(folder, out, weight=0.5, resume=False, **settings):
     config = None if resume else pretrain_config(model__width=8, **settings)
-    others = {} if resume else {"teacher": str(folder / "base"), "teacher_weight": weight}
-    return pretrain_run([] if resume else [str(folder / "base" / "tokens")], out, config, resume=resume, **others)
+    fields = {} if resume else {"teacher": str(folder / "base"), "teacher_weight": weight}
+    return pretrain_run([] if resume else [str(folder / "base" / "tokens")], out, config, resume=resume, **fields)
 
 
 def weights(run):
     return (run.path / "bundle" / WEIGHTS).read_bytes()
 
 
-def test_a_teacher_changes_what_is_learnt_and_stands_on_the_record(folder, tmp_path):
+def test_a_teacher_changes_what_is_learnt_and_is_recorded(folder, tmp_path):
     run = taught(folder, tmp_path / "taught")
     assert read_json(run.path / "result.json")["teacher"] == {"name": "base", "weight": 0.5}
     plain = pretrain_run([str(folder / "base" / "tokens")], tmp_path / "plain", pretrain_config(model__width=8))
@@ -57,31 +57,31 @@ def test_a_taught_run_resumes_to_the_same_bits(folder, tmp_path, monkeypatch):
     assert weights(taught(folder, tmp_path / "cut", resume=True)) == weights(whole)
 
 
-def test_a_teacher_is_compiled_with_its_student_and_the_timing_is_told(folder, tmp_path, monkeypatch):
+def test_a_teacher_is_compiled_with_its_student_and_timing_knows_it(folder, tmp_path, monkeypatch):
     from headstart.model.transformer import Backbone
     from headstart.recipes import trainer
 
-    widths, told = [], []
+    widths, compiled_flags = [], []
 
-    def noted(self):
+    def record_width(self):
         self.compiled = True
         widths.append(self.config.width)
 
-    def timed(reports, budget, ranks, *, compiled):
+    def one_second_per_step(reports, budget, ranks, *, compiled):
         next(iter(reports))
-        told.append(compiled)
+        compiled_flags.append(compiled)
         return 1.0
 
-    monkeypatch.setattr(Backbone, "compile_layers", noted)
-    monkeypatch.setattr(trainer, "seconds_per_step", timed)
+    monkeypatch.setattr(Backbone, "compile_layers", record_width)
+    monkeypatch.setattr(trainer, "seconds_per_step", one_second_per_step)
     for number, compiled in enumerate((True, False)):
         loop = {"loop__steps": None, "loop__minutes": 0.001}
         taught(folder, tmp_path / str(number), runtime__compile=compiled, **loop)
     assert sorted(widths) == [8, 16]
-    assert told == [True, False]
+    assert compiled_flags == [True, False]
 
 
-def test_what_the_teacher_read_is_remembered(folder, tmp_path):
+def test_the_membership_file_includes_the_teachers_text(folder, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("\n".join(f"a wholly other text, number {number} of them" for number in range(40)))
     run = pretrain_run(
@@ -102,7 +102,7 @@ def test_what_the_teacher_read_is_remembered(folder, tmp_path):
         ({"model__context": 48}, "--teacher {base} reads 24 tokens, the rows have 48; set model.context to 24"),
     ],
 )
-def test_what_cannot_teach_is_refused(folder, tmp_path, settings, message):
+def test_a_teacher_that_does_not_fit_is_refused(folder, tmp_path, settings, message):
     with pytest.raises(UsageError) as caught:
         taught(folder, tmp_path / "run", **settings)
     assert str(caught.value) == message.format(base=folder / "base")

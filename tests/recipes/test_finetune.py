@@ -1,4 +1,4 @@
-"""Arms differ in the backbone alone; validation chooses; test is read once; nothing is cut in silence."""
+"""Arms differ in the backbone alone; validation selects; test is scored once; no text is truncated silently."""
 
 import json
 
@@ -26,17 +26,17 @@ def reviews(tmp_path_factory):
     return folder
 
 
-def finetune(reviews, out, source="base", valid=True, test=True, config=None, listener=None, **more):
-    source = source if source == "scratch" else str(reviews / source)
+def finetune(reviews, out, backbone="base", valid=True, test=True, config=None, listener=None, **fields):
+    backbone = backbone if backbone == "scratch" else str(reviews / backbone)
     return finetune_run(
         str(reviews / "train.csv"),
         out,
         config or finetune_config(),
-        backbone=source,
+        backbone=backbone,
         valid=str(reviews / "valid.csv") if valid else None,
         test=str(reviews / "test.csv") if test else None,
         progress=listener,
-        **more,
+        **fields,
     )
 
 
@@ -67,7 +67,7 @@ def test_the_two_arms_differ_in_the_backbone_alone(reviews):
     assert not torch.equal(scratch.backbone.embedding.weight, pretrained.backbone.embedding.weight)  # control
 
 
-def test_the_run_folder_tells_the_whole_story(reviews, tmp_path):
+def test_a_finetune_run_folder_records_epochs_test_and_receipt(reviews, tmp_path):
     listener = Listener()
     run = finetune(reviews, tmp_path / "run", listener=listener)
     result = read_json(run.path / "result.json")
@@ -101,7 +101,7 @@ def test_the_bundle_is_the_best_epoch_not_the_last(reviews, tmp_path):
     )
 
 
-def test_without_a_validation_file_a_stratified_part_is_held_out_and_said_so(reviews, tmp_path):
+def test_without_a_validation_file_a_stratified_fraction_is_held_out_and_reported(reviews, tmp_path):
     listener = Listener()
     run = finetune(reviews, tmp_path / "run", valid=False, listener=listener)
     result = read_json(run.path / "result.json")
@@ -111,9 +111,9 @@ def test_without_a_validation_file_a_stratified_part_is_held_out_and_said_so(rev
     assert f"no validation file: 10 of 48 rows of {train} held out, stratified, to choose on" in listener.lines
 
 
-def test_without_a_tokenizer_one_is_trained_in_the_flow(reviews, tmp_path):
+def test_finetuning_without_a_tokenizer_trains_one(reviews, tmp_path):
     listener = Listener()
-    run = finetune(reviews, tmp_path / "run", source="scratch", test=False, listener=listener)
+    run = finetune(reviews, tmp_path / "run", backbone="scratch", test=False, listener=listener)
     size = load_bundle(run.path).tokenizer.vocab_size
     assert f"no tokenizer given: one of {size} entries was trained on {reviews / 'train.csv'}" in listener.lines
     assert read_json(run.path / "result.json")["test"] is None
@@ -138,7 +138,7 @@ def test_long_texts_are_cut_only_with_a_count(reviews, tmp_path):
     ) in listener.lines
 
 
-def test_prepared_shards_stand_in_for_text(reviews, tmp_path):
+def test_prepared_shards_give_the_same_classifier_as_text(reviews, tmp_path):
     tokenizer = load_tokenizer(reviews / "base")
     for name in ("train", "valid", "test"):
         run_prepare_labelled(
@@ -170,7 +170,7 @@ def test_patience_ends_a_run_that_no_longer_improves(reviews, tmp_path):
     assert (best, len(epochs)) == (1, 3)
 
 
-def test_watching_test_is_recorded_and_chooses_nothing(reviews, tmp_path):
+def test_watching_test_is_recorded_and_selects_nothing(reviews, tmp_path):
     plain = finetune(reviews, tmp_path / "plain")
     watched = finetune(reviews, tmp_path / "watched", config=finetune_config(loop__watch_test=True))
     assert all("test_accuracy" in line for line in watched.metrics.read("epoch"))
@@ -186,7 +186,7 @@ def test_watching_test_is_recorded_and_chooses_nothing(reviews, tmp_path):
     ],
     ids=["frozen", "not yet unfrozen", "slower below"],
 )
-def test_what_should_not_move_does_not(reviews, tmp_path, settings, moves):
+def test_frozen_layers_do_not_change(reviews, tmp_path, settings, moves):
     run = finetune(reviews, tmp_path / "run", config=finetune_config(**settings), test=False)
     before = load_tensors(reviews / "base" / "bundle" / "backbone.safetensors")
     after = load_tensors(run.path / "bundle" / "backbone.safetensors")
@@ -207,15 +207,15 @@ def test_class_weights_go_by_label_name(reviews, tmp_path, weights, message):
     finetune(reviews, tmp_path / "even", config=finetune_config(transfer__class_weights="balanced", loop__epochs=1))
 
 
-def test_a_wrong_source_stops_before_anything_is_written(reviews, tmp_path):
+def test_a_wrong_backbone_stops_before_anything_is_written(reviews, tmp_path):
     with pytest.raises(UsageError) as caught:
-        finetune(reviews, tmp_path / "run", source="nowhere")
+        finetune(reviews, tmp_path / "run", backbone="nowhere")
     assert str(caught.value) == f"no such folder: {reviews / 'nowhere'}"
     assert not (tmp_path / "run").exists()
 
 
-def test_another_tokenizer_than_the_sources_is_refused(reviews, tmp_path):
-    other = finetune(reviews, tmp_path / "other", source="scratch", test=False)
+def test_another_tokenizer_than_the_backbones_is_refused(reviews, tmp_path):
+    other = finetune(reviews, tmp_path / "other", backbone="scratch", test=False)
     with pytest.raises(TransferError) as caught:
         finetune(reviews, tmp_path / "run", tokenizer=other.path)
     base = load_tokenizer(reviews / "base").digest[:12]
@@ -282,20 +282,20 @@ def test_a_comparison_has_every_arm_over_paired_seeds(reviews, tmp_path):
         ({"labels": (4000,)}, "--labels 4000 is more than the 48 labelled rows there are to learn from"),
     ],
 )
-def test_a_wrong_comparison_is_a_wrong_question(reviews, tmp_path, settings, message):
-    asked = {
+def test_a_wrong_comparison_is_refused_with_a_message(reviews, tmp_path, settings, message):
+    fields = {
         "source": str(reviews / "base"),
         "test": str(reviews / "test.csv"),
         "valid": str(reviews / "valid.csv"),
         **settings,
     }
     with pytest.raises((ConfigError, UsageError)) as caught:
-        run_compare(str(reviews / "train.csv"), tmp_path / "cmp", finetune_config(), **asked)
+        run_compare(str(reviews / "train.csv"), tmp_path / "cmp", finetune_config(), **fields)
     assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("objective", ["masked", "hybrid"])
-def test_both_sided_objectives_tell_the_whole_story_too(reviews, tmp_path, objective):
+def test_a_bidirectional_objective_pretrains_and_fine_tunes(reviews, tmp_path, objective):
     modern = {"model__block": "modern", "objective": objective, "loop__prompt": ""}
     base = pretrain_run([str(reviews / "texts.txt")], tmp_path / "base", pretrain_config(loop__steps=30, **modern))
     bundle = load_bundle(base.path)
@@ -319,7 +319,7 @@ def test_both_sided_objectives_tell_the_whole_story_too(reviews, tmp_path, objec
     )
 
 
-def test_a_model_that_fills_gaps_does_not_go_on_from_a_prompt(reviews, tmp_path):
+def test_a_masked_language_model_does_not_continue_a_prompt(reviews, tmp_path):
     config = pretrain_config(loop__steps=2, objective="masked")
     base = pretrain_run([str(reviews / "texts.txt")], tmp_path / "base", config)
     with pytest.raises(UsageError) as caught:
@@ -348,7 +348,7 @@ def test_texts_that_appear_in_two_files_are_counted_and_reported(reviews, tmp_pa
     assert note in read_json(run.path / "result.json")["notes"]
 
 
-def test_the_training_file_is_not_taken_for_a_test(reviews, tmp_path):
+def test_the_training_file_is_refused_as_test_file(reviews, tmp_path):
     train = str(reviews / "train.csv")
     with pytest.raises(UsageError) as caught:
         finetune_run(train, tmp_path / "run", finetune_config(), backbone="scratch", test=train)
@@ -373,7 +373,7 @@ def test_a_classifier_is_not_compared_as_if_it_were_pretrained(reviews, tmp_path
     )
 
 
-def test_a_file_with_one_label_is_remarked_on(reviews, tmp_path):
+def test_a_test_file_with_one_label_gets_a_note(reviews, tmp_path):
     listener = Listener()
     rows = [line for line in (reviews / "test.csv").read_text().splitlines() if line.endswith(("label", "positive"))]
     (tmp_path / "test.csv").write_text("\n".join(rows) + "\n")

@@ -1,4 +1,4 @@
-"""A stop at any of the moments at which a run listens, in training and in measuring, changes no bit of the result."""
+"""A stop at any check, in training or in evaluation, changes no bit of the result."""
 
 import pytest
 
@@ -21,11 +21,11 @@ class StopAt(StopSignal):
     def __init__(self, moment):
         super().__init__()
         self.moment = moment
-        self.heard = 0
+        self.checks = 0
 
     def check(self):
-        self.heard += 1
-        if self.heard == self.moment:
+        self.checks += 1
+        if self.checks == self.moment:
             self.reason = "SIGTERM"
             raise StopRequested
 
@@ -39,7 +39,7 @@ def reviews(tmp_path_factory):
 
 def pretraining(reviews, out, moment, resume=False, **settings):
     config = pretrain_config(**{"loop__steps": 9, "loop__save_every": 4, "loop__evaluate_every": 2} | settings)
-    run = opened(out, "pretrain", config, resume)
+    run = open_or_create(out, "pretrain", config, resume)
     stop = StopAt(moment)
     shards = [Shards.open(reviews / "base" / "tokens")] * max(1, len(config.stages))
     setup = prepare_pretraining(config, shards, CPU)
@@ -54,7 +54,7 @@ def staged(reviews, out, moment, resume=False):
 
 def finetuning(reviews, out, moment, resume=False):
     config = finetune_config(loop__batch_size=16)
-    run = opened(out, "finetune", config, resume)
+    run = open_or_create(out, "finetune", config, resume)
     files = [str(reviews / f"{name}.csv") for name in ("train", "valid", "test")]
     settings = {"tokenizer": None, "tokenizer_config": config.tokenizer, "seed": 0, "progress": SilentProgress()}
     data = load_labelled_data(*files, LabelledConfig(), **settings)
@@ -64,7 +64,7 @@ def finetuning(reviews, out, moment, resume=False):
     return run, stop
 
 
-def opened(out, kind, config, resume):
+def open_or_create(out, kind, config, resume):
     if resume:
         return RunFolder.open(out, kind=kind)
     return RunFolder.create(out, kind=kind, command="", config=config, inputs={})
@@ -77,8 +77,8 @@ def numbers(run):
 @pytest.mark.parametrize("recipe", [pretraining, staged, finetuning])
 def test_a_stop_at_any_moment_changes_no_number(recipe, reviews, tmp_path):
     whole, never = recipe(reviews, tmp_path / "whole", 0)
-    assert never.heard > 12  # control: training, measuring and the end are all among the moments
-    for moment in range(1, never.heard + 1):
+    assert never.checks > 12  # control: training, measuring and the end are all among the moments
+    for moment in range(1, never.checks + 1):
         out = tmp_path / str(moment)
         with pytest.raises((StopRequested, Interrupted)):
             recipe(reviews, out, moment)

@@ -1,4 +1,4 @@
-"""Next-sentence prediction in a run: asked, measured, checkpointed, resumed, and no part of the model that is handed on."""
+"""Next-sentence prediction in a run: scored, checkpointed, resumed, and no part of the bundle."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_pairs_are_measured_logged_and_in_the_result(reviews, tmp_path):
     assert f" % right of {result['pairs']['pairs']}; model in " in listener.lines[-1]
 
 
-def test_the_bundle_is_that_of_any_language_model(reviews, tmp_path):
+def test_the_bundle_of_a_run_with_pairs_has_no_pair_head(reviews, tmp_path):
     bundle = load_bundle(reviews / "base", head_type="language")
     assert set(load_tensors(bundle.path / "head.safetensors")) == {"linear.weight", "linear.bias"}
     assert bundle.about["pairs"]["head"] == "learnt beside the language head, left out of the bundle"
@@ -51,7 +51,7 @@ def test_the_bundle_is_that_of_any_language_model(reviews, tmp_path):
     assert run.finished
 
 
-def test_going_on_from_a_model_names_the_pair_head_as_new(reviews, tmp_path):
+def test_the_receipt_of_a_continued_model_names_the_pair_head_as_new(reviews, tmp_path):
     config = pretrain_config(loop__steps=2, **PAIRS)
     run = pretrain_run([str(reviews / "texts.txt")], tmp_path / "run", config, backbone=str(reviews / "base"))
     receipt = read_json(run.path / "receipt.json")
@@ -83,7 +83,7 @@ def test_a_run_with_pairs_and_stages_resumes_to_the_same_bits(objective, reviews
     assert [part["pairs"]["pairs"] > 1 for part in read_json(out / "result.json")["stages"]] == [True, True]
 
 
-def test_documents_too_short_to_split_are_counted(tmp_path):
+def test_documents_too_short_for_pairs_are_counted(tmp_path):
     (tmp_path / "t.txt").write_text("a\nb\n" + "\n".join(f"the film number {index} was long" for index in range(60)))
     listener = Listener()
     config = pretrain_config(loop__steps=2, corpus__held_out=0.2, **PAIRS)
@@ -92,13 +92,13 @@ def test_documents_too_short_to_split_are_counted(tmp_path):
     assert line.endswith("; 2 documents of one token are left out")
 
 
-def test_without_a_weight_nothing_is_asked(reviews, tmp_path):
+def test_without_a_next_sentence_weight_no_pairs_are_scored(reviews, tmp_path):
     run = pretrain_run([str(reviews / "base" / "tokens")], tmp_path / "run", pretrain_config(objective="masked"))
     assert "pairs" not in read_json(run.path / "result.json")
     assert "pairs" not in run.metrics.read("evaluation")[0]
 
 
-def test_a_start_token_that_sees_nothing_is_not_asked(reviews, capsys, monkeypatch, tmp_path):
+def test_next_sentence_prediction_is_refused_with_a_causal_objective(reviews, capsys, monkeypatch, tmp_path):
     expected = (
         "next_sentence.weight needs objective masked or hybrid, got causal: a start token that sees nothing cannot tell "
         "whether two pieces follow each other"

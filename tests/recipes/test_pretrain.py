@@ -1,4 +1,4 @@
-"""Pretraining reads what it should: its own side of the split, every row once, and all of the held-out text at the end."""
+"""Pretraining reads its side of the split, every row once, and all of the held-out text at the end."""
 
 import pytest
 import torch
@@ -31,31 +31,31 @@ def pretrain(reviews, out, listener=None, **settings):
     return run.metrics.read("step"), run.metrics.read("evaluation"), read_json(out / "result.json")
 
 
-def sides(reviews):
+def split_documents(reviews):
     shards = Shards.open(reviews / "base" / "tokens")
     return shards, *shards.split(0.1, 0)
 
 
-def rows_of(reviews, documents, layout="packed"):
+def packed_rows(reviews, documents, layout="packed"):
     special = load_tokenizer(reviews / "base" / "tokens").special
-    return PackedDataset(sides(reviews)[0], documents, special, context=24, layout=layout, seed=0)
+    return PackedDataset(split_documents(reviews)[0], documents, special, context=24, layout=layout, seed=0)
 
 
 def test_held_out_documents_are_not_learnt_from(reviews, tmp_path):
-    _, train, held_out = sides(reviews)
+    _, train, held_out = split_documents(reviews)
     listener = Listener()
     steps, _, _ = pretrain(
         reviews, tmp_path / "run", listener, loop__steps=None, loop__batch_size=1, loop__accumulate=1
     )
-    rows = rows_of(reviews, train)
-    said = f"{len(train)} documents to learn from, {len(held_out)} held out; {rows.inputs:,} tokens an epoch"
-    assert any(line.startswith(said) for line in listener.lines)
+    rows = packed_rows(reviews, train)
+    summary = f"{len(train)} documents to learn from, {len(held_out)} held out; {rows.inputs:,} tokens an epoch"
+    assert any(line.startswith(summary) for line in listener.lines)
     assert len(steps) == rows.rows  # one epoch, a row a step
     assert sum(line["num_targets"] for line in steps) == rows.inputs  # every token once
 
 
-def test_the_end_measures_all_held_out_text_and_the_way_there_a_part(reviews, tmp_path):
-    shards, _, held_out = sides(reviews)
+def test_the_last_evaluation_reads_all_held_out_text_and_earlier_ones_a_part(reviews, tmp_path):
+    shards, _, held_out = split_documents(reviews)
     _, evaluations, result = pretrain(reviews, tmp_path / "run", loop__steps=5, loop__evaluate_tokens=1)
     first = held_out[:1]
     assert [(line["tokens"], line["bytes"]) for line in evaluations] == [
@@ -72,19 +72,19 @@ def test_accumulation_reads_the_rows_of_one_large_batch(reviews, tmp_path):
 
 
 def test_an_epoch_is_as_many_steps_as_its_rows_fill(reviews, tmp_path):
-    _, train, _ = sides(reviews)
-    rows = rows_of(reviews, train)
+    _, train, _ = split_documents(reviews)
+    rows = packed_rows(reviews, train)
     steps, _, result = pretrain(reviews, tmp_path / "run", loop__steps=None, loop__batch_size=2, loop__accumulate=3)
     assert len(steps) == result["steps"] == round(rows.rows / 6)
     assert result["tokens_seen"] == pytest.approx(sum(line["num_targets"] for line in steps), abs=6 * 24)
 
 
-def test_a_document_a_row_is_another_layout(reviews, tmp_path):
-    _, train, _ = sides(reviews)
+def test_the_documents_layout_reads_one_document_per_row(reviews, tmp_path):
+    _, train, _ = split_documents(reviews)
     settings = {"loop__steps": None, "loop__batch_size": 8, "loop__accumulate": 1, "corpus__layout": "documents"}
     steps, _, _ = pretrain(reviews, tmp_path / "run", **settings)
     assert len(steps) == round(len(train) / 8)
-    assert len(steps) != round(rows_of(reviews, train).rows / 8)  # control: packed rows are fewer
+    assert len(steps) != round(packed_rows(reviews, train).rows / 8)  # control: packed rows are fewer
 
 
 def test_another_tokenizer_than_that_of_the_shards_is_refused(reviews, tmp_path):
@@ -100,7 +100,7 @@ def test_another_tokenizer_than_that_of_the_shards_is_refused(reviews, tmp_path)
     assert not (tmp_path / "run").exists()
 
 
-def test_pretraining_goes_on_from_another_model_on_other_text(reviews, tmp_path):
+def test_pretraining_continues_another_model_on_other_text(reviews, tmp_path):
     """General text first, one's own next: the same weights to start with, head included, and the same tokenizer."""
     general = pretrain_run([str(reviews / "texts.txt")], tmp_path / "general", pretrain_config(loop__steps=3))
     (tmp_path / "own.txt").write_text("\n".join(f"a lovely plot and story {n}" for n in range(80)) + "\n")
@@ -123,20 +123,20 @@ def test_pretraining_goes_on_from_another_model_on_other_text(reviews, tmp_path)
 
 
 @pytest.mark.parametrize("objective", ["masked", "hybrid"])
-def test_a_model_goes_on_with_what_it_was_pretrained_to_do(reviews, tmp_path, objective):
+def test_a_continued_model_keeps_its_objective(reviews, tmp_path, objective):
     """Nobody who continues a masked model wants a causal one in silence."""
     text = str(reviews / "texts.txt")
     pretrain_run([text], tmp_path / "general", pretrain_config(loop__steps=1, objective=objective))
     few = {"loop.steps": 1, "runtime.threads": 1}
-    source, said = str(tmp_path / "general"), Listener()
-    own = api.pretrain(text, out=tmp_path / "own", backbone=source, settings=few, progress=said)
+    backbone, listener = str(tmp_path / "general"), Listener()
+    own = api.pretrain(text, out=tmp_path / "own", backbone=backbone, settings=few, progress=listener)
     assert load_bundle(own.path).objective == objective
-    assert not any("objective" in line for line in said.lines)
-    assert sum(line.startswith("step 0: held-out loss ") for line in said.lines) == 1  # where it begins
-    asked = few | {"objective": "causal"}
-    other = api.pretrain(text, out=tmp_path / "other", backbone=source, settings=asked, progress=said)
+    assert not any("objective" in line for line in listener.lines)
+    assert sum(line.startswith("step 0: held-out loss ") for line in listener.lines) == 1  # where it begins
+    causal = few | {"objective": "causal"}
+    other = api.pretrain(text, out=tmp_path / "other", backbone=backbone, settings=causal, progress=listener)
     assert load_bundle(other.path).objective == "causal"
-    assert f"{source} was pretrained with objective {objective} and goes on with causal" in said.lines
+    assert f"{backbone} was pretrained with objective {objective} and goes on with causal" in listener.lines
 
 
 def test_a_model_is_not_continued_on_shards_of_another_tokenizer(reviews, tmp_path):

@@ -1,4 +1,4 @@
-"""A run killed at any moment goes on to the bits of one that never stopped."""
+"""A killed run resumes to the same bits as one that never stopped."""
 
 import signal
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.recipes import finetune_run, pretrain_run
-from fixtures.runner import EPOCHS, STEPS, go
+from fixtures.runner import EPOCHS, STEPS, run_case
 from fixtures.tiny import change_runtime, finetune_config, pretrain_config, write_reviews
 from headstart.errors import Interrupted, UsageError
 from headstart.files import read_checksummed, read_json, write_checksummed
@@ -26,8 +26,8 @@ def reviews(tmp_path_factory):
 def uninterrupted(reviews, tmp_path_factory):
     """The same runs, never stopped."""
     folder = tmp_path_factory.mktemp("whole")
-    for what in ("pretrain", "hybrid", "stages", "finetune", "compare"):
-        go(what, reviews, folder / what, resume=False)
+    for case in ("pretrain", "hybrid", "stages", "finetune", "compare"):
+        run_case(case, reviews, folder / case, resume=False)
     return folder
 
 
@@ -43,11 +43,11 @@ def numbers(run: Path) -> list[dict]:
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
-def start_and_kill(what, reviews, out, resume, lines, number=signal.SIGKILL) -> int:
+def start_and_kill(case, reviews, out, resume, lines, signal_number=signal.SIGKILL) -> int:
     """Kill the process once its metrics have grown by some lines; returns its exit code."""
     metrics = out / "metrics.jsonl"
     before = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-    command = [sys.executable, str(RUNNER), what, str(reviews), str(out), *(["resume"] if resume else [])]
+    command = [sys.executable, str(RUNNER), case, str(reviews), str(out), *(["resume"] if resume else [])]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     # resuming rewinds the metrics first: count from the file's own end again
     while process.poll() is None:
@@ -55,21 +55,21 @@ def start_and_kill(what, reviews, out, resume, lines, number=signal.SIGKILL) -> 
         if now >= before + lines or now < before:
             break
         time.sleep(0.001)
-    process.send_signal(number)
+    process.send_signal(signal_number)
     return process.wait()
 
 
-@pytest.mark.parametrize("what", ["pretrain", "hybrid", "stages", "finetune"])
-def test_killed_again_and_again_it_ends_with_the_same_bits(what, reviews, uninterrupted, tmp_path):
+@pytest.mark.parametrize("case", ["pretrain", "hybrid", "stages", "finetune"])
+def test_a_run_that_is_killed_repeatedly_ends_with_the_same_bits(case, reviews, uninterrupted, tmp_path):
     out = tmp_path / "run"
-    growth = {"pretrain": [7, 13, 16], "hybrid": [5, 21], "stages": [20, 50], "finetune": [1, 2, 1]}[what]
-    codes = [start_and_kill(what, reviews, out, resume=bool(kill), lines=lines) for kill, lines in enumerate(growth)]
+    growth = {"pretrain": [7, 13, 16], "hybrid": [5, 21], "stages": [20, 50], "finetune": [1, 2, 1]}[case]
+    codes = [start_and_kill(case, reviews, out, resume=bool(kill), lines=lines) for kill, lines in enumerate(growth)]
     assert codes == [-signal.SIGKILL] * len(growth)  # control: the process did die on the way
-    go(what, reviews, out, resume=True)
-    assert weights(out) == weights(uninterrupted / what)
+    run_case(case, reviews, out, resume=True)
+    assert weights(out) == weights(uninterrupted / case)
     assert len(weights(out)) == 2
-    assert numbers(out) == numbers(uninterrupted / what)
-    assert (out / "result.json").read_bytes() == (uninterrupted / what / "result.json").read_bytes()
+    assert numbers(out) == numbers(uninterrupted / case)
+    assert (out / "result.json").read_bytes() == (uninterrupted / case / "result.json").read_bytes()
 
 
 def test_a_terminated_run_saves_where_it_was_and_says_how_to_go_on(reviews, uninterrupted, tmp_path):
@@ -80,14 +80,14 @@ def test_a_terminated_run_saves_where_it_was_and_says_how_to_go_on(reviews, unin
         assert process.poll() is None
         time.sleep(0.001)
     process.send_signal(signal.SIGTERM)
-    said = process.communicate()[1]
+    stderr = process.communicate()[1]
     steps = [line["step"] for line in numbers(out) if line["kind"] == "step"]
-    assert said.splitlines()[-1] == (
+    assert stderr.splitlines()[-1] == (
         f"headstart: SIGTERM at step {steps[-1]} of {STEPS}; saved. Go on with: headstart pretrain --resume --out {out}"
     )
     assert [path.name for path in (out / "checkpoints").iterdir()][-1:] != []
     assert (out / "checkpoints" / f"step-{steps[-1]:08d}").is_dir()  # at the very step, not at the last multiple
-    go("pretrain", reviews, out, resume=True)
+    run_case("pretrain", reviews, out, resume=True)
     assert weights(out) == weights(uninterrupted / "pretrain")
 
 
@@ -102,23 +102,23 @@ def test_a_comparison_goes_on_where_it_stopped_and_repeats_nothing(reviews, unin
     process.wait()
     finished = {path: path.stat().st_mtime_ns for path in (out / "cells").glob("*.json")}
     assert 3 <= len(finished) < 7
-    go("compare", reviews, out, resume=True)
+    run_case("compare", reviews, out, resume=True)
     assert all(path.stat().st_mtime_ns == moment for path, moment in finished.items())
     names = sorted(path.name for path in (out / "cells").iterdir())
     assert names == sorted(path.name for path in (uninterrupted / "compare" / "cells").iterdir())
     for name in names:
-        ours, theirs = (cell_without_times(folder / "cells" / name) for folder in (out, uninterrupted / "compare"))
+        ours, theirs = (record_without_times(folder / "cells" / name) for folder in (out, uninterrupted / "compare"))
         assert ours == theirs
 
 
-def cell_without_times(path: Path) -> dict:
+def record_without_times(path: Path) -> dict:
     import json
 
-    cell = json.loads(path.read_text())
-    del cell["seconds"], cell["seal"]
-    for epoch in cell["epochs"]:
+    record = json.loads(path.read_text())
+    del record["seconds"], record["seal"]
+    for epoch in record["epochs"]:
         del epoch["seconds"]
-    return cell
+    return record
 
 
 def test_a_time_limit_stops_cleanly(reviews, tmp_path):
@@ -137,22 +137,22 @@ def test_a_finished_run_is_not_run_again(reviews, uninterrupted):
     assert (out / "result.json").stat().st_mtime_ns == before
 
 
-def test_resuming_what_is_not_there_is_a_wrong_question(tmp_path):
+def test_resuming_a_missing_run_is_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         pretrain_run([], tmp_path / "nowhere", None, resume=True)
     assert str(caught.value) == f"{tmp_path / 'nowhere'} holds no run; start one without --resume"
 
 
-def test_resuming_another_kind_of_run_is_a_wrong_question(uninterrupted):
+def test_resuming_a_run_of_another_recipe_is_refused(uninterrupted):
     with pytest.raises(UsageError) as caught:
         finetune_run(None, uninterrupted / "pretrain", None, resume=True)
     assert str(caught.value) == f"{uninterrupted / 'pretrain'} holds a pretrain run, not a finetune run"
 
 
 def test_the_same_settings_and_seed_give_the_same_result(reviews, uninterrupted, tmp_path):
-    for what in ("pretrain", "finetune"):
-        go(what, reviews, tmp_path / what, resume=False)
-        assert (tmp_path / what / "result.json").read_bytes() == (uninterrupted / what / "result.json").read_bytes()
+    for case in ("pretrain", "finetune"):
+        run_case(case, reviews, tmp_path / case, resume=False)
+        assert (tmp_path / case / "result.json").read_bytes() == (uninterrupted / case / "result.json").read_bytes()
     other = finetune_config(loop__epochs=EPOCHS, runtime__seed=1)
     files = {"valid": str(reviews / "valid.csv"), "test": str(reviews / "test.csv")}
     finetune_run(str(reviews / "train.csv"), tmp_path / "other", other, backbone="scratch", **files)

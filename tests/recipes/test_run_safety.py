@@ -1,4 +1,4 @@
-"""A run records its threads and shape, is kept to one process, and outlives an error in resuming it."""
+"""A run records its threads and shape, is locked by one process, and survives an error on resuming."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def started(out, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_recipe_keeps_a_second_process_out(kind, tmp_path):
+def test_a_run_is_locked_against_a_second_process(kind, tmp_path):
     run = started(tmp_path / "run", kind)
     with run.locked(), pytest.raises(UsageError) as caught:
         KINDS[kind][0](run.path)
@@ -44,7 +44,7 @@ def test_a_recipe_keeps_a_second_process_out(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_outlives_an_error_in_resuming_it(kind, tmp_path):
+def test_an_error_on_resuming_keeps_the_run(kind, tmp_path):
     run = started(tmp_path / "run", kind)
     with pytest.raises(DataError):
         KINDS[kind][0](run.path)
@@ -80,7 +80,7 @@ def test_a_run_is_resumed_with_the_threads_it_began_with(reviews, tmp_path, monk
         torch.set_num_threads(before)
 
 
-def test_the_shape_recorded_is_that_of_the_source(reviews, tmp_path):
+def test_the_recorded_shape_is_that_of_the_backbone(reviews, tmp_path):
     config = finetune_config(loop__epochs=1, model__depth=1)
     finetune_run(str(reviews / "train.csv"), tmp_path / "clf", config, backbone=str(reviews / "base"))
     shapes = [read_json(folder / "config.json")["model"] for folder in (reviews / "base", tmp_path / "clf")]
@@ -134,7 +134,7 @@ def finetuned(reviews, out, **settings):
 
 
 @pytest.mark.parametrize("go", [pretrained, finetuned])
-def test_a_folder_in_which_a_run_failed_before_it_saved_anything_can_be_named_again(go, reviews, tmp_path):
+def test_the_folder_of_a_run_that_failed_without_a_checkpoint_can_be_reused(go, reviews, tmp_path):
     with pytest.raises(TrainingError):
         go(reviews, tmp_path / "run", **FAR_TOO_FAST)
     assert read_json(tmp_path / "run" / "failed.json") == {"error": "TrainingError"}
@@ -160,7 +160,7 @@ def test_a_failed_run_that_saved_a_checkpoint_is_kept(reviews, tmp_path):
 
 
 @pytest.mark.parametrize("strange", ["notes.txt", "bundle", "result.json", "tokens", "metrics.jsonl.old", "cells"])
-def test_what_is_not_known_to_be_worthless_is_kept_beside_a_failed_run(strange, reviews, tmp_path):
+def test_unknown_files_beside_a_failed_run_are_kept(strange, reviews, tmp_path):
     out = tmp_path / "run"
     with pytest.raises(TrainingError):
         finetuned(reviews, out, **FAR_TOO_FAST)
@@ -172,7 +172,7 @@ def test_what_is_not_known_to_be_worthless_is_kept_beside_a_failed_run(strange, 
     assert contents(out) == before
 
 
-def test_a_run_that_goes_on_is_no_longer_called_failed(reviews, tmp_path):
+def test_resuming_a_failed_run_removes_its_failure_record(reviews, tmp_path):
     out = tmp_path / "run"
     with pytest.raises(TrainingError):
         pretrained(reviews, out, **FAR_TOO_FAST)

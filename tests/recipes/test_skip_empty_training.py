@@ -1,4 +1,4 @@
-"""A file of which a few rows are labelled: training says what it leaves out, and goes on as it began."""
+"""labelled.skip_empty: training reports the rows it skips and skips the same ones when it is resumed."""
 
 import csv
 import tomllib
@@ -40,7 +40,7 @@ NOTES = [
 
 
 @pytest.mark.usefixtures("mails")
-def test_a_run_says_and_records_what_it_leaves_out(tmp_path):
+def test_a_run_reports_and_records_skipped_rows(tmp_path):
     listener = Listener()
     config = finetune_config(**SKIP)
     run = finetune_run("train.csv", tmp_path / "run", config, backbone="scratch", test="test.csv", progress=listener)
@@ -61,7 +61,7 @@ def test_without_the_setting_the_first_empty_row_stops_training(tmp_path):
 
 
 @pytest.mark.usefixtures("mails")
-def test_a_run_that_goes_on_leaves_out_the_same_rows(tmp_path):
+def test_a_resumed_run_skips_the_same_rows(tmp_path):
     out = tmp_path / "run"
     with pytest.raises(Interrupted):
         finetune_run("train.csv", out, finetune_config(**SKIP, runtime__time_limit=1e-6), backbone="scratch")
@@ -72,7 +72,7 @@ def test_a_run_that_goes_on_leaves_out_the_same_rows(tmp_path):
 
 
 @pytest.mark.usefixtures("mails")
-def test_a_comparison_notes_it_for_its_report(tmp_path):
+def test_a_comparison_notes_skipped_rows_for_its_report(tmp_path):
     run_compare(
         "train.csv",
         tmp_path / "cmp",
@@ -88,31 +88,31 @@ def test_a_comparison_notes_it_for_its_report(tmp_path):
 
 
 @pytest.mark.usefixtures("mails")
-def test_evaluating_leaves_out_the_same_and_slices_what_is_left(tmp_path):
+def test_evaluation_skips_empty_rows_and_slices_the_others(tmp_path):
     config = finetune_config(**SKIP)
     run = finetune_run("train.csv", tmp_path / "run", config, backbone="scratch")
     listener = Listener()
     assert run_evaluate(EvaluateRequest(run.path, "test.csv", config.labelled), listener).rows == 24
     assert listener.lines == [NOTES[1]]
     request = EvaluateRequest(run.path, "test.csv", config.labelled, columns=["label"], mistakes=0)
-    found = run_error_analysis(request)
-    assert {one.name: one.rows for one in found.slices["column label"]} == {"negative": 12, "positive": 12}
+    analysis = run_error_analysis(request)
+    assert {one.name: one.rows for one in analysis.slices["column label"]} == {"negative": 12, "positive": 12}
     with pytest.raises(DataError, match="the label is empty"):
         run_evaluate(EvaluateRequest(run.path, "test.csv"))
 
 
 @pytest.mark.usefixtures("mails")
-def test_a_search_writes_the_setting_down_for_the_run_after_it(tmp_path):
+def test_a_search_records_the_setting_to_skip_empty_rows(tmp_path):
     pytest.importorskip("optuna", reason="needs the extra tune")
     listener = Listener()
     config = finetune_config(**SKIP)
-    found = run_tune("train.csv", tmp_path / "tuned", config, source="scratch", trials=1, progress=listener)
+    tuned = run_tune("train.csv", tmp_path / "tuned", config, source="scratch", trials=1, progress=listener)
     assert [line for line in listener.lines if "left out" in line] == NOTES[:1]
-    assert tomllib.loads(found.toml.read_text(encoding="utf-8"))["labelled"] == {"skip_empty": True}
+    assert tomllib.loads(tuned.toml.read_text(encoding="utf-8"))["labelled"] == {"skip_empty": True}
 
 
 @pytest.mark.usefixtures("mails")
-def test_prepared_rows_are_made_again_when_empty_ones_are_left_out(tmp_path):
+def test_labelled_shards_are_prepared_again_if_empty_rows_are_skipped(tmp_path):
     tokenizer = train_tokenizer(["a film and a letter"] * 9, TokenizerConfig(vocab_size=270), SilentProgress())
     full = LabelledConfig()
     with pytest.raises(DataError, match="the label is empty"):

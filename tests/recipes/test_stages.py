@@ -42,14 +42,14 @@ def run(reviews, tmp_path_factory):
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=6), st.integers(0, 1000))
-def test_every_stage_has_its_share_of_the_steps_and_one_at_least(shares, more):
-    steps = len(shares) + more
-    ends = stage_borders(steps, shares)
+def test_every_stage_has_its_fraction_of_the_steps_and_at_least_one(fractions, more):
+    steps = len(fractions) + more
+    ends = stage_borders(steps, fractions)
     sizes = np.diff([0, *ends])
     assert ends[-1] == steps
     assert sizes.min() >= 1
-    if steps * min(shares) / sum(shares) > 2:  # where rounding up to one step moved nothing
-        assert np.abs(sizes - steps * np.array(shares) / sum(shares)).max() <= 1 + 1e-9
+    if steps * min(fractions) / sum(fractions) > 2:  # where rounding up to one step moved nothing
+        assert np.abs(sizes - steps * np.array(fractions) / sum(fractions)).max() <= 1 + 1e-9
 
 
 def test_steps_are_marked_with_the_stage_they_read(run):
@@ -61,7 +61,7 @@ def test_steps_are_marked_with_the_stage_they_read(run):
     assert [(part["context"], part["batch_size"]) for part in plan["stages"]] == [(9, 10), (12, 8), (24, 4)]
 
 
-def test_the_rate_is_planned_over_the_whole_run(run, reviews, tmp_path):
+def test_the_learning_rate_is_scheduled_over_all_stages(run, reviews, tmp_path):
     plain = pretrain_run([str(reviews / "texts.txt")], tmp_path / "plain", pretrain_config(loop__steps=20))
     rates = [line["lr"] for line in run.metrics.read("step")]
     assert rates == [line["lr"] for line in plain.metrics.read("step")]
@@ -80,7 +80,7 @@ def test_every_stage_is_measured_and_the_last_one_is_the_headline(run):
     assert result["tokens_seen"] == pytest.approx(sum(part["tokens_seen"] for part in result["stages"]), abs=3)
 
 
-def test_one_tokenizer_serves_all_and_the_same_text_is_prepared_once(run):
+def test_stages_share_one_tokenizer_and_the_same_text_is_prepared_once(run):
     folders = sorted(path.name for path in run.path.glob("tokens*"))
     assert folders == ["tokens-1", "tokens-2"]
     digests = {load_tokenizer(run.path / name).digest for name in ("tokenizer", "bundle", *folders)}
@@ -110,9 +110,9 @@ def test_what_one_stage_holds_out_no_stage_learns_from(seed, reviews, tmp_path):
     (tmp_path / "few.txt").write_text("\n".join(few * 9))
     stages = [{"texts": str(reviews / "texts.txt")}, {"texts": str(tmp_path / "few.txt")}]
     config = pretrain_config(stages=stages, runtime__seed=seed, corpus__held_out=0.03)
-    laid = build_stages(config, open_shards([], tmp_path / "run", config, None, Listener()), SPECIAL)
-    held = {int(digest) for stage in laid for digest in stage.shards.digests[stage.held_out]}
-    for stage in laid:
+    stages_built = build_stages(config, open_shards([], tmp_path / "run", config, None, Listener()), SPECIAL)
+    held = {int(digest) for stage in stages_built for digest in stage.shards.digests[stage.held_out]}
+    for stage in stages_built:
         learnt = {int(digest) for digest in stage.shards.digests[stage.packed.documents]}
         assert learnt
         assert not learnt & held
@@ -161,8 +161,8 @@ def test_minutes_are_planned_over_the_stages_and_kept(reviews, tmp_path):
 def test_epochs_are_passes_over_the_text_of_all_stages(reviews, tmp_path):
     config = pretrain_config(loop__steps=None, loop__epochs=2, stages=stages_of(reviews))
     run = pretrain_run([], tmp_path / "run", config)
-    laid = build_stages(config, [Shards.open(run.path / f"tokens-{n}") for n in (1, 2, 2)], SPECIAL)
-    rows = sum(stage.packed.inputs for stage in laid)
+    stages_built = build_stages(config, [Shards.open(run.path / f"tokens-{n}") for n in (1, 2, 2)], SPECIAL)
+    rows = sum(stage.packed.inputs for stage in stages_built)
     assert read_json(run.path / "result.json")["tokens_seen"] == pytest.approx(2 * rows, rel=0.1)
 
 
@@ -180,7 +180,7 @@ def test_a_run_does_not_go_on_with_another_text_in_a_stage(tmp_path):
     assert str(caught.value).startswith("stage 1 (")
 
 
-def test_what_no_stage_reads_is_said(reviews, tmp_path):
+def test_a_context_that_no_stage_reads_is_reported(reviews, tmp_path):
     listener = Listener()
     stages = [stage | {"context": 12} for stage in stages_of(reviews)]
     pretrain_run([], tmp_path / "run", pretrain_config(loop__steps=3, stages=stages), progress=listener)
@@ -242,8 +242,8 @@ def test_stages_are_the_same_in_toml_on_the_command_line_and_in_python(reviews, 
     stages = ["--stage", "'my letters.txt' fraction=3 context=8", "--stage", "'my letters.txt'"]
     assert headstart(["pretrain", "--config", "stages.toml", "--out", "toml", "--quiet"]) == 0
     assert headstart(["pretrain", *stages, *flags, "--out", "typed", "--quiet"]) == 0
-    given = [{"texts": ["my letters.txt"], "fraction": 3, "context": 8}, {"texts": ["my letters.txt"]}]
-    api.pretrain(out="python", settings=small | {"stages": given})
+    stages_in_python = [{"texts": ["my letters.txt"], "fraction": 3, "context": 8}, {"texts": ["my letters.txt"]}]
+    api.pretrain(out="python", settings=small | {"stages": stages_in_python})
     results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("toml", "typed", "python")]
     assert results[0] == results[1] == results[2]
     assert [part["steps"] for part in results[0]["stages"]] == [3, 1]
@@ -260,11 +260,11 @@ def test_stages_are_the_same_in_toml_on_the_command_line_and_in_python(reviews, 
     ]
 
 
-def test_settings_without_stages_are_what_they_were():
+def test_there_are_no_stages_by_default():
     assert merge_config(PretrainConfig).stages == []
 
 
-def test_the_example_is_what_its_comments_say():
+def test_the_example_of_stages_matches_its_comments():
     path = Path(__file__).parents[2] / "examples" / "stages.toml"
     config = merge_config(PretrainConfig, read_toml(path, PretrainConfig))
     fractions = [stage.fraction for stage in config.stages]
