@@ -24,9 +24,9 @@ def test_a_tokenizer_is_trained_and_shown(typed, tmp_path):
 
 def test_a_tokenizer_that_learned_less_than_asked_says_so(typed, tmp_path):
     _, out, _ = typed(f"tokenizer train.csv --out {tmp_path / 'tok'}")
-    found = re.search(r"^entries +(\d+) of 16,384 asked for$", out, re.MULTILINE)
-    assert found, out
-    assert 260 < int(found[1]) < 500
+    match = re.search(r"^entries +(\d+) of 16,384 asked for$", out, re.MULTILINE)
+    assert match, out
+    assert 260 < int(match[1]) < 500
 
 
 def test_a_tokenizer_is_not_replaced(typed):
@@ -292,12 +292,12 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(trained, environment, tmp
     again = stopped_on_the_way("pretrain --resume --out run", signal.SIGINT, environment, tmp_path)
     steps = []
     for name, line in (("SIGTERM", first), ("Ctrl-C", again)):
-        found = re.fullmatch(
+        match = re.fullmatch(
             rf"headstart: {name} at step (\d+) of 100000; saved\. Go on with: headstart pretrain --resume --out run",
             line,
         )
-        assert found, line
-        steps.append(int(found[1]))
+        assert match, line
+        steps.append(int(match[1]))
     assert 0 < steps[0] < steps[1]
 
 
@@ -315,6 +315,6 @@ def stopped_on_the_way(line: str, number: signal.Signals, environment: dict[str,
     while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > before + 1000):
         time.sleep(0.05)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    return said.splitlines()[-1]
+    return stderr.splitlines()[-1]

@@ -164,8 +164,8 @@ def test_one_of_a_thing_is_told_as_one(typed, tmp_path):
     (tmp_path / "one.txt").write_text("the film was good\n")
     out = tmp_path / "run"
     network = "--model.width 16 --model.depth 1 --model.heads 1 --model.feedforward 16 --model.context 8"
-    asked = f"--loop.steps 1 --corpus.held-out 0.3 --tokenizer tok --runtime.threads 1 {network}"
-    code, _, err = typed(f"pretrain {tmp_path / 't.txt'} --out {out} {asked}")
+    options = f"--loop.steps 1 --corpus.held-out 0.3 --tokenizer tok --runtime.threads 1 {network}"
+    code, _, err = typed(f"pretrain {tmp_path / 't.txt'} --out {out} {options}")
     assert code == 0, err
     first = err.splitlines()[0]
     assert first.startswith("1 document to learn from, 2 held out; ")

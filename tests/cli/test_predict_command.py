@@ -39,7 +39,7 @@ def test_a_blank_line_keeps_its_place_and_has_no_answer(typed, monkeypatch):
     assert (code, err) == (0, "1 of 3 rows has no text; it is left without an answer\n")
     lines = out.splitlines()
     assert lines[1] == "-"
-    assert [lines[place].split(maxsplit=2)[2] for place in (0, 2)] == ["the film is dull", "the film is superb"]
+    assert [lines[index].split(maxsplit=2)[2] for index in (0, 2)] == ["the film is dull", "the film is superb"]
 
 
 def test_a_csv_file_keeps_its_columns_and_gains_the_answer(typed, tmp_path, monkeypatch):

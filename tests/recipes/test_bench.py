@@ -10,27 +10,27 @@ from headstart.config.schema import ModelConfig
 from headstart.errors import ConfigError
 from headstart.model.parameter_count import count_parameters
 from headstart.model.transformer import build_backbone
-from headstart.recipes.bench import lengths, run_bench, num_layer_weights
+from headstart.recipes.bench import lengths, num_layer_weights, run_bench
 
 TINY = {"model": {"width": 16, "depth": 1, "heads": 2, "feedforward": 16, "context": 32}, "tokenizer.vocab_size": 400}
 
 
 @pytest.mark.parametrize("preset", ["classic", "modern-nano"])
 def test_everything_is_timed_and_set_beside_what_the_machine_can(preset):
-    found = run_bench(preset, {**TINY, "runtime": {"threads": 1, "device": "cpu"}}, seconds=0)
-    assert [figure.what.split(",")[0] for figure in found.figures] == [
+    result = run_bench(preset, {**TINY, "runtime": {"threads": 1, "device": "cpu"}}, seconds=0)
+    assert [figure.what.split(",")[0] for figure in result.figures] == [
         "pretraining step",
         "fine-tuning step",
         "predicting short texts",
         "predicting long texts",
         "headstart predict",
     ]
-    for figure in found.figures:
+    for figure in result.figures:
         assert figure.seconds > 0
         assert figure.mfu is None or 0 < figure.mfu < 1.5
-    assert found.parameters == count_parameters(ModelConfig(**_shape(preset)), 400, None).total
-    assert found.environment["threads"] == 1
-    assert json.loads(json.dumps(found.as_dict()))["preset"] == preset
+    assert result.parameters == count_parameters(ModelConfig(**_shape(preset)), 400, None).total
+    assert result.environment["threads"] == 1
+    assert json.loads(json.dumps(result.as_dict()))["preset"] == preset
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler about parts of torch that nobody asked for
