@@ -46,7 +46,7 @@ def test_what_one_might_do_instead_does_not(coverage, seeds):
     assert spread["texts"]["coverage"] < 0.85
 
 
-def test_a_difference_that_is_there_is_found_and_found_the_right_way_round(coverage):
+def test_a_real_difference_is_detected_with_its_sign(coverage):
     few, many = (
         coverage.measured(coverage.Setting("networks", 5, texts, difference=3.0, luck=0.0), 200)["methods"]["headstart"]
         for texts in (200, 2000)
@@ -55,7 +55,7 @@ def test_a_difference_that_is_there_is_found_and_found_the_right_way_round(cover
     assert many["claims"] == many["right_claims"]
 
 
-def test_the_made_up_tables_have_the_difference_and_the_luck_they_say(coverage):
+def test_simulated_tables_have_the_stated_difference_and_noise(coverage):
     setting = coverage.Setting("networks", 10, 500, difference=3.0, luck=2.0, hardness=4.0, shared=0.5)
     first, second = coverage.answers(np.random.default_rng(0), setting, 300, (0.78, 0.75))
     assert first.mean() - second.mean() == pytest.approx(0.03, abs=0.004)
@@ -106,7 +106,7 @@ def test_the_interval_of_the_calibration_error_holds_the_truth_nineteen_times_in
 
 
 @pytest.mark.parametrize("sure", ["even", "sure", "five"])
-def test_the_made_up_probabilities_have_the_error_they_say(coverage, sure):
+def test_simulated_probabilities_have_the_stated_calibration_error(coverage, sure):
     assert coverage.true_error(sure, "none", 0.0) == 0
     world = coverage.Probabilities(sure, "to and fro", 2, 400_000)
     confidence, correct = coverage.answered(np.random.default_rng(0), world)

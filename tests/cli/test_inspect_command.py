@@ -67,7 +67,7 @@ def test_json_lists_the_files_and_findings(typed, files):
     ]
 
 
-def test_a_model_gives_tokens_context_and_what_it_has_seen(typed):
+def test_inspect_with_a_model_reports_tokens_context_and_pretraining_overlap(typed):
     code, out, _ = typed("inspect train.csv --test test.csv --from base -q")
     assert code == 0
     assert "; 0 beyond the context of 32\n" in out

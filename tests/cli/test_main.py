@@ -223,7 +223,7 @@ def test_the_version_is_printed_alone(headstart):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_told_in_one_line(arguments, expected, capsys, monkeypatch, tmp_path):
+def test_a_usage_error_gives_one_line(arguments, expected, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with open(os.devnull) as nothing:
         monkeypatch.setattr("sys.stdin", nothing)
@@ -290,7 +290,7 @@ def test_every_error_has_a_line_and_an_exit_code(error, expected):
     assert explain(error) == expected
 
 
-def test_a_traceback_is_shown_when_asked_for(headstart):
+def test_a_traceback_is_shown_on_request(headstart):
     plain = headstart("params", "--config", "no.toml")
     traced = headstart("params", "--config", "no.toml", HEADSTART_TRACEBACK="1")
     assert plain.stderr == "headstart: cannot read no.toml: No such file or directory\n"

@@ -100,7 +100,7 @@ def test_mistakes_are_shown_in_tables_and_words(sure, typed):
         ("evaluate sure many.csv --errors --slice shop", "many.csv has no column 'shop'; its columns are text, label"),
     ],
 )
-def test_a_wrong_question_is_told_in_a_line(sure, typed, line, message):
+def test_a_wrong_predict_or_evaluate_option_gives_one_line(sure, typed, line, message):
     code, out, err = typed(line)
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith(f"headstart: {message}")

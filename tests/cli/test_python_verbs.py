@@ -20,7 +20,7 @@ def message_of(call) -> str:
     return str(caught.value)
 
 
-def test_the_verbs_can_be_listed_before_they_are_used():
+def test_the_public_functions_are_listed_before_they_are_imported():
     assert {"compare", "evaluate", "finetune", "generate", "load", "prepare", "pretrain"} <= set(dir(headstart))
     assert "__version__" in dir(headstart)
 
@@ -40,7 +40,7 @@ def test_settings_may_be_dotted_or_nested(values):
     assert config.model.depth == 4  # control: the preset is there below
 
 
-def test_a_section_given_twice_is_put_together_and_left_as_it_was():
+def test_nested_and_dotted_settings_of_a_section_are_merged():
     values = {"model": {"width": 64}, "model.depth": 2}
     config = settings(values)
     assert (config.model.width, config.model.depth) == (64, 2)
@@ -59,12 +59,12 @@ def test_a_section_given_twice_is_put_together_and_left_as_it_was():
         ({"model.width": [64]}, "model.width must be a whole number, got [64]"),
     ],
 )
-def test_wrong_settings_are_told_in_one_line(values, message):
+def test_wrong_settings_in_python_give_one_line(values, message):
     assert message_of(lambda: settings(values)) == message
 
 
 @pytest.mark.parametrize("values", [{"model.depth": 3}, {"model": {"depth": 3}}])
-def test_a_shape_beside_a_pretrained_folder_is_seen_however_it_is_written(tmp_path, values):
+def test_model_settings_beside_a_backbone_are_refused_nested_or_dotted(tmp_path, values):
     assert message_of(lambda: headstart.finetune("a.csv", out=tmp_path, source="runs/base", settings=values)) == (
         "model.depth is set, but runs/base brings its own; leave it out, or use backbone='scratch'"
     )
@@ -90,7 +90,7 @@ def test_numbers_of_labels_may_be_one_or_several(values, expected):
 
 
 @pytest.mark.parametrize("wrong", ["50", 0.5, True])
-def test_what_is_no_number_of_labels_is_told(wrong):
+def test_an_invalid_label_budget_is_refused(wrong):
     assert message_of(lambda: api._budgets((50, wrong))) == (
         f"labels must be whole numbers or 'all', as in (50, 200, 'all'), got {wrong!r}"
     )

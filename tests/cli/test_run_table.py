@@ -103,7 +103,7 @@ console.result("done")
 
 
 @pytest.mark.parametrize("columns", [60, 140])
-def test_on_a_terminal_the_table_stands_above_the_bar_and_goes_at_the_end(columns):
+def test_on_a_terminal_the_run_table_is_above_the_bar_and_disappears_at_the_end(columns):
     leader, follower = pty.openpty()
     ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR", "CI")}

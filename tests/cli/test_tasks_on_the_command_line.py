@@ -102,7 +102,7 @@ def test_several_labels_in_words_and_in_a_csv(typed, folder):
     assert any(";" in row["labels"] for row in rows)
 
 
-def test_each_given_label_is_explained(typed):
+def test_each_predicted_label_is_explained(typed):
     code, shown, _ = typed("predict several --explain --json 'battle army the film kiss heart was'")
     output = json.loads(shown)
     assert [one["label"] for one in output["explanation"]] == output["labels"] == ["love", "war"]
@@ -168,7 +168,7 @@ def test_inspect_tells_how_labels_are_spread(typed):
     assert "findings    none" in shown
 
 
-def test_the_card_tells_what_kind_of_answer_it_gives(folder):
+def test_the_model_card_describes_the_task(folder):
     several, rating, pair = (
         (folder / name / "bundle" / "README.md").read_text() for name in ("several", "rating", "pair")
     )

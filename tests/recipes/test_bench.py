@@ -36,7 +36,7 @@ def test_everything_is_timed_and_set_beside_what_the_machine_can(preset):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler about parts of torch that nobody asked for
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("compiled", [True, False])
-def test_layers_are_compiled_where_that_is_asked_for(compiled):
+def test_bench_compiles_layers_on_request(compiled):
     runtime = {"threads": 1, "device": "cpu", "compile": compiled}
     step = run_bench("modern-nano", {**TINY, "runtime": runtime}, seconds=0).figures[0]
     assert step.what.startswith("pretraining step, compiled, " if compiled else "pretraining step, 32 rows")
@@ -46,7 +46,7 @@ def _shape(preset: str) -> dict:
     return {**TINY["model"], "block": "classic" if preset == "classic" else "modern"}
 
 
-def test_lengths_have_the_mean_that_was_asked_for():
+def test_drawn_lengths_have_the_requested_mean():
     assert np.mean(lengths(20_000, 135)) == pytest.approx(135, rel=0.03)
 
 

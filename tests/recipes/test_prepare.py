@@ -60,7 +60,7 @@ def test_text_becomes_shards_with_a_tokenizer_of_its_own(tmp_path):
     assert [source["name"] for source in shards.about["sources"]] == ["a.txt"]
 
 
-def test_a_tokenizer_can_be_given_or_named(tmp_path):
+def test_a_tokenizer_can_be_an_object_or_a_path(tmp_path):
     run_tokenizer(["a.txt"], tmp_path / "tok", SMALL, CorpusConfig(), SilentProgress())
     by_name, _ = prepare(tmp_path, tokenizer=tmp_path / "tok")
     in_hand, messages = prepare(tmp_path, tokenizer=load_tokenizer(tmp_path / "tok"))
@@ -81,7 +81,7 @@ def test_unchanged_text_is_not_prepared_twice(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["text", "time", "settings", "tokenizer", "files"])
-def test_whatever_changes_has_it_prepared_anew(tmp_path, change):
+def test_any_change_of_text_or_settings_repeats_the_preparation(tmp_path, change):
     first, _ = prepare(tmp_path)
     old, more = first.fingerprint, {}
     if change == "text":
@@ -128,12 +128,12 @@ def test_something_else_at_the_output_is_left_alone(tmp_path, kind):
     assert (tmp_path / "out" / "thesis.doc").read_text() == "years of work"
 
 
-def test_an_empty_folder_is_a_place_for_output(tmp_path):
+def test_an_empty_folder_is_accepted_as_output(tmp_path):
     (tmp_path / "out").mkdir()
     assert prepare(tmp_path)[0].documents == 10
 
 
-def test_a_broken_file_is_told_and_leaves_nothing_behind(tmp_path):
+def test_a_broken_file_is_reported_and_leaves_no_output(tmp_path):
     """The line is met inside the tokenizer's training, which is not in Python: its words must come through."""
     (tmp_path / "b.txt").write_bytes(b"fine\n\xff\n")
     with pytest.raises(DataError) as caught:

@@ -74,7 +74,7 @@ def test_a_file_named_twice_and_a_tokenizer_trained_on_the_way_make_no_differenc
     assert content("parts") == content("whole")
 
 
-def test_texts_are_left_out_of_parts_as_they_are_of_the_whole(files):
+def test_parts_exclude_the_same_texts_as_one_pass(files):
     lines = Path(files[0]).read_text().splitlines()
     Path("test.txt").write_text("\n".join(lines[:7]) + "\n")
     corpus = CorpusConfig(exclude="test.txt")
@@ -86,7 +86,7 @@ def test_texts_are_left_out_of_parts_as_they_are_of_the_whole(files):
     assert listener.lines[-1].startswith("left out because of test.txt: 7 documents that stand there")
 
 
-def test_a_corpus_that_is_left_out_altogether_is_refused_by_parts_too(files):
+def test_a_fully_excluded_corpus_is_refused_by_parts(files):
     for jobs in (None, 2):
         with pytest.raises(DataError) as caught:
             prepare([files[0], files[0]], "out", jobs, corpus=CorpusConfig(exclude=files[0]))
@@ -143,7 +143,7 @@ def test_only_shards_of_one_tokenizer_merge(files):
     assert not Path("merged").exists()
 
 
-def test_what_is_left_out_of_some_is_said_of_none(files):
+def test_exclusions_of_some_folders_are_not_claimed_for_the_merged_one(files):
     Path("test.txt").write_text(Path(files[0]).read_text())
     prepare(files[:2], "one", corpus=CorpusConfig(exclude="test.txt"))
     prepare(files[3:], "two")

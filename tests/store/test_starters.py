@@ -84,14 +84,14 @@ def test_finetuning_and_comparing_take_one_and_say_what_it_has_seen(home, tmp_pa
 
 
 def test_going_on_from_one_is_on_the_receipt_by_name(home, tmp_path):
-    run = run_pretrain([str(home / "texts.txt")], tmp_path / "on", pretrain_config(loop__steps=1), source="starter:xx")
+    run = run_pretrain([str(home / "texts.txt")], tmp_path / "on", pretrain_config(loop__steps=1), backbone="starter:xx")
     assert read_json(run.path / "receipt.json")["source"] == "starter:xx"
 
 
 def test_generating_inspecting_and_the_estimator_take_one(home):
     sampling = headstart.api.Sampling(tokens=3)
     assert len(headstart.generate("starter:xx", "the film", sampling=sampling)) == 1
-    found = headstart.inspect(home / "train.csv", test=home / "test.csv", source="starter:xx")
+    found = headstart.inspect(home / "train.csv", test=home / "test.csv", backbone="starter:xx")
     assert [(one.source, one.exact) for one in found.pretraining if one.file.endswith("test.csv")] == [
         ("starter:xx", 0)
     ]
