@@ -128,7 +128,7 @@ def _show_errors(analysis: "ErrorAnalysis", console: Console) -> None:
     )
     for pair in analysis.confused[:5]:
         count = f"{pair.rows:,} {'row' if pair.rows == 1 else 'rows'}"
-        console.prose(f"{pair.label} taken for {pair.answer}: {count}, {100 * pair.share:.1f} % of its own")
+        console.prose(f"{pair.label} taken for {pair.answer}: {count}, {100 * pair.fraction:.1f} % of its own")
     for name, slices in analysis.slices.items():
         console.result()
         rows = [

@@ -32,11 +32,8 @@ from headstart.files import os_error_reason
 if TYPE_CHECKING:
     from headstart.predict.explain import Explanation
     from headstart.predict.numpy_predictor import NumpyPredictor
-    from headstart.predict.onnx_predictor import OnnxPredictor
-    from headstart.predict.predictions import AnyPrediction
+    from headstart.predict.predictions import AnyPrediction, TextPredictor
     from headstart.predict.predictor import Predictor
-
-    AnyPredictor = Predictor | NumpyPredictor | OnnxPredictor
 
 OPTIONS = Options(InferenceSettings, names=RUNTIME_OPTIONS)
 CHUNK = 1000
@@ -112,7 +109,7 @@ def predict(
 
 def _onnx_predictor(
     model: Path, options: OutputOptions, runtime: RuntimeConfig, console: Console, *, int8: bool
-) -> "AnyPredictor | None":
+) -> "TextPredictor | None":
     """Load a folder that was exported for onnxruntime; None if it is not one."""
     if not (model / "model.onnx").is_file():
         if int8:
@@ -247,7 +244,7 @@ def _from_arguments(texts: Sequence[str], *, pair: bool) -> list[InputText]:
 
 def _predict(
     inputs: Iterator[InputText],
-    predictor: "AnyPredictor",
+    predictor: "TextPredictor",
     options: OutputOptions,
     counts: PredictionCounts,
     console: Console | None,
@@ -256,7 +253,7 @@ def _predict(
     with console.task("predicting", None, "texts") if console else nullcontext() as bar:
         while chunk := list(islice(inputs, CHUNK)):
             texts = [item.text for item in chunk if item.readable]
-            predictions = predictor.predict(texts, abstain=options.abstain)  # type: ignore[arg-type]  # some read no pairs
+            predictions = predictor.predict(texts, abstain=options.abstain)
             counts.rows += len(chunk)
             counts.empty += len(chunk) - len(texts)
             counts.cut += sum(prediction.truncated for prediction in predictions)
@@ -270,7 +267,7 @@ def _predict(
 
 
 def _explain(
-    predictor: "AnyPredictor", item: InputText, prediction: "AnyPrediction | None", options: OutputOptions
+    predictor: "TextPredictor", item: InputText, prediction: "AnyPrediction | None", options: OutputOptions
 ) -> "tuple[Explanation, ...]":
     if not options.explain or prediction is None:
         return ()

@@ -106,7 +106,7 @@ def _score(predictor: Predictor, request: EvaluateRequest, progress: Progress | 
         progress.say(texts.left_out)
     for note in check_task(predictor.task, texts, f"the training data of {request.model}"):
         progress.say(note)
-    rows = predictor.rows(texts.text_inputs, predictor.task.gold(texts.labels))
+    rows = predictor.dataset(texts.text_inputs, predictor.task.gold(texts.labels))
     with progress.task(f"evaluating {request.file}", len(texts), "texts") as bar:
         logits = score_texts(predictor.bundle.model, rows, predictor.runtime, lambda: None, bar.advance)
     evaluation = predictor.task.measure(logits, rows.labels, 0 if rows.windows else rows.long)
