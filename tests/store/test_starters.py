@@ -91,7 +91,7 @@ def test_the_receipt_of_continued_pretraining_names_the_starter(home, tmp_path):
 def test_generate_inspect_and_the_estimator_take_a_starter(home):
     sampling = headstart.api.Sampling(tokens=3)
     assert len(headstart.generate("starter:xx", "the film", sampling=sampling)) == 1
-    report = headstart.inspect(home / "train.csv", test=home / "test.csv", source="starter:xx")
+    report = headstart.inspect(home / "train.csv", test=home / "test.csv", backbone="starter:xx")
     assert [(one.source, one.exact) for one in report.pretraining if one.file.endswith("test.csv")] == [
         ("starter:xx", 0)
     ]
