@@ -103,13 +103,13 @@ def main() -> None:
         }
     bundle, also = load_bundle(given.run, head_type="language"), None
     if given.seen:
-        also = Membership.of(text_digest(document.text) for document in read_documents(given.seen, CorpusConfig()))
+        also = Membership.from_digests(text_digest(document.text) for document in read_documents(given.seen, CorpusConfig()))
     if out.is_dir():
         shutil.rmtree(out)
     print(export_compact(bundle, out, given.weights, {"starter": facts}, also=also))
     for path in out.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)  # package data is there for everybody to read
-    known = Membership.read(out)
+    known = Membership.load(out)
     for path in given.held_out:
         texts = [document.text for document in read_documents([path], CorpusConfig())]
         seen = len(known.rows_in(texts)) if known else None

@@ -32,7 +32,7 @@ def pairs_of(documents, sizes):
 def test_packing_loses_and_invents_no_pair(sizes, context, epoch):
     documents = corpus(sizes)
     rows = rows_of(documents, sizes, context=context)
-    batch = rows.batch(epoch * rows.rows, rows.rows)
+    batch = rows.batch(epoch * rows.num_rows, rows.num_rows)
     scored = batch.targets != IGNORE_INDEX
     found = sorted(zip(batch.ids_BT[scored].tolist(), batch.targets[scored].tolist(), strict=True))
     assert found == pairs_of(documents, sizes)
@@ -58,8 +58,8 @@ def test_no_target_crosses_a_document(sizes, context):
 def test_a_document_a_row_keeps_what_fits_and_counts_what_does_not(sizes):
     documents = corpus(sizes)
     rows = rows_of(documents, sizes, layout="documents", seed=None)
-    batch = rows.batch(0, rows.rows)
-    assert rows.truncated == sum(size + 1 > 8 for size in sizes)
+    batch = rows.batch(0, rows.num_rows)
+    assert rows.num_truncated == sum(size + 1 > 8 for size in sizes)
     for index, size in enumerate(sizes):
         whole = [SPECIAL.sos, *documents.ids(index).tolist(), SPECIAL.eos]
         kept = min(8, size + 1)
@@ -122,7 +122,7 @@ def test_windows_read_every_token_once(sizes, context):
 
 def test_truncation_is_counted_and_cuts_the_end():
     rows = labelled([3, 5, 6, 40])
-    assert rows.long == 2
+    assert rows.num_long == 2
     batch = rows.batch([3, 0])
     assert batch.lengths_B.tolist() == [6, 4]
     assert batch.ids_BT[0].tolist() == [SPECIAL.sos, *rows.texts[3][:5].tolist()]
@@ -133,6 +133,6 @@ def test_truncation_is_counted_and_cuts_the_end():
 def test_a_batch_may_straddle_two_epochs(layout):
     sizes = [5, 9, 3, 7]
     rows = rows_of(corpus(sizes), sizes, layout=layout)
-    straddling = rows.batch(rows.rows - 1, 2)
-    first, second = rows.batch(rows.rows - 1, 1), rows.batch(rows.rows, 1)
+    straddling = rows.batch(rows.num_rows - 1, 2)
+    first, second = rows.batch(rows.num_rows - 1, 1), rows.batch(rows.num_rows, 1)
     assert straddling.num_targets == first.num_targets + second.num_targets

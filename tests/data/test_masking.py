@@ -28,7 +28,7 @@ def hidden_batch(rows, first, count, config=None, seed=0, next_token=False):
 @given(lengths, st.integers(0, 9), st.sampled_from(["packed", "documents"]))
 def test_what_is_asked_for_is_what_stood_there(sizes, seed, layout):
     rows = rows_of(sizes, layout)
-    before, after = hidden_batch(rows, 0, rows.rows, seed=seed)
+    before, after = hidden_batch(rows, 0, rows.num_rows, seed=seed)
     asked = after.targets != IGNORE_INDEX
     assert torch.equal(after.targets[asked], before.ids_BT[asked])
     assert torch.equal(after.ids_BT[~asked], before.ids_BT[~asked])  # only what is asked for may change
@@ -41,10 +41,10 @@ def test_what_is_asked_for_is_what_stood_there(sizes, seed, layout):
 @given(lengths, st.integers(0, 9))
 def test_asked_at_the_place_before_it_is_the_same_token_of_the_same_document(sizes, seed):
     rows = rows_of(sizes)
-    before, same_place = hidden_batch(rows, 0, rows.rows, seed=seed)
-    _, place_before = hidden_batch(rows, 0, rows.rows, seed=seed, next_token=True)
+    before, same_place = hidden_batch(rows, 0, rows.num_rows, seed=seed)
+    _, place_before = hidden_batch(rows, 0, rows.num_rows, seed=seed, next_token=True)
     assert torch.equal(same_place.ids_BT, place_before.ids_BT)
-    for row in range(rows.rows):
+    for row in range(rows.num_rows):
         for place in range(11):
             target = place_before.targets[row, place]
             if target != IGNORE_INDEX:
@@ -56,7 +56,7 @@ def test_asked_at_the_place_before_it_is_the_same_token_of_the_same_document(siz
 def test_the_shares_are_those_asked_for():
     rows = rows_of([400] * 100, context=100)
     config = MaskingConfig(rate=0.15, masked=0.8, random=0.1)
-    before, after = hidden_batch(rows, 0, rows.rows, config)
+    before, after = hidden_batch(rows, 0, rows.num_rows, config)
     real = (before.segments_BT != PADDING_SEGMENT) & (before.ids_BT != SPECIAL.sos)
     asked = after.targets != IGNORE_INDEX
     assert asked.sum().item() / real.sum().item() == pytest.approx(0.15, abs=0.01)
@@ -83,10 +83,10 @@ def test_a_row_hides_the_same_tokens_in_any_batch(first, count, layout):
 
 def test_epochs_and_seeds_hide_other_tokens():
     rows = rows_of([50] * 4)
-    first = hidden_batch(rows, 0, rows.rows)[1].targets
-    again = hidden_batch(rows, 0, rows.rows)[1].targets
-    later = hidden_batch(rows, rows.rows, rows.rows)[1].targets
-    other = hidden_batch(rows, 0, rows.rows, seed=1)[1].targets
+    first = hidden_batch(rows, 0, rows.num_rows)[1].targets
+    again = hidden_batch(rows, 0, rows.num_rows)[1].targets
+    later = hidden_batch(rows, rows.num_rows, rows.num_rows)[1].targets
+    other = hidden_batch(rows, 0, rows.num_rows, seed=1)[1].targets
     assert torch.equal(first, again)
     assert not torch.equal(first, later)
     assert not torch.equal(first, other)

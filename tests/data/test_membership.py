@@ -12,7 +12,7 @@ from headstart.errors import StoreError
 
 
 def of(texts):
-    return Membership.of([text_digest(text) for text in texts])
+    return Membership.from_digests([text_digest(text) for text in texts])
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=20), st.randoms())
@@ -28,7 +28,7 @@ def test_other_texts_are_not_found():
 
 
 def test_the_rate_of_false_alarms_is_what_the_number_of_documents_makes_it():
-    assert of(["a", "b", "a "]).false_positives == 2 / 2**40
+    assert of(["a", "b", "a "]).false_positive_rate == 2 / 2**40
     assert BITS == 40
 
 
@@ -36,7 +36,7 @@ def test_the_file_is_five_bytes_a_document_and_reads_back(tmp_path):
     known = of(f"document {number}" for number in range(1000))
     (tmp_path / MEMBERSHIP_FILE).write_bytes(known.to_bytes())
     assert (tmp_path / MEMBERSHIP_FILE).stat().st_size == 5000
-    again = Membership.read(tmp_path)
+    again = Membership.load(tmp_path)
     assert again.keys.tolist() == known.keys.tolist()
     assert again.rows_in(["document 3", "no document"]) == [0]
 
@@ -48,7 +48,7 @@ def test_two_texts_make_one(tmp_path):
 
 
 def test_nothing_is_known_where_nothing_was_kept(tmp_path):
-    assert Membership.read(tmp_path) is None
+    assert Membership.load(tmp_path) is None
     assert of([]).rows_in(["a"]) == []
 
 
@@ -59,5 +59,5 @@ def test_nothing_is_known_where_nothing_was_kept(tmp_path):
 def test_a_damaged_file_is_refused(tmp_path, content, words):
     (tmp_path / MEMBERSHIP_FILE).write_bytes(content)
     with pytest.raises(StoreError) as caught:
-        Membership.read(tmp_path)
+        Membership.load(tmp_path)
     assert str(caught.value) == f"{tmp_path / MEMBERSHIP_FILE} is damaged: {words}"

@@ -19,7 +19,7 @@ from headstart.data.near_duplicates import (
     _candidates,
     contaminated_documents,
     count_duplicates,
-    estimate,
+    estimate_jaccard,
     find_in_stream,
     hash_shingles,
     jaccard,
@@ -70,14 +70,14 @@ def test_the_estimate_is_near_the_true_similarity(members, cuts):
     signed = signatures(texts)
     true = jaccard(texts.of(0), texts.of(1))
     # five standard errors of a share of 128 draws, and a little for shares near 0 and 1
-    assert abs(estimate(signed[0], signed[1]) - true) <= 5 * (true * (1 - true) / NUM_PERM) ** 0.5 + 0.03
+    assert abs(estimate_jaccard(signed[0], signed[1]) - true) <= 5 * (true * (1 - true) / NUM_PERM) ** 0.5 + 0.03
 
 
 def test_the_estimate_has_no_leaning():
     texts = shingles_of([text for row in ROWS[:100] for text in (row, edited(row, 0.06, "changed"))])
     signed = signatures(texts)
     errors = [
-        estimate(signed[i], signed[i + 1]) - jaccard(texts.of(i), texts.of(i + 1)) for i in range(0, len(texts), 2)
+        estimate_jaccard(signed[i], signed[i + 1]) - jaccard(texts.of(i), texts.of(i + 1)) for i in range(0, len(texts), 2)
     ]
     assert abs(np.mean(errors)) < 4 * np.std(errors) / len(errors) ** 0.5 + 1e-3
     assert np.std(errors) < 0.05  # 0.044 is what 128 independent draws would give at one half
@@ -234,7 +234,7 @@ def test_thresholds_of_the_two_ways_are_the_same_for_texts_of_one_length():
 
 
 def test_hashes_of_runs_are_the_same_everywhere():
-    found = hash_shingles(WordHashes().learn("un roman inoubliable drôle et tendre"))
+    found = hash_shingles(WordHashes().add("un roman inoubliable drôle et tendre"))
     assert [int(one) for one in found] == [17333543840359641853, 10551638842291681227]
 
 

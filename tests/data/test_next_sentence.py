@@ -24,7 +24,7 @@ def rows_of(sizes, *, context=12, seed=3):
 
 
 def pairs_of(rows, epoch=0):
-    return [rows.pair(epoch, index) for index in range(rows.rows)]
+    return [rows.pair(epoch, index) for index in range(rows.num_rows)]
 
 
 @given(lengths, contexts, st.integers(0, 5))
@@ -45,7 +45,7 @@ def test_pieces_that_follow_are_adjacent_and_others_are_of_another_document(size
 @given(lengths, contexts)
 def test_a_row_holds_its_two_pieces_whole_and_padding_after_them(sizes, context):
     rows = rows_of(sizes, context=context)
-    batch = rows.batch(0, rows.rows)
+    batch = rows.batch(0, rows.num_rows)
     for row, pair in enumerate(pairs_of(rows)):
         a, b = (rows.corpus.ids(rows.documents[d])[start:stop].tolist() for d, start, stop in (pair.a, pair.b))
         real = batch.segments_BT[row] != PADDING_SEGMENT
@@ -70,7 +70,7 @@ def test_no_token_is_asked_for_from_another_piece(sizes, context):
 @given(lengths, contexts, st.integers(0, 9), st.booleans())
 def test_only_real_tokens_are_hidden_never_the_borders(sizes, context, seed, next_token):
     rows = rows_of(sizes, context=context)
-    before = rows.batch(0, rows.rows)
+    before = rows.batch(0, rows.num_rows)
     after = mask_tokens(before, 0, MaskingConfig(rate=0.9), SPECIAL, VOCABULARY, seed, next_token=next_token)
     changed = after.ids_BT != before.ids_BT
     special = (before.ids_BT == SPECIAL.sos) | (before.ids_BT == SPECIAL.eos) | (before.ids_BT == SPECIAL.pad)
@@ -86,7 +86,7 @@ def test_half_of_the_pairs_follow():
     for epoch in range(3):
         labels = [pair.follows for pair in pairs_of(rows, epoch)]
         # four standard errors of a coin
-        assert np.mean(labels) == pytest.approx(0.5, abs=2 / np.sqrt(rows.rows))
+        assert np.mean(labels) == pytest.approx(0.5, abs=2 / np.sqrt(rows.num_rows))
     measured = [pair.follows for pair in pairs_of(rows_of([40] * 60, seed=None))]
     assert sum(measured) == len(measured) / 2  # exactly, where few pairs must tell something
 
@@ -137,7 +137,7 @@ def test_an_epoch_reads_every_document_that_can_be_split(sizes, context):
     rows = rows_of(sizes, context=context)
     read = {pair.a[0] for pair in pairs_of(rows)}
     assert sorted(rows.documents[list(read)].tolist()) == [index for index, size in enumerate(sizes) if size > 1]
-    assert rows.short == sum(size < 2 for size in sizes)
+    assert rows.num_short == sum(size < 2 for size in sizes)
 
 
 def test_all_of_a_document_is_in_some_pair_when_nothing_is_longer():
@@ -151,7 +151,7 @@ def test_all_of_a_document_is_in_some_pair_when_nothing_is_longer():
     starts = sorted(pair.a[:2] for pair in pairs_of(rows))
     assert [start for start in starts if start[1] == 0] == [(document, 0) for document in range(4)]
     assert all(part[0] for part in covered)
-    assert rows.inputs == 31 + 31 + 17 + 9 + 2 * rows.rows
+    assert rows.num_tokens == 31 + 31 + 17 + 9 + 2 * rows.num_rows
 
 
 def test_a_double_of_the_document_is_no_other_document():

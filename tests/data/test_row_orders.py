@@ -10,7 +10,7 @@ SIZES = [5, 9, 3, 7, 6, 8]
 
 def order(seed, epoch):
     rows = PackedDataset(corpus(SIZES), np.arange(len(SIZES)), SPECIAL, context=8, layout="documents", seed=seed)
-    return tuple(map(tuple, rows.batch(epoch * rows.rows, rows.rows).ids_BT.tolist()))
+    return tuple(map(tuple, rows.batch(epoch * rows.num_rows, rows.num_rows).ids_BT.tolist()))
 
 
 def test_seeds_and_epochs_have_orders_of_their_own():

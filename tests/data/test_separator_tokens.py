@@ -21,7 +21,7 @@ SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=8)
 def test_packed_documents_are_whole_and_closed_and_nothing_is_asked_after_the_end(sizes, context):
     documents = corpus(sizes)
     rows = PackedDataset(documents, np.arange(len(sizes)), CLOSED, context=context, layout="packed", seed=None)
-    batch = rows.batch(0, rows.rows)
+    batch = rows.batch(0, rows.num_rows)
     real = (batch.segments_BT != PADDING_SEGMENT).numpy()
     ids, targets = batch.ids_BT.numpy()[real], batch.targets.numpy()[real]
     expected = [[SPECIAL.sos, *documents.ids(index), SPECIAL.eos] for index in range(len(sizes))]
@@ -35,19 +35,19 @@ def test_packed_documents_are_whole_and_closed_and_nothing_is_asked_after_the_en
 def test_a_document_a_row_is_cut_before_its_end_token(sizes, context):
     documents = corpus(sizes)
     rows = PackedDataset(documents, np.arange(len(sizes)), CLOSED, context=context, layout="documents", seed=None)
-    batch = rows.batch(0, rows.rows, segments_always=True)
+    batch = rows.batch(0, rows.num_rows, segments_always=True)
     for index, size in enumerate(sizes):
         real = (batch.segments_BT[index] != PADDING_SEGMENT).numpy()
         row = [SPECIAL.sos, *documents.ids(index)[: context - 2], SPECIAL.eos]
         assert batch.ids_BT[index].numpy()[real].tolist() == row
         assert batch.targets[index].numpy()[real].tolist() == [*row[1:], IGNORE_INDEX]
         assert len(row) == min(size + 2, context)
-    assert rows.truncated == sum(size + 2 > context for size in sizes)
+    assert rows.num_truncated == sum(size + 2 > context for size in sizes)
 
 
 def test_an_end_token_is_never_hidden():
     rows = PackedDataset(corpus([9] * 40), np.arange(40), CLOSED, context=22, layout="packed", seed=None)
-    plain = rows.batch(0, rows.rows)
+    plain = rows.batch(0, rows.num_rows)
     hidden = mask_tokens(plain, 0, MaskingConfig(rate=0.9), CLOSED, VOCABULARY, 0, next_token=False)
     ends = plain.ids_BT == SPECIAL.eos
     assert bool(ends.any())
@@ -68,5 +68,5 @@ def test_labelled_rows_close_each_window_within_the_context(windows):
         assert (ids[0], ids[length - 1]) == (SPECIAL.sos, SPECIAL.eos)
         read[owner] += ids[1 : length - 1]
     assert read == [text.tolist() if windows else text[:6].tolist() for text in texts]
-    assert rows.long == 3
+    assert rows.num_long == 3
     assert sum(len(bucket) for bucket in rows.buckets(16)) == 5

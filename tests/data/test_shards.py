@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headstart.data.corpus import Document
 from headstart.data.hashing import text_digest
-from headstart.data.provenance import SourceFile, describe_sources, fingerprint
+from headstart.data.provenance import SourceFile, fingerprint, stat_sources
 from headstart.data.shards import Shards, is_shards, write_shards
 from headstart.errors import DataError, StoreError
 from headstart.files import atomic_folder, read_json
@@ -32,7 +32,7 @@ def test_every_token_comes_back_and_none_is_invented(tokenizer, texts):
         assert shards.lengths.tolist() == [len(ids) for ids in expected]
         assert shards.text_bytes.tolist() == [len(text.encode()) for text in texts]
         assert shards.digests.tolist() == [text_digest(text) for text in texts]
-        assert (shards.documents, shards.tokens, shards.label_of, shards.labels) == (
+        assert (shards.num_documents, shards.num_tokens, shards.label_indices, shards.labels) == (
             len(texts),
             sum(map(len, expected)),
             None,
@@ -68,15 +68,15 @@ def test_documents_are_written_in_more_than_one_bite(tokenizer, tmp_path):
 def test_labels_stand_beside_the_documents(tokenizer, tmp_path):
     shards = write(["fine", "dull", "fine"], tokenizer, tmp_path / "s", labels=[1, 0, 1], label_names=("neg", "pos"))
     assert shards.labels == ("neg", "pos")
-    assert shards.label_of is not None
-    assert shards.label_of.tolist() == [1, 0, 1]
+    assert shards.label_indices is not None
+    assert shards.label_indices.tolist() == [1, 0, 1]
 
 
 def test_the_manifest_says_what_is_there(tokenizer, tmp_path):
     source = tmp_path / "a.txt"
     source.write_text("fine\n")
     documents = [Document("fine", "a.txt, line 1")]
-    sources = describe_sources([str(source)])
+    sources = stat_sources([str(source)])
     shards = write_shards(
         documents, tokenizer, tmp_path / "s", sources=sources, fingerprint="mark", progress=SilentProgress()
     )
@@ -249,7 +249,7 @@ def test_one_document_cannot_be_split(tokenizer, tmp_path):
     with pytest.raises(DataError) as caught:
         shards.split(0.5, 0)
     assert str(caught.value) == (
-        f"{tmp_path / 's'} holds one document only, doubles aside; there is nothing to hold out"
+        f"{tmp_path / 's'} holds one document only, duplicates aside; there is nothing to hold out"
     )
 
 

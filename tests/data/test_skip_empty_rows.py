@@ -49,13 +49,13 @@ def test_the_rows_that_are_kept_are_the_full_ones_in_order(cells):
     assert [int(where.split("line ")[1]) - 1 for where in kept.where] == [
         n for n, row in enumerate(rows) if row in full
     ]
-    assert (kept.left_out is None) == (len(full) == len(rows))
+    assert (kept.skip_note is None) == (len(full) == len(rows))
 
 
 def test_full_files_are_the_same_with_and_without_it():
     name = written([{"text": "a", "label": "x"}, {"text": "b", "label": "y"}])
     assert read_labelled(name, SKIP) == read_labelled(name, LabelledConfig())
-    assert read_labelled(name, SKIP).left_out is None
+    assert read_labelled(name, SKIP).skip_note is None
 
 
 def test_the_hash_is_that_of_the_rows_that_were_kept():
@@ -68,7 +68,7 @@ def test_what_is_left_out_is_counted_each_row_once():
     Path("mails.csv").write_text("text,label\nfine,1\n,0\n,\nno label,\nnone either,  \ndull,0\n")
     kept = read_labelled("mails.csv", SKIP)
     assert kept.texts == ("fine", "dull")
-    assert kept.left_out == "2 rows of mails.csv have no label, 2 no text; they are left out"
+    assert kept.skip_note == "2 rows of mails.csv have no label, 2 no text; they are left out"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_half_a_pair_is_left_out():
     rows = [{"text": "a", "other": "b", "label": "x"}, {"text": "a", "other": "", "label": "x"}]
     kept = read_labelled(written(rows), LabelledConfig(skip_empty=True, second_column="other"))
     assert kept.pairs == (("a", "b"),)
-    assert kept.left_out == "1 row of mails.jsonl has no text; it is left out"
+    assert kept.skip_note == "1 row of mails.jsonl has no text; it is left out"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_what_is_wrong_rather_than_empty_still_stops():
 def test_looking_at_a_file_goes_by_the_first_label_that_is_there():
     rows = [{"text": "a"}, {"text": "b", "label": None}, {"text": "c", "label": ["x"]}, {"text": "d", "label": []}]
     file = read_leniently(written(rows), LabelledConfig())
-    assert (file.kind, [row.faults for row in file.rows]) == (
+    assert (file.task_name, [row.faults for row in file.rows]) == (
         "labels",
         [("label missing",), ("label missing",), (), ()],
     )

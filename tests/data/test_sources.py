@@ -75,7 +75,7 @@ def test_text_is_a_row_a_line_and_only_a_line_feed_ends_one(tmp_path):
 
 def test_a_text_file_can_be_one_row(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\n\ntwo\n")
-    (row,) = read_rows("a.txt", whole_files=True)
+    (row,) = read_rows("a.txt", file_as_row=True)
     assert (row.values, row.where) == ({"text": "one\n\ntwo\n"}, "a.txt")
 
 

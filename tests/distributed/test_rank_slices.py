@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fixtures.tiny import SPECIAL, VOCABULARY, corpus, pretrain_config
 from headstart.config.schema import IGNORE_INDEX
-from headstart.data.batch import WHOLE_BATCH, RankSlice
+from headstart.data.batch import FULL_BATCH, RankSlice
 from headstart.data.datasets import PackedDataset
 from headstart.data.next_sentence import NextSentenceDataset
 from headstart.recipes.pretrain.stages import Stage
@@ -18,7 +18,7 @@ from headstart.recipes.pretrain.stages import Stage
 
 @given(rows=st.integers(1, 200), size=st.integers(1, 40), world=st.integers(1, 9))
 def test_every_row_is_read_once_in_order_and_no_piece_crosses_a_batch(rows, size, world):
-    shares = [RankSlice(rank, world).pieces(rows, size) for rank in range(world)]
+    shares = [RankSlice(rank, world).micro_batches(rows, size) for rank in range(world)]
     read = [row for pieces in shares for first, last in pieces for row in range(first, last)]
     assert read == list(range(rows))
     for first, last in (piece for pieces in shares for piece in pieces):
@@ -29,7 +29,7 @@ def test_every_row_is_read_once_in_order_and_no_piece_crosses_a_batch(rows, size
 
 
 def test_one_process_reads_batch_by_batch():
-    assert WHOLE_BATCH.pieces(10, 4) == [(0, 4), (4, 8), (8, 10)]
+    assert FULL_BATCH.micro_batches(10, 4) == [(0, 4), (4, 8), (8, 10)]
 
 
 def stage(objective, layout, pairs, portion):
@@ -67,7 +67,7 @@ CASES = [
 @given(step=st.integers(0, 60), world=st.integers(2, 6))
 @settings(max_examples=12)
 def test_a_step_holds_the_same_rows_for_any_number_of_processes(objective, layout, pairs, step, world):
-    whole = stage(objective, layout, pairs, WHOLE_BATCH).fetch(step)
+    whole = stage(objective, layout, pairs, FULL_BATCH).fetch(step)
     shared = [stage(objective, layout, pairs, RankSlice(rank, world)).fetch(step) for rank in range(world)]
     assert list(rows_of(whole)) == [row for batches in shared for row in rows_of(batches)]
     assert sum(batch.num_targets for batch in whole) == sum(
@@ -81,7 +81,7 @@ def test_another_step_holds_others():
 
 
 def test_a_batch_of_the_whole_step_is_not_copied():
-    batches = stage("causal", "packed", False, WHOLE_BATCH).fetch(0)
+    batches = stage("causal", "packed", False, FULL_BATCH).fetch(0)
     assert [tuple(batch.ids_BT.shape) for batch in batches] == [(4, 12)] * 3
     assert not any(batch.is_dummy for batch in batches)
-    assert torch.equal(batches[0].ids_BT, stage("causal", "packed", False, WHOLE_BATCH).fetch(0)[0].ids_BT)
+    assert torch.equal(batches[0].ids_BT, stage("causal", "packed", False, FULL_BATCH).fetch(0)[0].ids_BT)

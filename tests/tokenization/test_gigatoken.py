@@ -55,7 +55,7 @@ def tokenizer():
 
 
 def ids(encoder, texts):
-    return [np.frombuffer(row, "<u2").tolist() for row in encoder.packed(texts)]
+    return [np.frombuffer(row, "<u2").tolist() for row in encoder.encode_to_bytes(texts)]
 
 
 @needs_it

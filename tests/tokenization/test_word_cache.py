@@ -29,7 +29,7 @@ def tokenizer():
 
 
 def ids(encoder, texts):
-    return [np.frombuffer(row, "<u2").tolist() for row in encoder.packed(texts)]
+    return [np.frombuffer(row, "<u2").tolist() for row in encoder.encode_to_bytes(texts)]
 
 
 @settings(max_examples=400)
@@ -69,7 +69,7 @@ def test_what_is_kept_stays_within_its_bounds(tokenizer, monkeypatch):
 
 def test_half_a_surrogate_pair_is_refused(tokenizer):
     with pytest.raises(DataError) as caught:
-        WordEncoder(tokenizer, "<u2").packed(["fine", "a \ud83d b"])
+        WordEncoder(tokenizer, "<u2").encode_to_bytes(["fine", "a \ud83d b"])
     assert "the lone surrogate '\\ud83d'" in str(caught.value)
 
 

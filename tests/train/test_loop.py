@@ -27,6 +27,7 @@ from headstart.train.optimizers import (
     set_trainable,
 )
 from headstart.train.step import EagerStep
+from headstart.train.transfer_batch import to_device
 
 SIZES = [3, 11, 7, 2, 9, 5, 8, 12, 4, 6, 10, 3]
 
@@ -313,7 +314,7 @@ def test_fetching_ahead_gives_the_same_in_the_same_order(first, steps):
         return [data.batch(step * 2, 2)]
 
     def fed(*, ahead: bool) -> list[list[Batch]]:
-        with Prefetcher(fetch, first, steps, lambda batch: batch.to(CPU.device), ahead=ahead) as feed:
+        with Prefetcher(fetch, first, steps, lambda batch: to_device(batch, CPU.device), ahead=ahead) as feed:
             return list(feed)
 
     plain, ahead = fed(ahead=False), fed(ahead=True)
@@ -330,7 +331,7 @@ def test_a_fault_in_fetching_ahead_is_not_lost():
 
     seen = []
     with (
-        Prefetcher(fetch, 0, 5, lambda batch: batch.to(CPU.device), ahead=True) as feed,
+        Prefetcher(fetch, 0, 5, lambda batch: to_device(batch, CPU.device), ahead=True) as feed,
         pytest.raises(TrainingError, match="no such row"),
     ):
         for batches in feed:

@@ -49,7 +49,7 @@ def output_dialect(source: str | None, out: Path | None) -> "CsvDialect | None":
     if source is None or suffix_of(source) != ".csv":
         return None
     found = detect_dialect(source)
-    return found if out is not None else replace(found, marked=False, told=False)
+    return found if out is not None else replace(found, has_bom=False, has_sep_line=False)
 
 
 def _as_trained(model: Path) -> tuple[bool | None, dict[str, str]]:

@@ -30,7 +30,7 @@ def export_compact(
         also: documents that it has seen beside those the bundle knows of.
     """
     check_export_folder(out)
-    known = Membership.read(bundle.path)
+    known = Membership.load(bundle.path)
     seen = known if also is None else also if known is None else known | also
     told = replace(bundle, about=bundle.about | (more or {}))
     save_bundle(out, told, storage=storage, extra=None if seen is None else {MEMBERSHIP_FILE: seen.to_bytes()})

@@ -43,7 +43,7 @@ def read_tokenizer(source: str, folder: Path, facts: Mapping[str, Any], *, exact
     if (own := _ours(settings, path)) is not None:
         return own
     engine = read_engine(settings, str(path))
-    return HFTokenizer.of(settings, _special(source, folder, engine, facts, exact), str(path))
+    return HFTokenizer.from_settings(settings, _special(source, folder, engine, facts, exact), str(path))
 
 
 def _ours(settings: Any, path: Path) -> Tokenizer | None:

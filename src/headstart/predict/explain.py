@@ -28,6 +28,7 @@ from headstart.predict.predictions import AnyPrediction, MultiLabelPrediction, P
 from headstart.predict.predictor import Predictor
 from headstart.tokenization.base import Tokenizer
 from headstart.train.objectives import class_logits
+from headstart.train.transfer_batch import to_device
 
 TOLERANCE = 0.01
 """The share of the margin's move that the weights may miss or invent before the way is cut finer."""
@@ -91,7 +92,7 @@ def explain_prediction(predictor: Predictor, text: TextInput, label: str | None 
         raise UsageError(f"there is no label {label!r}; the labels are {', '.join(labels)}")
     chosen = label or _predicted_label(predictor.predict([text])[0])
     tokenizer = predictor.bundle.tokenizer
-    batch = predictor.rows([text]).batch([0]).to(predictor.runtime.device)
+    batch = to_device(predictor.rows([text]).batch([0]), predictor.runtime.device)
     pad, close = tokenizer.special.pad, tokenizer.special.sep
     alone = predictor.task.kind != "classes"
     found = attribute(predictor.bundle.model, batch, labels.index(chosen), pad, close, alone=alone)

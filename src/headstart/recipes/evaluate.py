@@ -105,8 +105,8 @@ def _scored(
             f"{verb} is for one class a text; of {folder} evaluate tells each label, or the errors, without it"
         )
     texts = read_labelled(file, as_trained(predictor.bundle, config or LabelledConfig()))
-    if texts.left_out:
-        progress.say(texts.left_out)
+    if texts.skip_note:
+        progress.say(texts.skip_note)
     for note in check_task(predictor.task, texts, f"the training data of {folder}"):
         progress.say(note)
     rows = predictor.rows(texts.text_inputs, predictor.task.gold(texts.labels))
@@ -133,7 +133,7 @@ def as_trained(bundle: Bundle, config: LabelledConfig) -> LabelledConfig:
 
 
 def _evaluation(predictor: Predictor, rows: LabelledDataset, scores: NDArray[np.float64]) -> AnyEvaluation:
-    return predictor.task.measure(scores, rows.labels, 0 if rows.windows else rows.long)
+    return predictor.task.measure(scores, rows.labels, 0 if rows.windows else rows.num_long)
 
 
 def _column(file: str, name: str) -> dict[str, object]:

@@ -102,9 +102,9 @@ def fault_findings(one: InspectedFile) -> Iterator[Finding]:
     for fault, words in _FAULTS.items():
         rows = [row for row in one.file.rows if fault in row.faults]
         if rows:
-            words = _OTHERWISE.get((fault, one.file.kind), words)
+            words = _OTHERWISE.get((fault, one.file.task_name), words)
             yield _finding(fault, one, rows, f"{_verb(len(rows), 'have', 'has')} {words}")
-    for path in one.file.marked:
+    for path in one.file.files_with_bom:
         yield Finding(
             "byte order mark", one.file.name, 0, f"{path} begins with a byte order mark; it is not read as text"
         )
@@ -121,7 +121,7 @@ def label_findings(one: InspectedFile) -> Iterator[Finding]:
             rows = [row for row in one.file.rows if not set(names[1:]).isdisjoint(row.names)]
             shown = " and ".join(f"'{single_line(name)}'" for name in names)
             yield _finding("labels", one, rows, f"may be misspelt: {shown} are different labels")
-    if len(found) == 1 and one.file.kind == "classes":
+    if len(found) == 1 and one.file.task_name == "classes":
         yield Finding(
             "labels", one.file.name, len(one.file.rows), f"every row has the label '{single_line(next(iter(found)))}'"
         )
@@ -146,7 +146,7 @@ def duplicate_findings(one: InspectedFile) -> Iterator[Finding]:
     """Texts that stand more than once in a file, and those that have more than one label there."""
     repeats, texts, rows = count_duplicates(one.known.digests)
     if repeats:
-        first = one.known.first
+        first = one.known.first_rows
         pairs = [(row, first[digest]) for row, digest in enumerate(one.known.digests) if first[digest] != row]
         yield Finding(
             "doubles",
@@ -387,7 +387,7 @@ def run_inspect(
     if texts:
         seen += _in_texts(files, texts, corpus or CorpusConfig(), progress)
     if bundle is not None:
-        membership = Membership.read(bundle)
+        membership = Membership.load(bundle)
         if membership is None:
             notes.append(f"{source} does not know what it was pretrained on (no digests of its text were kept)")
         else:
@@ -435,7 +435,7 @@ def _facts(one: InspectedFile, tokenizer: Tokenizer | None, context: int | None,
         )
     context = context if tokenizer else None
     counts = one.file.name, len(one.file.rows), labels, tuple(lengths), context, beyond
-    return FileFacts(*counts, one.file.kind, without, values)
+    return FileFacts(*counts, one.file.task_name, without, values)
 
 
 def _tokens(texts: Sequence[str], tokenizer: Tokenizer, name: str, progress: Progress) -> Iterator[int]:
@@ -479,4 +479,4 @@ def _in_model(one: InspectedFile, source: str, membership: Membership) -> Pretra
     rows = membership.rows_in(one.known.texts)
     shown = tuple(one.place(row) for row in rows[:EXAMPLES])
     counts = len(one.rows), source, len(membership), len(rows)
-    return PretrainingOverlap(one.file.name, *counts, None, shown, membership.false_positives)
+    return PretrainingOverlap(one.file.name, *counts, None, shown, membership.false_positive_rate)

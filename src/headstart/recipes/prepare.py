@@ -18,7 +18,7 @@ from headstart.data.decontamination import Decontaminator, all_excluded_error, d
 from headstart.data.formats import label_path
 from headstart.data.io import suffix_of
 from headstart.data.labelled import LabelledTexts, LabelSet, check_split, read_labelled
-from headstart.data.provenance import Recipe, SourceFile, describe_sources, fingerprint
+from headstart.data.provenance import FingerprintInputs, SourceFile, fingerprint, stat_sources
 from headstart.data.shards import (
     ShardPart,
     Shards,
@@ -69,7 +69,7 @@ def run_shared_tokenizer(
     would not know the words of the last.
     """
     files = [_text_files(paths) for paths in stages]
-    sources = describe_sources(sorted({file for part in files for file in part}))
+    sources = stat_sources(sorted({file for part in files for file in part}))
     settings = {"text_column": corpus.text_column, "documents": corpus.documents, "stages": files}
     mark = fingerprint(sources, f"trained {config.model_dump_json()}", settings)
     if (out / MANIFEST).is_file() and read_manifest(out, kind="tokenizer").get("fingerprint") == mark:
@@ -102,13 +102,13 @@ def run_prepare(
     files = _text_files(paths)
     if isinstance(tokenizer, Path):
         tokenizer = load_tokenizer(tokenizer)
-    sources = describe_sources(files)
+    sources = stat_sources(files)
     settings: dict[str, Any] = {"text_column": corpus.text_column, "documents": corpus.documents}
     if unwanted := excluded_sources(corpus):
         settings["exclude"] = [[source.name, source.size, source.modified] for source in unwanted]
     made_with = tokenizer.digest if tokenizer else f"trained {tokenizer_config.model_dump_json()}"
     mark = fingerprint(sources, made_with, settings)
-    made = Recipe(made_with, settings, tuple(source.modified for source in sources))
+    made = FingerprintInputs(made_with, settings, tuple(source.modified for source in sources))
     if shards := _unchanged(out, mark, progress):
         return shards
     if jobs is not None and len(files) > 1:
@@ -122,7 +122,7 @@ def run_prepare(
     guard = Decontaminator(unwanted, corpus) if unwanted else None
     documents, extra = read_documents(files, corpus), guard.record if guard else None
     if guard:
-        documents = guard.keep(documents)
+        documents = guard.filter(documents)
     shards = write_shards(
         documents, tokenizer, out, sources=sources, fingerprint=mark, progress=progress, made=made, extra=extra
     )
@@ -155,7 +155,7 @@ def run_prepare_labelled(
     files = _text_files([path])
     if isinstance(tokenizer, Path):
         tokenizer = load_tokenizer(tokenizer)
-    sources = describe_sources([*files, *(label_path(file) for file in files if suffix_of(file) == ".spm")])
+    sources = stat_sources([*files, *(label_path(file) for file in files if suffix_of(file) == ".spm")])
     settings = {
         "text_column": config.text_column,
         "label_column": config.label_column,
@@ -165,10 +165,14 @@ def run_prepare_labelled(
     if shards := _unchanged(out, mark, progress):
         return shards
     texts = read_labelled(path, config)
-    if texts.left_out:
-        progress.say(texts.left_out)
-    if texts.kind != "classes" or texts.pairs is not None:
-        has = "pairs of texts" if texts.pairs else {"labels": "several labels a text", "rating": "ratings"}[texts.kind]
+    if texts.skip_note:
+        progress.say(texts.skip_note)
+    if texts.task_name != "classes" or texts.pairs is not None:
+        has = (
+            "pairs of texts"
+            if texts.pairs
+            else {"labels": "several labels a text", "rating": "ratings"}[texts.task_name]
+        )
         raise DataError(f"{path} has {has}; prepared folders hold one class a text: give the file itself to finetune")
     if labels is None:
         labels = LabelSet.from_training(texts)
@@ -223,7 +227,7 @@ def _unchanged(out: Path, mark: str, progress: Progress) -> Shards | None:
         progress.say(f"{out} was made from other text or settings; preparing it anew")
         return None
     progress.say(
-        f"{out} is up to date: {pluralize(shards.documents, 'document')}, {pluralize(shards.tokens, 'token')}; reused"
+        f"{out} is up to date: {pluralize(shards.num_documents, 'document')}, {pluralize(shards.num_tokens, 'token')}; reused"
     )
     return shards
 
@@ -231,7 +235,7 @@ def _unchanged(out: Path, mark: str, progress: Progress) -> Shards | None:
 def _texts(files: Sequence[str], corpus: CorpusConfig) -> Iterator[str]:
     documents = read_documents(files, corpus)
     if unwanted := excluded_sources(corpus):
-        documents = Decontaminator(unwanted, corpus).keep(documents)
+        documents = Decontaminator(unwanted, corpus).filter(documents)
     return (document.text for document in documents)
 
 
@@ -297,7 +301,7 @@ def prepare_by_parts(
     corpus: CorpusConfig,
     tokenizer: Tokenizer,
     *,
-    made: Recipe,
+    made: FingerprintInputs,
     mark: str,
     jobs: int,
     progress: Progress,
@@ -331,16 +335,16 @@ def prepare_by_parts(
 
 
 def _merge_into_shards(
-    parts: list[ShardPart], out: Path, tokenizer: Tokenizer, made: Recipe, mark: str, progress: Progress
+    parts: list[ShardPart], out: Path, tokenizer: Tokenizer, made: FingerprintInputs, mark: str, progress: Progress
 ) -> Shards:
     names = [source["name"] for part in parts for source in part.about["sources"]]
-    left_out = merged_exclusions(parts)
+    excluded = merged_exclusions(parts)
     if not any(part.about["documents"] for part in parts):
-        record = left_out.get("left_out", {"exact": 0, "near": 0})
+        record = excluded.get("excluded", {"exact": 0, "near": 0})
         if record["exact"] + record["near"]:
             raise all_excluded_error([str(file["name"]) for file in record["files"]])
         raise no_text_error(names)
-    extra = {"fingerprint": mark, **made.about(), **left_out}
+    extra = {"fingerprint": mark, **made.manifest_entry(), **excluded}
     return merge_parts(parts, tokenizer, out, labels=None, extra=extra, progress=progress)
 
 
@@ -380,7 +384,7 @@ def _worker(work: str, settings: Mapping[str, Any], alone: bool) -> Callable[[Pa
         source, mark = job
         documents = _stoppable(read_file_documents(source.name, corpus), stop)
         if guard:
-            documents = guard.keep(documents, some=False)
+            documents = guard.filter(documents, allow_empty=True)
         with SilentProgress().task("encode", None, "documents") as task:
             _write(documents, tokenizer, Path(work), source, mark, guard, task)
         return True
@@ -431,7 +435,7 @@ def run_merge(folders: Sequence[Path], out: Path, progress: Progress) -> Shards:
             )
     parts = [ShardPart(shards.folder, shards.about) for shards in opened]
     extra = _is_complete(parts) | merged_exclusions(parts)
-    if "left_out" not in extra and any("left_out" in part.about for part in parts):
+    if "excluded" not in extra and any("excluded" in part.about for part in parts):
         progress.say(
             "not all of these folders left out the same files, so that nothing is said to be left out of the whole"
         )
@@ -462,5 +466,5 @@ def _is_complete(parts: Sequence[ShardPart]) -> dict[str, Any]:
     marks = [mark for each in made if each for mark in each["modified"]]
     facts = [source for part in parts for source in part.about["sources"]]
     sources = [SourceFile(fact["name"], fact["size"], mark) for fact, mark in zip(facts, marks, strict=True)]
-    whole = Recipe(first["tokenizer"], first["settings"], tuple(marks))
-    return {"fingerprint": fingerprint(sources, whole.tokenizer, whole.settings), **whole.about()}
+    whole = FingerprintInputs(first["tokenizer"], first["settings"], tuple(marks))
+    return {"fingerprint": fingerprint(sources, whole.tokenizer, whole.settings), **whole.manifest_entry()}

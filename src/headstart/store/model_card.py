@@ -420,10 +420,10 @@ def _texts(about: Mapping[str, Any]) -> str:
     if len(sources) > _MAX_FILES:
         rows.append(f"| and {len(sources) - _MAX_FILES:,} more | | |")
     lines = ["## Data", "", "| file | bytes | sha256 |", "|---|---|---|", *rows, ""] if rows else []
-    left_out = about.get("left_out")
-    if left_out:
-        files = ", ".join(f"`{base_name(str(file['name']))}`" for file in left_out["files"])
-        gone = left_out["exact"] + left_out["near"]
+    excluded = about.get("excluded")
+    if excluded:
+        files = ", ".join(f"`{base_name(str(file['name']))}`" for file in excluded["files"])
+        gone = excluded["exact"] + excluded["near"]
         lines += [f"Texts of {files} and their near-doubles were left out: {pluralize(gone, 'document')}.", ""]
     elif about.get("sha256"):
         lines += ["## Data", "", f"Not recorded. The weights' file had sha256 `{about['sha256']}`.", ""]

@@ -23,6 +23,7 @@ from headstart.model.heads import ClassifierHead, LanguageHead, Model, NextSente
 from headstart.runtime import Runtime
 from headstart.train.distributed import SINGLE_PROCESS, ProcessGroup
 from headstart.train.objectives import class_logits, language_model_loss
+from headstart.train.transfer_batch import to_device
 
 GPU_TOKENS = 32768
 """Tokens a batch on a GPU when nothing is learnt and attention needs no mask; batches are made by length: little padding."""
@@ -75,14 +76,14 @@ def score_language(
     """
     model.eval()
     bite = max(1, max_batch_tokens(runtime) // rows.context)
-    bites = range(0, rows.rows, bite)
+    bites = range(0, rows.num_rows, bite)
     found = np.zeros((len(bites), 2))
     with torch.inference_mode(), without_compile(model):
         for index in rank_batches(len(bites), ranks, check):
             first = bites[index]
-            batch = (fetch or rows.batch)(first, min(bite, rows.rows - first))
+            batch = (fetch or rows.batch)(first, min(bite, rows.num_rows - first))
             with runtime.autocast():
-                part = language_model_loss(model, batch.to(runtime.device))
+                part = language_model_loss(model, to_device(batch, runtime.device))
             found[index] = float(part.total), part.count
     nats, tokens = 0.0, 0
     for more, count in ranks.merged(found).tolist():  # in order, whoever measured them
@@ -118,7 +119,7 @@ def score_texts(
         for index in rank_batches(len(buckets), ranks, check):
             indices = buckets[index]
             # no bf16 here: an answer must not depend on what else was in the batch
-            part = class_logits(model, rows.batch(indices).to(runtime.device))
+            part = class_logits(model, to_device(rows.batch(indices), runtime.device))
             scores[indices] = part.cpu().double().numpy()  # in this order: Apple's GPUs have no float64
             if done:
                 done(len(indices))
@@ -146,14 +147,13 @@ def score_next_sentence(
     assert isinstance(model.head, NextSentenceHead)
     model.eval()
     bite = max(1, max_batch_tokens(runtime) // rows.context)
-    bites = range(0, rows.rows, bite)
+    bites = range(0, rows.num_rows, bite)
     found = np.zeros((len(bites), 2))
     with torch.inference_mode(), without_compile(model):
         for index in rank_batches(len(bites), ranks, check):
             first = bites[index]
-            batch = replace(rows.batch(first, min(bite, rows.rows - first)), attention="bidirectional").to(
-                runtime.device
-            )
+            batch = replace(rows.batch(first, min(bite, rows.num_rows - first)), attention="bidirectional")
+            batch = to_device(batch, runtime.device)
             assert batch.pairs_B is not None
             with runtime.autocast():
                 hidden_BTD = model.backbone(
@@ -165,4 +165,4 @@ def score_next_sentence(
     right, nats = 0, 0.0
     for hits, more in ranks.merged(found).tolist():
         right, nats = right + int(hits), nats + more
-    return NextSentenceScore(right / rows.rows, nats / rows.rows, rows.rows)
+    return NextSentenceScore(right / rows.num_rows, nats / rows.num_rows, rows.num_rows)

@@ -11,6 +11,7 @@ from headstart.kernels.embedding import CachedGradEmbedding
 from headstart.runtime import Runtime
 from headstart.train.objectives import LossSum, Objective
 from headstart.train.parallel import ParallelStrategy, local_tensor
+from headstart.train.transfer_batch import to_device
 
 Notify = Callable[[str], None]
 
@@ -32,7 +33,7 @@ class EagerStep:
 
     def ready(self, batch: Batch) -> Batch:
         """A batch where `run` wants it; called in a thread of its own on a GPU."""
-        return batch.to(self.runtime.device)
+        return to_device(batch, self.runtime.device)
 
     def run(self, batch: Batch, *, last: bool) -> LossSum:
         """Put the question of a batch and add its gradients to those that are there; `last` says that a step has no more."""
