@@ -207,7 +207,7 @@ LABELLED = [
         "r.tsv: its columns seem to be separated by semicolons, expected tabs; call it .csv",
     ),
     (
-        "no header, found by a cell of several words",
+        "no header, recognised by a cell of several words",
         "r.csv",
         b"what a very fine book,1\na dull one,0\n",
         {},
@@ -328,7 +328,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "content", "settings", "message"), [case[1:] for case in LABELLED], ids=[case[0] for case in LABELLED]
 )
-def test_a_wrong_labelled_file_is_told_in_one_line(tmp_path, name, content, settings, message):
+def test_a_wrong_labelled_file_is_reported_in_one_line(tmp_path, name, content, settings, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as caught:
         read_labelled(name, LabelledConfig(**settings))
@@ -336,7 +336,7 @@ def test_a_wrong_labelled_file_is_told_in_one_line(tmp_path, name, content, sett
     assert "\n" not in message
 
 
-def test_the_cases_begin_from_a_file_that_is_right(tmp_path):
+def test_the_cases_begin_with_a_correct_file(tmp_path):
     (tmp_path / "r.csv").write_bytes(GOOD)
     (tmp_path / "r.csv.gz").write_bytes(gzip.compress(GOOD))
     assert read_labelled("r.csv", LabelledConfig()).labels == ("positive", "negative")

@@ -84,7 +84,7 @@ def test_a_document_a_row_is_another_layout(reviews, tmp_path):
     settings = {"loop__steps": None, "loop__batch_size": 8, "loop__accumulate": 1, "corpus__layout": "documents"}
     steps, _, _ = pretrain(reviews, tmp_path / "run", **settings)
     assert len(steps) == round(len(train) / 8)
-    assert len(steps) != round(rows_of(reviews, train).rows / 8)  # control: packed rows are fewer
+    assert len(steps) != round(rows_of(reviews, train).num_rows / 8)  # control: packed rows are fewer
 
 
 def test_another_tokenizer_than_that_of_the_shards_is_refused(reviews, tmp_path):

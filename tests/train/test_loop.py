@@ -44,7 +44,7 @@ def train(model, config, steps, fetch, seed=0, objective=language_model_loss):
 def test_it_overfits_a_handful():
     data = rows()
     model = language_model()
-    _, reports = train(model, OptimConfig(lr=1e-2), 150, lambda step: [data.batch(0, data.rows)])
+    _, reports = train(model, OptimConfig(lr=1e-2), 150, lambda step: [data.batch(0, data.num_rows)])
     assert reports[0].loss > 2.5
     assert reports[-1].loss < 0.35
 
@@ -298,7 +298,7 @@ def test_softmax_before_cross_entropy_would_be_noticed():
     """The published mistake puts a floor of ln(V) - 1 or so under the loss; ours goes to nothing on a learnt text."""
     data = rows()
     model = language_model()
-    _, reports = train(model, OptimConfig(lr=1e-2), 200, lambda step: [data.batch(0, data.rows)])
+    _, reports = train(model, OptimConfig(lr=1e-2), 200, lambda step: [data.batch(0, data.num_rows)])
     twice = torch.nn.functional.cross_entropy(
         torch.eye(VOCABULARY), torch.arange(VOCABULARY)
     )  # a perfect softmax, again
@@ -411,6 +411,6 @@ def test_a_step_takes_as_long_as_its_fetching_too_and_not_what_the_caller_does(m
 def test_a_step_moves_every_parameter(optimizer):
     model, data = language_model(), rows()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    train(model, OptimConfig(optimizer=optimizer, lr=1e-2), 2, lambda step: [data.batch(0, data.rows)])
+    train(model, OptimConfig(optimizer=optimizer, lr=1e-2), 2, lambda step: [data.batch(0, data.num_rows)])
     for name, parameter in model.named_parameters():
         assert not torch.equal(parameter, before[name]), name
