@@ -103,7 +103,9 @@ def main() -> None:
         }
     bundle, also = load_bundle(given.run, head_type="language"), None
     if given.seen:
-        also = Membership.from_digests(text_digest(document.text) for document in read_documents(given.seen, CorpusConfig()))
+        also = Membership.from_digests(
+            text_digest(document.text) for document in read_documents(given.seen, CorpusConfig())
+        )
     if out.is_dir():
         shutil.rmtree(out)
     print(export_compact(bundle, out, given.weights, {"starter": facts}, also=also))

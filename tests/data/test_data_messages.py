@@ -11,12 +11,12 @@ from headstart.data.corpus import read_documents
 from headstart.data.labelled import LabelSet, check_split, read_labelled
 from headstart.errors import DataError
 
-KNOWN = ".txt, .csv, .tsv, .jsonl, .ndjson, .json, .parquet, .spm, each also with .gz"
+KNOWN_SUFFIXES = ".txt, .csv, .tsv, .jsonl, .ndjson, .json, .parquet, .spm, each also with .gz"
 GOOD = b"text,label\na fine book,positive\na dull one,negative\n"
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+def _in_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -27,7 +27,7 @@ def message_of(read) -> str:
     return str(caught.value)
 
 
-def test_a_missing_file_is_reported_with_the_most_similar_name(tmp_path):
+def test_a_missing_file_is_reported_with_a_similar_name(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "reviews.csv").write_bytes(GOOD)
     read = lambda path: message_of(lambda: read_labelled(path, LabelledConfig()))  # noqa: E731
@@ -109,10 +109,13 @@ def test_the_suggested_conversion_to_utf_8_can_be_copied(tmp_path, path, command
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([], f"data holds no readable file; found: nothing; known: {KNOWN}"),
-        (["a.md", "b.pdf"], f"data holds no readable file; found: a.md, b.pdf; known: {KNOWN}"),
-        (["a.xlsx"], f"data holds no readable file; found: a.xlsx; known: {KNOWN}; save spreadsheets as CSV UTF-8"),
-        (list("abcdefg"), f"data holds no readable file; found: a, b, c, d, e and 2 more; known: {KNOWN}"),
+        ([], f"data holds no readable file; found: nothing; known: {KNOWN_SUFFIXES}"),
+        (["a.md", "b.pdf"], f"data holds no readable file; found: a.md, b.pdf; known: {KNOWN_SUFFIXES}"),
+        (
+            ["a.xlsx"],
+            f"data holds no readable file; found: a.xlsx; known: {KNOWN_SUFFIXES}; save spreadsheets as CSV UTF-8",
+        ),
+        (list("abcdefg"), f"data holds no readable file; found: a, b, c, d, e and 2 more; known: {KNOWN_SUFFIXES}"),
     ],
 )
 def test_a_folder_without_a_readable_file_is_reported_with_its_content(tmp_path, names, message):
@@ -125,11 +128,14 @@ def test_a_folder_without_a_readable_file_is_reported_with_its_content(tmp_path,
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("*.csv", f"*.csv matches no readable file; found: nothing; known: {KNOWN}"),
+        ("*.csv", f"*.csv matches no readable file; found: nothing; known: {KNOWN_SUFFIXES}"),
         ("notes.md", "no such file: notes.md"),
         ("memory://nowhere/a.csv", "no such file: memory://nowhere/a.csv"),
-        ("memory://nowhere/*.csv", f"memory://nowhere/*.csv holds no readable file; found: nothing; known: {KNOWN}"),
-        ("memory://nowhere/a", f"memory://nowhere/a: no reader for this suffix; known: {KNOWN}"),
+        (
+            "memory://nowhere/*.csv",
+            f"memory://nowhere/*.csv holds no readable file; found: nothing; known: {KNOWN_SUFFIXES}",
+        ),
+        ("memory://nowhere/a", f"memory://nowhere/a: no reader for this suffix; known: {KNOWN_SUFFIXES}"),
     ],
 )
 def test_a_path_without_a_file_is_reported(path, message):

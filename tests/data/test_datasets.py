@@ -71,9 +71,9 @@ def test_the_documents_layout_truncates_each_document_and_counts_truncations(siz
 @given(lengths, st.integers(0, 40), st.integers(1, 5))
 def test_a_row_does_not_depend_on_what_was_read_before(sizes, first, count):
     documents = corpus(sizes)
-    one, other = rows_of(documents, sizes), rows_of(documents, sizes)
-    other.batch(first + 17, 2)
-    a, b = one.batch(first, count), other.batch(first, count)
+    fresh, used = rows_of(documents, sizes), rows_of(documents, sizes)
+    used.batch(first + 17, 2)
+    a, b = fresh.batch(first, count), used.batch(first, count)
     assert torch.equal(a.ids_BT, b.ids_BT)
     assert torch.equal(a.targets, b.targets)
 

@@ -34,10 +34,10 @@ def test_the_reviews_are_read_without_running_their_package():
 
 
 def test_a_missing_review_package_is_a_usage_error(monkeypatch):
-    def raise_not_found(name):
+    def raise_missing(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(corpus, "distribution", raise_not_found)
+    monkeypatch.setattr(corpus, "distribution", raise_missing)
     with pytest.raises(UsageError) as caught:
         builtin_reviews()
     assert str(caught.value) == MISSING

@@ -1,4 +1,4 @@
-"""Edited copies are found alone and inside longer texts, and unrelated texts are not."""
+"""Edited copies are recognised alone and inside longer texts, and unrelated texts are not."""
 
 import random
 
@@ -114,7 +114,7 @@ def test_minhash_finds_a_copy_with_few_edits(fraction, edit, recall):
 
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize(("fraction", "recall"), [(0.0, 1.0), (0.02, 1.0), (0.05, 1.0), (0.1, 0.99), (0.2, 0.3)])
-def test_an_edited_copy_inside_a_longer_text_is_found(fraction, edit, recall):
+def test_an_edited_copy_inside_a_longer_text_is_a_near_duplicate(fraction, edit, recall):
     novels = [
         "\n".join([*UNRELATED[3 * i : 3 * i + 6], copy, *UNRELATED[i : i + 6]])
         for i, copy in enumerate(copies(fraction, edit))
@@ -131,7 +131,7 @@ def test_minhash_alone_misses_a_copy_inside_a_longer_text():
     assert near_duplicate_pairs(shingles_of(ROWS[:20]), shingles_of(novels)) == {}
 
 
-def test_a_text_is_found_at_any_position_of_a_very_long_document():
+def test_a_very_long_document_contains_a_text_at_any_position():
     filler = "\n".join(UNRELATED[:700])
     assert len(filler) > 400_000  # several pieces
     for position in range(0, 200_000, 23_000):
@@ -142,14 +142,14 @@ def test_a_text_is_found_at_any_position_of_a_very_long_document():
     assert find_in_stream(TextIndex(ROWS[:1]), [("novel", filler)]).near == {}  # control
 
 
-def test_an_edited_copy_across_two_pieces_of_a_document_is_found():
+def test_an_edited_copy_across_two_pieces_of_a_document_is_a_near_duplicate():
     filler = "\n".join(UNRELATED[:700])
-    num_found = 0
+    num_matched = 0
     for row, text in enumerate(ROWS[:20]):
         copy = edited(text, 0.12, "changed")
         novel = f"{filler[: 200_000 - len(copy) // 2]} {copy} {filler[200_000:]}"
-        num_found += find_in_stream(TextIndex(ROWS[:20]), [("novel", novel)]).near == {row: "novel"}
-    assert num_found >= 19
+        num_matched += find_in_stream(TextIndex(ROWS[:20]), [("novel", novel)]).near == {row: "novel"}
+    assert num_matched >= 19
 
 
 def test_a_text_split_over_two_documents_is_in_neither():

@@ -25,7 +25,7 @@ def test_book_reviews_are_the_same_as_json_and_as_pieces(real_data, name, rows):
     assert [{"1": "positive", "0": "negative"}[label] for label in pieces.labels] == list(plain.labels)
 
 
-def test_the_duplicates_among_book_reviews_are_found(real_data):
+def test_book_reviews_have_the_known_duplicates(real_data):
     train, valid, test = (books(real_data, name) for name in BOOKS)
     indices = {name: TextIndex(books(real_data, name).texts) for name in BOOKS}
     in_train, in_valid = (overlap(indices["test"], indices[name]) for name in ("train", "valid"))

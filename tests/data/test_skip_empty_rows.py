@@ -17,7 +17,7 @@ EMPTY = st.sampled_from([None, "", " ", "\t"])
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+def _in_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 

@@ -49,7 +49,7 @@ BOM = b"\xef\xbb\xbf"  # the byte order mark that some programs put before UTF-8
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+def _in_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 

@@ -11,7 +11,7 @@ from headstart.config.schema import LabelledConfig
 from headstart.data.labelled import read_labelled
 from headstart.errors import DataError
 
-KNOWN = ".txt, .csv, .tsv, .jsonl, .ndjson, .json, .parquet, .spm, each also with .gz"
+KNOWN_SUFFIXES = ".txt, .csv, .tsv, .jsonl, .ndjson, .json, .parquet, .spm, each also with .gz"
 GOOD = b"text,label\na fine book,positive\na dull one,negative\n"
 
 
@@ -21,7 +21,7 @@ def parquet_of(columns: dict[str, list[object]]) -> bytes:
     return sink.getvalue()
 
 
-WHOLE_PARQUET = parquet_of({"text": ["a fine book"], "label": ["positive"]})
+INTACT_PARQUET = parquet_of({"text": ["a fine book"], "label": ["positive"]})
 
 LABELLED = [
     (
@@ -278,7 +278,7 @@ LABELLED = [
         "r.xlsx",
         b"PK",
         {},
-        f"r.xlsx: no reader for this suffix; known: {KNOWN}; save it as CSV UTF-8",
+        f"r.xlsx: no reader for this suffix; known: {KNOWN_SUFFIXES}; save it as CSV UTF-8",
     ),
     (
         "cut gzip",
@@ -305,7 +305,7 @@ LABELLED = [
     (
         "cut parquet",
         "r.parquet",
-        WHOLE_PARQUET[:-20],
+        INTACT_PARQUET[:-20],
         {},
         "r.parquet is not whole parquet: Parquet magic bytes not found in footer. "
         "Either the file is corrupted or this is not a parquet file",
@@ -321,7 +321,7 @@ LABELLED = [
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+def _in_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 

@@ -15,8 +15,8 @@ from fixtures.tiny import (
     change_runtime,
     corpus,
     finetune_config,
-    kinds_of_network,
     language_model,
+    network_configs,
     pretrain_config,
     write_reviews,
 )
@@ -104,7 +104,7 @@ def test_the_whole_story_runs_and_resumes(tmp_path):
     assert page.is_file()
 
 
-KINDS = kinds_of_network(width=64, depth=3, heads=4, feedforward=96, context=48)
+KINDS = network_configs(width=64, depth=3, heads=4, feedforward=96, context=48)
 del KINDS["classic"]  # its dropout and its heads go another way
 MODERN = KINDS["modern"]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fixtures.tiny import SPECIAL, VOCABULARY, corpus, kinds_of_network
+from fixtures.tiny import SPECIAL, VOCABULARY, corpus, network_configs
 from headstart.config.schema import PADDING_SEGMENT
 from headstart.data.batch import Batch
 from headstart.data.datasets import LabelledDataset, PackedDataset
@@ -17,7 +17,7 @@ from headstart.model.heads import Model, build_classifier_head
 from headstart.model.transformer import Backbone, build_backbone
 from headstart.train.objectives import class_logits
 
-SHAPES = kinds_of_network(width=16, depth=3, heads=2, feedforward=24, context=20)
+SHAPES = network_configs(width=16, depth=3, heads=2, feedforward=24, context=20)
 
 
 def one_by_one(query, key, value, cu_seqlens, _, longest, __, *, window_size):

@@ -80,15 +80,15 @@ def test_other_texts_to_leave_out_make_other_shards_and_the_same_ones_none(folde
             progress=listener,
         )
 
-    assert prepare(config).documents == 36
+    assert prepare(config).num_documents == 36
     assert listener.lines == [
         f"left out because of {tmp_path / 'out.csv'}: 4 documents that appear there and 3 that almost do; 36 kept"
     ]
     prepare(config)
     assert listener.lines[0].startswith(f"{tmp_path / 'tokens'} is up to date")
     table(tmp_path / "out.csv", TEXTS[:7])
-    assert prepare(config).documents == 33
-    assert prepare(pretrain_config()).documents == len(LINES)
+    assert prepare(config).num_documents == 33
+    assert prepare(pretrain_config()).num_documents == len(LINES)
 
 
 def test_several_files_are_separated_by_commas(folder, tmp_path):

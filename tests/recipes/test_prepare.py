@@ -72,7 +72,7 @@ def test_a_tokenizer_can_be_given_or_named(tmp_path):
     by_name, _ = prepare(tmp_path, tokenizer=tmp_path / "tok")
     in_hand, said = prepare(tmp_path, tokenizer=load_tokenizer(tmp_path / "tok"))
     assert by_name.fingerprint == in_hand.fingerprint
-    assert said == [f"{tmp_path / 'out'} is up to date: 10 documents, {in_hand.tokens} tokens; reused"]
+    assert said == [f"{tmp_path / 'out'} is up to date: 10 documents, {in_hand.num_tokens} tokens; reused"]
 
 
 def test_unchanged_text_is_not_prepared_twice(tmp_path):
@@ -137,7 +137,7 @@ def test_something_else_at_the_output_is_left_alone(tmp_path, kind):
 
 def test_an_empty_folder_is_a_place_for_output(tmp_path):
     (tmp_path / "out").mkdir()
-    assert prepare(tmp_path)[0].documents == 10
+    assert prepare(tmp_path)[0].num_documents == 10
 
 
 def test_a_broken_file_is_told_and_leaves_nothing_behind(tmp_path):
@@ -180,7 +180,7 @@ def test_labelled_text_becomes_shards_with_labels(tmp_path):
     test, _ = labelled(tmp_path, "test.csv", "test", labels=labels, train_name="train.csv")
     assert (test.labels, test.label_indices.tolist()) == (("neg", "pos"), [0])
     _, said = labelled(tmp_path, "train.csv", "train")
-    assert said == [f"{tmp_path / 'train'} is up to date: 3 documents, {train.tokens} tokens; reused"]
+    assert said == [f"{tmp_path / 'train'} is up to date: 3 documents, {train.num_tokens} tokens; reused"]
 
 
 def test_a_label_that_train_does_not_have_stops_the_preparation(tmp_path):

@@ -123,7 +123,9 @@ def test_halves_prepared_apart_merge_to_the_whole(files):
     assert Membership.from_digests(merged.digests).to_bytes() == Membership.from_digests(whole.digests).to_bytes()
     heard = Listener()
     prepare(files, "merged", said=heard)
-    assert heard.lines == [f"merged is up to date: {whole.num_documents} documents, {whole.num_tokens:,} tokens; reused"]
+    assert heard.lines == [
+        f"merged is up to date: {whole.num_documents} documents, {whole.num_tokens:,} tokens; reused"
+    ]
     headstart.merge(["two", "one"], out="turned")
     assert content("turned")["tokens.bin"] != content("whole")["tokens.bin"]
 
@@ -205,7 +207,7 @@ def test_a_kill_repeats_no_finished_file(many):
     assert before.items() <= after.items()  # not one was written again
     last = command(many, "--jobs", "1", "-q")
     assert last.communicate(timeout=120) == (
-        f"out: 160,000 documents, {Shards.open(Path('out')).tokens:,} tokens\n",
+        f"out: 160,000 documents, {Shards.open(Path('out')).num_tokens:,} tokens\n",
         "",
     )
     prepare(many, "whole")

@@ -114,7 +114,7 @@ def test_the_batch_filter_agrees_with_the_check_of_single_texts(texts):
     assert is_plain_batch(texts) == [_has_plain_words(text) and not _has_long_space(text) for text in texts]
 
 
-def test_most_texts_pass_the_batch_filter():
+def test_ordinary_texts_pass_the_batch_filter():
     texts = [TEXT, "a plain text, été 1984", "電影 is a film", "x" * 62 + " y", ""]
     assert _needs_check([text.encode() for text in texts]) == {3}
 

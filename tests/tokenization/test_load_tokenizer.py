@@ -21,7 +21,7 @@ def test_a_folder_that_contains_a_tokenizer_folder_is_accepted(bytepair, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["sentencepiece.model", "anything.model"])
-def test_a_model_is_found_by_itself_or_by_its_folder(piece_folder, sentencepieces, tmp_path, name):
+def test_a_model_loads_from_its_path_or_its_folder(piece_folder, sentencepieces, tmp_path, name):
     shutil.copy(piece_folder / "tiny.model", tmp_path / name)
     assert load_tokenizer(tmp_path).digest == sentencepieces.digest
     assert load_tokenizer(tmp_path / name).digest == sentencepieces.digest

@@ -82,4 +82,6 @@ def prepare(
             jobs=jobs,
         )
     labels = f", {pluralize(len(shards.labels), 'label')}" if shards.labels else ""
-    console.result(f"{out}: {pluralize(shards.num_documents, 'document')}, {pluralize(shards.num_tokens, 'token')}{labels}")
+    console.result(
+        f"{out}: {pluralize(shards.num_documents, 'document')}, {pluralize(shards.num_tokens, 'token')}{labels}"
+    )

@@ -180,14 +180,14 @@ def near_duplicate_pairs(
         similarity = jaccard(a, b)
         if (
             similarity >= threshold
-            and have_enough_shingles(a, b, similarity)
+            and reaches_min_shingles(a, b, similarity)
             and similarity > nearest.get(row, (0, 0.0))[1]
         ):
             nearest[row] = other, similarity
     return dict(sorted(nearest.items()))
 
 
-def have_enough_shingles(a: Hashes, b: Hashes, similarity: float) -> bool:
+def reaches_min_shingles(a: Hashes, b: Hashes, similarity: float) -> bool:
     """Return whether two sets share at least `MIN_SHINGLES`, or are equal."""
     return similarity == 1 or similarity * (len(a) + len(b)) / (1 + similarity) >= MIN_SHINGLES - 1e-6
 

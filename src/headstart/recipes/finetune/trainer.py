@@ -118,7 +118,11 @@ class FinetuneTrainer:
     def say_truncation(self) -> None:
         """Long texts are never cut in silence."""
         parts = [(self.data.train, self.train), (self.data.valid, self.valid), (self.data.test, self.test)]
-        cut = [f"{rows.num_long:,} of {len(rows):,} in {part.name}" for part, rows in parts if part and rows and rows.num_long]
+        cut = [
+            f"{rows.num_long:,} of {len(rows):,} in {part.name}"
+            for part, rows in parts
+            if part and rows and rows.num_long
+        ]
         if not cut:
             return
         verb = (
