@@ -115,8 +115,8 @@ def _check_sections(content: bytes, path: Path) -> None:
     fields: set[int] = set()
     position = 0
     while position < len(content):
-        key, position = _varint(content, position)
-        length, position = _varint(content, position)
+        key, position = read_varint(content, position)
+        length, position = read_varint(content, position)
         if key & 7 != 2:  # every field must be length-delimited
             break
         fields.add(key >> 3)
@@ -125,10 +125,10 @@ def _check_sections(content: bytes, path: Path) -> None:
         raise StoreError(f"{path} is not a SentencePiece model, or is damaged")
 
 
-def _varint(content: bytes, position: int) -> tuple[int, int]:
+def read_varint(content: bytes, position: int) -> tuple[int, int]:
     """Return the number at `position`, seven bits per byte, lowest first, and the position after it.
 
-    >>> _varint(bytes([0b1000_0001, 0b0000_0010]), 0)
+    >>> read_varint(bytes([0b1000_0001, 0b0000_0010]), 0)
     (257, 2)
     """
     number = 0
