@@ -179,7 +179,7 @@ def test_a_model_may_be_pretrained_here_and_now_on_what_is_not_judged_by(tmp_pat
         f"all labels of the {rows['train']} rows to learn from, {rows['valid']} rows to validate on, "
         f"{rows['test']} to test on, a network of 0.0 M parameters"
     )
-    known = Membership.read(out / "pretrained" / "bundle")
+    known = Membership.load(out / "pretrained" / "bundle")
     rows = {name: demo._texts(str(out / "data" / f"{name}.jsonl")) for name in ("train", "valid", "test")}
     assert (known.rows_in(rows["valid"]), known.rows_in(rows["test"])) == ([], [])
     assert known.rows_in(rows["train"])  # control

@@ -140,7 +140,7 @@ def test_both_starters_fit_in_a_wheel_of_40_megabytes():
 
 @shipped
 def test_the_english_starter_has_seen_no_row_that_the_demo_judges_by():
-    known = Membership.read(SHIPPED.get("en", Path("nowhere")))
+    known = Membership.load(SHIPPED.get("en", Path("nowhere")))
     if known is None:
         pytest.skip("this checkout has no starter:en")
     try:
@@ -160,4 +160,4 @@ def test_a_starter_has_seen_no_row_of_a_test_file(real_data, name, file):
     if name not in SHIPPED:
         pytest.skip(f"this checkout has no starter:{name}")
     texts = read_labelled(str(real_data / file), LabelledConfig()).texts
-    assert Membership.read(SHIPPED[name]).rows_in(texts) == []
+    assert Membership.load(SHIPPED[name]).rows_in(texts) == []
