@@ -24,7 +24,8 @@ from headstart.files import read_json
 from headstart.interop.model_source import load_model_source
 from headstart.progress import Progress, SilentProgress
 from headstart.recipes import demo
-from headstart.recipes.compare.run import run_compare
+from headstart.recipes.compare.run import CompareRequest, run_compare
+from headstart.recipes.executors import Executor
 from headstart.report.load import load_comparison
 from headstart.report.statistics import paired_difference, summaries
 from headstart.store.locate import STARTERS_FOLDER, starters
@@ -45,7 +46,7 @@ def demo_data(work: Path) -> dict[str, str]:
     folder = work / "data"
     if not (folder / "train.jsonl").is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        demo.write_parts(demo.builtin_parts(), folder)
+        demo.write_splits(demo.split_reviews(), folder)
     return {name: str(folder / f"{name}.jsonl") for name in ("train", "valid", "test")}
 
 
@@ -56,18 +57,10 @@ def compare(
     device = {"runtime": {"device": given.device}} if given.device else {}
     config = merge_config(FinetuneConfig, preset_values("modern", "finetune"), settings, device)
     resume = (out / "run.json").is_file()
-    run_compare(
-        files["train"],
-        out,
-        config,
-        valid=files["valid"],
-        test=files["test"],
-        jobs=given.jobs,
-        texts=False,
-        resume=resume,
-        progress=progress,
-        **others,
+    request = CompareRequest(
+        **files, out=out, executor=Executor(jobs=given.jobs), quote_texts=False, resume=resume, **others
     )
+    run_compare(request, config, progress)
     return figures(out)
 
 
@@ -199,29 +192,39 @@ def main() -> None:
     parser.add_argument("--device")
     parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args()
-    arms, few = ("tfidf", "scratch", "pretrained"), demo.FINETUNE
+    arms, few = ("tfidf", "scratch", "pretrained"), demo.FINETUNE_SETTINGS
     if given.part == "about":
         found: dict | list = about()
     elif given.part == "demo":
         files, labels = demo_data(given.work), (200, 1000)
         found = compare(
-            files, given.work / "demo", given, Aloud(), few, source="starter:en", labels=labels, arms=arms, seeds=5
+            files,
+            given.work / "demo",
+            given,
+            Aloud(),
+            few,
+            backbones=("starter:en",),
+            label_budgets=labels,
+            arms=arms,
+            seeds=5,
         )
     elif given.part == "books":
         files = {name: str(given.data / "cls-books" / f"{name}.jsonl") for name in ("train", "valid", "test")}
         quick = {"loop": {"epochs": 4}}  # chosen on validation
         arms = ("tfidf", "pretrained")
-        found = compare(files, given.work / "books", given, Aloud(), quick, source="starter:fr", arms=arms, seeds=2)
+        found = compare(
+            files, given.work / "books", given, Aloud(), quick, backbones=("starter:fr",), arms=arms, seeds=2
+        )
     elif given.part == "folds":
         folders = [given.work / "folds" / str(fold) for fold in range(FOLDS)]
         for fold, folder in enumerate(folders):
             files = fold_files(given.data, folder / "rows", fold)
-            ways = {"source": given.way, "arms": ("tfidf", "pretrained"), "seeds": 3}
+            ways = {"backbones": tuple(given.way), "arms": ("tfidf", "pretrained"), "seeds": 3}
             compare(files, folder / "compared", given, Aloud(), {}, **ways)
         found = pooled([folder / "compared" for folder in folders])
     else:
         files, arms = demo_data(given.work), ("tfidf", "pretrained")
-        ways = {"source": given.way, "labels": (200,), "arms": arms, "seeds": 5}
+        ways = {"backbones": tuple(given.way), "label_budgets": (200,), "arms": arms, "seeds": 5}
         found = compare(files, given.work / "ways", given, Aloud(), few, **ways)
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
     if isinstance(found, dict):

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
         pretrain,
         serve,
         train_tokenizer,
+        tune,
     )
     from headstart.estimator import TextClassifier, TextRegressor
     from headstart.recipes.bench import bench
     from headstart.recipes.prepare import merge
-    from headstart.recipes.tune import tune
 
 __all__ = [
     "TextClassifier",

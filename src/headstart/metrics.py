@@ -271,13 +271,35 @@ class RegressionEvaluation(_Metrics):
         return -self.rmse
 
 
+def confusion_matrix(gold: Sequence[int] | Ints, predictions: Sequence[int] | Ints, num_labels: int) -> Ints:
+    """Count the texts by true label (row) and predicted label (column).
+
+    >>> confusion_matrix([0, 0, 1], [0, 1, 1], 2).tolist()
+    [[1, 1], [0, 1]]
+    """
+    confusion = np.zeros((num_labels, num_labels), dtype=np.int64)
+    np.add.at(confusion, (np.asarray(gold, dtype=np.int64), np.asarray(predictions, dtype=np.int64)), 1)
+    return confusion
+
+
+def macro_f1(confusion: Ints) -> float:
+    """Compute the mean F1 over the labels that occur or are predicted; 0 if there are none.
+
+    >>> macro_f1(np.array([[1, 0, 0], [0, 1, 0], [0, 0, 0]]))
+    1.0
+    """
+    row_and_column_sums = confusion.sum(axis=0) + confusion.sum(axis=1)
+    occurs = row_and_column_sums > 0
+    f1 = 2 * np.diag(confusion)[occurs] / row_and_column_sums[occurs]
+    return float(f1.mean()) if len(f1) else 0.0
+
+
 def evaluate_single_label(
     scores: Floats, gold: NDArray[np.int64], labels: Sequence[str], truncated: int = 0
 ) -> Evaluation:
     """Accuracy, macro-F1, loss, per class and confusion. A label that neither occurs nor is predicted is left out."""
     predicted = scores.argmax(axis=1)
-    confusion = np.zeros((len(labels), len(labels)), dtype=np.int64)
-    np.add.at(confusion, (gold, predicted), 1)
+    confusion = confusion_matrix(gold, predicted, len(labels))
     hits = np.diag(confusion).astype(float)
     precision = hits / np.maximum(confusion.sum(axis=0), 1)
     recall = hits / np.maximum(confusion.sum(axis=1), 1)
@@ -287,7 +309,7 @@ def evaluate_single_label(
         labels=tuple(labels),
         rows=len(gold),
         accuracy=float((predicted == gold).mean()),
-        macro_f1=float(f1[both > 0].mean()),
+        macro_f1=macro_f1(confusion),
         loss=log_loss(scores, gold),
         per_class=tuple(
             ClassResult(label, float(precision[i]), float(recall[i]), float(f1[i]), int(confusion[i].sum()))
