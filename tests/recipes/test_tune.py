@@ -141,7 +141,7 @@ def test_several_processes_run_every_trial_once(data, tmp_path):
 
 
 def test_minutes_end_a_search_after_at_least_one_trial(data, tmp_path):
-    result = tune(data, tmp_path / "tuned", trials=None, minutes=0.001)
+    result = tune(data, tmp_path / "tuned", trials=None, minutes=1e-6)
     assert len(result.trials) == 1
     with pytest.raises(UsageError) as caught:
         tune(data, tmp_path / "none", trials=None)
