@@ -380,7 +380,7 @@ def test_fine_tuning_gives_the_same_bits_twice_and_when_it_is_resumed(tmp_path, 
     run_pretrain([str(data / "texts.txt")], tmp_path / "base", pretrain_config(**shape, **SAME, loop__steps=4))
     files = {name: str(data / f"{name}.csv") for name in ("valid", "test")}
     given = {"source": str(tmp_path / "base"), **files}
-    config = finetune_config(**SAME, optim__average=0.5)
+    config = finetune_config(**SAME, optim__ema_decay=0.5)
     for name in ("one", "two"):
         run_finetune(str(data / "train.csv"), tmp_path / name, config, **given)
     assert weights(tmp_path / "one") == weights(tmp_path / "two")
@@ -547,7 +547,7 @@ def test_a_recorded_run_that_is_resumed_ends_within_the_stated_bound(tmp_path, m
 
     data = write_reviews(tmp_path / "data")
     given = {"source": "scratch", **{name: str(data / f"{name}.csv") for name in ("valid", "test")}}
-    config = finetune_config(runtime__device="cuda", optim__average=0.5)
+    config = finetune_config(runtime__device="cuda", optim__ema_decay=0.5)
     run_finetune(str(data / "train.csv"), tmp_path / "whole", config, **given)
     go, seen = FinetuneTrainer.go, []
 

@@ -105,7 +105,7 @@ def test_looking_changes_nothing():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = write_reviews(tmp_path_factory.mktemp("explain"), train=200, valid=80)
-    config = finetune_config(loop__epochs=5, transfer__reading="bidirectional")
+    config = finetune_config(loop__epochs=5, transfer__attention="bidirectional")
     run_finetune(str(folder / "train.csv"), folder / "clf", config, source="scratch", valid=str(folder / "valid.csv"))
     return folder
 
