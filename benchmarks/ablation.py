@@ -27,8 +27,8 @@ ARMS = {
     "classic-masked": (BOTH, f"--objective masked {CLASSIC}"),
     "general-only": (GENERAL, "--objective masked"),
     "own-only": (OWN, "--objective masked"),
-    "general-then-own": ("--stage 'GENERAL share=1' --stage 'OWN share=1'", "--objective masked"),
-    "both-then-own": ("--stage 'MIXTURE share=1' --stage 'OWN share=1'", "--objective masked"),
+    "general-then-own": ("--stage 'GENERAL fraction=1' --stage 'OWN fraction=1'", "--objective masked"),
+    "both-then-own": ("--stage 'MIXTURE fraction=1' --stage 'OWN fraction=1'", "--objective masked"),
     "adamw": (BOTH, "--objective masked --optim.optimizer adamw --optim.lr 1e-3"),
     "cosine": (BOTH, "--objective masked --optim.schedule cosine"),
     "no-dropout": (BOTH, "--objective masked --model.dropout 0"),
@@ -36,7 +36,7 @@ ARMS = {
     "ema": (BOTH, "--objective masked --optim.ema-decay 0.998"),
     "rate-15": (BOTH, "--objective masked --masking.rate 0.15"),
     "rate-40": (BOTH, "--objective masked --masking.rate 0.4"),
-    "short-first": ("--stage 'MIXTURE share=7 context=128' --stage 'MIXTURE share=3'", "--objective masked"),
+    "short-first": ("--stage 'MIXTURE fraction=7 context=128' --stage 'MIXTURE fraction=3'", "--objective masked"),
 }
 
 

@@ -162,17 +162,17 @@ def main() -> None:
 
 def fit_all(files: list[Path]) -> None:
     """Fit the constants of each machine, and print them with the errors of every run: within, and when it is left out."""
-    from headstart.recipes.forecast import MACHINES, fitted, forecast_errors
+    from headstart.recipes.forecast import MACHINES, fit_factors, forecast_errors
 
     for file in files:
         content = json.loads(file.read_text())
         machine = MACHINES[content["machine"]]
-        print(fitted(content["runs"], machine))
+        print(fit_factors(content["runs"], machine))
         for run, off in zip(content["runs"], forecast_errors(content["runs"], machine), strict=True):
             name = f"{run['preset']} x {run['rows']}{' compiled' if run['compile'] else ''}"
             memory = "" if off["memory"] is None else f"{run['peak'] / 2**30:7.2f} GiB {off['memory']:+6.1%}"
             print(
-                f"  {name:28} {1000 * run['seconds']:9.1f} ms  {off['within']:+6.1%} as fitted  {off['apart']:+6.1%} left out {memory}"
+                f"  {name:28} {1000 * run['seconds']:9.1f} ms  {off['within']:+6.1%} as fitted  {off['held_out']:+6.1%} left out {memory}"
             )
 
 

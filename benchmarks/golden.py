@@ -146,7 +146,7 @@ RENAMED: dict[str, dict[str, str | None]] = {
         "labelled.valid_share": "labelled.valid_fraction",
     },
     # keys of metrics and results: "macro_f1": "f1_macro", or several in a row "test/loss": "test/log_loss"; None: gone
-    "keys": {},
+    "keys": {"share": "fraction"},
     # strings that were recorded, such as arms and labels: "nbsvm": "nb-svm"
     "values": {},
     # parts of tensor names, replaced in this order: "backbone:layers.": "model:trunk.layers."
@@ -371,7 +371,7 @@ CASES = {
                 "stages",
                 {**CLASSIC, **PRETRAIN, "accumulate": 2, "batch": 8, "ema_decay": 0.98, "optimizer": "adamw"}
                 | {"decay": 0.1, "warmup": 0.1, "schedule": "linear", "layout": "documents"}
-                | {"stage": ("other.txt share=0.4 context=32", "corpus.txt share=0.6")},
+                | {"stage": ("other.txt fraction=0.4 context=32", "corpus.txt fraction=0.6")},
                 (),
             ),
         )

@@ -106,7 +106,7 @@ def main() -> None:
         also = Membership.of(text_digest(document.text) for document in read_documents(arguments.seen, CorpusConfig()))
     if out.is_dir():
         shutil.rmtree(out)
-    print(export_compact(bundle, out, arguments.weights, {"starter": facts}, also=also))
+    print(export_compact(bundle, out, arguments.weights, {"starter": facts}, extra_membership=also))
     for path in out.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)  # package data is there for everybody to read
     known = Membership.read(out)

@@ -74,8 +74,8 @@ CATCHES_ALL = {
     "files.py:_move_into_place": "an interruption, too, must not leave the place empty; raised again",
     "files.py:atomic_folder": "an interruption, too, must not leave a draft behind; raised again",
     "interrupts.py:handle_signals": "a process of several ignores signals while it ends; raised again",
-    "store/run_folder.py:discarded_on_error": "an interruption, too, leaves no new folder behind; raised again",
-    "store/run_folder.py:failure_noted": "notes the kind of error in the folder; raised again",
+    "store/run_folder.py:remove_on_error": "an interruption, too, leaves no new folder behind; raised again",
+    "store/run_folder.py:record_failure": "notes the kind of error in the folder; raised again",
     "tokenization/hf.py:read_engine": "the tokenizers library raises Exception itself; all others are raised again",
     "train/distributed.py:tell": "the other processes must hear that the first one failed; raised again",
 }

@@ -165,7 +165,7 @@ def _run(work: Path) -> Subject:
     run = RunFolder.create(
         work / "a-run", kind="pretrain", command="x", config=pretrain_config(), inputs={"texts": ["a"]}
     )
-    run.same_inputs({"a": "b" * 64})
+    run.check_inputs_unchanged({"a": "b" * 64})
     write_checksummed(run.path / "plan.json", {"steps": 100, "seconds_a_step": 0.25})
 
     def read() -> None:
@@ -173,7 +173,7 @@ def _run(work: Path) -> Subject:
 
         opened = RunFolder.open(run.path, kind="pretrain")
         assert opened.settings
-        opened.same_inputs({"a": "b" * 64})
+        opened.check_inputs_unchanged({"a": "b" * 64})
         read_checksummed(run.path / "plan.json")
 
     names = ("run.json", "config.json", "inputs.json", "plan.json")

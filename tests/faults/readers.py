@@ -23,7 +23,7 @@ from headstart.data.decontamination import Membership
 from headstart.data.labelled import read_labelled
 from headstart.data.shards import Shards
 from headstart.errors import HeadstartError
-from headstart.files import FORMAT, MANIFEST, _canonical_json, _checksum_line, read_json, read_manifest, sha256_of
+from headstart.files import FORMAT, MANIFEST, _canonical_json, _checksum, read_json, read_manifest, sha256_of
 from headstart.store.bundle import load_bundle
 from headstart.store.checkpoint import checkpoint_steps, load_checkpoint
 from headstart.store.records import read_comparison_data, read_excerpts, read_record
@@ -175,7 +175,7 @@ def seal(folder: Path, files: tuple[str, ...]) -> None:
             path = folder / file
             manifest["files"][file] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
         (folder / MANIFEST).write_bytes(
-            _canonical_json(manifest | {"seal": _checksum_line(manifest)})
+            _canonical_json(manifest | {"seal": _checksum(manifest)})
         )  # unflushed: there are many
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return  # it is no manifest any more: what reads it must say so

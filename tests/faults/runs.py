@@ -50,7 +50,7 @@ def go(kind: str, data: Path, out: Path, *, resume: bool, steps: int = STEPS) ->
     else:
         settings = {"loop__steps": steps, **PRETRAINING[kind]}
         if kind == "stages":
-            settings["stages"] = [{"texts": [str(data / "more.txt")], "context": 9}, {"texts": texts, "share": 2}]
+            settings["stages"] = [{"texts": [str(data / "more.txt")], "context": 9}, {"texts": texts, "fraction": 2}]
         run_pretrain([] if kind == "stages" else texts, out, pretrain_config(**settings), resume=resume)
 
 

@@ -16,7 +16,7 @@ from headstart.files import read_json
 from headstart.progress import SilentProgress
 from headstart.recipes import demo
 from headstart.recipes.demo import DemoRequest, run_demo
-from headstart.recipes.prepare import run_prepare, run_tokenizer
+from headstart.recipes.prepare import PrepareRequest, run_prepare, run_tokenizer
 from headstart.recipes.pretrain.run import run_pretrain
 from headstart.report.page import write_report
 
@@ -49,8 +49,7 @@ def test_a_tokenizer_and_shards_made_twice_are_the_same(data, tmp_path):
     for name in ("one", "two"):
         texts, config = [str(data / "texts.txt")], TokenizerConfig(vocab_size=300)
         run_tokenizer(texts, tmp_path / name / "tok", config, CorpusConfig(), SilentProgress())
-        settings = {"tokenizer": None, "tokenizer_config": config, "progress": SilentProgress()}
-        run_prepare(texts, tmp_path / name / "tokens", CorpusConfig(), **settings)
+        run_prepare(PrepareRequest(texts, tmp_path / name / "tokens", CorpusConfig(), config), SilentProgress())
     files = [path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file()]
     assert len(files) == 8
     for path in files:

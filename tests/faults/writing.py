@@ -14,7 +14,7 @@ from headstart.data.shards import Shards
 from headstart.errors import HeadstartError
 from headstart.files import read_json, write_json
 from headstart.progress import SilentProgress
-from headstart.recipes.prepare import run_prepare, run_tokenizer
+from headstart.recipes.prepare import PrepareRequest, run_prepare, run_tokenizer
 from headstart.store.bundle import Bundle, load_bundle, save_bundle
 from headstart.store.checkpoint import load_checkpoint, newest_valid
 from headstart.store.records import read_record, write_record
@@ -92,10 +92,8 @@ def saves(data: Path) -> list[Save]:
         save_bundle(folder / "bundle", Bundle(shape.model, tokenizer, objective="causal", about={"seed": seed}))
 
     def shards(folder: Path, name: str) -> None:
-        run_prepare(
-            [str(data / name)], folder / "tokens", CorpusConfig(), tokenizer=tokenizer,
-            tokenizer_config=TokenizerConfig(), progress=SilentProgress(),
-        )  # fmt: skip
+        request = PrepareRequest([str(data / name)], folder / "tokens", CorpusConfig(), TokenizerConfig(), tokenizer)
+        run_prepare(request, SilentProgress())
 
     def cell(folder: Path, seconds: float) -> None:
         write_record(folder, _a_cell().model_copy(update={"seconds": seconds}))

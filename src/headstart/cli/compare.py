@@ -114,7 +114,7 @@ def compare(
     _check(train, test, None if not resume else out, flags, others)
     backbones = parse_backbones(backbone or ())
     first = next(iter(backbones), None)
-    OPTIONS.refuse_with_source(flags, first)
+    OPTIONS.refuse_with_backbone(flags, first)
     from headstart.cli.report import show
     from headstart.recipes.compare.run import CompareRequest, run_compare
     from headstart.recipes.executors import Executor

@@ -69,7 +69,7 @@ def tune(
     others: dict[str, object] = {"from": backbone, "valid": valid, "minutes": minutes, "trials": trials}
     others |= {"search": search, "tokenizer": tokenizer, "preset": preset, "config": config}
     _check(train, backbone, out if resume else None, flags, others)
-    OPTIONS.refuse_with_source(flags, backbone)
+    OPTIONS.refuse_with_backbone(flags, backbone)
     from headstart.recipes.executors import Executor
     from headstart.recipes.finetune.run import default_preset
     from headstart.recipes.tune import TuneRequest, run_tune

@@ -109,7 +109,7 @@ class Grid(ABC, Generic[Spec, Record, Result]):
     def prepare(self) -> None:
         """Write what was read before the first run begins; refuse to continue with other inputs than the first time."""
         write_json(self.path / "environment.json", environment(self.runtime))
-        self.folder.same_inputs(self.fingerprints())
+        self.folder.check_inputs_unchanged(self.fingerprints())
 
     def run(self, executor: Executor, stop: StopSignal) -> None:
         """Do the runs that have no record yet."""
@@ -178,7 +178,7 @@ def run_grid(
         since: when the command began, for its time limit.
     """
     with folder.locked():
-        with folder.discarded_on_error(new=not resume):
+        with folder.remove_on_error(new=not resume):
             grid = load()
             grid.prepare()
         with handle_signals(config.runtime.time_limit, since) as stop:
