@@ -166,7 +166,7 @@ def test_a_run_whose_process_is_killed_resumes_from_its_checkpoint(reviews, tmp_
 
 
 def _grew(out, size={}):  # noqa: B006
-    """Whether the metrics of a run have grown since the first call."""
+    """Return True if the metrics of a run have grown since the first call."""
     (path,) = out.glob("work/*/metrics.jsonl")
     before = size.setdefault(path, path.stat().st_size)
     return path.stat().st_size > before

@@ -282,7 +282,7 @@ def test_a_stop_after_the_death_of_a_worker_saves_the_state_of_the_others(tmp_pa
 
 
 def is_running(pid):
-    """Whether a process exists and is no zombie, as a killed one is until its parent waits for it."""
+    """Return True if a process exists and is no zombie, as a killed one is until its parent waits for it."""
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
 
 

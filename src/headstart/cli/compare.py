@@ -111,7 +111,7 @@ def compare(
     others: dict[str, object] = {"from": backbone, "test": test, "valid": valid, "tokenizer": tokenizer}
     others |= {"preset": preset, "seeds": seeds, "labels": labels, "arms": arms, "choose": choose}
     others |= {"no-texts": no_texts, "config": config}
-    _check(train, test, None if not resume else out, flags, others)
+    _check(train, test, out if resume else None, flags, others)
     backbones = parse_backbones(backbone or ())
     first = next(iter(backbones), None)
     OPTIONS.refuse_with_backbone(flags, first)

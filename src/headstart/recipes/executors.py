@@ -35,7 +35,7 @@ class Executor:
 
     @property
     def is_multiprocess(self) -> bool:
-        """Whether runs are executed in other processes than this one."""
+        """True if runs are executed in other processes than this one."""
         return self.name == "ray" or (self.jobs or 1) > 1
 
     def check(self) -> None:

@@ -500,7 +500,7 @@ class TuneRun(Grid[TrialSpec, Trial, TuneResult]):
         )
 
     def _is_below_median(self, epoch: dict[str, Any], trials: list[Trial]) -> bool:
-        """Whether an epoch is below the median of earlier trials at the same fraction of their epochs."""
+        """Return True if an epoch is below the median of earlier trials at the same fraction of their epochs."""
         num_rows = len(self.data.valid)
         values = [objective_value(*trial.half, num_rows) for trial in trials if trial.half is not None]
         if len(values) < _MIN_TRIALS_TO_PRUNE:

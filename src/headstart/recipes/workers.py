@@ -131,7 +131,7 @@ class Worker:
 
     @property
     def has_exited(self) -> bool:
-        """Whether the process has exited; its sentinel alone would not tell while a process forked by it is alive."""
+        """True if the process has exited; its sentinel alone would not tell while a process forked by it is alive."""
         return self.process.exitcode is not None or bool(connection.wait([self.process.sentinel], 0))
 
     def kill(self) -> None:

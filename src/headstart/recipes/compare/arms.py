@@ -67,7 +67,7 @@ class RunSpec(NamedTuple):
 
     @property
     def is_network(self) -> bool:
-        """Whether the arm is trained by gradient descent, and so depends on the seed."""
+        """True if the arm is trained by gradient descent, and so depends on the seed."""
         return arm_type(self.arm) in NETWORK_ARMS
 
     @property
@@ -210,7 +210,7 @@ class NetworkRun:
     backbone: PretrainedBackbone | None
     """The folder whose shape and attention direction the network has; None takes those of the settings."""
     choose: bool
-    """Whether validation chooses the learning rate."""
+    """Let validation choose the learning rate."""
     work_folder: Path
     """The folder of the unfinished run; further candidates have the same name with a number."""
     receipt: Path

@@ -80,10 +80,10 @@ class CompareRequest:
     """How many labelled rows to train on; None is all of them."""
     arms: tuple[str, ...] = DEFAULT_ARMS
     choose: bool = False
-    """Whether validation chooses the learning rate of each network, as it chooses the C of the linear arms."""
+    """Let validation choose the learning rate of each network, as it chooses the C of the linear arms."""
     executor: Executor = field(default_factory=Executor)
     quote_texts: bool = True
-    """Whether the folder keeps the beginnings of a few test texts, which the report quotes."""
+    """Keep the beginnings of a few test texts, which the report quotes."""
     resume: bool = False
     """Continue the comparison in `out`: what it compares is read from there."""
     command: str = ""
