@@ -146,7 +146,7 @@ RENAMED: dict[str, dict[str, str | None]] = {
         "labelled.valid_share": "labelled.valid_fraction",
     },
     # keys of metrics and results: "macro_f1": "f1_macro", or several in a row "test/loss": "test/log_loss"; None: gone
-    "keys": {},
+    "keys": {"worth": "gain", "flattery": "optimism"},
     # strings that were recorded, such as arms and labels: "nbsvm": "nb-svm"
     "values": {},
     # parts of tensor names, replaced in this order: "backbone:layers.": "model:trunk.layers."
