@@ -85,7 +85,7 @@ def test_calibration_error_is_the_distance_between_sure_and_right():
     gold = np.array([0] * 4 + [1] * 4 + [1, 0])
     found = reliability(shares, gold)
     assert found.ece == pytest.approx(0.8 * abs(0.9 - 0.5) + 0.2 * abs(0.6 - 0.5))
-    assert [(part.rows, part.sure, part.right) for part in found.bins] == [
+    assert [(part.rows, part.confidence, part.accuracy) for part in found.bins] == [
         (2, pytest.approx(0.6), 0.5),
         (8, pytest.approx(0.9), 0.5),
     ]
