@@ -62,7 +62,7 @@ def test_several_folders_are_an_arm_each(two):
     linear, networks = ARMS[:4], ["scratch", *(f"{kind}:{name}" for kind in ARMS[5:] for name in ("other", "small"))]
     assert comparison.arms == ("majority", "naive_bayes", "nbsvm", "tfidf", *networks)
     assert comparison.missing == ()
-    assert len(comparison.cells) == 3 * len(linear) + 4 * len(networks)
+    assert len(comparison.runs) == 3 * len(linear) + 4 * len(networks)
     assert sorted(path.name for path in two[0].glob("receipt*.json")) == ["receipt-other.json", "receipt.json"]
     assert read_json(two[0] / "receipt.json")["source"].endswith("small")
 
@@ -106,7 +106,7 @@ def test_a_cell_of_one_folder_among_several_is_its_fine_tuning(reviews, two, tmp
 
 def test_every_cell_has_the_probabilities_of_test_and_validation(two):
     data = read_json(two[0] / "data.json")
-    for cell in load_comparison(two[0]).cells:
+    for cell in load_comparison(two[0]).runs:
         assert len(cell.probabilities) == data["test"]["rows"]
         assert len(cell.valid_probabilities) == len(data["valid"]["gold"])
         right = np.mean((np.array(cell.valid_probabilities) > 0.5) == data["valid"]["gold"])
@@ -119,19 +119,19 @@ def test_the_beginnings_of_the_listed_mistakes_are_kept_and_no_other_text(review
     comparison = load_comparison(two[0])
     mistakes = error_tables(comparison).mistakes
     assert mistakes
-    assert comparison.quotes == {mistake.row: texts[mistake.row] for mistake in mistakes}
+    assert comparison.excerpts == {mistake.row: texts[mistake.row] for mistake in mistakes}
     assert comparison.data.test.lengths == tuple(
         len(ids) for ids in load_bundle(reviews / "small").tokenizer.encode_batch(texts)
     )
     page = (two[0] / "report.html").read_text("utf-8")
-    assert all(text in page for text in comparison.quotes.values())
+    assert all(text in page for text in comparison.excerpts.values())
 
 
 def test_without_texts_none_is_kept_anywhere(reviews, tmp_path):
     arms = ("majority", "scratch")
     for out, asked in (("with", {}), ("without", {"texts": False})):
         compare(reviews, tmp_path / out, arms=arms, seeds=1, **asked)
-    kept = load_comparison(tmp_path / "with").quotes  # control: the same runs have mistakes to quote
+    kept = load_comparison(tmp_path / "with").excerpts  # control: the same runs have mistakes to quote
     assert kept
     assert (
         error_tables(load_comparison(tmp_path / "without")).mistakes
@@ -374,6 +374,6 @@ def test_labels_that_a_subset_lacks_have_no_chance(reviews, tmp_path):
     arms = ("majority", "tfidf", "nbsvm", "naive_bayes")
     config = finetune_config()
     run_compare(str(tmp_path / "train.csv"), tmp_path / "cmp", config, arms=arms, seeds=1, labels=(2,), **files)
-    for cell in load_comparison(tmp_path / "cmp").cells:
+    for cell in load_comparison(tmp_path / "cmp").runs:
         assert {len(row) for row in cell.probabilities} == {3}
         assert min(min(row) for row in cell.probabilities) == 0.0

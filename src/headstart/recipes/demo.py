@@ -192,7 +192,7 @@ def _run_story(out: Path, data: str | None, source: str | None, command: str, pr
 def headline(folder: Path) -> str:
     """What the head start was worth with most labels, over TF-IDF and over random weights; also when it was nothing."""
     comparison = load_comparison(folder)
-    budget = comparison.main
+    budget = comparison.largest_budget
     many = "all labels" if budget == "all" else f"{budget:,} labels"
     told = []
     for other, name in (("tfidf", "TF-IDF + logistic regression"), ("scratch", "the same network from random weights")):
