@@ -57,9 +57,9 @@ class Corpus:
 def timed(way, portion: RankSlice, runtime) -> tuple[list[float], float, float, float]:
     """Seconds of each step after the first, processor seconds a step, megabytes of weights and moments, and the last loss."""
     model = Model(build_backbone(SHAPE, VOCABULARY, 0), build_language_head(SHAPE, VOCABULARY, 0))
-    way.spread(model, runtime)
+    way.shard(model, runtime)
     config = OptimConfig()
-    state = TrainState(model, build_optimizer(model, config), 0, way=way)
+    state = TrainState(model, build_optimizer(model, config), 0, strategy=way)
     rows = PackedDataset(Corpus(), np.arange(2000), SPECIAL, context=CONTEXT, layout="packed", seed=0)
 
     def fetch(step: int):
@@ -85,41 +85,41 @@ def measure() -> None:
     """One of the processes; the first prints what was measured."""
     runtime = setup_runtime(RuntimeConfig(device="cpu", threads=1))
     with init_distributed() as ranks:
-        portion = RankSlice(ranks.rank, ranks.world)
+        portion = RankSlice(ranks.rank, ranks.world_size)
         ways = {"unsynchronized": lambda: SINGLE}
-        if ranks.world > 1:
+        if ranks.world_size > 1:
             ways |= {"ddp": lambda: DataParallel(ranks), "fsdp": lambda: FullyShardedParallel(ranks)}
-        clock, processor, found = {}, {}, {}
+        clock, processor, result = {}, {}, {}
         for _ in range(ROUNDS):
             for name, make in ways.items():
-                ranks.wait()
+                ranks.barrier()
                 seconds, spent, megabytes, loss = timed(make(), portion, runtime)
                 clock.setdefault(name, []).extend(seconds)
                 processor.setdefault(name, []).append(spent)
-                found[name] = {"megabytes": round(megabytes, 1), "loss": loss}
-        for name, way in found.items():
+                result[name] = {"megabytes": round(megabytes, 1), "loss": loss}
+        for name, way in result.items():
             # what all processes spent together; and a step is as slow as the slowest of them
             (way["processor_ms"],) = (
-                round(1000 * value, 1) for value in ranks.add([statistics.median(processor[name])])
+                round(1000 * value, 1) for value in ranks.sum([statistics.median(processor[name])])
             )
-            each = np.zeros(ranks.world)
+            each = np.zeros(ranks.world_size)
             each[ranks.rank] = statistics.median(clock[name])
-            way["step_ms"] = round(1000 * float(ranks.merged(each).max()), 1)
-        if ranks.first:
-            print("MEASURED " + json.dumps({"processes": ranks.world, "strategies": found}))
+            way["step_ms"] = round(1000 * float(ranks.all_reduce(each).max()), 1)
+        if ranks.is_main:
+            print("MEASURED " + json.dumps({"processes": ranks.world_size, "strategies": result}))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--worlds", default="1,2,4")
     parser.add_argument("--one", action="store_true", help="be one of the processes")
-    given = parser.parse_args()
-    if given.one:
+    arguments = parser.parse_args()
+    if arguments.one:
         measure()
         return
     rows = []
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    for world in given.worlds.split(","):
+    for world in arguments.worlds.split(","):
         launch = [
             "-m",
             "torch.distributed.run",

@@ -380,7 +380,7 @@ def test_fine_tuning_gives_the_same_bits_twice_and_when_it_is_resumed(tmp_path, 
     run_pretrain([str(data / "texts.txt")], tmp_path / "base", pretrain_config(**shape, **SAME, loop__steps=4))
     files = {name: str(data / f"{name}.csv") for name in ("valid", "test")}
     given = {"source": str(tmp_path / "base"), **files}
-    config = finetune_config(**SAME, optim__average=0.5)
+    config = finetune_config(**SAME, optim__ema_decay=0.5)
     for name in ("one", "two"):
         run_finetune(str(data / "train.csv"), tmp_path / name, config, **given)
     assert weights(tmp_path / "one") == weights(tmp_path / "two")
@@ -472,7 +472,7 @@ def test_recorded_fine_tuning_follows_the_plain_one(kind, optimizer):
     plain, captured = Tuning(kind, captured=False, **settings).losses(), Tuning(kind, **settings)
     assert captured.losses() == pytest.approx(plain, rel=5e-3)
     assert not captured.said
-    assert captured.graphs.recorded == 3
+    assert captured.graphs.num_graphs == 3
     assert captured.graphs.update is not None
     assert max(plain) - min(plain) > 0.1  # control: something is learnt
 
@@ -482,13 +482,13 @@ def test_recorded_fine_tuning_in_bf16_follows_the_plain_one_roughly(kind):
     plain, captured = Tuning(kind, captured=False).losses(runtime=CUDA_BF16), Tuning(kind)
     assert captured.losses(runtime=CUDA_BF16) == pytest.approx(plain, rel=0.05, abs=0.05)
     assert not captured.said
-    assert captured.graphs.recorded == 3
+    assert captured.graphs.num_graphs == 3
 
 
 def test_with_muon_the_passes_alone_are_recorded():
     plain, captured = Tuning("modern", captured=False, optimizer="muon").losses(), Tuning("modern", optimizer="muon")
     assert captured.losses() == pytest.approx(plain, rel=0.05, abs=0.05)
-    assert captured.graphs.recorded == 3
+    assert captured.graphs.num_graphs == 3
     assert captured.graphs.update is None
     assert not captured.said
 
@@ -515,7 +515,7 @@ def test_a_frozen_weight_does_not_move_in_a_recorded_step():
     tuning.losses(until=20)
     moved = {name for name, parameter in tuning.model.named_parameters() if not torch.equal(parameter, before[name])}
     assert moved == {"head.linear.weight", "head.linear.bias"}
-    assert tuning.graphs.recorded == 3
+    assert tuning.graphs.num_graphs == 3
     set_trainable(tuning.model, TransferConfig(), 0)
     tuning.losses()
     assert not any(torch.equal(parameter, before[name]) for name, parameter in tuning.model.named_parameters())
@@ -532,14 +532,14 @@ def test_passes_that_cannot_be_recorded_go_the_plain_way():
     refused = Tuning(ask=asks_the_device)
     found = refused.losses()
     assert found == pytest.approx(Tuning(captured=False).losses(), rel=5e-3)
-    assert refused.graphs.recorded == 0
+    assert refused.graphs.num_graphs == 0
     assert len(refused.said) == 1
     assert refused.said[0].startswith("steps are not recorded as CUDA graphs here, and take longer: ")
     # the generator is whole again, and another model can be recorded
     assert all(np.isfinite(Tuning(ask=asks_the_device, dropout=0.3).losses()))
     captured = Tuning(dropout=0.3)
     assert all(np.isfinite(captured.losses()))
-    assert captured.graphs.recorded == 3
+    assert captured.graphs.num_graphs == 3
 
 
 def test_a_recorded_run_that_is_resumed_ends_within_the_stated_bound(tmp_path, monkeypatch):
@@ -547,7 +547,7 @@ def test_a_recorded_run_that_is_resumed_ends_within_the_stated_bound(tmp_path, m
 
     data = write_reviews(tmp_path / "data")
     given = {"source": "scratch", **{name: str(data / f"{name}.csv") for name in ("valid", "test")}}
-    config = finetune_config(runtime__device="cuda", optim__average=0.5)
+    config = finetune_config(runtime__device="cuda", optim__ema_decay=0.5)
     run_finetune(str(data / "train.csv"), tmp_path / "whole", config, **given)
     go, seen = FinetuneTrainer.go, []
 
@@ -556,7 +556,7 @@ def test_a_recorded_run_that_is_resumed_ends_within_the_stated_bound(tmp_path, m
         try:
             return go(own, resume=resume)
         finally:
-            seen.append(own._graphs.recorded)
+            seen.append(own._graphs.num_graphs)
 
     with monkeypatch.context() as changed, pytest.raises(Interrupted):
         changed.setattr(FinetuneTrainer, "go", stopped)

@@ -12,7 +12,7 @@ from headstart.data.labelled import TextInput
 from headstart.errors import HeadstartError, StoreError
 from headstart.files import read_json
 from headstart.predict.explain import RATING, Explanation, explain_prediction
-from headstart.predict.generate import Sampling, generate_pieces, load_language, next_token_candidates
+from headstart.predict.generate import Sampling, generate_pieces, load_language_model, next_token_candidates
 from headstart.predict.predictions import AnyPrediction
 from headstart.predict.predictor import Predictor
 from headstart.progress import pluralize
@@ -167,10 +167,10 @@ class Service:
             )
         for index, text in enumerate(texts):
             self._check_input(text, f"texts[{index}]", f"pairs[{index}]")
-        min_probability = self._as_http_error(lambda: predictor.least(abstain))
+        min_probability = self._as_http_error(lambda: predictor.min_probability(abstain))
         assert self._batcher is not None
         ids, probabilities = await self._batcher.predict(texts, deadline)
-        predictions = predictor.answers(ids, probabilities, min_probability)
+        predictions = predictor.make_predictions(ids, probabilities, min_probability)
         self.metrics.events["truncated"] += sum(prediction.truncated for prediction in predictions)
         return predictions
 
@@ -282,7 +282,7 @@ def _load(folder: Path, runtime: RuntimeConfig | None) -> tuple[Bundle, Any, Pre
     path = find_bundle(folder)
     facts = read_json(path / "bundle.json") if (path / "bundle.json").is_file() else {}
     if isinstance(facts, dict) and facts.get("head_type") == "language":
-        bundle, resolved_runtime = load_language(folder, runtime)
+        bundle, resolved_runtime = load_language_model(folder, runtime)
         return bundle, resolved_runtime, None
     predictor = Predictor.load(folder, runtime)
     return predictor.bundle, predictor.runtime, predictor

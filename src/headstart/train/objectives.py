@@ -58,7 +58,7 @@ def token_loss(model: Model[LanguageHead], hidden_BTD: Tensor, batch: Batch) -> 
         targets, hidden_ND = targets[places], hidden_ND.index_select(0, places)
     weight, bias = model.head.weights(model.backbone)
     ready_ND = model.head.transform(hidden_ND)
-    gaps = isinstance(batch, StaticBatch) and batch.filled
+    gaps = isinstance(batch, StaticBatch) and batch.has_padded_targets
     return linear_cross_entropy(ready_ND, weight, bias, targets, compiled=model.backbone.compiled, gaps=gaps)
 
 

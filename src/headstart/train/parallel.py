@@ -147,17 +147,17 @@ class ParallelStrategy:
     @property
     def portion(self) -> RankSlice:
         """The rows of every step that this process reads."""
-        return RankSlice(self.ranks.rank, self.ranks.world)
+        return RankSlice(self.ranks.rank, self.ranks.world_size)
 
-    def spread(self, model: nn.Module, runtime: Runtime) -> None:
+    def shard(self, model: nn.Module, runtime: Runtime) -> None:
         """Lay a model out over the processes, before its optimizer is built."""
 
     @contextmanager
-    def adding(self, model: nn.Module) -> Iterator[None]:  # noqa: ARG002
+    def sync_grads(self, model: nn.Module) -> Iterator[None]:  # noqa: ARG002
         """Whatever must stand by while gradients are made."""
         yield
 
-    def ask(self, model: nn.Module, objective: Objective, batch: Batch) -> LossSum:  # noqa: ARG002
+    def forward_loss(self, model: nn.Module, objective: Objective, batch: Batch) -> LossSum:  # noqa: ARG002
         """Put the question of a batch."""
         return objective(batch)
 
@@ -165,27 +165,27 @@ class ParallelStrategy:
         """Add the gradients of a loss to those that are there; `last` says that a step has no more."""
         total.backward(unit_grad(total))  # type: ignore[no-untyped-call]
 
-    def settle(self, *counted: float) -> list[float]:
+    def reduce_counts(self, *counted: float) -> list[float]:
         """What all processes counted; gradients are the sums of all from here on."""
-        return self.ranks.add(counted)
+        return self.ranks.sum(counted)
 
     def norm(self, grads: Sequence[Tensor]) -> Tensor:
         """The norm of all gradients as one vector."""
         return nn.utils.get_total_norm(grads)
 
-    def figures(self, totals: Sequence[Tensor], norm: Tensor) -> Tensor:
+    def loss_and_norm(self, totals: Sequence[Tensor], norm: Tensor) -> Tensor:
         """Losses that add up to that of all batches, and the norm behind them, still on the device."""
         return torch.stack([*(total.detach().float() for total in totals), norm.float()])
 
     @contextmanager
-    def whole(self, model: nn.Module) -> Iterator[Any]:
+    def full_model(self, model: nn.Module) -> Iterator[Any]:
         """The model as one plain network that every process can call by itself, for measuring and saving."""
         yield model
 
-    def put(self, model: nn.Module, plain: nn.Module) -> None:
-        """Take the weights of what `whole` gave back into the model."""
+    def load_full(self, model: nn.Module, plain: nn.Module) -> None:
+        """Take the weights of what `full_model` gave back into the model."""
 
-    def gathered(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def gather(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Tensors beside the weights, such as an optimizer's, whole, in the first process; any in the others."""
         return tensors
 
@@ -196,7 +196,7 @@ class DataParallel(ParallelStrategy):
     _buckets: GradBuckets | None = None
 
     @contextmanager
-    def adding(self, model: nn.Module) -> Iterator[None]:
+    def sync_grads(self, model: nn.Module) -> Iterator[None]:
         """Gradients are added up while the rest of them are still being made."""
         self._buckets = GradBuckets(model.parameters())
         try:
@@ -205,9 +205,9 @@ class DataParallel(ParallelStrategy):
             self._buckets.close()
             self._buckets = None
 
-    def ask(self, model: nn.Module, objective: Objective, batch: Batch) -> LossSum:
+    def forward_loss(self, model: nn.Module, objective: Objective, batch: Batch) -> LossSum:
         """Put the question of a batch; one that is idle counts for nothing."""
-        part = super().ask(model, objective, batch)
+        part = super().forward_loss(model, objective, batch)
         return LossSum(part.total * 0.0, 0.0) if batch.is_dummy else part
 
     def backward(self, total: Tensor, *, last: bool) -> None:
@@ -216,14 +216,14 @@ class DataParallel(ParallelStrategy):
             self._buckets.send = last
         super().backward(total, last=last)
 
-    def settle(self, *counted: float) -> list[float]:
+    def reduce_counts(self, *counted: float) -> list[float]:
         """Also which parameters have a gradient anywhere: one that has none is not moved, as in one process."""
         assert self._buckets is not None
-        sums = self.ranks.add([*counted, *self._buckets.present()])
+        sums = self.ranks.sum([*counted, *self._buckets.present()])
         self._buckets.collect(sums[len(counted) :])
         return sums[: len(counted)]
 
-    def figures(self, totals: Sequence[Tensor], norm: Tensor) -> Tensor:
+    def loss_and_norm(self, totals: Sequence[Tensor], norm: Tensor) -> Tensor:
         """The loss of all batches of all processes, and the norm."""
         import torch.distributed as dist
 
@@ -237,7 +237,7 @@ class FullyShardedParallel(DataParallel):
 
     sharded = True
 
-    def spread(self, model: nn.Module, runtime: Runtime) -> None:
+    def shard(self, model: nn.Module, runtime: Runtime) -> None:
         """Cut the weights: a group a layer, and one for embedding and head. Layers travel in bf16 where products are bf16."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -247,7 +247,7 @@ class FullyShardedParallel(DataParallel):
         self._device = runtime.device
         self._skeleton = copy.deepcopy(model).to("meta")
         self._skeleton.backbone.compiled = False  # type: ignore[union-attr]
-        mesh = init_device_mesh(runtime.device.type, (self.ranks.world,))
+        mesh = init_device_mesh(runtime.device.type, (self.ranks.world_size,))
         # sums stay in fp32, and so do hidden states between layers, as in one process
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if runtime.bf16 else None, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -258,26 +258,26 @@ class FullyShardedParallel(DataParallel):
         fully_shard(model, mesh=mesh)
 
     @contextmanager
-    def adding(self, model: nn.Module) -> Iterator[None]:  # noqa: ARG002
+    def sync_grads(self, model: nn.Module) -> Iterator[None]:  # noqa: ARG002
         """torch adds up, in its own time."""
         yield
 
-    def ask(self, model: nn.Module, objective: Objective, batch: Batch) -> LossSum:
+    def forward_loss(self, model: nn.Module, objective: Objective, batch: Batch) -> LossSum:
         """Put the question through the model itself, which gathers what the question needs."""
 
         def answer() -> tuple[Tensor, float]:
-            part = super(FullyShardedParallel, self).ask(model, objective, batch)
+            part = super(FullyShardedParallel, self).forward_loss(model, objective, batch)
             return part.total, part.count
 
         return LossSum(*model(answer))
 
     def backward(self, total: Tensor, *, last: bool) -> None:
         """Where torch makes a mean over processes, a sum is wanted."""
-        ParallelStrategy.backward(self, total * self.ranks.world, last=last)
+        ParallelStrategy.backward(self, total * self.ranks.world_size, last=last)
 
-    def settle(self, *counted: float) -> list[float]:
+    def reduce_counts(self, *counted: float) -> list[float]:
         """The gradients are sums already."""
-        return self.ranks.add(counted)
+        return self.ranks.sum(counted)
 
     def norm(self, grads: Sequence[Tensor]) -> Tensor:
         """The norm over the parts of all processes."""
@@ -288,7 +288,7 @@ class FullyShardedParallel(DataParallel):
         return squared.sqrt()
 
     @contextmanager
-    def whole(self, model: nn.Module) -> Iterator[Any]:
+    def full_model(self, model: nn.Module) -> Iterator[Any]:
         """A plain network with the weights gathered, for the length of a block."""
         plain = copy.deepcopy(self._skeleton).to_empty(device=self._device)
         with torch.no_grad():
@@ -298,17 +298,17 @@ class FullyShardedParallel(DataParallel):
         yield plain
 
     @torch.no_grad()
-    def put(self, model: nn.Module, plain: nn.Module) -> None:
+    def load_full(self, model: nn.Module, plain: nn.Module) -> None:
         """Every process keeps its part of each weight."""
         for part, own in zip(model.parameters(), plain.parameters(), strict=True):
             local_tensor(part).copy_(local_tensor(shard_like(own, part)))
 
-    def gathered(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def gather(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """One after the other, so that no more than one is whole on a device."""
         kept = {}
         for name, tensor in tensors.items():
             whole = full_tensor(tensor)
-            if self.ranks.first:
+            if self.ranks.is_main:
                 kept[name] = whole.cpu()
         return kept
 
@@ -319,6 +319,6 @@ SINGLE = ParallelStrategy()
 
 def strategy_for(config: RuntimeConfig, ranks: ProcessGroup) -> ParallelStrategy:
     """How the processes at hand train, by the settings."""
-    if ranks.world == 1:
+    if ranks.world_size == 1:
         return SINGLE
     return FullyShardedParallel(ranks) if config.parallel == "fsdp" else DataParallel(ranks)

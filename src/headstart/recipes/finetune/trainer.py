@@ -134,7 +134,7 @@ class FinetuneTrainer:
             self._graphs = text_graphs(self.model, self.runtime, self.way, self._say)
         if self.way.sharded:
             set_trainable(self.model, self.config.transfer, 0)
-            self.way.spread(self.model, self.runtime)
+            self.way.shard(self.model, self.runtime)
             self.state = self._fresh_state()
         self.steps = self._plan()
         if resume:
@@ -154,7 +154,7 @@ class FinetuneTrainer:
         config = self.config
         optimizer = build_optimizer(self.model, config.optim, config.transfer.layer_decay)
         ema = EMA(self.model, config.optim.ema_decay) if config.optim.ema_decay else None
-        return TrainState(self.model, optimizer, self.seed, ema=ema, way=self.way)
+        return TrainState(self.model, optimizer, self.seed, ema=ema, strategy=self.way)
 
     def _plan(self) -> int:
         """How many steps: all epochs, or as many steps as the minutes allow; written down, so that resuming keeps it."""
@@ -162,11 +162,11 @@ class FinetuneTrainer:
         if self.config.loop.minutes is None:
             return wanted
         ranks = self.way.ranks
-        if not ranks.tell(path.is_file):
+        if not ranks.broadcast(path.is_file):
             self._say("timing a few steps")
             before = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
             started = time.monotonic()
-            with self.way.whole(self.model) as model:
+            with self.way.full_model(self.model) as model:
                 self._evaluate(model, self.valid)
             measuring = time.monotonic() - started
             budget, state = 60 * self.config.loop.minutes, self._fresh_state()
@@ -175,8 +175,8 @@ class FinetuneTrainer:
             self.model.load_state_dict(before)
             left = max(0.0, TRAINING_FRACTION * budget - (time.monotonic() - self.began) - measuring)
             steps = max(1, min(wanted, int(left / (measuring + self.epoch_steps * a_step) * self.epoch_steps)))
-            self.run.note(path.name, {"steps": steps, "seconds_a_step": a_step}, sealed=True)
-        steps = ranks.tell(lambda: int(read_checksummed(path)["steps"]))
+            self.run.write_json(path.name, {"steps": steps, "seconds_a_step": a_step}, checksummed=True)
+        steps = ranks.broadcast(lambda: int(read_checksummed(path)["steps"]))
         minutes, epochs, all_epochs = self.config.loop.minutes, steps / self.epoch_steps, wanted / self.epoch_steps
         self._say(f"{pluralize(steps, 'step')}, {epochs:.1f} epochs, in {pluralize(minutes, 'minute')}")
         if epochs < _MIN_VALID_ROWS * all_epochs:
@@ -245,7 +245,7 @@ class FinetuneTrainer:
 
     def _end_epoch(self, epoch: int) -> None:
         """Measure on validation, remember the best epoch, save. A stop in the middle leaves the epoch to be ended again."""
-        with ema_weights(self.model, self.state.ema), self.way.whole(self.model) as model:
+        with ema_weights(self.model, self.state.ema), self.way.full_model(self.model) as model:
             valid = self._evaluate(model, self.valid)
             watched = self._evaluate(model, self.test) if self.config.loop.watch_test and self.test else None
             # among equals the lower validation loss, then the earlier epoch
@@ -286,7 +286,7 @@ class FinetuneTrainer:
     def _save(self) -> None:
         if self.state.step == self.saved:
             return
-        self.way.ranks.tell(
+        self.way.ranks.broadcast(
             lambda: save_best(self.run, self.best_epoch, self.best)
         )  # before the checkpoint that speaks of it
         state = {
@@ -297,15 +297,15 @@ class FinetuneTrainer:
         }
         save_state(self.run, self.state, state, self.config.loop.keep)
         self.saved, self.saved_at = self.state.step, time.monotonic()
-        self.way.ranks.tell(lambda: remove_best(self.run))
+        self.way.ranks.broadcast(lambda: remove_best(self.run))
 
     def _conclude(self) -> FinetuneOutcome:
         if self._graphs:
-            self._graphs.forget()  # the model is handed on without gradients, and test may need the memory
+            self._graphs.reset()  # the model is handed on without gradients, and test may need the memory
         if self.best is None:  # found before an interruption
             self.best = load_best(self.run, self.best_epoch)
         name = str(best_folder(self.run, self.best_epoch))
-        with self.way.whole(self.model) as model:
+        with self.way.full_model(self.model) as model:
             load_into(model.backbone, self.best[0], name)
             load_into(model.head, self.best[1], name)
         fold_affine(model.head, *self.affine)
