@@ -27,7 +27,7 @@ from headstart.files import read_json
 from headstart.interrupts import StopRequested, StopSignal
 from headstart.model.heads import Model, build_classifier_head
 from headstart.model.transformer import build_backbone
-from headstart.recipes.compare.run import run_compare
+from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.pretrain.run import run_pretrain
 from headstart.runtime import Runtime
@@ -92,15 +92,15 @@ def test_the_whole_story_runs_and_resumes(tmp_path):
     run_pretrain([], tmp_path / "cut", None, resume=True)
     whole, cut = (read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("whole", "cut"))
     assert cut == pytest.approx(whole, rel=1e-3)
-    page = run_compare(
+    request = CompareRequest(
         str(data / "train.csv"),
         tmp_path / "cmp",
-        finetune_config(runtime__device="cuda"),
-        source=str(tmp_path / "whole"),
+        backbones=(str(tmp_path / "whole"),),
         valid=str(data / "valid.csv"),
         test=str(data / "test.csv"),
         seeds=2,
     )
+    page = run_compare(request, finetune_config(runtime__device="cuda"))
     assert page.is_file()
 
 

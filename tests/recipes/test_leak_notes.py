@@ -13,7 +13,7 @@ from headstart.data.hashing import text_digest
 from headstart.data.shards import Shards
 from headstart.errors import DataError, UsageError
 from headstart.files import read_json
-from headstart.recipes.compare.run import run_compare
+from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.inspect import InspectRequest, run_inspect
 from headstart.recipes.prepare import PrepareRequest, run_prepare
@@ -173,16 +173,16 @@ def test_a_comparison_counts_near_doubles_like_exact_ones(folder, tmp_path):
     valid = table(tmp_path / "valid.csv", TEXTS[34:40])
     copies = [TEXTS[5], edited(TEXTS[6], 0.05, "changed"), *TEXTS[:3], f"{TEXTS[0]} {TEXTS[7]}"]
     test = table(tmp_path / "test.csv", copies)
-    page = run_compare(
+    request = CompareRequest(
         train,
         tmp_path / "cmp",
-        finetune_config(loop__epochs=1),
-        source=str(folder / "clean"),
+        backbones=(str(folder / "clean"),),
         valid=valid,
         test=test,
         seeds=1,
         arms=("majority", "pretrained"),
     )
+    page = run_compare(request, finetune_config(loop__epochs=1))
     data = read_json(tmp_path / "cmp" / "data.json")
     assert (data["test"]["overlap"], data["test"]["near"]) == ([0], [1, 5])
     assert f"1 of 6 texts of {test} also stands in {train}" in data["notes"]

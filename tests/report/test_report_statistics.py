@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fixtures.comparison_folder import make_comparison, write_answers
-from headstart.recipes.compare.baselines import score_of
+from headstart.recipes.compare.baselines import score_predictions
 from headstart.report.intervals import estimate, half_width, macro_f1_values
 from headstart.report.load import load_comparison
 from headstart.report.statistics import is_imbalanced, paired_difference, summarise
@@ -161,7 +161,7 @@ def test_what_texts_add_to_macro_f1_has_macro_f1_as_its_mean(labels, data):
     gold = np.array(data.draw(answers))
     predictions = np.array(data.draw(st.lists(st.integers(0, labels - 1), min_size=len(gold), max_size=len(gold))))
     found = macro_f1_values(gold, predictions, labels).mean()
-    assert found == pytest.approx(score_of(gold, predictions, labels).macro_f1)
+    assert found == pytest.approx(score_predictions(gold, predictions, labels).macro_f1)
 
 
 def test_the_interval_of_macro_f1_is_about_what_drawing_texts_again_gives():
@@ -170,7 +170,9 @@ def test_the_interval_of_macro_f1_is_about_what_drawing_texts_again_gives():
     predictions = np.where(rng.random(600) < 0.85, gold, 1 - gold)
     found = estimate(macro_f1_values(gold, predictions, 2)[None])
     drawn = [rng.integers(600, size=600) for _ in range(2000)]
-    low, high = np.quantile([score_of(gold[rows], predictions[rows], 2).macro_f1 for rows in drawn], (0.025, 0.975))
+    low, high = np.quantile(
+        [score_predictions(gold[rows], predictions[rows], 2).macro_f1 for rows in drawn], (0.025, 0.975)
+    )
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.01)
     accuracy = estimate((gold == predictions).astype(float)[None])
     assert found.high - found.low > 1.2 * (accuracy.high - accuracy.low)  # control: it is not accuracy's

@@ -33,7 +33,7 @@ from headstart.errors import DataError, Interrupted, StoreError, UsageError
 from headstart.files import MANIFEST, atomic_folder, read_json, read_manifest
 from headstart.interrupts import StopRequested, StopSignal, handle_signals
 from headstart.progress import Progress, SilentProgress, pluralize
-from headstart.recipes.executors import run_parallel
+from headstart.recipes.workers import run_parallel
 from headstart.tokenization.base import Tokenizer
 from headstart.tokenization.bpe import train_tokenizer
 from headstart.tokenization.tokenizer import TokenizerReport, load_tokenizer, tokenizer_report
