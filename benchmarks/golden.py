@@ -146,7 +146,14 @@ RENAMED: dict[str, dict[str, str | None]] = {
         "labelled.valid_share": "labelled.valid_fraction",
     },
     # keys of metrics and results: "macro_f1": "f1_macro", or several in a row "test/loss": "test/log_loss"; None: gone
-    "keys": {"share": "fraction"},
+    "keys": {
+        "share": "fraction",
+        "scored": "num_targets",
+        "bins/sure": "bins/confidence",
+        "bins/right": "bins/accuracy",
+        "target": "task",
+        "worth": "gain",
+    },
     # strings that were recorded, such as arms and labels: "nbsvm": "nb-svm"
     "values": {},
     # parts of tensor names, replaced in this order: "backbone:layers.": "model:trunk.layers."
