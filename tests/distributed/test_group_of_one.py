@@ -45,10 +45,10 @@ def trained(way, device, precision, recompute, shape):
         state, lambda step: [rows.batch(4 * step, 4)], lambda b: language_model_loss(model, b), config, 20, runtime
     )
     losses = [report.loss for report in reports]
-    with way.whole(model) as plain:
+    with way.full_model(model) as plain:
         held = score_language(plain, rows, 100, runtime, lambda: None).loss
         names = list(plain.state_dict())
-    return losses, held, names, way.gathered(optimizer_tensors(state.optimizer, model))
+    return losses, held, names, way.gather(optimizer_tensors(state.optimizer, model))
 
 
 def compare(kind, device, precision, recompute, shape=MODERN):

@@ -85,8 +85,8 @@ def shared_shards(ranks: ProcessGroup, prepare: Callable[[], list[Shards]]) -> l
 def save_state(run: RunFolder, state: TrainState, about: Mapping[str, Any], keep: int) -> None:
     """A checkpoint like any other, whole: what processes hold parts of is gathered, and the first one writes."""
     ranks = state.way.ranks
-    moments = state.way.gathered(optimizer_tensors(state.optimizer, state.model, state.ema))
-    with state.way.whole(state.model) as model:
+    moments = state.way.gather(optimizer_tensors(state.optimizer, state.model, state.ema))
+    with state.way.full_model(state.model) as model:
 
         def write() -> None:
             save_checkpoint(run, state.step, model, moments, about, keep)
@@ -103,7 +103,7 @@ def resume_state(
 ) -> dict[str, Any]:
     """Take up the newest good checkpoint, whoever wrote it and however many they were; returns what else it holds."""
     ranks = state.way.ranks
-    with state.way.whole(state.model) as model:
+    with state.way.full_model(state.model) as model:
         found: list[Any] = []
 
         def take_up() -> str | None:
@@ -114,7 +114,7 @@ def resume_state(
         if not found:
             folder = run.path / "checkpoints" / str(name)
             found.extend(_loaded(folder, model) if name else ({}, {"step": 0}))
-        state.way.put(state.model, model)
+        state.way.load_full(state.model, model)
     moments, about = found
     restore_optimizer(state.optimizer, state.model, moments, state.ema)
     state.step = about["step"]

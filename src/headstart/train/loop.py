@@ -96,14 +96,14 @@ def fit(
         for batches in feed:
             share = _prepare_training(state, steps, config)
             parts: list[LossSum] = []
-            with way.adding(state.model):
+            with way.reducing_grads(state.model):
                 with interruptible():
                     for number, batch in enumerate(batches, start=1):
                         parts.append(passes.run(batch, last=number == len(batches)))
                 own = sum(batch.num_targets for batch in batches if not batch.is_dummy)
-                count, scored = way.settle(sum(part.count for part in parts), own)
+                count, scored = way.all_reduce_counts(sum(part.count for part in parts), own)
             length = passes.length(1 / max(count, 1e-12), config.clip, state.optimizer)
-            read = _read_back(way.figures([part.total for part in parts], length))
+            read = _read_back(way.losses_and_norm([part.total for part in parts], length))
             if ahead:
                 # before the numbers are known: so the device has work while its answer travels
                 passes.step(state.optimizer)

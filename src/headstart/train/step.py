@@ -37,7 +37,7 @@ class EagerStep:
     def run(self, batch: Batch, *, last: bool) -> LossSum:
         """Put the question of a batch and add its gradients to those that are there; `last` says that a step has no more."""
         with self.runtime.autocast():
-            part = self.way.ask(self.model, self.objective, batch)
+            part = self.way.compute_loss(self.model, self.objective, batch)
         self.way.backward(part.total, last=last)
         return part
 

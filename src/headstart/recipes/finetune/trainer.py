@@ -166,7 +166,7 @@ class FinetuneTrainer:
             self._say("timing a few steps")
             before = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
             started = time.monotonic()
-            with self.way.whole(self.model) as model:
+            with self.way.full_model(self.model) as model:
                 self._evaluate(model, self.valid)
             measuring = time.monotonic() - started
             budget, state = 60 * self.config.loop.minutes, self._fresh_state()
@@ -245,7 +245,7 @@ class FinetuneTrainer:
 
     def _end_epoch(self, epoch: int) -> None:
         """Measure on validation, remember the best epoch, save. A stop in the middle leaves the epoch to be ended again."""
-        with ema_weights(self.model, self.state.ema), self.way.whole(self.model) as model:
+        with ema_weights(self.model, self.state.ema), self.way.full_model(self.model) as model:
             valid = self._evaluate(model, self.valid)
             watched = self._evaluate(model, self.test) if self.config.loop.watch_test and self.test else None
             # among equals the lower validation loss, then the earlier epoch
@@ -305,7 +305,7 @@ class FinetuneTrainer:
         if self.best is None:  # found before an interruption
             self.best = load_best(self.run, self.best_epoch)
         name = str(best_folder(self.run, self.best_epoch))
-        with self.way.whole(self.model) as model:
+        with self.way.full_model(self.model) as model:
             load_into(model.backbone, self.best[0], name)
             load_into(model.head, self.best[1], name)
         fold_affine(model.head, *self.affine)

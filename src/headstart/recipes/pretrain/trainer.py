@@ -282,7 +282,7 @@ class PretrainTrainer:
             self._train()
             if self._graphs:
                 self._graphs.forget()  # measuring all held-out text may need the memory
-            with ema_weights(self.model, self.state.ema), self.way.whole(self.model) as model:
+            with ema_weights(self.model, self.state.ema), self.way.full_model(self.model) as model:
                 self._finish(model)
         except StopRequested:
             self._save()
@@ -360,7 +360,7 @@ class PretrainTrainer:
             loss = self._report(self.model)
         self.evaluated = step
         bar.advance(0, f"held-out {loss:.3f}")
-        with self.way.whole(self.model) as model:
+        with self.way.full_model(self.model) as model:
             self._sample(model)
 
     def _fit(
@@ -371,7 +371,7 @@ class PretrainTrainer:
 
     def _report(self, model: Model[LanguageHead]) -> float:
         """Measure on some of the held-out text and say what was found; gives the loss of the last stage."""
-        with self.way.whole(model) as whole:
+        with self.way.full_model(model) as whole:
             scores = self._measure(whole, self.config.loop.evaluate_tokens // len(self.stages))
         for stage, score in zip(self.stages, scores, strict=True):
             self.progress.say(f"step {self.state.step:,}: {self._of(stage)}{score.words()}")
