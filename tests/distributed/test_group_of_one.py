@@ -8,7 +8,7 @@ from fixtures.tiny import SHAPE, SPECIAL, corpus, language_model
 from headstart.config.merge import merge_config
 from headstart.config.schema import GenericConfig, OptimConfig, RuntimeConfig
 from headstart.data.datasets import PackedDataset
-from headstart.model.transformer import Backbone
+from headstart.kernels import dispatch
 from headstart.runtime import setup_runtime
 from headstart.train.distributed import SINGLE_PROCESS
 from headstart.train.loop import TrainState, fit
@@ -71,9 +71,9 @@ def test_the_losses_are_those_without_a_group(kind, group):
 
 @pytest.mark.parametrize("shape", [MODERN, GPT2])
 @pytest.mark.parametrize("kind", [DataParallel, FullyShardedParallel])
-def test_hidden_states_may_come_as_summands(kind, shape, group, monkeypatch):
-    """As they do where own kernels add them; a bias that is owed may not be there any more when the next layer would add it."""
-    monkeypatch.setattr(Backbone, "_fused", lambda self, ids: torch.is_grad_enabled())
+def test_the_losses_of_fused_kernels_are_those_without_a_group(kind, shape, group, monkeypatch):
+    """A deferred bias may be gone when the next layer would add it: sharded layers must not defer any."""
+    monkeypatch.setattr(dispatch, "_can_fuse_training", lambda *_, **__: torch.is_grad_enabled())
     compare(kind, "cpu", "fp32", recompute=False, shape=shape)
 
 

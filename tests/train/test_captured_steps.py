@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fixtures.recorded_capture import Frozen
 from fixtures.tiny import CPU, SPECIAL, VOCABULARY, corpus, language_model
-from headstart.config.schema import IGNORE_INDEX, MaskingConfig, ModelConfig, OptimConfig
+from headstart.config.schema import MaskingConfig, ModelConfig, OptimConfig
 from headstart.data.datasets import LabelledDataset, PackedDataset
 from headstart.data.masking import mask_tokens
 from headstart.data.next_sentence import NextSentenceDataset, weight_pairs
@@ -37,12 +37,12 @@ CONFIG = OptimConfig(lr=1e-2, clip=0.5, warmup=0.5, schedule="linear")
 def _as_on_a_gpu(monkeypatch):
     """Where rows without a target are not counted first, since that would have to be asked of the device."""
 
-    def whole(hidden, weight, bias, targets, *, compiled, gaps):
-        none = IGNORE_INDEX if gaps else -1  # where no gaps are spoken of, one is refused
+    def whole(hidden, weight, bias, targets, *, compiled, ignore_index):
+        none = -1 if ignore_index is None else ignore_index  # an ignored target is refused where none is announced
         return F.cross_entropy(F.linear(hidden, weight, bias), targets, ignore_index=none, reduction="sum")
 
     monkeypatch.setattr(objectives, "linear_cross_entropy", whole)
-    monkeypatch.setattr(objectives, "_unpadded", lambda *_: ())
+    monkeypatch.setattr(objectives, "_text_lengths", lambda *_: ())
 
 
 def classifier(reading, dropout=0.0):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fixtures.tiny import CPU, SPECIAL, VOCABULARY, Again, corpus
 from headstart.config.schema import ModelConfig, OptimConfig, TransferConfig
 from headstart.data.datasets import LabelledDataset, PackedDataset
+from headstart.kernels.dispatch import plan
 from headstart.model.heads import Model, build_classifier_head
 from headstart.model.transformer import build_backbone
 from headstart.train.cuda_graphs import GraphCache, text_graphs
@@ -80,13 +81,17 @@ def trained(model, steps=24, graphs=None, given=fetch, state=None, until=None):
 
 def test_full_rows_of_recorded_steps_are_left_to_torchs_own_attention(monkeypatch):
     """Also in the steps that are not recorded yet: what a step computes must not depend on that."""
-    monkeypatch.setattr("headstart.model.transformer.wants_cudnn", lambda *_: True)
+    monkeypatch.setattr("headstart.kernels.dispatch.supports_cudnn_attention", lambda *_: True)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: True)
     model, full = model_of(), torch.zeros(2, CONTEXT, dtype=torch.long)
-    assert model.backbone._steady(full)
-    assert not model.backbone._steady(full[:, 1:])
+
+    def attention_kernel(ids):
+        return plan(model.backbone.config, ids, training=True, recorded=model.backbone.recorded).attention
+
+    assert attention_kernel(full) == "cudnn"
+    assert attention_kernel(full[:, 1:]) == "sdpa"
     recorder(model, Again(), print)
-    assert not model.backbone._steady(full)
+    assert attention_kernel(full) == "sdpa"
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000))
