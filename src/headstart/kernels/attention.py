@@ -117,6 +117,7 @@ def _by_text(query: Tensor, key: Tensor, value: Tensor, context: AttentionContex
 
 def _varlen(query: Tensor, key: Tensor, value: Tensor, context: AttentionContext) -> Tensor:
     """Attend within each document by a kernel that reads `cu_seqlens`: no mask, no padding."""
+    assert context.cu_seqlens is not None
     # fp32 operands come from scoring in TF32; fp16 has the same mantissa and holds numbers up to 65,504
     dtype = torch.float16 if query.dtype == torch.float32 and query.is_cuda else query.dtype
     mixed_NHK = cast(

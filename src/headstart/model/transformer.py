@@ -295,7 +295,7 @@ class Backbone(nn.Module):
         start = past[0][0].shape[2] if past else 0
         positions = torch.arange(start, start + ids_BT.shape[1], device=ids_BT.device)
         context = AttentionContext()
-        caches = [KeyValueCache(key_values) for key_values in past or [None] * len(self.layers)]
+        caches = [KeyValueCache(past[index] if past else None) for index in range(len(self.layers))]
         contexts = [
             replace(layer_context, cache=cache)
             for layer_context, cache in zip(self._layer_contexts(context, positions), caches, strict=True)
