@@ -1,4 +1,4 @@
-"""Where the arithmetic runs, from which seed, and how a run is asked to stop."""
+"""The device, precision, threads and random seed of a process, and its rank among the processes of a run."""
 
 import os
 import platform
@@ -19,39 +19,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Which of several processes this is, of all and of those on this machine; torchrun says so in the environment."""
+    """The rank of this process among all and among those on this machine, from torchrun's environment variables."""
 
     rank: int = 0
-    world: int = 1
-    local: int = 0
+    world_size: int = 1
+    local_rank: int = 0
     local_world_size: int = 1
     restarts: int = 0
 
 
 def rank_info() -> RankInfo:
-    """The place of this process; alone unless a launcher gave all three numbers."""
-    given = os.environ
-    if not all(given.get(name, "").isdecimal() for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
+    """Read the rank from the environment; a process is alone unless a launcher has set all three variables."""
+    variables = os.environ
+    if not all(variables.get(name, "").isdecimal() for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
         return RankInfo()
     return RankInfo(
-        rank=int(given["RANK"]),
-        world=int(given["WORLD_SIZE"]),
-        local=int(given["LOCAL_RANK"]),
-        local_world_size=int(given.get("LOCAL_WORLD_SIZE") or 1),
-        restarts=int(given.get("TORCHELASTIC_RESTART_COUNT") or 0),
+        rank=int(variables["RANK"]),
+        world_size=int(variables["WORLD_SIZE"]),
+        local_rank=int(variables["LOCAL_RANK"]),
+        local_world_size=int(variables.get("LOCAL_WORLD_SIZE") or 1),
+        restarts=int(variables.get("TORCHELASTIC_RESTART_COUNT") or 0),
     )
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """A device and the precision of its matrix products."""
+    """The device of a run, the precision of its matrix products, and its CPU threads."""
 
     device: "torch.device"
     bf16: bool
     threads: int
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Run matrix products in bf16 where that was chosen; weights and sums stay in fp32."""
+        """Run matrix products in bf16 if that was chosen; weights and sums stay in fp32."""
         import torch
 
         if not self.bf16:
@@ -61,7 +61,7 @@ class Runtime:
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """Weights and sums in fp32, products of them in TF32 where bf16 would be used to train."""
+        """Run matrix products in TF32 inside the block, on a GPU that trains in bf16; weights and sums stay in fp32."""
         import torch
 
         before = torch.backends.cuda.matmul.allow_tf32
@@ -73,35 +73,42 @@ class Runtime:
 
 
 def setup_runtime(config: RuntimeConfig) -> Runtime:
-    """Choose the device and set the threads of this process."""
+    """Resolve the device and the threads, and apply the settings to this process: torch's global state, and one variable."""
     import torch
 
-    threads = config.threads or max(1, free_cores() // rank_info().local_world_size)
+    threads = resolve_threads(config)
     torch.set_num_threads(threads)
     if config.deterministic:  # before CUDA starts, which reads it once
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(config.deterministic)
-    device = _choose_device(config.device)
+    device = resolve_device(config)
     if device.type == "cuda":
+        if rank_info().world_size > 1:
+            torch.cuda.set_device(device)
         torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32
     bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
     return Runtime(device, bf16, threads)
 
 
+def resolve_threads(config: RuntimeConfig) -> int:
+    """Return the thread count of the settings, or this process's part of the free cores. It changes nothing."""
+    return config.threads or max(1, free_cores() // rank_info().local_world_size)
+
+
 def free_cores() -> int:
-    """Cores this process may use, less those that others keep busy now: two threads on one core are slower than one."""
+    """Count the cores that are idle now, over 0.1 seconds: two threads on one core are slower than one."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     cores = os.sched_getaffinity(0)
     before = _cpu_ticks(cores)
     time.sleep(0.1)
-    idle, total = (after - earlier for after, earlier in zip(_cpu_ticks(cores), before, strict=True))
+    idle, total = (later - earlier for later, earlier in zip(_cpu_ticks(cores), before, strict=True))
     busy = (1 - idle / total) * len(cores) if total else 0.0
     return max(1, len(cores) - round(busy))
 
 
 def _cpu_ticks(cores: set[int]) -> tuple[int, int]:
-    """Idle and all ticks of these cores so far; zeros where the system does not tell."""
+    """Return the idle and the total ticks of these cores since boot; zeros where the system does not report them."""
     idle = total = 0
     try:
         with open("/proc/stat", encoding="ascii") as file:
@@ -115,10 +122,12 @@ def _cpu_ticks(cores: set[int]) -> tuple[int, int]:
     return idle, total
 
 
-def _choose_device(name: str) -> "torch.device":
+def resolve_device(config: RuntimeConfig) -> "torch.device":
+    """Return the device of the settings after checking that it works; raises ConfigError otherwise."""
     import torch
 
-    if rank_info().world > 1:
+    name = config.device
+    if rank_info().world_size > 1:
         return _rank_device(name)
     if name == "auto":
         if torch.cuda.is_available():
@@ -136,35 +145,34 @@ def _choose_device(name: str) -> "torch.device":
 
 
 def _rank_device(name: str) -> "torch.device":
-    """Of several processes on a machine, each takes the GPU of its number, or all take the CPU."""
+    """Return the GPU of this process's local rank, or the CPU for all processes."""
     import torch
 
-    here, gpus = rank_info(), torch.cuda.device_count()
+    info, gpus = rank_info(), torch.cuda.device_count()
     if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(
             f"runtime.device must be auto, cpu or cuda where torchrun starts several processes, got {name!r}"
         )
     if name == "cpu" or (name == "auto" and not gpus):
         return torch.device("cpu")
-    if here.local_world_size > gpus:
+    if info.local_world_size > gpus:
         raise ConfigError(
-            f"{here.local_world_size} processes were started here and there are {gpus} GPUs; "
+            f"{info.local_world_size} processes were started here and there are {gpus} GPUs; "
             f"try torchrun --nproc-per-node {max(gpus, 1)}, or runtime.device cpu"
         )
-    torch.cuda.set_device(here.local)
-    return torch.device("cuda", here.local)
+    return torch.device("cuda", info.local_rank)
 
 
 def seed_step(seed: int, step: int, rank: int = 0) -> None:
     """Set torch's random state for one step: a pure function of (seed, step), so there is no state to save.
 
     Args:
-        rank: several processes drop different activations, because they read different rows.
+        rank: processes draw different dropout masks, because they read different rows.
     """
     import torch
 
     value = (seed * 0x9E3779B1 + step * 0x85EBCA6B + rank * 0xC2B2AE3D27D4EB4F + 1) % 2**63
-    # as torch.manual_seed, which also writes down where it was called from for every kind of device that is not there
+    # as torch.manual_seed, which also records a stack trace for every type of device that is not initialised
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(value)
@@ -173,7 +181,7 @@ def seed_step(seed: int, step: int, rank: int = 0) -> None:
 
 
 def environment(runtime: Runtime) -> dict[str, Any]:
-    """What the numbers of a run depend on besides its settings and data."""
+    """Return versions and hardware: what the numbers of a run depend on besides its settings and data."""
     import numpy
     import tokenizers
     import torch

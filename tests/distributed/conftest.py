@@ -1,10 +1,10 @@
-"""Data, and the runs of one process that runs of several are held against."""
+"""Fixtures: the data, and reference runs in one process."""
 
 import pytest
 
 from fixtures.distributed_jobs import jobs
 from fixtures.tiny import write_reviews
-from fixtures.torchrun_job import go
+from fixtures.torchrun_job import run_job
 
 
 @pytest.fixture(scope="session")
@@ -13,15 +13,15 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def alone(data, tmp_path_factory):
-    """A function from a job's name to the folder of that run, done by one process; each once."""
-    folder, done = tmp_path_factory.mktemp("alone"), {}
+def single_process_run(data, tmp_path_factory):
+    """A function that returns the folder of a job's run in one process; each job is run once."""
+    folder, finished = tmp_path_factory.mktemp("single"), {}
 
     def run(name):
-        if name not in done:
+        if name not in finished:
             (job,) = jobs(folder, "ddp", only={name})
-            go(data, job)
-            done[name] = folder / name
-        return done[name]
+            run_job(data, job)
+            finished[name] = folder / name
+        return finished[name]
 
     return run

@@ -1,4 +1,4 @@
-"""Which of several processes this is, what that changes, and what is refused because of it."""
+"""The rank of a process: its device, its run folder, restarts, and settings that several processes refuse."""
 
 import pytest
 import torch
@@ -18,30 +18,30 @@ from headstart.train.loop import TrainState, fit
 from headstart.train.objectives import language_model_loss
 from headstart.train.optimizers import build_optimizer
 
-TWO = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+SECOND_OF_TWO = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
 
 @pytest.fixture
 def second_of_two(monkeypatch):
-    for name, value in TWO.items():
+    for name, value in SECOND_OF_TWO.items():
         monkeypatch.setenv(name, value)
     return monkeypatch
 
 
-def settings(kind, **values):
-    return merge_config(kind, nest({name.replace("__", "."): value for name, value in values.items()}))
+def settings(config_class, **values):
+    return merge_config(config_class, nest({name.replace("__", "."): value for name, value in values.items()}))
 
 
-def test_a_process_is_alone_unless_a_launcher_says_who_it_is(monkeypatch):
+def test_a_process_is_alone_unless_a_launcher_sets_all_ranks(monkeypatch):
     assert rank_info() == RankInfo(0, 1, 0, 1, 0)
     monkeypatch.setenv("WORLD_SIZE", "4")  # some platforms count machines by it
-    assert rank_info().world == 1
+    assert rank_info().world_size == 1
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert rank_info() == RankInfo(rank=3, world=4, local=1, local_world_size=1, restarts=0)
+    assert rank_info() == RankInfo(rank=3, world_size=4, local_rank=1, local_world_size=1, restarts=0)
 
 
-def test_each_of_several_takes_its_own_device(second_of_two):
+def test_ranks_accept_auto_cpu_or_cuda_and_need_one_gpu_each(second_of_two):
     runtime = setup_runtime(settings(PretrainConfig, runtime__device="cpu", runtime__threads=1).runtime)
     assert runtime.device == torch.device("cpu")
     with pytest.raises(ConfigError) as wrong:
@@ -67,18 +67,18 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "values", "message"), REFUSED)
-def test_what_shards_cannot_do_is_refused_and_alone_it_is_not(kind, values, message, second_of_two):
-    config = settings(kind, runtime__parallel="fsdp", **values)
+@pytest.mark.parametrize(("config_class", "values", "message"), REFUSED)
+def test_fsdp_refuses_settings_that_one_process_accepts(config_class, values, message, second_of_two):
+    config = settings(config_class, runtime__parallel="fsdp", **values)
     with pytest.raises(ConfigError) as wrong:
         refuse_fsdp(config)
     assert str(wrong.value) == message
-    refuse_fsdp(settings(kind, **values))
+    refuse_fsdp(settings(config_class, **values))
     second_of_two.setenv("WORLD_SIZE", "1")
     refuse_fsdp(config)
 
 
-def test_a_run_goes_on_by_itself_when_its_launcher_starts_it_again(tmp_path, second_of_two):
+def test_a_run_resumes_when_its_launcher_restarts_it(tmp_path, second_of_two):
     RunFolder.create(tmp_path / "run", kind="pretrain", command="headstart a", config=pretrain_config(), inputs={})
     write_json(tmp_path / "run" / "environment.json", {"launch": "night"})
     assert not is_restarted_run(tmp_path / "run", "headstart a")
@@ -88,14 +88,14 @@ def test_a_run_goes_on_by_itself_when_its_launcher_starts_it_again(tmp_path, sec
     assert not is_restarted_run(tmp_path / "none", "headstart a")
 
 
-@pytest.mark.parametrize(("count", "goes_on"), [("2", True), ("0", False)])
-def test_a_job_that_is_queued_again_goes_on_too(count, goes_on, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("count", "resumes"), [("2", True), ("0", False)])
+def test_a_run_resumes_when_slurm_requeues_its_job(count, resumes, tmp_path, monkeypatch):
     RunFolder.create(tmp_path / "run", kind="pretrain", command="headstart a", config=pretrain_config(), inputs={})
     monkeypatch.setenv("SLURM_RESTART_COUNT", count)
-    assert is_restarted_run(tmp_path / "run", "headstart a") == goes_on
+    assert is_restarted_run(tmp_path / "run", "headstart a") == resumes
 
 
-def test_the_same_launch_with_other_machines_goes_on(tmp_path, second_of_two):
+def test_a_run_resumes_in_the_same_launch_on_other_machines(tmp_path, second_of_two):
     RunFolder.create(tmp_path / "run", kind="pretrain", command="headstart a", config=pretrain_config(), inputs={})
     write_json(tmp_path / "run" / "environment.json", {"launch": "night"})
     second_of_two.setenv("TORCHELASTIC_RUN_ID", "night")
@@ -104,7 +104,7 @@ def test_the_same_launch_with_other_machines_goes_on(tmp_path, second_of_two):
     assert not is_restarted_run(tmp_path / "run", "headstart a")
 
 
-def test_a_time_limit_is_no_failure_only_where_one_would_be_restarted(second_of_two):
+def test_a_time_limit_has_exit_code_zero_only_where_a_failure_would_be_restarted(second_of_two):
     over, stopped = Interrupted("", "time limit reached"), Interrupted("", "SIGTERM")
     assert launcher_exit_code(over, over.exit_code) == 75
     second_of_two.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
@@ -115,29 +115,29 @@ def test_a_time_limit_is_no_failure_only_where_one_would_be_restarted(second_of_
     assert launcher_exit_code(over, over.exit_code) == 75
 
 
-def test_an_onlooker_writes_nothing(tmp_path):
+def test_a_read_only_run_folder_writes_nothing(tmp_path):
     run = ReadOnlyRunFolder(tmp_path)
-    with run.locked(), run.discarded_on_error(new=True):
-        run.note("result.json", {})
+    with run.locked(), run.remove_on_error(new=True):
+        run.write_json("result.json", {})
         run.metrics.write("step", loss=1.0)
         run.metrics.flush()
-        run.same_inputs({"a": 1})
-        run.tidy()
+        run.check_inputs_unchanged({"a": 1})
+        run.remove_checkpoints()
     assert list(tmp_path.iterdir()) == []
-    RunFolder(tmp_path).note("result.json", {})  # control
+    RunFolder(tmp_path).write_json("result.json", {})  # control
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
-def test_alone_there_is_nobody_to_agree_with():
-    assert SINGLE_PROCESS.add([1.5, 2.0]) == [1.5, 2.0]
+def test_a_single_process_returns_its_own_values():
+    assert SINGLE_PROCESS.sum([1.5, 2.0]) == [1.5, 2.0]
     assert (SINGLE_PROCESS.any(True), SINGLE_PROCESS.any(False)) == (True, False)
-    assert (SINGLE_PROCESS.agree("SIGINT"), SINGLE_PROCESS.agree(None)) == ("SIGINT", None)
-    assert SINGLE_PROCESS.tell(lambda: 3) == 3
+    assert (SINGLE_PROCESS.consensus("SIGINT"), SINGLE_PROCESS.consensus(None)) == ("SIGINT", None)
+    assert SINGLE_PROCESS.broadcast(lambda: 3) == 3
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("block", ["classic", "modern"])
-def test_what_is_worked_out_again_is_the_same_to_the_bit(block, dropout):
+def test_recomputed_activations_give_the_same_bits(block, dropout):
     def losses(recompute):
         shape = merge_config(type(SHAPE), {**SHAPE.model_dump(), "block": block, "dropout": dropout})
         model = language_model(shape=shape)

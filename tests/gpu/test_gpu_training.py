@@ -15,8 +15,8 @@ from fixtures.tiny import (
     change_runtime,
     corpus,
     finetune_config,
-    kinds_of_network,
     language_model,
+    network_configs,
     pretrain_config,
     write_reviews,
 )
@@ -27,7 +27,7 @@ from headstart.files import read_json
 from headstart.interrupts import StopRequested, StopSignal
 from headstart.model.heads import Model, build_classifier_head
 from headstart.model.transformer import build_backbone
-from headstart.recipes.compare.run import run_compare
+from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.pretrain.run import run_pretrain
 from headstart.runtime import Runtime
@@ -37,6 +37,7 @@ from headstart.train.objectives import classification_loss, language_model_loss
 from headstart.train.optimizers import build_optimizer, set_trainable
 from headstart.train.parallel import SINGLE
 from headstart.train.scoring import score_texts
+from headstart.train.transfer_batch import to_device
 
 # importing the compiler warns about parts of torch that Headstart never touches
 pytestmark = [
@@ -91,19 +92,19 @@ def test_the_whole_story_runs_and_resumes(tmp_path):
     run_pretrain([], tmp_path / "cut", None, resume=True)
     whole, cut = (read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("whole", "cut"))
     assert cut == pytest.approx(whole, rel=1e-3)
-    page = run_compare(
+    request = CompareRequest(
         str(data / "train.csv"),
         tmp_path / "cmp",
-        finetune_config(runtime__device="cuda"),
-        source=str(tmp_path / "whole"),
+        backbones=(str(tmp_path / "whole"),),
         valid=str(data / "valid.csv"),
         test=str(data / "test.csv"),
         seeds=2,
     )
+    page = run_compare(request, finetune_config(runtime__device="cuda"))
     assert page.is_file()
 
 
-KINDS = kinds_of_network(width=64, depth=3, heads=4, feedforward=96, context=48)
+KINDS = network_configs(width=64, depth=3, heads=4, feedforward=96, context=48)
 del KINDS["classic"]  # its dropout and its heads go another way
 MODERN = KINDS["modern"]
 
@@ -122,8 +123,8 @@ def test_attention_between_bounds_is_attention_under_a_mask(attention, padded, k
         layout="documents" if padded else "packed",
         seed=1,
     )
-    plain = rows.batch(0, rows.rows, segments_always=True)
-    batch = plain.to(torch.device("cuda"))
+    plain = rows.batch(0, rows.num_rows, segments_always=True)
+    batch = to_device(plain, torch.device("cuda"))
     assert batch.cu_seqlens is not None
     real = batch.segments_BT != -1
     with torch.inference_mode():
@@ -237,7 +238,7 @@ def test_full_rows_without_bounds_are_read_as_under_a_mask(kind, attention):
     shape = ModelConfig(block=kind, width=200, depth=2, heads=2, feedforward=96, context=48)
     model = language_model(shape=shape).cuda().train()
     rows = PackedDataset(corpus([47] * 8), np.arange(8), SPECIAL, context=48, layout="packed", seed=1)
-    batch = rows.batch(0, 8).to(torch.device("cuda"))
+    batch = to_device(rows.batch(0, 8), torch.device("cuda"))
     assert batch.segments_BT is None
     segments = torch.zeros_like(batch.ids_BT)
     expected = model.backbone(batch.ids_BT, segments, attention)
@@ -385,7 +386,7 @@ def test_fine_tuning_gives_the_same_bits_twice_and_when_it_is_resumed(tmp_path, 
     run_pretrain([str(data / "texts.txt")], tmp_path / "base", pretrain_config(**shape, **SAME, loop__steps=4))
     files = {name: str(data / f"{name}.csv") for name in ("valid", "test")}
     given = {"source": str(tmp_path / "base"), **files}
-    config = finetune_config(**SAME, optim__average=0.5)
+    config = finetune_config(**SAME, optim__ema_decay=0.5)
     for name in ("one", "two"):
         run_finetune(str(data / "train.csv"), tmp_path / name, config, **given)
     assert weights(tmp_path / "one") == weights(tmp_path / "two")
@@ -477,7 +478,7 @@ def test_recorded_fine_tuning_follows_the_plain_one(kind, optimizer):
     plain, captured = Tuning(kind, captured=False, **settings).losses(), Tuning(kind, **settings)
     assert captured.losses() == pytest.approx(plain, rel=5e-3)
     assert not captured.said
-    assert captured.graphs.recorded == 3
+    assert captured.graphs.num_graphs == 3
     assert captured.graphs.update is not None
     assert max(plain) - min(plain) > 0.1  # control: something is learnt
 
@@ -487,13 +488,13 @@ def test_recorded_fine_tuning_in_bf16_follows_the_plain_one_roughly(kind):
     plain, captured = Tuning(kind, captured=False).losses(runtime=CUDA_BF16), Tuning(kind)
     assert captured.losses(runtime=CUDA_BF16) == pytest.approx(plain, rel=0.05, abs=0.05)
     assert not captured.said
-    assert captured.graphs.recorded == 3
+    assert captured.graphs.num_graphs == 3
 
 
 def test_with_muon_the_passes_alone_are_recorded():
     plain, captured = Tuning("modern", captured=False, optimizer="muon").losses(), Tuning("modern", optimizer="muon")
     assert captured.losses() == pytest.approx(plain, rel=0.05, abs=0.05)
-    assert captured.graphs.recorded == 3
+    assert captured.graphs.num_graphs == 3
     assert captured.graphs.update is None
     assert not captured.said
 
@@ -520,7 +521,7 @@ def test_a_frozen_weight_does_not_move_in_a_recorded_step():
     tuning.losses(until=20)
     moved = {name for name, parameter in tuning.model.named_parameters() if not torch.equal(parameter, before[name])}
     assert moved == {"head.linear.weight", "head.linear.bias"}
-    assert tuning.graphs.recorded == 3
+    assert tuning.graphs.num_graphs == 3
     set_trainable(tuning.model, TransferConfig(), 0)
     tuning.losses()
     assert not any(torch.equal(parameter, before[name]) for name, parameter in tuning.model.named_parameters())
@@ -537,14 +538,14 @@ def test_passes_that_cannot_be_recorded_go_the_plain_way():
     refused = Tuning(ask=asks_the_device)
     found = refused.losses()
     assert found == pytest.approx(Tuning(captured=False).losses(), rel=5e-3)
-    assert refused.graphs.recorded == 0
+    assert refused.graphs.num_graphs == 0
     assert len(refused.said) == 1
     assert refused.said[0].startswith("steps are not recorded as CUDA graphs here, and take longer: ")
     # the generator is whole again, and another model can be recorded
     assert all(np.isfinite(Tuning(ask=asks_the_device, dropout=0.3).losses()))
     captured = Tuning(dropout=0.3)
     assert all(np.isfinite(captured.losses()))
-    assert captured.graphs.recorded == 3
+    assert captured.graphs.num_graphs == 3
 
 
 def test_a_recorded_run_that_is_resumed_ends_within_the_stated_bound(tmp_path, monkeypatch):
@@ -552,7 +553,7 @@ def test_a_recorded_run_that_is_resumed_ends_within_the_stated_bound(tmp_path, m
 
     data = write_reviews(tmp_path / "data")
     given = {"source": "scratch", **{name: str(data / f"{name}.csv") for name in ("valid", "test")}}
-    config = finetune_config(runtime__device="cuda", optim__average=0.5)
+    config = finetune_config(runtime__device="cuda", optim__ema_decay=0.5)
     run_finetune(str(data / "train.csv"), tmp_path / "whole", config, **given)
     go, seen = FinetuneTrainer.go, []
 
@@ -561,7 +562,7 @@ def test_a_recorded_run_that_is_resumed_ends_within_the_stated_bound(tmp_path, m
         try:
             return go(own, resume=resume)
         finally:
-            seen.append(own._graphs.recorded)
+            seen.append(own._graphs.num_graphs)
 
     with monkeypatch.context() as changed, pytest.raises(Interrupted):
         changed.setattr(FinetuneTrainer, "go", stopped)

@@ -17,8 +17,6 @@ ASKS_FOR_DEVICE = re.compile(
     r"\bis_cuda\b|\bdevice\.type\b|\bget_device_(capability|properties)\b|\bcuda\.is_available\b"
 )
 DEVICE_FREE = sorted((PACKAGE / "model").rglob("*.py")) + sorted((PACKAGE / "data").rglob("*.py"))
-MOVES_TENSORS = {"data/batch.py"}
-"""`Batch.to` moves tensors, and pins memory for some devices."""
 
 
 def imported_modules(path):
@@ -45,8 +43,6 @@ def test_modules_of_kernels_import_triton_lazily():
 
 @pytest.mark.parametrize("path", DEVICE_FREE, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_model_and_data_ask_for_no_device(path):
-    if path.relative_to(PACKAGE).as_posix() in MOVES_TENSORS:
-        return
     assert not ASKS_FOR_DEVICE.search(path.read_text(encoding="utf-8"))
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fixtures.tiny import SPECIAL, VOCABULARY, corpus, kinds_of_network
+from fixtures.tiny import SPECIAL, VOCABULARY, corpus, network_configs
 from headstart.config.schema import PADDING_SEGMENT
 from headstart.data.batch import Batch
 from headstart.data.datasets import LabelledDataset, PackedDataset
@@ -22,7 +22,7 @@ from headstart.model.heads import Model, build_classifier_head
 from headstart.model.transformer import build_backbone
 from headstart.train.objectives import class_logits
 
-SHAPES = kinds_of_network(width=16, depth=3, heads=2, feedforward=24, context=20)
+SHAPES = network_configs(width=16, depth=3, heads=2, feedforward=24, context=20)
 
 
 def varlen_attn_in_torch(query, key, value, cu_seqlens, _, max_seqlen, __, *, window_size):
@@ -52,7 +52,7 @@ def test_varlen_attention_gives_the_hidden_states_of_masked_attention(shape, att
     sizes = [3, 17, 7, 2, 9, 5, 8, 33]
     backbone = build_backbone(SHAPES[shape], VOCABULARY, 0)
     rows = PackedDataset(corpus(sizes), np.arange(len(sizes)), SPECIAL, context=20, layout=layout, seed=1)
-    batch = rows.batch(0, rows.rows, segments_always=True).with_cu_seqlens()
+    batch = rows.batch(0, rows.num_rows, segments_always=True).with_cu_seqlens()
     real = batch.segments_BT != -1
     varlen = backbone(batch.ids_BT, batch.segments_BT, attention, batch.cu_seqlens, batch.unpadded_indices)
     expected = backbone(batch.ids_BT, batch.segments_BT, attention)
@@ -97,7 +97,7 @@ def test_rows_that_are_one_document_need_no_mask(shape, attention, monkeypatch):
 def test_a_batch_with_several_documents_or_padding_in_a_row_keeps_its_segments():
     for sizes, context in (([19, 9, 9], 20), ([19, 9], 20)):
         rows = PackedDataset(corpus(sizes), np.arange(len(sizes)), SPECIAL, context=context, layout="packed", seed=1)
-        batch = rows.batch(0, rows.rows).with_cu_seqlens()
+        batch = rows.batch(0, rows.num_rows).with_cu_seqlens()
         assert batch.without_segments() is batch
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fixtures.tiny import SHAPE, SPECIAL, VOCABULARY, classifier, kinds_of_network, language_model
+from fixtures.tiny import SHAPE, SPECIAL, VOCABULARY, classifier, language_model, network_configs
 from headstart.config.schema import PADDING_SEGMENT, ModelConfig
 from headstart.data.datasets import LabelledDataset
 from headstart.model.attention import apply_rotary, build_attention_mask, rotary_cos_sin
@@ -286,7 +286,7 @@ def test_a_bidirectional_head_pools_the_mean_of_the_real_tokens_and_a_causal_one
     torch.testing.assert_close(causal(hidden, lengths), causal.linear(last), rtol=1e-5, atol=1e-6)
 
 
-NETWORKS = kinds_of_network(width=16, depth=2, heads=2, feedforward=24, context=12)
+NETWORKS = network_configs(width=16, depth=2, heads=2, feedforward=24, context=12)
 
 
 @pytest.mark.parametrize("attention", ["causal", "bidirectional"])

@@ -1,4 +1,4 @@
-"""`headstart merge`: shards prepared apart, put together."""
+"""`headstart merge`: merge shards that were prepared separately."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,11 +18,11 @@ def merge(
     out: Out,
     quiet: Quiet = False,
 ) -> None:
-    """Put prepared folders together."""
+    """Merge prepared folders."""
     if len(folders) < 2:
         raise UsageError(f"merge needs two prepared folders or more, got {len(folders)}")
     from headstart.recipes.prepare import run_merge
 
     console = Console(quiet=quiet)
     shards = run_merge(folders, out, console)
-    console.result(f"{out}: {pluralize(shards.documents, 'document')}, {pluralize(shards.tokens, 'token')}")
+    console.result(f"{out}: {pluralize(shards.num_documents, 'document')}, {pluralize(shards.num_tokens, 'token')}")

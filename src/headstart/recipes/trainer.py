@@ -50,17 +50,21 @@ def is_restarted_run(out: Path, command: str) -> bool:
 
 def for_several_processes(config: RuntimeConfig, ranks: ProcessGroup) -> dict[str, Any]:
     """For the record; empty for one process."""
-    return {"processes": ranks.world, "parallel": config.parallel, "launch": launch_id()} if ranks.world > 1 else {}
+    return (
+        {"processes": ranks.world_size, "parallel": config.parallel, "launch": launch_id()}
+        if ranks.world_size > 1
+        else {}
+    )
 
 
 def describe_processes(config: RuntimeConfig, ranks: ProcessGroup) -> str:
     """The end of a sentence about where a run takes place; empty for one process."""
-    return f" in each of {ranks.world} processes ({config.parallel})" if ranks.world > 1 else ""
+    return f" in each of {ranks.world_size} processes ({config.parallel})" if ranks.world_size > 1 else ""
 
 
 def refuse_fsdp(config: PretrainConfig | FinetuneConfig) -> None:
     """Refuse what would leave a sharded weight without a gradient in one process and with one in another."""
-    if rank_info().world == 1 or config.runtime.parallel != "fsdp":
+    if rank_info().world_size == 1 or config.runtime.parallel != "fsdp":
         return
     if isinstance(config, PretrainConfig) and config.objective == "hybrid" and config.next_sentence.weight:
         raise ConfigError("next_sentence.weight with objective hybrid needs runtime.parallel ddp, got fsdp")
@@ -76,7 +80,7 @@ def shared_shards(ranks: ProcessGroup, prepare: Callable[[], list[Shards]]) -> l
         ready.extend(prepare())
         return [str(part.folder) for part in ready]
 
-    told = ranks.tell(folders)
+    told = ranks.broadcast(folders)
     opened = ready or [Shards.open(Path(folder), deep=False) for folder in told]
     ranks.any(False)  # all have opened them: whoever finds something wrong next may take the folder away
     return opened
@@ -84,14 +88,14 @@ def shared_shards(ranks: ProcessGroup, prepare: Callable[[], list[Shards]]) -> l
 
 def save_state(run: RunFolder, state: TrainState, about: Mapping[str, Any], keep: int) -> None:
     """A checkpoint like any other, whole: what processes hold parts of is gathered, and the first one writes."""
-    ranks = state.way.ranks
-    moments = state.way.gather(optimizer_tensors(state.optimizer, state.model, state.ema))
-    with state.way.full_model(state.model) as model:
+    ranks = state.strategy.ranks
+    moments = state.strategy.gather(optimizer_tensors(state.optimizer, state.model, state.ema))
+    with state.strategy.full_model(state.model) as model:
 
         def write() -> None:
             save_checkpoint(run, state.step, model, moments, about, keep)
 
-        ranks.tell(write)
+        ranks.broadcast(write)
 
 
 def resume_state(
@@ -102,19 +106,19 @@ def resume_state(
     warn: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Take up the newest good checkpoint, whoever wrote it and however many they were; returns what else it holds."""
-    ranks = state.way.ranks
-    with state.way.full_model(state.model) as model:
+    ranks = state.strategy.ranks
+    with state.strategy.full_model(state.model) as model:
         found: list[Any] = []
 
         def take_up() -> str | None:
             found.extend(resume_from(run, model, say, check, warn))
             return f"step-{found[1]['step']:08d}" if found[1]["step"] else None
 
-        name = ranks.tell(take_up)
+        name = ranks.broadcast(take_up)
         if not found:
             folder = run.path / "checkpoints" / str(name)
             found.extend(_loaded(folder, model) if name else ({}, {"step": 0}))
-        state.way.load_full(state.model, model)
+        state.strategy.load_full(state.model, model)
     moments, about = found
     restore_optimizer(state.optimizer, state.model, moments, state.ema)
     state.step = about["step"]

@@ -1,8 +1,7 @@
-"""Several processes that train one model: who is who, how they agree, and how the end of one ends all.
+"""The process group of a distributed run: collectives, a common reason to stop, and one error message for all processes.
 
-torchrun starts them, and says in environment variables who is who. Numbers go through torch.distributed (gloo between
-processors, NCCL between GPUs); whatever else one process has to tell the others goes as JSON through the store at which
-they met. Nothing is pickled.
+torchrun starts the processes and sets their ranks in environment variables. Numbers are exchanged by torch.distributed
+(gloo between CPUs, NCCL between GPUs); other values are broadcast as JSON through the rendezvous store. Nothing is pickled.
 """
 
 import atexit
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _TIMEOUT = timedelta(minutes=30)
-"""For a step of a process that lives but does not answer; one that dies closes its connections, which shows at once."""
+"""For a process that is alive but does not respond; one that dies closes its connections, which is noticed at once."""
 _EXIT_GRACE = 5.0
-"""Seconds that a process which has nothing to say leaves to the one that speaks."""
-_REASONS = (None, "time limit reached", "SIGINT", "SIGTERM")
+"""Seconds that a process waits at its end for the one that reports the error."""
+_STOP_REASONS = (None, "time limit reached", "SIGINT", "SIGTERM")
 _PEER_LOST = re.compile(
     r"gloo|connection (closed|reset|refused)|broken pipe|socket|nccl|timed out|TCPStore|recvValue|sendBytes",
     re.IGNORECASE,
@@ -37,63 +36,71 @@ _PEER_LOST = re.compile(
 
 
 class ProcessGroup:
-    """The processes of a run, seen from one of them. Whatever is called here is called by all, in the same order."""
+    """The processes of a run, as one of them sees them. All processes call these methods in the same order."""
 
-    def __init__(self, rank: int = 0, world: int = 1, store: Any = None) -> None:
-        self.rank, self.world = rank, world
-        self._store, self._told = store, 0
+    def __init__(self, rank: int = 0, world_size: int = 1, store: Any = None) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._store, self._num_broadcasts = store, 0
 
     @property
-    def first(self) -> bool:
-        """Whether this is the one that writes and speaks."""
+    def is_main(self) -> bool:
+        """True in the process that writes files and reports progress."""
         return self.rank == 0
 
-    def add(self, values: Sequence[float]) -> list[float]:
-        """Each value summed over all processes."""
-        if self.world == 1:
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Sum each value over all processes."""
+        if self.world_size == 1:
             return list(values)
         import torch
         import torch.distributed as dist
 
         sums = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(sums)
-        found: list[float] = sums.tolist()
-        return found
+        summed: list[float] = sums.tolist()
+        return summed
 
-    def any(self, answer: bool) -> bool:
-        """Whether any process says yes."""
-        return self.add([float(answer)])[0] > 0
+    def any(self, condition: bool) -> bool:
+        """Return True if the condition holds in any process."""
+        return self.sum([float(condition)])[0] > 0
 
-    def agree(self, reason: str | None) -> str | None:
-        """One reason to stop for all, if any has one."""
-        if self.world == 1:
+    def consensus(self, reason: str | None) -> str | None:
+        """Agree on one reason to stop, if any process has one."""
+        if self.world_size == 1:
             return reason
-        asked = self.add([float(reason == each) for each in _REASONS])
-        return next((each for each, count in reversed(list(zip(_REASONS, asked, strict=True))) if each and count), None)
+        counts = self.sum([float(reason == candidate) for candidate in _STOP_REASONS])
+        by_priority = reversed(list(zip(_STOP_REASONS, counts, strict=True)))
+        return next((candidate for candidate, count in by_priority if candidate and count), None)
 
-    def merged(self, values: "NDArray[np.float64]") -> "NDArray[np.float64]":
-        """Values of which each process worked out some and left 0 in place of the others: to the bit as of one process."""
-        if self.world > 1:
+    def all_reduce(self, values: "NDArray[np.float64]") -> "NDArray[np.float64]":
+        """Sum an array over all processes in place.
+
+        Where each process computed some of the elements and left 0 in the others, the result is that of one process,
+        bit for bit.
+        """
+        if self.world_size > 1:
             import torch
             import torch.distributed as dist
 
             dist.all_reduce(torch.from_numpy(values))
         return values
 
-    def tell(self, work: Callable[[], T]) -> T:
-        """What the first process finds, as JSON, told to all; where it fails, all end, and it alone says why."""
-        if self.world == 1:
+    def broadcast(self, work: Callable[[], T]) -> T:
+        """Call `work` in the main process and return its result, sent as JSON, in all; where it fails, all of them end.
+
+        The main process raises the error itself, the others a PeerFailedError.
+        """
+        if self.world_size == 1:
             return work()
-        self._told += 1
-        key = f"told/{self._told}"
-        if not self.first:
-            while not self._store.check([key]):  # in short naps: a signal must be heard meanwhile
+        self._num_broadcasts += 1
+        key = f"broadcast/{self._num_broadcasts}"
+        if not self.is_main:
+            while not self._store.check([key]):  # polled: a blocking get would not let a signal through
                 time.sleep(0.02)
-            answer = json.loads(self._store.get(key))
-            if "failed" in answer:
-                raise PeerFailedError("the first process of this run says why", answer["failed"])
-            found: T = answer["value"]
-            return found
+            message = json.loads(self._store.get(key))
+            if "failed" in message:
+                raise PeerFailedError("the first process of this run says why", message["failed"])
+            result: T = message["value"]
+            return result
         try:
             value = work()
         except BaseException as error:
@@ -102,50 +109,50 @@ class ProcessGroup:
         self._store.set(key, json.dumps({"value": value}))
         return value
 
-    def wait(self) -> None:
-        """Until all are here."""
-        self.add([0.0])
+    def barrier(self) -> None:
+        """Wait until all processes have called this."""
+        self.sum([0.0])
 
 
 SINGLE_PROCESS = ProcessGroup()
-"""One process: nobody to agree with."""
+"""The group of a run in one process."""
 
-_process_group: Any = None
-"""The store of this process's run, by which it is settled who speaks."""
+_end_store: Any = None
+"""The store by which the processes of a run decide which one reports an error."""
 _num_groups = 0
 
 
 @contextmanager
 def init_distributed() -> Iterator[ProcessGroup]:
-    """The processes that torchrun started, for the length of a block; one that leaves it early ends the others."""
-    here = rank_info()
-    if here.world == 1:
+    """Join the processes that torchrun started for the duration of a block; one that leaves it early ends the others."""
+    info = rank_info()
+    if info.world_size == 1:
         yield SINGLE_PROCESS
         return
     import torch
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
 
-    global _process_group, _num_groups
+    global _end_store, _num_groups
     _num_groups += 1  # a script may train several times
     if _num_groups == 1:
         atexit.register(_let_threads_end)
-    within = dist.PrefixStore  # type: ignore[attr-defined]
+    prefixed = dist.PrefixStore  # type: ignore[attr-defined]
     try:
-        store, rank, world = next(rendezvous("env://", timeout=_TIMEOUT))
-        store = within(f"headstart/{here.restarts}/{_num_groups}", store)
+        store, rank, world_size = next(rendezvous("env://", timeout=_TIMEOUT))
+        store = prefixed(f"headstart/{info.restarts}/{_num_groups}", store)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT)
     except (ValueError, RuntimeError) as error:
         raise UsageError(
-            f"process {here.rank} of {here.world} could not meet the others ({_first_line(error)}); "
+            f"process {info.rank} of {info.world_size} could not meet the others ({_first_line(error)}); "
             "start them with torchrun, all with the same command"
         ) from None
-    _process_group = within("end", store)
+    _end_store = prefixed("end", store)
     try:
-        ranks = ProcessGroup(rank, world, within("ranks", store))
-        yield ranks
-        ranks.wait()
+        group = ProcessGroup(rank, world_size, prefixed("ranks", store))
+        yield group
+        group.barrier()
     except RuntimeError as error:
         if not _PEER_LOST.search(str(error)):
             raise
@@ -153,60 +160,58 @@ def init_distributed() -> Iterator[ProcessGroup]:
             f"another process of this run has ended or cannot be reached ({_first_line(error)})"
         ) from error
     dist.destroy_process_group()
-    _process_group = None
+    _end_store = None
 
 
 def _let_threads_end() -> None:
-    """Give gloo's threads the time to let go of their tensors: once Python has gone, doing so would abort the process."""
+    """Give gloo's threads time to free their tensors: doing so after Python's end would abort the process."""
     gc.collect()
     time.sleep(0.25)
 
 
 def claim_error_report() -> bool:
-    """Whether this process should say why it ends: of several, the first that comes to it, because the others only follow."""
-    if rank_info().world == 1:
+    """Return True in the process that should report an error: the first to call this, as the others only follow it."""
+    if rank_info().world_size == 1:
         return True
-    if _process_group is None:  # they have not met: all found the same wrong
+    if _end_store is None:  # no group yet: all processes have the same error
         return rank_info().rank == 0
     try:
-        if _process_group.add("speaker", 1) == 1:
+        if _end_store.add("reporter", 1) == 1:
             return True
         await_error_report()
-    except RuntimeError:  # the store went with the process that kept it
+    except RuntimeError:  # the store ended with its process
         return True
     return False
 
 
 def end_error_report() -> None:
-    """Let those go that wait for the words."""
-    if _process_group is not None:
+    """Release the processes that wait for the report."""
+    if _end_store is not None:
         try:
-            _process_group.set("spoken", "yes")
+            _end_store.set("reported", "yes")
         except RuntimeError:
             return
 
 
 def await_error_report() -> None:
-    """Leave the process that speaks the time to do so: torchrun ends all as soon as one has ended."""
+    """Wait for the process that reports the error: torchrun ends all processes as soon as one has ended."""
     since = time.monotonic()
-    while (
-        _process_group is not None and not _process_group.check(["spoken"]) and time.monotonic() - since < _EXIT_GRACE
-    ):
+    while _end_store is not None and not _end_store.check(["reported"]) and time.monotonic() - since < _EXIT_GRACE:
         time.sleep(0.02)
 
 
 def restarted() -> bool:
-    """Whether a launcher starts this very command once more, because it ended before it was done."""
+    """Return True if a launcher has restarted this command because it ended early."""
     return rank_info().restarts > 0 or int(os.environ.get("SLURM_RESTART_COUNT") or 0) > 0
 
 
 def launch_id() -> str | None:
-    """The name of the launch, where torchrun was given or made one: it stays when machines come and go."""
+    """Return the id of torchrun's launch, if there is one; it stays the same when machines join or leave."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    return None if rank_info().world == 1 or name == "none" else name
+    return None if rank_info().world_size == 1 or name == "none" else name
 
 
 def _first_line(error: Exception) -> str:
-    """The reason alone: gloo's begins with a place in its source."""
+    """Return the reason alone: gloo's messages begin with a source location."""
     line = next(iter(str(error).splitlines()), type(error).__name__)
     return re.sub(r"^\[[^\]]*\]\s*", "", line).partition(". ")[0].rstrip(".")[:200]

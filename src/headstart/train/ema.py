@@ -1,4 +1,4 @@
-"""A running mean of the weights: the same network with the noise of its last steps taken out."""
+"""Exponential moving average (EMA) of the weights, which removes the noise of the last steps."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,16 +8,16 @@ from torch import Tensor, nn
 
 from headstart.train.parallel import local_tensor, shard_like
 
-_BEGINNING, _SHORT = 200, 10
-"""No mean reaches back into the first so many steps, in which weights still move far; of a shorter run the last few make it."""
+_SKIPPED_STEPS, _MIN_WINDOW = 200, 10
+"""The average does not reach back into the first 200 steps, in which weights still move far; a shorter run averages 10."""
 EMA_PREFIX = "average"
-"""The name under which a checkpoint keeps a parameter's mean, beside what the optimizer remembers of it."""
+"""The key under which a checkpoint stores the average of a parameter, beside the optimizer's state."""
 
 
 class EMA:
-    """The mean of a model's weights over about the last 1 / (1 - decay) steps, fewer in a short run.
+    """The mean of a model's weights over about the last 1 / (1 - decay) steps, or fewer in a short run.
 
-    While fewer steps were made than that, it is the mean of all of them.
+    As long as fewer steps than that were made, it is the mean of all of them.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -26,33 +26,33 @@ class EMA:
 
     @torch.no_grad()
     def update(self, step: int, steps: int) -> None:
-        """Take in the weights after a step of so many, counted from 1."""
-        share = max(1 - self._decay, 1 / step, 1 / max(_SHORT, steps - _BEGINNING))
-        weights = [local_tensor(parameter.detach()) for parameter in self._parameters]
-        torch._foreach_lerp_([local_tensor(mean) for mean in self.means.values()], weights, share)
+        """Add the weights after step `step`, counted from 1, of a run of `steps`."""
+        weight = max(1 - self._decay, 1 / step, 1 / max(_MIN_WINDOW, steps - _SKIPPED_STEPS))
+        parameters = [local_tensor(parameter.detach()) for parameter in self._parameters]
+        torch._foreach_lerp_([local_tensor(mean) for mean in self.means.values()], parameters, weight)
 
     def tensors(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """Return the averages under their checkpoint keys."""
         return {f"{name}/{EMA_PREFIX}": mean for name, mean in self.means.items()}
 
-    def take_back(self, saved: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` gave."""
+    def load_tensors(self, saved: Mapping[str, Tensor]) -> None:
+        """Restore the averages that `tensors` returned."""
         for name, mean in self.means.items():
             local_tensor(mean).copy_(local_tensor(shard_like(saved[f"{name}/{EMA_PREFIX}"], mean)))
 
 
 @contextmanager
 def ema_weights(model: nn.Module, ema: EMA | None) -> Iterator[None]:
-    """The model with its mean weights inside the block, and with its own again afterwards; unchanged without an average."""
+    """Give the model its averaged weights inside the block, and its trained ones afterwards; without an EMA do nothing."""
     if ema is None:
         yield
         return
-    own = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    trained = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     _copy_weights(model, ema.means)
     try:
         yield
     finally:
-        _copy_weights(model, own)
+        _copy_weights(model, trained)
 
 
 @torch.no_grad()

@@ -146,17 +146,17 @@ class ParallelStrategy:
     @property
     def portion(self) -> RankSlice:
         """The rows of every step that this process trains on."""
-        return RankSlice(self.ranks.rank, self.ranks.world)
+        return RankSlice(self.ranks.rank, self.ranks.world_size)
 
-    def spread(self, model: nn.Module, runtime: Runtime) -> None:
+    def shard(self, model: nn.Module, runtime: Runtime) -> None:
         """Distribute a model over the processes, before its optimizer is built."""
 
     @contextmanager
-    def reducing_grads(self, model: nn.Module) -> Iterator[None]:  # noqa: ARG002
+    def sync_grads(self, model: nn.Module) -> Iterator[None]:  # noqa: ARG002
         """Reduce gradients over the processes while they are computed inside this context."""
         yield
 
-    def compute_loss(self, model: nn.Module, objective: Objective, batch: Batch) -> LossSum:  # noqa: ARG002
+    def forward_loss(self, model: nn.Module, objective: Objective, batch: Batch) -> LossSum:  # noqa: ARG002
         """Return the loss of a batch."""
         return objective(batch)
 
@@ -164,15 +164,15 @@ class ParallelStrategy:
         """Accumulate the gradients of a loss; `last` says that it is the last of a step."""
         total.backward(unit_grad(total))  # type: ignore[no-untyped-call]
 
-    def all_reduce_counts(self, *counts: float) -> list[float]:
+    def reduce_counts(self, *counts: float) -> list[float]:
         """Return the sums of the counts over all processes; afterwards gradients are the sums over all processes."""
-        return self.ranks.add(counts)
+        return self.ranks.sum(counts)
 
     def norm(self, grads: Sequence[Tensor]) -> Tensor:
         """Return the norm of all gradients as one vector."""
         return nn.utils.get_total_norm(grads)
 
-    def losses_and_norm(self, totals: Sequence[Tensor], norm: Tensor) -> Tensor:
+    def loss_and_norm(self, totals: Sequence[Tensor], norm: Tensor) -> Tensor:
         """Return losses that add up to that of all batches, followed by the norm, on the device."""
         return torch.stack([*(total.detach().float() for total in totals), norm.float()])
 
@@ -195,7 +195,7 @@ class DataParallel(ParallelStrategy):
     _buckets: GradBuckets | None = None
 
     @contextmanager
-    def reducing_grads(self, model: nn.Module) -> Iterator[None]:
+    def sync_grads(self, model: nn.Module) -> Iterator[None]:
         """Reduce gradients while others are still being computed."""
         self._buckets = GradBuckets(model.parameters())
         try:
@@ -204,9 +204,9 @@ class DataParallel(ParallelStrategy):
             self._buckets.close()
             self._buckets = None
 
-    def compute_loss(self, model: nn.Module, objective: Objective, batch: Batch) -> LossSum:
+    def forward_loss(self, model: nn.Module, objective: Objective, batch: Batch) -> LossSum:
         """Return the loss of a batch; that of a dummy batch counts for nothing."""
-        loss = super().compute_loss(model, objective, batch)
+        loss = super().forward_loss(model, objective, batch)
         return LossSum(loss.total * 0.0, 0.0) if batch.is_dummy else loss
 
     def backward(self, total: Tensor, *, last: bool) -> None:
@@ -215,14 +215,14 @@ class DataParallel(ParallelStrategy):
             self._buckets.send = last
         super().backward(total, last=last)
 
-    def all_reduce_counts(self, *counts: float) -> list[float]:
+    def reduce_counts(self, *counts: float) -> list[float]:
         """Also reduce which parameters have a gradient: one that has none anywhere is not updated, as in one process."""
         assert self._buckets is not None
-        sums = self.ranks.add([*counts, *self._buckets.present()])
+        sums = self.ranks.sum([*counts, *self._buckets.present()])
         self._buckets.collect(sums[len(counts) :])
         return sums[: len(counts)]
 
-    def losses_and_norm(self, totals: Sequence[Tensor], norm: Tensor) -> Tensor:
+    def loss_and_norm(self, totals: Sequence[Tensor], norm: Tensor) -> Tensor:
         """Return the loss of all batches of all processes, and the norm."""
         import torch.distributed as dist
 
@@ -248,7 +248,7 @@ class FullyShardedParallel(DataParallel):
 
     sharded = True
 
-    def spread(self, model: nn.Module, runtime: Runtime) -> None:
+    def shard(self, model: nn.Module, runtime: Runtime) -> None:
         """Shard the weights: one group per layer, one for embedding and head. Under bf16, layers are gathered in bf16."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -258,7 +258,7 @@ class FullyShardedParallel(DataParallel):
         self._device = runtime.device
         self._skeleton = copy.deepcopy(model).to("meta")
         cast(Model[Any], self._skeleton).backbone.compiled = False
-        mesh = init_device_mesh(runtime.device.type, (self.ranks.world,))
+        mesh = init_device_mesh(runtime.device.type, (self.ranks.world_size,))
         # sums stay in fp32, and so do hidden states between layers, as in one process
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if runtime.bf16 else None, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -272,26 +272,26 @@ class FullyShardedParallel(DataParallel):
         fully_shard(self._hooks, mesh=mesh)
 
     @contextmanager
-    def reducing_grads(self, model: nn.Module) -> Iterator[None]:  # noqa: ARG002
+    def sync_grads(self, model: nn.Module) -> Iterator[None]:  # noqa: ARG002
         """FSDP reduces gradients by itself."""
         yield
 
-    def compute_loss(self, model: nn.Module, objective: Objective, batch: Batch) -> LossSum:
+    def forward_loss(self, model: nn.Module, objective: Objective, batch: Batch) -> LossSum:
         """Return the loss of a batch, computed where the weights are gathered."""
 
         def function() -> tuple[Tensor, float]:
-            loss = super(FullyShardedParallel, self).compute_loss(model, objective, batch)
+            loss = super(FullyShardedParallel, self).forward_loss(model, objective, batch)
             return loss.total, loss.count
 
         return LossSum(*self._hooks(function))
 
     def backward(self, total: Tensor, *, last: bool) -> None:
         """Turn FSDP's mean over processes into a sum."""
-        ParallelStrategy.backward(self, total * self.ranks.world, last=last)
+        ParallelStrategy.backward(self, total * self.ranks.world_size, last=last)
 
-    def all_reduce_counts(self, *counts: float) -> list[float]:
+    def reduce_counts(self, *counts: float) -> list[float]:
         """Return the sums of the counts; gradients are reduced already."""
-        return self.ranks.add(counts)
+        return self.ranks.sum(counts)
 
     def norm(self, grads: Sequence[Tensor]) -> Tensor:
         """Return the norm over the shards of all processes."""
@@ -322,7 +322,7 @@ class FullyShardedParallel(DataParallel):
         gathered = {}
         for name, tensor in tensors.items():
             full = full_tensor(tensor)
-            if self.ranks.first:
+            if self.ranks.is_main:
                 gathered[name] = full.cpu()
         return gathered
 
@@ -333,6 +333,6 @@ SINGLE = ParallelStrategy()
 
 def strategy_for(config: RuntimeConfig, ranks: ProcessGroup) -> ParallelStrategy:
     """Return the strategy that the settings ask for."""
-    if ranks.world == 1:
+    if ranks.world_size == 1:
         return SINGLE
     return FullyShardedParallel(ranks) if config.parallel == "fsdp" else DataParallel(ranks)

@@ -1,103 +1,97 @@
-"""Batches in shapes that come back, so that what was recorded for one of them serves for the next.
+"""Batches in recurring shapes, as CUDA graphs need them: text lengths and target counts are padded to buckets.
 
 B rows of a batch, T tokens of a row.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from headstart.config.schema import IGNORE_INDEX
 from headstart.data.batch import Batch
 
-MOST_TOKENS, MOST_WORK = 16_384, 10**11
-"""Padded tokens of a batch of texts, alone and times the weights of a layer, beyond which the GPU is busy enough without:
-there padding costs more than orders do."""
-_WIDTHS, _STEP = 16, 32
+MAX_TOKENS, MAX_WORK = 16_384, 10**11
+"""Limits for padding batches of texts: padded tokens, alone and times the weights of a layer. Beyond them the GPU is busy
+without CUDA graphs, and padding costs more than kernel launches do."""
+_MAX_BUCKETS, _BUCKET_STEP = 16, 32
 _TARGET_MULTIPLE = 512
-"""Scored places are filled up to a multiple of this: they vary by some hundreds where tokens are hidden by chance."""
+"""Target indices are padded to a multiple of this: their number varies by some hundreds where tokens are masked at random."""
 
 
 @dataclass(frozen=True)
 class StaticBatch(Batch):
-    """A batch in a shape that comes back, still in the memory of the CPU."""
+    """A batch whose shape recurs, in CPU memory."""
 
-    filled: bool = False
-    """Whether `places` ends with some that are not scored."""
+    has_padded_targets: bool = False
+    """True if `target_indices` ends with positions whose target is IGNORE_INDEX."""
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """What two batches must have in common for the same passes to serve both."""
-        whole = self.num_targets == self.targets.numel()
-        return *((name, *value.shape) for name, value in self.tensors().items()), whole, self.filled, self.attention
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What differs from batch to batch."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-
-    def pinned(self) -> "StaticBatch":
-        """The same in memory from which a GPU copies without waiting."""
-        there: dict[str, Any] = {name: value.pin_memory() for name, value in self.tensors().items()}
-        return replace(self, **there)
+        """Everything that two batches must have in common to be run by the same CUDA graph."""
+        all_targets = self.num_targets == self.targets.numel()
+        tensor_shapes = ((name, *value.shape) for name, value in self.tensors().items())
+        return *tensor_shapes, all_targets, self.has_padded_targets, self.attention
 
 
 StaticLayout = Callable[[Batch], StaticBatch | None]
-"""A batch in a steady shape; None where it has none, and goes the plain way. Every run decides alike."""
+"""Pads a batch to a shape bucket; returns None for a batch that does not qualify. It depends on the batch alone."""
 
 
 def bucket_length(longest: int, context: int) -> int:
-    """The width that rows of at most `longest` tokens are padded to: one of sixteen or fewer, and no more than the context.
+    """Return the length to pad rows of at most `longest` tokens to: one of sixteen or fewer, and no more than the context.
 
-    >>> bucket_length(1, 512), bucket_length(33, 512), bucket_length(505, 512), bucket_length(500, 505), bucket_length(129, 1024)
-    (32, 64, 512, 505, 192)
+    >>> [bucket_length(longest, 512) for longest in (1, 33, 505)]
+    [32, 64, 512]
+    >>> bucket_length(500, 505), bucket_length(129, 1024)
+    (505, 192)
     """
-    step = _STEP * max(1, -(-context // (_STEP * _WIDTHS)))
+    step = _BUCKET_STEP * max(1, -(-context // (_BUCKET_STEP * _MAX_BUCKETS)))
     return max(longest, min(-(-longest // step) * step, context))
 
 
 def static_texts(layer: nn.Module, context: int) -> StaticLayout:
-    """Of batches of texts, one a row, those that are small for layers like this one."""
+    """Build the layout for labelled texts: batches of one text per row that are small for layers of this size."""
     weights = sum(parameter.numel() for parameter in layer.parameters())
     return lambda batch: pad_texts(batch, context) if can_be_static(batch, weights) else None
 
 
 def can_be_static(batch: Batch, weights: int) -> bool:
-    """Whether a batch is one text a row, and small for layers of so many weights."""
+    """Return True if a batch has one text per row and is small for layers of so many weights."""
     tokens = batch.ids_BT.numel()
-    alone = (
+    one_text_per_row = (
         batch.lengths_B is not None
         and batch.sample_index_B is None
         and batch.segments_BT is None
         and not batch.is_dummy
     )
-    return alone and tokens <= MOST_TOKENS and tokens * weights <= MOST_WORK
+    return one_text_per_row and tokens <= MAX_TOKENS and tokens * weights <= MAX_WORK
 
 
 def pad_texts(batch: Batch, context: int) -> StaticBatch:
-    """The same batch at a width that comes back. What lies behind a text is read by nobody, so any id will do there."""
-    width = batch.ids_BT.shape[1]
-    ids_BT = F.pad(batch.ids_BT, (0, bucket_length(width, context) - width))
+    """Pad a batch of texts to the length of its bucket. No token attends to the padding, so its ids may be anything."""
+    length = batch.ids_BT.shape[1]
+    ids_BT = F.pad(batch.ids_BT, (0, bucket_length(length, context) - length))
     return StaticBatch(ids_BT, None, batch.targets, batch.num_targets, batch.lengths_B, attention=batch.attention)
 
 
 def static_tokens(batch: Batch) -> StaticBatch | None:
-    """Rows of a language model, all as long: what varies is how many places are scored, and those are filled up.
+    """Pad the target indices of a language-model batch, whose rows all have the same length.
 
-    A place that only fills up is one whose target is UNSCORED: its loss and its slopes are 0.
+    The padding points at a position whose target is IGNORE_INDEX, so its loss and its gradient are 0.
     """
     if type(batch) is not Batch or batch.is_dummy or not batch.num_targets:
         return None
     batch = batch.with_cu_seqlens().without_segments()
     if batch.unpadded_indices is not None:
         return None
-    missing = 0 if batch.num_targets == batch.targets.numel() else -batch.num_targets % _TARGET_MULTIPLE
-    same = vars(batch)
-    if missing:
+    padding = 0 if batch.num_targets == batch.targets.numel() else -batch.num_targets % _TARGET_MULTIPLE
+    fields = vars(batch)
+    if padding:
         assert batch.target_indices is not None
-        spare = int(np.flatnonzero(batch.targets.numpy() == IGNORE_INDEX)[0])
-        same = same | {"target_indices": F.pad(batch.target_indices, (0, missing), value=spare)}
-    return StaticBatch(**same, filled=missing > 0)
+        ignored = int(np.flatnonzero(batch.targets.numpy() == IGNORE_INDEX)[0])
+        fields = fields | {"target_indices": F.pad(batch.target_indices, (0, padding), value=ignored)}
+    return StaticBatch(**fields, has_padded_targets=padding > 0)

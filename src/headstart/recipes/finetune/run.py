@@ -115,11 +115,11 @@ def run_finetune(
     files = {"train": train, "valid": valid, "test": test, "source": source}
     inputs = files | {"tokenizer": str(tokenizer) if tokenizer else None}
     with distributed_run(out) as ranks:
-        progress = progress if ranks.first else SilentProgress()
-        resume = ranks.tell(lambda: resume or is_restarted_run(out, command))
+        progress = progress if ranks.is_main else SilentProgress()
+        resume = ranks.broadcast(lambda: resume or is_restarted_run(out, command))
         load = cache(load_source)  # a wrong folder is found out before anything is written
-        facts = ranks.tell(lambda: _begin(out, config, inputs, resume, command, progress, load))
-        run = RunFolder(out) if ranks.first else ReadOnlyRunFolder(out)
+        facts = ranks.broadcast(lambda: _begin(out, config, inputs, resume, command, progress, load))
+        run = RunFolder(out) if ranks.is_main else ReadOnlyRunFolder(out)
         if facts is not None:
             settings, inputs = merge_config(FinetuneConfig, facts["config"]), facts["inputs"]
             with run.locked():
@@ -164,8 +164,8 @@ def _finetune(
     ranks: ProcessGroup,
 ) -> None:
     runtime = setup_runtime(config.runtime)
-    run.note("environment.json", environment(runtime) | for_several_processes(config.runtime, ranks))
-    with run.discarded_on_error(new=not resume):
+    run.write_json("environment.json", environment(runtime) | for_several_processes(config.runtime, ranks))
+    with run.remove_on_error(new=not resume):
         data = load_labelled_data(
             inputs["train"],
             inputs["valid"],
@@ -178,15 +178,15 @@ def _finetune(
         )
         data = note_pretraining_overlap(data, source.path if source else None, inputs["source"], progress)
         class_weights(config, data.task, data.train)
-        run.same_inputs(data.fingerprints())
+        run.check_inputs_unchanged(data.fingerprints())
         model, receipt = build_classifier(
             config.model, data, source, inputs["source"], config.runtime.seed, resolve_attention(config, source)
         )
     if receipt:
-        run.note("receipt.json", receipt.as_dict())
+        run.write_json("receipt.json", receipt.as_dict())
         progress.say(receipt.summary())
-    with run.failure_noted(), handle_signals(config.runtime.time_limit, since) as stop:
-        stop.agree = ranks.agree if ranks.world > 1 else None
+    with run.record_failure(), handle_signals(config.runtime.time_limit, since) as stop:
+        stop.consensus = ranks.consensus if ranks.world_size > 1 else None
         way = strategy_for(config.runtime, ranks)
         training = FinetuneTrainer(run, config, data, model, runtime, stop, progress, began=since, way=way)
         try:
@@ -197,7 +197,7 @@ def _finetune(
                 f"headstart finetune --resume --out {run.path}",
                 stop.reason or "",
             ) from None
-        ranks.tell(
+        ranks.broadcast(
             lambda: _write(run, config, data, outcome, inputs["source"], progress)
         )  # seconds: a stop waits for it
 
@@ -235,8 +235,8 @@ def _write(
         about=result,
     )
     save_bundle(run.path / "bundle", bundle)
-    run.note("result.json", result)
-    run.tidy()
+    run.write_json("result.json", result)
+    run.remove_checkpoints()
     for line in summary_lines(settled, outcome.test or outcome.valid):
         progress.say(line)
     test = f"; test {outcome.test.headline} (read once)" if outcome.test else ""

@@ -118,7 +118,11 @@ class FinetuneTrainer:
     def say_truncation(self) -> None:
         """Long texts are never cut in silence."""
         parts = [(self.data.train, self.train), (self.data.valid, self.valid), (self.data.test, self.test)]
-        cut = [f"{rows.long:,} of {len(rows):,} in {part.name}" for part, rows in parts if part and rows and rows.long]
+        cut = [
+            f"{rows.num_long:,} of {len(rows):,} in {part.name}"
+            for part, rows in parts
+            if part and rows and rows.num_long
+        ]
         if not cut:
             return
         verb = (
@@ -134,7 +138,7 @@ class FinetuneTrainer:
             self._graphs = text_graphs(self.model, self.runtime, self.way, self._say)
         if self.way.sharded:
             set_trainable(self.model, self.config.transfer, 0)
-            self.way.spread(self.model, self.runtime)
+            self.way.shard(self.model, self.runtime)
             self.state = self._fresh_state()
         self.steps = self._plan()
         if resume:
@@ -154,7 +158,7 @@ class FinetuneTrainer:
         config = self.config
         optimizer = build_optimizer(self.model, config.optim, config.transfer.layer_decay)
         ema = EMA(self.model, config.optim.ema_decay) if config.optim.ema_decay else None
-        return TrainState(self.model, optimizer, self.seed, ema=ema, way=self.way)
+        return TrainState(self.model, optimizer, self.seed, ema=ema, strategy=self.way)
 
     def _plan(self) -> int:
         """How many steps: all epochs, or as many steps as the minutes allow; written down, so that resuming keeps it."""
@@ -162,7 +166,7 @@ class FinetuneTrainer:
         if self.config.loop.minutes is None:
             return wanted
         ranks = self.way.ranks
-        if not ranks.tell(path.is_file):
+        if not ranks.broadcast(path.is_file):
             self._say("timing a few steps")
             before = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
             started = time.monotonic()
@@ -175,8 +179,8 @@ class FinetuneTrainer:
             self.model.load_state_dict(before)
             left = max(0.0, TRAINING_FRACTION * budget - (time.monotonic() - self.began) - measuring)
             steps = max(1, min(wanted, int(left / (measuring + self.epoch_steps * a_step) * self.epoch_steps)))
-            self.run.note(path.name, {"steps": steps, "seconds_a_step": a_step}, sealed=True)
-        steps = ranks.tell(lambda: int(read_checksummed(path)["steps"]))
+            self.run.write_json(path.name, {"steps": steps, "seconds_a_step": a_step}, checksummed=True)
+        steps = ranks.broadcast(lambda: int(read_checksummed(path)["steps"]))
         minutes, epochs, all_epochs = self.config.loop.minutes, steps / self.epoch_steps, wanted / self.epoch_steps
         self._say(f"{pluralize(steps, 'step')}, {epochs:.1f} epochs, in {pluralize(minutes, 'minute')}")
         if epochs < _MIN_VALID_ROWS * all_epochs:
@@ -234,7 +238,7 @@ class FinetuneTrainer:
         if passes != self._ordered:
             self._ordered, self._order = passes, seeded_permutation(len(self.train), self.seed, passes)
         order = self._order[place * self.rows_per_step : (place + 1) * self.rows_per_step]
-        pieces = self.way.portion.pieces(len(order), self.config.loop.batch_size)
+        pieces = self.way.portion.micro_batches(len(order), self.config.loop.batch_size)
         return [
             self.train.batch(order[first:last]) if first < last else dummy_batch(self.train.batch(order[:1]))
             for first, last in pieces
@@ -277,7 +281,7 @@ class FinetuneTrainer:
         return self._measured(rows, self._scores(model, rows))
 
     def _measured(self, rows: LabelledDataset, scores: NDArray[np.float64]) -> AnyEvaluation:
-        return self.task.measure(scores, rows.labels, 0 if rows.windows else rows.long)
+        return self.task.measure(scores, rows.labels, 0 if rows.windows else rows.num_long)
 
     def _scores(self, model: Model[ClassifierHead], rows: LabelledDataset) -> NDArray[np.float64]:
         factor, summand = self.affine
@@ -286,7 +290,7 @@ class FinetuneTrainer:
     def _save(self) -> None:
         if self.state.step == self.saved:
             return
-        self.way.ranks.tell(
+        self.way.ranks.broadcast(
             lambda: save_best(self.run, self.best_epoch, self.best)
         )  # before the checkpoint that speaks of it
         state = {
@@ -297,11 +301,11 @@ class FinetuneTrainer:
         }
         save_state(self.run, self.state, state, self.config.loop.keep)
         self.saved, self.saved_at = self.state.step, time.monotonic()
-        self.way.ranks.tell(lambda: remove_best(self.run))
+        self.way.ranks.broadcast(lambda: remove_best(self.run))
 
     def _conclude(self) -> FinetuneOutcome:
         if self._graphs:
-            self._graphs.forget()  # the model is handed on without gradients, and test may need the memory
+            self._graphs.reset()  # the model is handed on without gradients, and test may need the memory
         if self.best is None:  # found before an interruption
             self.best = load_best(self.run, self.best_epoch)
         name = str(best_folder(self.run, self.best_epoch))

@@ -82,7 +82,7 @@ def _try(preset: str, minutes: float, config: PretrainConfig, runtime: Runtime) 
         return None
     seconds = min(report.seconds for report in reports[_WARM:])
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return PresetTrial(preset, parameters, 60 * minutes * rank_info().world * batch.ids_BT.numel() / seconds)
+    return PresetTrial(preset, parameters, 60 * minutes * rank_info().world_size * batch.ids_BT.numel() / seconds)
 
 
 def _random(rows: int, context: int, vocab_size: int, rate: float) -> Batch:

@@ -56,11 +56,11 @@ def run_pretrain(
     asked: dict[str, Any] = {"tokenizer": str(tokenizer) if tokenizer else None, "source": source}
     asked |= {"teacher": teacher, "teacher_weight": teacher_weight}
     with distributed_run(out) as ranks:
-        progress = progress if ranks.first else SilentProgress()
-        resume = ranks.tell(lambda: resume or is_restarted_run(out, command))
+        progress = progress if ranks.is_main else SilentProgress()
+        resume = ranks.broadcast(lambda: resume or is_restarted_run(out, command))
         load = cache(partial(load_model_source, head_type="language"))  # looked at before a folder is made, used after
-        facts = ranks.tell(lambda: _begin(texts, out, config, asked, resume, command, progress, load))
-        run = RunFolder(out) if ranks.first else ReadOnlyRunFolder(out)
+        facts = ranks.broadcast(lambda: _begin(texts, out, config, asked, resume, command, progress, load))
+        run = RunFolder(out) if ranks.is_main else ReadOnlyRunFolder(out)
         if facts is not None:
             _go(
                 run,
@@ -128,19 +128,19 @@ def _go(
     start_from, taught = load(source) if source else None, _load_teacher(inputs)
     with run.locked():
         runtime = setup_runtime(config.runtime)
-        run.note("environment.json", environment(runtime) | for_several_processes(config.runtime, ranks))
-        with run.discarded_on_error(new=not resume):
+        run.write_json("environment.json", environment(runtime) | for_several_processes(config.runtime, ranks))
+        with run.remove_on_error(new=not resume):
             own: Tokenizer | Path | None = start_from.tokenizer if start_from else None
             own = Path(inputs["tokenizer"]) if inputs["tokenizer"] else own
             shards = shared_shards(ranks, lambda: open_shards(texts, run.path, config, own, progress))
-            run.same_inputs(_input_facts(texts, config, shards, taught))
+            run.check_inputs_unchanged(_input_facts(texts, config, shards, taught))
             way = strategy_for(config.runtime, ranks)
             pretraining = PretrainTrainer(
                 run, config, shards, runtime, progress, start_from, taught, began=since, way=way
             )
             pretraining.prepare()
-        with run.failure_noted(), handle_signals(config.runtime.time_limit, since) as stop:
-            stop.agree = ranks.agree if ranks.world > 1 else None
+        with run.record_failure(), handle_signals(config.runtime.time_limit, since) as stop:
+            stop.consensus = ranks.consensus if ranks.world_size > 1 else None
             pretraining.go(stop, resume=resume)
 
 
@@ -196,5 +196,5 @@ def _input_facts(
     facts = {name: read_json(part.folder / MANIFEST)["files"] for name, part in zip(names, shards, strict=True)}
     if teaching:
         facts[f"the teacher ({teaching.name})"] = read_json(teaching.bundle.path / MANIFEST)["files"]
-    left_out = [part.about.get("left_out") for part in shards]
-    return facts | ({"what was left out": left_out[0] if len(left_out) == 1 else left_out} if any(left_out) else {})
+    excluded = [part.excluded for part in shards]
+    return facts | ({"what was left out": excluded[0] if len(excluded) == 1 else excluded} if any(excluded) else {})

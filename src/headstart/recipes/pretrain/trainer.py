@@ -125,7 +125,7 @@ def compiler_error(device: torch.device) -> str | None:
     """Why nothing can be compiled here, in one line; None where all is well. Tried on a few numbers."""
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device=device))
-    except (RuntimeError, OSError, ImportError) as error:  # no C compiler, no triton, an old GPU
+    except (RuntimeError, OSError, ImportError) as error:  # no C compiler, no code generator, an old GPU
         return (str(error).strip().splitlines() or [type(error).__name__])[0]
     return None
 
@@ -192,14 +192,14 @@ def membership_file(shards: Iterable[Shards], *sources: Bundle | None) -> dict[s
         sources: the models it went on from or was taught by; where one does not know its own text, nothing is carried:
             half of the truth would pass for the whole.
     """
-    known = Membership.of([])
+    known = Membership.from_digests([])
     for source in filter(None, sources):
-        before = Membership.read(source.path)
+        before = Membership.load(source.path)
         if before is None:
             return {}
         known |= before
     for part in shards:
-        known |= Membership.of(part.digests)
+        known |= Membership.from_digests(part.digests)
     return {MEMBERSHIP_FILE: known.to_bytes()}
 
 
@@ -243,7 +243,7 @@ class PretrainTrainer:
             self.model.head = head
             receipt = receipt and replace(receipt, new=new_tensor_lines(head.pair, "head.pair"))
         if receipt:
-            self.run.note("receipt.json", receipt.as_dict())
+            self.run.write_json("receipt.json", receipt.as_dict())
             self.progress.say(receipt.summary())
         self.model.backbone.recompute = config.runtime.recompute
         if not self.way.sharded:
@@ -256,7 +256,7 @@ class PretrainTrainer:
         config = self.config.optim
         ema = EMA(self.model, config.ema_decay) if config.ema_decay else None
         optimizer = build_optimizer(self.model, config)
-        return TrainState(self.model, optimizer, self.config.runtime.seed, ema=ema, way=self.way)
+        return TrainState(self.model, optimizer, self.config.runtime.seed, ema=ema, strategy=self.way)
 
     def go(self, stop: StopSignal, *, resume: bool) -> None:
         """Train to the end, or to a stop."""
@@ -268,7 +268,7 @@ class PretrainTrainer:
             if self.teacher:
                 self.teacher.model.backbone.compile_layers()
         if self.way.sharded:
-            self.way.spread(self.model, self.runtime)
+            self.way.shard(self.model, self.runtime)
             self.state = self._fresh_state()
         self._graphs = None if self.teacher else token_graphs(self.model, self.runtime, self.way, self.progress.say)
         if self.source and not resume:  # what this text will have brought is the way from here
@@ -281,7 +281,7 @@ class PretrainTrainer:
         try:
             self._train()
             if self._graphs:
-                self._graphs.forget()  # measuring all held-out text may need the memory
+                self._graphs.reset()  # measuring all held-out text may need the memory
             with ema_weights(self.model, self.state.ema), self.way.full_model(self.model) as model:
                 self._finish(model)
         except StopRequested:
@@ -295,7 +295,7 @@ class PretrainTrainer:
     def _plan(self) -> int:
         """How many steps: as set, or as many as the minutes allow. What was timed is written down: resuming keeps it."""
         loop, path, several = self.config.loop, self.run.path / "plan.json", len(self.stages) > 1
-        plan: dict[str, Any] = self.way.ranks.tell(lambda: read_checksummed(path) if path.is_file() else {})
+        plan: dict[str, Any] = self.way.ranks.broadcast(lambda: read_checksummed(path) if path.is_file() else {})
         if loop.minutes is not None:
             plan = plan or self._time()
         else:
@@ -305,7 +305,7 @@ class PretrainTrainer:
         if several:
             plan["stages"] = [stage.plan() for stage in self.stages]
         if several or loop.minutes is not None:
-            self.run.note(path.name, plan, sealed=True)
+            self.run.write_json(path.name, plan, checksummed=True)
         return steps
 
     def _time(self) -> dict[str, Any]:
@@ -317,11 +317,11 @@ class PretrainTrainer:
             trial = replace(self._fresh_state(), ema=None)
             with closing(self._fit(trial, stage.fetch, 2**31)) as reports:
                 part, compiled = budget / len(self.stages), self.model.backbone.compiled
-                a_step += stage.share * seconds_per_step(reports, part, self.way.ranks, compiled=compiled)
+                a_step += stage.fraction * seconds_per_step(reports, part, self.way.ranks, compiled=compiled)
         self.model.load_state_dict(before)
         affordable = int(max(0.0, TRAINING_FRACTION * budget - (time.monotonic() - self.began)) / a_step)
         plan = {"steps": max(len(self.stages), affordable), "seconds_a_step": a_step}
-        return self.way.ranks.tell(lambda: plan)
+        return self.way.ranks.broadcast(lambda: plan)
 
     def _tell(self) -> None:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
@@ -331,7 +331,7 @@ class PretrainTrainer:
         self.progress.say(
             f"{pluralize(sum(len(part.documents) for part in rows), 'document')} to learn from, "
             f"{sum(len(stage.held_out) for stage in stages):,} held out; "
-            f"{pluralize(sum(stage.reads.inputs for stage in stages), 'token')} an epoch; {parameters:,} parameters; "
+            f"{pluralize(sum(stage.reads.num_tokens for stage in stages), 'token')} an epoch; {parameters:,} parameters; "
             f"{pluralize(self.steps, 'step')} on {self.runtime.device}, {threads}"
         )
         for line in describe_stages(stages, self.config.model.context):
@@ -419,7 +419,7 @@ class PretrainTrainer:
 
     def _sample(self, model: Model[LanguageHead]) -> None:
         """Let the model go on from the prompt, or from how a held-out document begins."""
-        if self.config.objective == "masked" or not self.way.ranks.first:
+        if self.config.objective == "masked" or not self.way.ranks.is_main:
             return  # it fills gaps and cannot go on; and one continuation is enough
         last = self.stages[-1]
         opening = [int(token) for token in last.shards.ids(int(last.held_out[0]))[:_PROMPT_TOKENS]]
@@ -439,7 +439,7 @@ class PretrainTrainer:
         self.progress.say("measuring on all held-out text")
         scores = self._measure(model, None)
         self._sample(model)
-        self.way.ranks.tell(lambda: self._write(model, scores))
+        self.way.ranks.broadcast(lambda: self._write(model, scores))
 
     def _write(self, model: Model[LanguageHead], scores: list[HeldOutScore]) -> None:
         last, score = self.stages[-1], scores[-1]
@@ -449,7 +449,7 @@ class PretrainTrainer:
             "held_out": asdict(score.text),
             "tokenizer": self.tokenizer.digest,
             "corpus": last.shards.about.get("fingerprint"),
-            "left_out": last.shards.about.get("left_out"),
+            "excluded": last.shards.excluded,
             "sources": source_names(stage.shards.about for stage in self.stages),
         }
         if len(self.stages) > 1:
@@ -478,8 +478,8 @@ class PretrainTrainer:
         )
         seen = membership_file([stage.shards for stage in self.stages], self.source, taught)
         save_bundle(self.run.path / "bundle", bundle, extra=seen)
-        self.run.note("result.json", result)
-        self.run.tidy()
+        self.run.write_json("result.json", result)
+        self.run.remove_checkpoints()
         for stage, part in zip(self.stages, scores, strict=True):
             end = f"; model in {self.run.path}" if stage is last else ""
             self.progress.say(f"{self._of(stage)}{part.words(tokens=True)}{end}")
