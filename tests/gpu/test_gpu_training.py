@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fixtures.linear_loss import errors, far_target, oracle, question
+from fixtures.linear_loss import far_target_inputs, linear_loss_inputs, reference_loss, relative_errors
 from fixtures.tiny import (
     CPU,
     SPECIAL,
@@ -206,9 +206,10 @@ def test_a_compiled_network_learns_as_a_plain_one(tmp_path):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head", [64, 100])
 def test_attention_of_steady_rows_is_attention(head, causal):
-    from headstart.model.attention import attend, wants_cudnn
+    from headstart.kernels.attention import cudnn_attention
+    from headstart.kernels.dispatch import supports_cudnn_attention
 
-    if not wants_cudnn(torch.device("cuda"), head):
+    if not supports_cudnn_attention(torch.device("cuda"), head):
         pytest.skip("no device on which cuDNN's attention is taken")
     torch.manual_seed(0)
     parts = [torch.randn(4, 2, 256, head, device="cuda") for _ in range(3)]
@@ -216,7 +217,7 @@ def test_attention_of_steady_rows_is_attention(head, causal):
     rough = [part.bfloat16().requires_grad_() for part in parts]
     usual = [part.bfloat16().requires_grad_() for part in parts]
     expected = F.scaled_dot_product_attention(*exact, is_causal=causal)
-    found = attend(*rough, causal=causal)
+    found = cudnn_attention(*rough, causal=causal)
     theirs = F.scaled_dot_product_attention(*usual, is_causal=causal)
     slope = torch.randn_like(expected)
     for mixed in (expected, found, theirs):
@@ -252,22 +253,24 @@ def test_full_rows_without_bounds_are_read_as_under_a_mask(kind, attention):
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("heads", "rotary"), [(4, False), (2, False), (4, True)])
 def test_attention_over_steady_rows_is_that_over_others(heads, rotary, compiled):
-    from headstart.model.attention import AttentionContext, SelfAttention, rotary_cos_sin, wants_cudnn
+    from headstart.kernels.attention import AttentionContext
+    from headstart.kernels.dispatch import KernelPlan, supports_cudnn_attention
+    from headstart.model.attention import SelfAttention, rotary_cos_sin
 
     width = 200 if heads == 2 else 256
-    if not wants_cudnn(torch.device("cuda"), width // heads):
+    if not supports_cudnn_attention(torch.device("cuda"), width // heads):
         pytest.skip("cuDNN's attention is not there")
     torch.manual_seed(0)
     layer = SelfAttention(width, heads, 0.0, bias=True).cuda()
     x, slopes = torch.randn(2, 4, 128, width, device="cuda")
     turned = rotary_cos_sin(torch.arange(128, device="cuda"), width // heads) if rotary else None
     found = []
-    for steady in (False, True):
+    for kernel in ("sdpa", "cudnn"):
         called = torch.compile(layer) if compiled else layer
         layer.zero_grad()
         rows = x.clone().requires_grad_()
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            mixed, _ = called(rows, AttentionContext(None, turned, steady=steady))
+            mixed = called(rows, AttentionContext(KernelPlan(attention=kernel), rotary=turned))
         mixed.float().backward(slopes)
         found.append([mixed.float(), rows.grad, *(parameter.grad for parameter in layer.parameters())])
     for one, other in zip(*found, strict=True):
@@ -284,12 +287,14 @@ def test_the_loss_in_bites_is_plain_cross_entropy(rows, width, vocabulary, biase
     from headstart.kernels.cross_entropy import chunked_loss_cuda, from_logits, logits_to_grad_reference
     from headstart.kernels.triton.cross_entropy import logits_to_grad
 
-    asked = question(rows, width, vocabulary, biased=biased, scale=0.25, device="cuda")
-    expected = oracle(*asked)
-    usual = errors(chunked_loss_cuda(*asked, torch.bfloat16, way=from_logits(logits_to_grad_reference)), expected)
-    for way in ({}, {"rows": 256}, {"way": from_logits(logits_to_grad)}):
-        assert max(errors(chunked_loss_cuda(*asked, torch.float32, **way), expected)) < 1e-5, way
-        found = errors(chunked_loss_cuda(*asked, torch.bfloat16, **way), expected)
+    asked = linear_loss_inputs(rows, width, vocabulary, has_bias=biased, scale=0.25, device="cuda")
+    expected = reference_loss(*asked)
+    usual = relative_errors(
+        chunked_loss_cuda(*asked, torch.bfloat16, chunk_loss=from_logits(logits_to_grad_reference)), expected
+    )
+    for way in ({}, {"rows": 256}, {"chunk_loss": from_logits(logits_to_grad)}):
+        assert max(relative_errors(chunked_loss_cuda(*asked, torch.float32, **way), expected)) < 1e-5, way
+        found = relative_errors(chunked_loss_cuda(*asked, torch.bfloat16, **way), expected)
         # a single row is one throw of the dice
         assert max(found) < (0.01 if rows == 1 else 0.005), way
         assert rows == 1 or all(a < 1.05 * b + 1e-4 for a, b in zip(found, usual, strict=True)), (way, found, usual)
@@ -301,8 +306,8 @@ def test_a_row_whose_powers_overflow_is_done_again(distance, biased):
     """And what is no number stays none."""
     from headstart.kernels.cross_entropy import chunked_loss_cuda
 
-    asked = far_target(300, 200, 5001, biased=biased, distance=distance, device="cuda")
-    assert max(errors(chunked_loss_cuda(*asked, torch.bfloat16), oracle(*asked))) < 0.005
+    asked = far_target_inputs(300, 200, 5001, has_bias=biased, distance=distance, device="cuda")
+    assert max(relative_errors(chunked_loss_cuda(*asked, torch.bfloat16), reference_loss(*asked))) < 0.005
     broken = asked[0].clone()
     broken[7] = torch.nan
     assert chunked_loss_cuda(broken, *asked[1:], torch.bfloat16)[0].isnan()
@@ -311,7 +316,7 @@ def test_a_row_whose_powers_overflow_is_done_again(distance, biased):
 def test_the_loss_has_the_same_bits_twice():
     from headstart.kernels.cross_entropy import chunked_loss_cuda
 
-    asked = question(3000, 200, 20001, biased=True, scale=0.25, device="cuda")
+    asked = linear_loss_inputs(3000, 200, 20001, has_bias=True, scale=0.25, device="cuda")
     one, two = (chunked_loss_cuda(*asked, torch.bfloat16, rows=1024) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
@@ -322,7 +327,7 @@ def test_the_kernels_of_the_loss_are_there():
     from headstart.kernels.triton.cross_entropy import from_exp_logits
 
     assert _best_chunk_loss(torch.device("cuda"), torch.bfloat16) is from_exp_logits
-    assert "by_scores" in _best_chunk_loss(torch.device("cuda"), torch.float32).__qualname__
+    assert "from_logits" in _best_chunk_loss(torch.device("cuda"), torch.float32).__qualname__
 
 
 class StopAt(StopSignal):
