@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fixtures.linear_loss import errors, far_target, oracle, question
+from fixtures.linear_loss import far_target_inputs, linear_loss_inputs, reference_loss, relative_errors
 from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.tiny import (
     CPU,
@@ -16,8 +16,8 @@ from fixtures.tiny import (
     change_runtime,
     corpus,
     finetune_config,
-    kinds_of_network,
     language_model,
+    network_configs,
     pretrain_config,
     write_reviews,
 )
@@ -28,7 +28,7 @@ from headstart.files import read_json
 from headstart.interrupts import StopRequested, StopSignal
 from headstart.model.heads import Model, build_classifier_head
 from headstart.model.transformer import build_backbone
-from headstart.recipes.compare.run import run_compare
+from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.runtime import Runtime
 from headstart.train.cuda_graphs import text_graphs
 from headstart.train.loop import TrainState, fit
@@ -36,6 +36,7 @@ from headstart.train.objectives import classification_loss, language_model_loss
 from headstart.train.optimizers import build_optimizer, set_trainable
 from headstart.train.parallel import SINGLE
 from headstart.train.scoring import score_texts
+from headstart.train.transfer_batch import to_device
 
 # importing the compiler warns about parts of torch that Headstart never touches
 pytestmark = [
@@ -90,19 +91,19 @@ def test_the_whole_story_runs_and_resumes(tmp_path):
     pretrain_run([], tmp_path / "cut", None, resume=True)
     whole, cut = (read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("whole", "cut"))
     assert cut == pytest.approx(whole, rel=1e-3)
-    page = run_compare(
+    request = CompareRequest(
         str(data / "train.csv"),
         tmp_path / "cmp",
-        finetune_config(runtime__device="cuda"),
-        source=str(tmp_path / "whole"),
+        backbones=(str(tmp_path / "whole"),),
         valid=str(data / "valid.csv"),
         test=str(data / "test.csv"),
         seeds=2,
     )
+    page = run_compare(request, finetune_config(runtime__device="cuda"))
     assert page.is_file()
 
 
-KINDS = kinds_of_network(width=64, depth=3, heads=4, feedforward=96, context=48)
+KINDS = network_configs(width=64, depth=3, heads=4, feedforward=96, context=48)
 del KINDS["classic"]  # its dropout and its heads go another way
 MODERN = KINDS["modern"]
 
@@ -121,8 +122,8 @@ def test_attention_between_bounds_is_attention_under_a_mask(attention, padded, k
         layout="documents" if padded else "packed",
         seed=1,
     )
-    plain = rows.batch(0, rows.rows, segments_always=True)
-    batch = plain.to(torch.device("cuda"))
+    plain = rows.batch(0, rows.num_rows, segments_always=True)
+    batch = to_device(plain, torch.device("cuda"))
     assert batch.cu_seqlens is not None
     real = batch.segments_BT != -1
     with torch.inference_mode():
@@ -204,9 +205,10 @@ def test_a_compiled_network_learns_as_a_plain_one(tmp_path):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head", [64, 100])
 def test_attention_of_steady_rows_is_attention(head, causal):
-    from headstart.model.attention import attend, wants_cudnn
+    from headstart.kernels.attention import cudnn_attention
+    from headstart.kernels.dispatch import supports_cudnn_attention
 
-    if not wants_cudnn(torch.device("cuda"), head):
+    if not supports_cudnn_attention(torch.device("cuda"), head):
         pytest.skip("no device on which cuDNN's attention is taken")
     torch.manual_seed(0)
     parts = [torch.randn(4, 2, 256, head, device="cuda") for _ in range(3)]
@@ -214,7 +216,7 @@ def test_attention_of_steady_rows_is_attention(head, causal):
     rough = [part.bfloat16().requires_grad_() for part in parts]
     usual = [part.bfloat16().requires_grad_() for part in parts]
     expected = F.scaled_dot_product_attention(*exact, is_causal=causal)
-    found = attend(*rough, causal=causal)
+    found = cudnn_attention(*rough, causal=causal)
     theirs = F.scaled_dot_product_attention(*usual, is_causal=causal)
     slope = torch.randn_like(expected)
     for mixed in (expected, found, theirs):
@@ -235,7 +237,7 @@ def test_full_rows_without_bounds_are_read_as_under_a_mask(kind, attention):
     shape = ModelConfig(block=kind, width=200, depth=2, heads=2, feedforward=96, context=48)
     model = language_model(shape=shape).cuda().train()
     rows = PackedDataset(corpus([47] * 8), np.arange(8), SPECIAL, context=48, layout="packed", seed=1)
-    batch = rows.batch(0, 8).to(torch.device("cuda"))
+    batch = to_device(rows.batch(0, 8), torch.device("cuda"))
     assert batch.segments_BT is None
     segments = torch.zeros_like(batch.ids_BT)
     expected = model.backbone(batch.ids_BT, segments, attention)
@@ -250,22 +252,24 @@ def test_full_rows_without_bounds_are_read_as_under_a_mask(kind, attention):
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("heads", "rotary"), [(4, False), (2, False), (4, True)])
 def test_attention_over_steady_rows_is_that_over_others(heads, rotary, compiled):
-    from headstart.model.attention import AttentionContext, SelfAttention, rotary_cos_sin, wants_cudnn
+    from headstart.kernels.attention import AttentionContext
+    from headstart.kernels.dispatch import KernelPlan, supports_cudnn_attention
+    from headstart.model.attention import SelfAttention, rotary_cos_sin
 
     width = 200 if heads == 2 else 256
-    if not wants_cudnn(torch.device("cuda"), width // heads):
+    if not supports_cudnn_attention(torch.device("cuda"), width // heads):
         pytest.skip("cuDNN's attention is not there")
     torch.manual_seed(0)
     layer = SelfAttention(width, heads, 0.0, bias=True).cuda()
     x, slopes = torch.randn(2, 4, 128, width, device="cuda")
     turned = rotary_cos_sin(torch.arange(128, device="cuda"), width // heads) if rotary else None
     found = []
-    for steady in (False, True):
+    for kernel in ("sdpa", "cudnn"):
         called = torch.compile(layer) if compiled else layer
         layer.zero_grad()
         rows = x.clone().requires_grad_()
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            mixed, _ = called(rows, AttentionContext(None, turned, steady=steady))
+            mixed = called(rows, AttentionContext(KernelPlan(attention=kernel), rotary=turned))
         mixed.float().backward(slopes)
         found.append([mixed.float(), rows.grad, *(parameter.grad for parameter in layer.parameters())])
     for one, other in zip(*found, strict=True):
@@ -282,12 +286,14 @@ def test_the_loss_in_bites_is_plain_cross_entropy(rows, width, vocabulary, biase
     from headstart.kernels.cross_entropy import chunked_loss_cuda, from_logits, logits_to_grad_reference
     from headstart.kernels.triton.cross_entropy import logits_to_grad
 
-    asked = question(rows, width, vocabulary, biased=biased, scale=0.25, device="cuda")
-    expected = oracle(*asked)
-    usual = errors(chunked_loss_cuda(*asked, torch.bfloat16, way=from_logits(logits_to_grad_reference)), expected)
-    for way in ({}, {"rows": 256}, {"way": from_logits(logits_to_grad)}):
-        assert max(errors(chunked_loss_cuda(*asked, torch.float32, **way), expected)) < 1e-5, way
-        found = errors(chunked_loss_cuda(*asked, torch.bfloat16, **way), expected)
+    asked = linear_loss_inputs(rows, width, vocabulary, has_bias=biased, scale=0.25, device="cuda")
+    expected = reference_loss(*asked)
+    usual = relative_errors(
+        chunked_loss_cuda(*asked, torch.bfloat16, chunk_loss=from_logits(logits_to_grad_reference)), expected
+    )
+    for way in ({}, {"rows": 256}, {"chunk_loss": from_logits(logits_to_grad)}):
+        assert max(relative_errors(chunked_loss_cuda(*asked, torch.float32, **way), expected)) < 1e-5, way
+        found = relative_errors(chunked_loss_cuda(*asked, torch.bfloat16, **way), expected)
         # a single row is one throw of the dice
         assert max(found) < (0.01 if rows == 1 else 0.005), way
         assert rows == 1 or all(a < 1.05 * b + 1e-4 for a, b in zip(found, usual, strict=True)), (way, found, usual)
@@ -299,8 +305,8 @@ def test_a_row_whose_powers_overflow_is_done_again(distance, biased):
     """And what is no number stays none."""
     from headstart.kernels.cross_entropy import chunked_loss_cuda
 
-    asked = far_target(300, 200, 5001, biased=biased, distance=distance, device="cuda")
-    assert max(errors(chunked_loss_cuda(*asked, torch.bfloat16), oracle(*asked))) < 0.005
+    asked = far_target_inputs(300, 200, 5001, has_bias=biased, distance=distance, device="cuda")
+    assert max(relative_errors(chunked_loss_cuda(*asked, torch.bfloat16), reference_loss(*asked))) < 0.005
     broken = asked[0].clone()
     broken[7] = torch.nan
     assert chunked_loss_cuda(broken, *asked[1:], torch.bfloat16)[0].isnan()
@@ -309,7 +315,7 @@ def test_a_row_whose_powers_overflow_is_done_again(distance, biased):
 def test_the_loss_has_the_same_bits_twice():
     from headstart.kernels.cross_entropy import chunked_loss_cuda
 
-    asked = question(3000, 200, 20001, biased=True, scale=0.25, device="cuda")
+    asked = linear_loss_inputs(3000, 200, 20001, has_bias=True, scale=0.25, device="cuda")
     one, two = (chunked_loss_cuda(*asked, torch.bfloat16, rows=1024) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
@@ -320,7 +326,7 @@ def test_the_kernels_of_the_loss_are_there():
     from headstart.kernels.triton.cross_entropy import from_exp_logits
 
     assert _best_chunk_loss(torch.device("cuda"), torch.bfloat16) is from_exp_logits
-    assert "by_scores" in _best_chunk_loss(torch.device("cuda"), torch.float32).__qualname__
+    assert "from_logits" in _best_chunk_loss(torch.device("cuda"), torch.float32).__qualname__
 
 
 class StopAt(StopSignal):

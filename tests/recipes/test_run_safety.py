@@ -8,7 +8,7 @@ from fixtures.tiny import finetune_config, pretrain_config, write_reviews
 from headstart.errors import DataError, Interrupted, TrainingError, UsageError
 from headstart.files import read_json
 from headstart.progress import SilentProgress
-from headstart.recipes.compare.run import run_compare
+from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.prepare import run_prepare_labelled
 from headstart.store.run_folder import RunFolder
 
@@ -22,11 +22,11 @@ def reviews(tmp_path_factory):
 
 LABELLED = {"train": "no.csv", "valid": None, "test": "not.csv", "tokenizer": None}
 TEXTS = {"texts": ["no.txt"], "tokenizer": None, "backbone": None}
-GRID = {"source": "scratch", "seeds": 1, "labels": [None], "arms": ["majority"]}
+GRID = {"backbones": [], "seeds": 1, "labels": [None], "arms": ["majority"], "choose": False, "texts": True}
 KINDS = {
     "pretrain": (lambda out: pretrain_run([], out, None, resume=True), TEXTS),
     "finetune": (lambda out: finetune_run(None, out, None, resume=True), LABELLED | {"backbone": "scratch"}),
-    "compare": (lambda out: run_compare(None, out, None, resume=True), LABELLED | GRID),
+    "compare": (lambda out: run_compare(CompareRequest(None, out, resume=True), None), LABELLED | GRID),
 }
 
 

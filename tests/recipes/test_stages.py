@@ -162,7 +162,7 @@ def test_epochs_are_passes_over_the_text_of_all_stages(reviews, tmp_path):
     config = pretrain_config(loop__steps=None, loop__epochs=2, stages=stages_of(reviews))
     run = pretrain_run([], tmp_path / "run", config)
     stages_built = build_stages(config, [Shards.open(run.path / f"tokens-{n}") for n in (1, 2, 2)], SPECIAL)
-    rows = sum(stage.packed.inputs for stage in stages_built)
+    rows = sum(stage.packed.num_tokens for stage in stages_built)
     assert read_json(run.path / "result.json")["tokens_seen"] == pytest.approx(2 * rows, rel=0.1)
 
 

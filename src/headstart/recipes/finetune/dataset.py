@@ -133,7 +133,7 @@ def load_labelled_data(
     sources = {train: _read(train, config, progress)}
     same_task = config.model_copy(update={"task": _task_name(sources[train])})
     sources |= {name: _read(name, same_task, progress) for name in (valid, test) if name is not None}
-    notes = [texts.left_out for texts in sources.values() if isinstance(texts, LabelledTexts) and texts.left_out]
+    notes = [texts.skip_note for texts in sources.values() if isinstance(texts, LabelledTexts) and texts.skip_note]
     tokenizer = _tokenizer_for(sources[train], tokenizer, tokenizer_config, notes, progress)
     train_texts = _texts_of(sources[train], tokenizer)
     task = infer_task(train_texts, config)
@@ -220,9 +220,9 @@ def _appear(count: int) -> str:
 
 def _describe_only_label(texts: LabelledTexts) -> str:
     label = texts.labels[0]
-    if texts.kind == "rating":
+    if texts.task_name == "rating":
         return f"rating only ({label:g})"
-    return f"label only ({', '.join(label) if texts.kind == 'labels' else label})"
+    return f"label only ({', '.join(label) if texts.task_name == 'labels' else label})"
 
 
 def _read(name: str, config: LabelledConfig, progress: Progress) -> InputTexts:
@@ -240,7 +240,7 @@ def _read(name: str, config: LabelledConfig, progress: Progress) -> InputTexts:
 
 
 def _task_name(train: InputTexts) -> str:
-    return "classes" if isinstance(train, Shards) else train.kind
+    return "classes" if isinstance(train, Shards) else train.task_name
 
 
 def _tokenizer_for(
@@ -270,13 +270,13 @@ def _texts_of(source: InputTexts, tokenizer: Tokenizer) -> LabelledTexts:
             f"{source.folder} was prepared with another tokenizer than the rest; prepare it again with that one"
         )
     assert source.labels is not None
-    assert source.label_of is not None
+    assert source.label_indices is not None
     name = str(source.folder)
     return LabelledTexts(
         name=name,
-        texts=tuple(tokenizer.decode([int(token) for token in source.ids(i)]) for i in range(source.documents)),
-        labels=tuple(source.labels[int(label)] for label in source.label_of),
-        where=tuple(f"{name}, document {i + 1}" for i in range(source.documents)),
+        texts=tuple(tokenizer.decode([int(token) for token in source.ids(i)]) for i in range(source.num_documents)),
+        labels=tuple(source.labels[int(label)] for label in source.label_indices),
+        where=tuple(f"{name}, document {i + 1}" for i in range(source.num_documents)),
     )
 
 
@@ -363,7 +363,7 @@ def note_pretraining_overlap(
     data: LabelledData, folder: Path | None, name: str | None, progress: Progress
 ) -> LabelledData:
     """Add a note on how many test rows the pretrained model in `folder` has seen, if its bundle records that."""
-    members = Membership.read(folder) if folder is not None and data.test is not None else None
+    members = Membership.load(folder) if folder is not None and data.test is not None else None
     if members is None or data.test is None:
         return data
     rows = len(members.rows_in(data.test.texts))

@@ -142,9 +142,9 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
             (self.data.test, self.test_dataset),
         ]
         counts = [
-            f"{dataset.long:,} of {len(dataset):,} in {split.name}"
+            f"{dataset.num_long:,} of {len(dataset):,} in {split.name}"
             for split, dataset in splits
-            if split and dataset and dataset.long
+            if split and dataset and dataset.num_long
         ]
         if not counts:
             return
@@ -260,7 +260,7 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
             order = seeded_permutation(len(self.train_dataset), self.config.runtime.seed, pass_index)
             self._ordered_pass, self._order = pass_index, order
         indices = self._order[step_within * self.rows_per_step : (step_within + 1) * self.rows_per_step]
-        slices = self.strategy.portion.pieces(len(indices), self.config.loop.batch_size)
+        slices = self.strategy.portion.micro_batches(len(indices), self.config.loop.batch_size)
         return [
             self.train_dataset.batch(indices[first:last])
             if first < last
@@ -306,7 +306,7 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         return self._measure(dataset, self._logits(model, dataset))
 
     def _measure(self, dataset: LabelledDataset, logits: NDArray[np.float64]) -> AnyEvaluation:
-        return self.task.measure(logits, dataset.labels, 0 if dataset.windows else dataset.long)
+        return self.task.measure(logits, dataset.labels, 0 if dataset.windows else dataset.num_long)
 
     def _logits(self, model: Model[ClassifierHead], dataset: LabelledDataset) -> NDArray[np.float64]:
         scale, offset = self.affine

@@ -227,5 +227,5 @@ def _input_facts(
     facts = {name: read_json(corpus.folder / MANIFEST)["files"] for name, corpus in zip(names, shards, strict=True)}
     if distillation:
         facts[f"the teacher ({distillation.name})"] = read_json(distillation.bundle.path / MANIFEST)["files"]
-    excluded = [corpus.about.get("left_out") for corpus in shards]
+    excluded = [corpus.excluded for corpus in shards]
     return facts | ({"what was left out": excluded[0] if len(excluded) == 1 else excluded} if any(excluded) else {})

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config.schema import PretrainConfig, PretrainLoop, StageConfig
-from headstart.data.batch import WHOLE_BATCH, Batch, RankSlice, dummy_batch, slice_batch
+from headstart.data.batch import FULL_BATCH, Batch, RankSlice, dummy_batch, slice_batch
 from headstart.data.datasets import PackedDataset
 from headstart.data.decontamination import refuse_prepared_corpus
 from headstart.data.masking import make_batch
@@ -49,7 +49,7 @@ class Stage:
     """Read in place of `packed` in masked batches, if next-sentence prediction is on."""
     first_step: int = 0
     steps: int = 0
-    rank_slice: RankSlice = WHOLE_BATCH
+    rank_slice: RankSlice = FULL_BATCH
     """The rows of each step that this process reads."""
 
     @property
@@ -65,12 +65,12 @@ class Stage:
     @property
     def tokens_seen(self) -> float:
         """Tokens that the steps of this stage read, at the average length of a row."""
-        return self.steps * self.rows_per_step * self.epoch_dataset.inputs / max(1, self.epoch_dataset.rows)
+        return self.steps * self.rows_per_step * self.epoch_dataset.num_tokens / max(1, self.epoch_dataset.num_rows)
 
     def fetch(self, step: int) -> list[Batch]:
         """Return the batches of a step, counted from the first of this stage."""
         begin, size = step * self.rows_per_step, self.batch_size
-        slices = self.rank_slice.pieces(self.rows_per_step, size)
+        slices = self.rank_slice.micro_batches(self.rows_per_step, size)
         if not self.pairs:
             return [self._packed_batch(begin, first, last) for first, last in slices]
         # the weight of a pair depends on all rows of the step, so that every process builds all of them
@@ -139,7 +139,7 @@ class Stage:
             "texts": texts,
             "tokens_seen": tokens,
             "corpus": self.shards.about.get("fingerprint"),
-            "left_out": self.shards.about.get("left_out"),
+            "excluded": self.shards.excluded,
         }
 
     def summary(self) -> str:
@@ -149,16 +149,14 @@ class Stage:
         return (
             f"stage {self.number}: {steps}, {pluralize(self.batch_size, 'row')} of {self.packed.context} tokens, "
             f"{pluralize(len(self.packed.documents), 'document')}, "
-            f"{pluralize(self.epoch_dataset.inputs, 'token')} an epoch"
+            f"{pluralize(self.epoch_dataset.num_tokens, 'token')} an epoch"
         )
 
 
 def _describe_pairs(pairs: NextSentenceDataset) -> str:
-    verb = "is" if pairs.short == 1 else "are"
-    short = f"; {pluralize(pairs.short, 'document')} of one token {verb} left out" if pairs.short else ""
-    return (
-        f"{pluralize(pairs.rows, 'pair')} of pieces an epoch from {pluralize(len(pairs.documents), 'document')}{short}"
-    )
+    verb = "is" if pairs.num_short == 1 else "are"
+    short = f"; {pluralize(pairs.num_short, 'document')} of one token {verb} left out" if pairs.num_short else ""
+    return f"{pluralize(pairs.num_rows, 'pair')} of pieces an epoch from {pluralize(len(pairs.documents), 'document')}{short}"
 
 
 def describe_stages(stages: Sequence[Stage], context: int) -> Iterator[str]:
@@ -168,10 +166,10 @@ def describe_stages(stages: Sequence[Stage], context: int) -> Iterator[str]:
             yield stage.summary()
         if stage.pairs:
             yield _describe_pairs(stage.pairs)
-        elif stage.packed.truncated:
-            is_longer, are = ("is longer", "is") if stage.packed.truncated == 1 else ("are longer", "are")
+        elif stage.packed.num_truncated:
+            is_longer, are = ("is longer", "is") if stage.packed.num_truncated == 1 else ("are longer", "are")
             yield (
-                f"{pluralize(stage.packed.truncated, 'document')} {is_longer} than the context of "
+                f"{pluralize(stage.packed.num_truncated, 'document')} {is_longer} than the context of "
                 f"{stage.packed.context} tokens and {are} cut there; corpus.layout packed would read all"
             )
     longest = max(stage.packed.context for stage in stages)
@@ -221,7 +219,7 @@ def open_shards(
 
 
 def build_stages(
-    config: PretrainConfig, shards: Sequence[Shards], special: SpecialIds, rank_slice: RankSlice = WHOLE_BATCH
+    config: PretrainConfig, shards: Sequence[Shards], special: SpecialIds, rank_slice: RankSlice = FULL_BATCH
 ) -> list[Stage]:
     """Build the stages with their datasets. No document that any stage holds out is trained on in another."""
     stage_configs = config.stages or [StageConfig(texts=["TEXTS"])]
@@ -261,9 +259,9 @@ def build_stages(
 
 
 def _check_length(packed: PackedDataset, stage_name: str) -> None:
-    if packed.inputs < packed.context:
+    if packed.num_tokens < packed.context:
         raise DataError(
-            f"the training text{stage_name} holds {packed.inputs} tokens, less than one row of {packed.context}; "
+            f"the training text{stage_name} holds {packed.num_tokens} tokens, less than one row of {packed.context}; "
             "give more text or a smaller model.context"
         )
 
@@ -295,5 +293,5 @@ def stage_at(stages: Sequence[Stage], step: int) -> Stage:
 
 def total_steps(stages: list[Stage], loop: PretrainLoop) -> int:
     """Return the steps of a run without `loop.minutes`: as set, or those of its epochs."""
-    epochs = [loop.epochs * stage.epoch_dataset.rows / stage.rows_per_step for stage in stages]
+    epochs = [loop.epochs * stage.epoch_dataset.num_rows / stage.rows_per_step for stage in stages]
     return loop.steps or max(len(stages), round(sum(epochs)))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from headstart.config.schema import PretrainConfig
-from headstart.data.batch import WHOLE_BATCH, Batch, RankSlice
+from headstart.data.batch import FULL_BATCH, Batch, RankSlice
 from headstart.data.decontamination import MEMBERSHIP_FILE, Membership
 from headstart.data.masking import mask_token
 from headstart.data.provenance import source_names
@@ -111,7 +111,7 @@ def compiler_error(device: torch.device) -> str | None:
     """Compile a small function and return the first line of its error; None if it works."""
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device=device))
-    except (RuntimeError, OSError, ImportError) as error:  # no C compiler, no triton, an old GPU
+    except (RuntimeError, OSError, ImportError) as error:  # no C compiler, no code generator, an old GPU
         return (str(error).strip().splitlines() or [type(error).__name__])[0]
     return None
 
@@ -174,14 +174,14 @@ def membership_file(shards: Iterable[Shards], *models: Bundle | None) -> dict[st
         models: the model it continues and its teacher. Where one of them has no such file, none is written: an
             incomplete list would pass for a complete one.
     """
-    members = Membership.of([])
+    members = Membership.from_digests([])
     for model in filter(None, models):
-        earlier = Membership.read(model.path)
+        earlier = Membership.load(model.path)
         if earlier is None:
             return {}
         members |= earlier
     for corpus in shards:
-        members |= Membership.of(corpus.digests)
+        members |= Membership.from_digests(corpus.digests)
     return {MEMBERSHIP_FILE: members.to_bytes()}
 
 
@@ -202,7 +202,7 @@ def prepare_pretraining(
     shards: Sequence[Shards],
     runtime: Runtime,
     backbone: Bundle | None = None,
-    rank_slice: RankSlice = WHOLE_BATCH,
+    rank_slice: RankSlice = FULL_BATCH,
 ) -> PretrainSetup:
     """Build the datasets of every stage and the model; raises where the text does not suffice.
 
@@ -330,7 +330,7 @@ class PretrainTrainer(Trainer[PretrainConfig]):
         self.progress.say(
             f"{pluralize(sum(len(stage.packed.documents) for stage in stages), 'document')} to learn from, "
             f"{sum(len(stage.held_out) for stage in stages):,} held out; "
-            f"{pluralize(sum(stage.epoch_dataset.inputs for stage in stages), 'token')} an epoch; "
+            f"{pluralize(sum(stage.epoch_dataset.num_tokens for stage in stages), 'token')} an epoch; "
             f"{parameters:,} parameters; {pluralize(self.steps, 'step')} on {self.runtime.device}, {threads}"
         )
         for line in describe_stages(stages, self.config.model.context):
@@ -459,7 +459,7 @@ class PretrainTrainer(Trainer[PretrainConfig]):
             "held_out": asdict(score.text),
             "tokenizer": self.tokenizer.digest,
             "corpus": last.shards.about.get("fingerprint"),
-            "left_out": last.shards.about.get("left_out"),
+            "excluded": last.shards.excluded,
             "sources": source_names(stage.shards.about for stage in self.stages),
         }
         if len(self.stages) > 1:
