@@ -541,7 +541,7 @@ def train_and_judge(folder: Path, kind: str, seed: int) -> dict:
         folder / "train.csv",
         valid=folder / "valid.csv",
         test=folder / "test.csv",
-        source=folder / "base",
+        backbone=folder / "base",
         out=folder / "comparison",
         arms=("scratch", "pretrained"),
         settings={**ONE_CORE, "loop.epochs": 4, "loop.batch_size": 4, "optim.lr": 3e-3},

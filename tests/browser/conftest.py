@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.tiny import finetune_config, pretrain_config, write_reviews
-from headstart.recipes.compare.run import run_compare
+from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.pretrain.run import run_pretrain
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -39,9 +39,10 @@ def comparison(tmp_path_factory) -> Path:
         file.write(leak + "\n")
     run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=3))
     files = {name: str(folder / f"{name}.csv") for name in ("valid", "test")}
-    options = {"seeds": 2, "labels": (12, None), "arms": ARMS, "command": "headstart compare train.csv"}
+    options = {"seeds": 2, "label_budgets": (12, None), "arms": ARMS, "command": "headstart compare train.csv"}
     config = finetune_config(loop__epochs=2)
-    run_compare(str(folder / "train.csv"), folder / "cmp", config, source=str(folder / "base"), **files, **options)
+    backbones = (str(folder / "base"),)
+    run_compare(CompareRequest(str(folder / "train.csv"), folder / "cmp", backbones, **files, **options), config)
     return folder / "cmp"
 
 
