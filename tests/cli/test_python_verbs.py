@@ -92,7 +92,7 @@ def test_numbers_of_labels_may_be_one_or_several(values, expected):
 @pytest.mark.parametrize("wrong", ["50", 0.5, True])
 def test_an_invalid_label_budget_is_refused(wrong):
     assert message_of(lambda: api._budgets((50, wrong))) == (
-        f"labels must be whole numbers or 'all', as in (50, 200, 'all'), got {wrong!r}"
+        f"label_budgets must be whole numbers or 'all', as in (50, 200, 'all'), got {wrong!r}"
     )
 
 

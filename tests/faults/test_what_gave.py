@@ -284,14 +284,14 @@ def test_a_tokenizer_whose_steps_multiply_a_text_is_refused(tmp_path):
     steps = [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}] * 30
     settings = {"version": "1.0", "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
     with pytest.raises(StoreError) as caught:
-        read_engine(settings, "foreign.json")
+        read_engine(settings, "imported.json")
     assert str(caught.value) == (
-        "foreign.json is not a tokenizer that can be trusted: its steps may make a text 1,073,741,824 times as long, "
+        "imported.json is not a tokenizer that can be trusted: its steps may make a text 1,073,741,824 times as long, "
         "and 64 is the most"
     )
 
 
 @pytest.mark.parametrize("steps", [255, 0.5, "ByteLevel", {}, [3]])
 def test_a_tokenizer_whose_steps_are_none_is_refused_in_a_line(steps):
-    with pytest.raises(StoreError, match=r"^foreign\.json is not a tokenizer that the tokenizers library can read: "):
-        read_engine({"version": "1.0", "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}, "foreign.json")
+    with pytest.raises(StoreError, match=r"^imported\.json is not a tokenizer that the tokenizers library can read: "):
+        read_engine({"version": "1.0", "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}, "imported.json")
