@@ -13,7 +13,7 @@ from headstart.recipes.pretrain.trainer import MIN_COMPILE_FLOPS, compile_pays, 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 MODEL = nn.Linear(1000, 1000, bias=False)
 """A million parameters."""
-STAGES = [SimpleNamespace(rows_per_step=64, epoch_dataset=SimpleNamespace(rows=640))]
+STAGES = [SimpleNamespace(rows_per_step=64, epoch_dataset=SimpleNamespace(num_rows=640))]
 
 
 def settings(**changes):
