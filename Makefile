@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # threads that spin while waiting slow small machines down; the command line sets this for itself
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test lint types unit test-all test-ranks test-gpu test-kernels torture torture-full docs clean
+.PHONY: demo test lint types unit test-all test-distributed test-gpu test-kernels torture torture-full docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/headstart demo --out demo-run
@@ -28,7 +28,7 @@ test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n 2 -m "not gpu"
 
 # two to four processes started by torchrun, killed, stopped and resumed: about ten minutes on two cores
-test-ranks: $(VENV)/.dev
+test-distributed: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests/distributed -m "not gpu"
 
 # on a machine with a CUDA device and a Python that has torch and pytest already

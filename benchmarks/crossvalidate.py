@@ -127,14 +127,14 @@ def main() -> None:
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     tasks = []
-    for run in given.runs:
-        for words in given.tries or ["base:"]:
+    for run in arguments.runs:
+        for words in arguments.tries or ["base:"]:
             name, _, settings = words.partition(":")
             changed = dict(pair.split("=", 1) for pair in settings.split(",") if pair)
-            for seed in range(given.seeds):
-                for fold in range(given.folds):
+            for seed in range(arguments.seeds):
+                for fold in range(arguments.folds):
                     tasks.append(
                         {
                             "run": run,
@@ -142,22 +142,22 @@ def main() -> None:
                             "settings": changed,
                             "fold": fold,
                             "seed": seed,
-                            "folds": given.folds,
-                            "train": given.train,
-                            "valid": given.valid,
-                            "preset": given.preset,
+                            "folds": arguments.folds,
+                            "train": arguments.train,
+                            "valid": arguments.valid,
+                            "preset": arguments.preset,
                         }
                     )
-    if given.jobs == 1:
+    if arguments.jobs == 1:
         results = [train_fold(task) for task in tasks]
     else:
-        with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
+        with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
             results = []
             for result in pool.imap_unordered(train_fold, tasks):
                 results.append(result)
                 print(json.dumps(result), flush=True)
     lines = table(results)
-    Path(given.out).write_text(json.dumps({"table": lines, "results": results}, indent=1))
+    Path(arguments.out).write_text(json.dumps({"table": lines, "results": results}, indent=1))
     for line in lines:
         print(json.dumps(line), flush=True)
 

@@ -136,8 +136,8 @@ def kinds(texts: list[str], count: int) -> Iterator[tuple[str, Iterator[str]]]:
     """Half real, half generated; and one string for every code point of Unicode."""
     yield "sentences of the files", (sentence for _, sentence in zip(range(count // 2), sentences(texts), strict=False))
     each = count // 2 // len(GENERATED)
-    for place, (name, make) in enumerate(GENERATED.items()):
-        chance = random.Random(place)
+    for index, (name, make) in enumerate(GENERATED.items()):
+        chance = random.Random(index)
         yield name, (make(chance) for _ in range(each))
     yield "every code point, at every kind of border", map(bordered, LETTERS)
 
@@ -156,13 +156,13 @@ def in_batches(strings: Iterator[str], size: int) -> Iterator[list[str]]:
 def reference(tokenizer: BPETokenizer) -> Encode:
     engine = tokenizers.Tokenizer.from_str(tokenizer.content.decode())
     engine.encode_special_tokens = True
-    return lambda texts: [found.ids for found in engine.encode_batch_fast(texts, add_special_tokens=False)]
+    return lambda texts: [result.ids for result in engine.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def unbounded(tokenizer: BPETokenizer) -> Encode:
     """What the bound on a word's length, which few tokenizers have, costs the reference."""
     engine = tokenizers.Tokenizer.from_str(json.dumps(without_bound(tokenizer)))
-    return lambda texts: [found.ids for found in engine.encode_batch_fast(texts, add_special_tokens=False)]
+    return lambda texts: [result.ids for result in engine.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def without_bound(tokenizer: BPETokenizer) -> dict:
@@ -222,8 +222,8 @@ def parity(tokenizer: BPETokenizer, texts: list[str], count: int, sides: list[st
             row["to_gigatoken"] += sum(is_plain_batch(batch))
             truth = encoders[sides[0]](batch)
             for side in sides[1:]:
-                found = encoders[side](batch)
-                row["differ"][side] += sum(listed(ids) != right for ids, right in zip(found, truth, strict=True))
+                result = encoders[side](batch)
+                row["differ"][side] += sum(listed(ids) != right for ids, right in zip(result, truth, strict=True))
         rows.append(row)
         print(json.dumps(row), flush=True)
     return rows
@@ -243,7 +243,7 @@ def speed(tokenizer: BPETokenizer, texts: list[str], turns: int, sides: list[str
             rates[side]["cpu"].append(round(size / 1e6 / (time.process_time() - spent), 2))
             rates[side]["clock"].append(round(size / 1e6 / (time.perf_counter() - clock), 2))
         print(turn, {side: rates[side]["cpu"][-1] for side in sides}, flush=True)
-    middle = {side: {what: statistics.median(found) for what, found in rate.items()} for side, rate in rates.items()}
+    middle = {side: {what: statistics.median(result) for what, result in rate.items()} for side, rate in rates.items()}
     against = {side: round(middle[side]["cpu"] / middle["tokenizers"]["cpu"], 2) for side in sides[1:]}
     return {
         "bytes": size,
@@ -257,13 +257,13 @@ def speed(tokenizer: BPETokenizer, texts: list[str], turns: int, sides: list[str
 
 def some(texts: list[str], size: int) -> list[str]:
     """Texts drawn from all, of so many bytes together."""
-    found, left = [], size
+    result, left = [], size
     for text in random.Random(0).sample(texts, len(texts)):
         if left <= 0:
             break
-        found.append(text)
+        result.append(text)
         left -= len(text.encode())
-    return found
+    return result
 
 
 def main() -> None:
@@ -275,29 +275,29 @@ def main() -> None:
     parser.add_argument("--only", choices=["speed", "parity"], help="the other part stays as it is in the record")
     parser.add_argument("--commit", default="", help="what is measured, if not what git says")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    here = about(given.commit)
+    arguments = parser.parse_args()
+    here = about(arguments.commit)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     here["versions"]["kitoken"] = installed("kitoken")
     sides = [side for side in SIDES if side != "kitoken" or here["versions"]["kitoken"]]
-    texts = read(given.files)
+    texts = read(arguments.files)
     tokenizer = train_tokenizer(iter(texts), TokenizerConfig())
-    found = here | {
-        "files": ["/".join(Path(file).parts[-2:]) for file in given.files],
+    result = here | {
+        "files": ["/".join(Path(file).parts[-2:]) for file in arguments.files],
         "vocabulary": tokenizer.vocab_size,
         "unicode": unicodedata.unidata_version,
         "processor": platform.machine(),
     }
-    whole = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
-    if given.only != "parity":
-        found["speed"] = speed(tokenizer, some(texts, int(given.megabytes * 1e6)), given.turns, sides)
-    if given.only != "speed":
-        found["parity"] = parity(
-            tokenizer, texts, given.strings, [side for side in sides if side != "tokenizers, unbounded"]
+    whole = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
+    if arguments.only != "parity":
+        result["speed"] = speed(tokenizer, some(texts, int(arguments.megabytes * 1e6)), arguments.turns, sides)
+    if arguments.only != "speed":
+        result["parity"] = parity(
+            tokenizer, texts, arguments.strings, [side for side in sides if side != "tokenizers, unbounded"]
         )
-    found = whole | found
-    given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    result = whole | result
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -131,11 +131,11 @@ def rates(
     ready: dict[str, float] = {}
     for name, step in arms.items():
         ready[name] = round(_seconds(step, steps[name] // 2), 2)
-    found: dict[str, list[float]] = {name: [] for name in arms}
+    result: dict[str, list[float]] = {name: [] for name in arms}
     for _ in range(rounds):
         for name, step in arms.items():
-            found[name].append(batch * steps[name] / _seconds(step, steps[name]))
-    return {name: round(median(taken), 1) for name, taken in found.items()}, ready
+            result[name].append(batch * steps[name] / _seconds(step, steps[name]))
+    return {name: round(median(taken), 1) for name, taken in result.items()}, ready
 
 
 def _seconds(step: Step, times: int) -> float:
@@ -166,14 +166,14 @@ def row(name: str, runtime: Runtime, rounds: int) -> dict[str, Any]:
     many = {"course": 120, "plain": 120, "recorded": 400} if gpu else dict.fromkeys(("course", "plain", "recorded"), 2)
     steps = {arm: max(2, many[arm] // (1 if classic else 3)) for arm in arms}
     batch = config.loop.batch_size
-    found, ready = rates(arms, batch, rounds, steps)
-    faster = {f"recorded / {arm}": round(found["recorded"] / found[arm], 2) for arm in arms if arm != "recorded"}
+    result, ready = rates(arms, batch, rounds, steps)
+    faster = {f"recorded / {arm}": round(result["recorded"] / result[arm], 2) for arm in arms if arm != "recorded"}
     how_many = {"graphs": graphs.recorded, "failed": graphs.failed} if graphs else {}
     return {
         "batch": batch,
         "tokens_a_text": mean,
-        "texts_per_second": found,
-        "ms_a_step": {arm: round(1000 * batch / rate, 3) for arm, rate in found.items()},
+        "texts_per_second": result,
+        "ms_a_step": {arm: round(1000 * batch / rate, 3) for arm, rate in result.items()},
         "ready_s": ready,
         "ratios": faster,
         **how_many,
@@ -187,24 +187,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--commit", default="", help="what is measured, for the record")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     runtime = setup_runtime(RuntimeConfig())
     gpu, began = runtime.device.type == "cuda", time.perf_counter()
     tables: dict[str, Any] = {}
-    for name in given.rows or ROWS:
-        tables[name] = row(name, runtime, given.rounds)
+    for name in arguments.rows or ROWS:
+        tables[name] = row(name, runtime, arguments.rounds)
         print(name, json.dumps(tables[name]), flush=True)
     about = {
         "device": torch.cuda.get_device_name() if gpu else platform.machine(),
         "torch": torch.__version__,
-        "rounds": given.rounds,
-        "commit": given.commit,
+        "rounds": arguments.rounds,
+        "commit": arguments.commit,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "seconds": round(time.perf_counter() - began, 1),
     }
     print(json.dumps(about))
-    if given.out:
-        given.out.write_text(json.dumps(tables | about, indent=2) + "\n", encoding="utf-8")
+    if arguments.out:
+        arguments.out.write_text(json.dumps(tables | about, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

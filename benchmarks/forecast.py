@@ -129,50 +129,50 @@ def main() -> None:
     parser.add_argument("--machine", default="cpu")
     parser.add_argument("--steps", type=int, default=36)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    if given.what == "fit":
-        fit_all([Path(file) for file in given.files])
+    arguments = parser.parse_args()
+    if arguments.what == "fit":
+        fit_all([Path(file) for file in arguments.files])
         return
-    if given.what == "one":
-        preset, rows, compiled, changes = CPU[int(given.files[0])]
-        print(json.dumps(measure(preset, rows, compiled, changes, corpus(20000, 180), given.steps)))
+    if arguments.what == "one":
+        preset, rows, compiled, changes = CPU[int(arguments.files[0])]
+        print(json.dumps(measure(preset, rows, compiled, changes, corpus(20000, 180), arguments.steps)))
         return
     import torch
 
     on_gpu = torch.cuda.is_available()
     runs = []
-    for place, (preset, rows, compiled, changes) in enumerate(GPU if on_gpu else CPU):
+    for index, (preset, rows, compiled, changes) in enumerate(GPU if on_gpu else CPU):
         if on_gpu:
-            run = measure(preset, rows, compiled, changes, corpus(20000, 180), given.steps)
+            run = measure(preset, rows, compiled, changes, corpus(20000, 180), arguments.steps)
         else:  # a process each: the most memory that a process ever had cannot be set back
-            words = [sys.executable, __file__, "one", str(place), "--steps", str(given.steps)]
+            words = [sys.executable, __file__, "one", str(index), "--steps", str(arguments.steps)]
             run = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
         print(preset, rows, f"{1000 * run['seconds']:.1f} ms", f"{run['peak'] / 2**30:.2f} GiB", flush=True)
         runs.append(run)
         result = {
-            "machine": given.machine,
+            "machine": arguments.machine,
             "device": torch.cuda.get_device_name() if on_gpu else platform.machine(),
             "torch": torch.__version__,
             "python": platform.python_version(),
             "runs": runs,
         }
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def fit_all(files: list[Path]) -> None:
     """Fit the constants of each machine, and print them with the errors of every run: within, and when it is left out."""
-    from headstart.recipes.forecast import MACHINES, fitted, forecast_errors
+    from headstart.recipes.forecast import MACHINES, fit_factors, forecast_errors
 
     for file in files:
         content = json.loads(file.read_text())
         machine = MACHINES[content["machine"]]
-        print(fitted(content["runs"], machine))
+        print(fit_factors(content["runs"], machine))
         for run, off in zip(content["runs"], forecast_errors(content["runs"], machine), strict=True):
             name = f"{run['preset']} x {run['rows']}{' compiled' if run['compile'] else ''}"
             memory = "" if off["memory"] is None else f"{run['peak'] / 2**30:7.2f} GiB {off['memory']:+6.1%}"
             print(
-                f"  {name:28} {1000 * run['seconds']:9.1f} ms  {off['within']:+6.1%} as fitted  {off['apart']:+6.1%} left out {memory}"
+                f"  {name:28} {1000 * run['seconds']:9.1f} ms  {off['within']:+6.1%} as fitted  {off['held_out']:+6.1%} left out {memory}"
             )
 
 

@@ -257,12 +257,12 @@ class PlainModel(nn.Module):
         self.register_buffer("cos", both.cos())
         self.register_buffer("sin", both.sin())
 
-    def forward(self, ids: Tensor, places: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, positions: Tensor, targets: Tensor) -> Tensor:
         x = self.embedding(ids)
         for layer in self.layers:
             x = layer(x, self.cos, self.sin)
         scores = F.linear(self.norm(x), self.embedding.weight).flatten(0, 1)
-        return F.cross_entropy(scores[places].float(), targets)
+        return F.cross_entropy(scores[positions].float(), targets)
 
 
 def plain_script(task: Task, *, device: str, compiled: bool) -> Callable[[], None]:
@@ -284,8 +284,8 @@ def plain_script(task: Task, *, device: str, compiled: bool) -> Callable[[], Non
     count = int(0.3 * task.tokens)
     for number, ids in enumerate(task.ids(torch.device(device))):
         chance = torch.Generator().manual_seed(number)
-        places = torch.randperm(task.tokens, generator=chance)[:count].sort().values.to(device)
+        positions = torch.randperm(task.tokens, generator=chance)[:count].sort().values.to(device)
         hidden = ids.flatten().clone()
-        hidden[places] = SPECIAL.mask
-        batches.append((hidden.view_as(ids), places, ids.flatten()[places]))
+        hidden[positions] = SPECIAL.mask
+        batches.append((hidden.view_as(ids), positions, ids.flatten()[positions]))
     return steps_of(model, optimizers, batches, lambda batch: called(*batch), 1.0)

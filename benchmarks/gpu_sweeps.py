@@ -29,7 +29,7 @@ LOSS = {  # rows scored, width, vocabulary, bias
     "gpt2": (32768, 768, 50257, False),
     "modern": (19660, 512, 16384, False),
 }
-BITES = (256, 1024, 2048, 4096, 8192, 8448, 16384, 16896, 32768)
+CHUNKS = (256, 1024, 2048, 4096, 8192, 8448, 16384, 16896, 32768)
 KERNELS = ((8192, 16), (8192, 32), (16384, 32), (4096, 16), (4096, 8), (2048, 8))
 """Scores that a program of the kernel holds, and its warps."""
 TILES = (  # rows, places, columns, warps, stages, group
@@ -119,13 +119,15 @@ def attention_rows(device: str, *, tiny: bool) -> Iterator[dict]:
     for name, shape in (TINY_ATTENTION if tiny else ATTENTION).items():
         batch, heads, length, head, causal = shape
         made = torch.randn(batch, length, 3 * heads * head, device=device, dtype=torch.bfloat16, requires_grad=True)
-        slope = torch.randn(batch, length, heads * head, device=device, dtype=torch.bfloat16)
+        grad_output = torch.randn(batch, length, heads * head, device=device, dtype=torch.bfloat16)
         operations = 14 * batch * heads * length**2 * head * (0.5 if causal else 1.0)
         for way_name, way in _ways(shape, device).items():
 
-            def both(way: Callable = way, made: Tensor = made, slope: Tensor = slope, heads: int = heads) -> None:
+            def both(
+                way: Callable = way, made: Tensor = made, grad_output: Tensor = grad_output, heads: int = heads
+            ) -> None:
                 parts = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in made.chunk(3, dim=-1))
-                way(*parts).transpose(1, 2).flatten(-2).backward(slope)
+                way(*parts).transpose(1, 2).flatten(-2).backward(grad_output)
                 made.grad = None
 
             row: dict = {"shape": name, "way": way_name}
@@ -144,19 +146,19 @@ def loss_rows(device: str, *, tiny: bool) -> Iterator[dict]:
         weight = torch.randn(vocabulary, width, device=device) / width**0.5
         bias = torch.zeros(vocabulary, device=device) if biased else None
         targets = torch.randint(vocabulary, (count,), device=device)
-        asked = hidden, weight, bias, targets, torch.bfloat16
+        inputs = hidden, weight, bias, targets, torch.bfloat16
         taken = chunk_rows(count, -(-vocabulary // 64) * 64, 2)
-        ways: dict[str, Callable[[], object]] = {f"as it is ({taken})": lambda a=asked: chunked_loss_cuda(*a)}
-        for rows in (128,) if tiny else BITES:
-            ways[f"bites of {rows}"] = lambda a=asked, rows=rows: chunked_loss_cuda(*a, rows=rows)
+        ways: dict[str, Callable[[], object]] = {f"as it is ({taken})": lambda a=inputs: chunked_loss_cuda(*a)}
+        for rows in (128,) if tiny else CHUNKS:
+            ways[f"bites of {rows}"] = lambda a=inputs, rows=rows: chunked_loss_cuda(*a, rows=rows)
         if device == "cuda":
             from headstart.kernels.triton.cross_entropy import logits_to_grad
 
             old = from_logits(logits_to_grad)
-            ways["by scores"] = lambda a=asked, old=old: chunked_loss_cuda(*a, way=old)
-        ways["without triton"] = lambda a=asked: chunked_loss_cuda(*a, way=from_logits(logits_to_grad_reference))
-        ways["full scores"] = lambda a=asked: _full_scores(*a)
-        for way_name, way in (ways | _pieces(*asked, rows=taken)).items():
+            ways["by scores"] = lambda a=inputs, old=old: chunked_loss_cuda(*a, way=old)
+        ways["without triton"] = lambda a=inputs: chunked_loss_cuda(*a, way=from_logits(logits_to_grad_reference))
+        ways["full scores"] = lambda a=inputs: _full_scores(*a)
+        for way_name, way in (ways | _pieces(*inputs, rows=taken)).items():
             row: dict = {"shape": name, "way": way_name}
             try:
                 if device == "cuda":
@@ -182,19 +184,19 @@ def _pieces(
 ) -> dict[str, Callable[[], object]]:
     """One bite: three products and what happens between them; to be multiplied by the number of bites."""
     rows = min(rows, len(hidden))
-    places, columns = -(-len(weight) // 64) * 64, -(-(hidden.shape[1] + 2 * (bias is not None)) // 8) * 8
-    table = F.pad(weight.to(kind), (0, columns - weight.shape[1], 0, places - len(weight)))
+    positions, columns = -(-len(weight) // 64) * 64, -(-(hidden.shape[1] + 2 * (bias is not None)) // 8) * 8
+    table = F.pad(weight.to(kind), (0, columns - weight.shape[1], 0, positions - len(weight)))
     exact = F.pad(hidden[:rows], (0, columns - hidden.shape[1]))
     low = exact.to(kind)
-    scores = torch.empty(rows, places, dtype=kind, device=hidden.device)
-    bias_W = None if bias is None else F.pad(bias, (0, places - len(weight)), value=-torch.inf)
-    total = torch.zeros(places, columns, device=hidden.device)
+    scores = torch.empty(rows, positions, dtype=kind, device=hidden.device)
+    bias_W = None if bias is None else F.pad(bias, (0, positions - len(weight)), value=-torch.inf)
+    total = torch.zeros(positions, columns, device=hidden.device)
     out = torch.empty(rows, hidden.shape[1], dtype=kind, device=hidden.device)
-    asked = scores, len(weight), bias_W, targets[:rows]
+    inputs = scores, len(weight), bias_W, targets[:rows]
     torch.mm(low, table.T, out=scores)
     pieces: dict[str, Callable[[], object]] = {
         "scores": lambda: torch.mm(low, table.T, out=scores),
-        "slopes without triton": lambda: logits_to_grad_reference(*asked),
+        "slopes without triton": lambda: logits_to_grad_reference(*inputs),
         "by hidden": lambda: torch.mm(scores, table[:, : hidden.shape[1]], out=out),
         "by table": lambda: _add_product(total, scores.T, low, first=False),
         "by table, bf16": lambda: total.add_(scores.T @ low),
@@ -203,13 +205,13 @@ def _pieces(
         from headstart.kernels.triton.cross_entropy import from_exp_logits, logits_to_grad
         from headstart.kernels.triton.mlp import Tile
 
-        pieces["slopes"] = lambda: logits_to_grad(*asked)
+        pieces["slopes"] = lambda: logits_to_grad(*inputs)
         for most, warps in KERNELS:
             name = f"slopes, {most} by {warps} warps"
-            pieces[name] = lambda most=most, warps=warps: logits_to_grad(*asked, most=most, warps=warps)
+            pieces[name] = lambda most=most, warps=warps: logits_to_grad(*inputs, most=most, warps=warps)
         for sizes in TILES:
             tile = Tile(*sizes)
             pieces[f"powers, {'x'.join(map(str, tile))}"] = lambda tile=tile: from_exp_logits(
-                exact, table, *asked[1:], scores, tile=tile
+                exact, table, *inputs[1:], scores, tile=tile
             )
     return {f"one bite of {rows}: {name}": piece for name, piece in pieces.items()}

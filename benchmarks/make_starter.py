@@ -78,7 +78,7 @@ FACTS = {
 def recorded(run: Path) -> str:
     """The command of a run, with the last parts of the paths in it."""
     command = str(RunFolder(run).facts["command"])
-    return re.sub(r"(?<![\w.])/(?:[\w.-]+/)+[\w.-]+", lambda found: base_name(found.group()), command)
+    return re.sub(r"(?<![\w.])/(?:[\w.-]+/)+[\w.-]+", lambda result: base_name(result.group()), command)
 
 
 def main() -> None:
@@ -93,24 +93,24 @@ def main() -> None:
     )
     parser.add_argument("--weights", default="bf16", choices=["bf16", "int8"])
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    out = given.out or STARTERS_FOLDER / given.name
-    facts = FACTS[given.name] | {"name": given.name, "command": recorded(given.run)}
-    environment = given.run / "environment.json"
+    arguments = parser.parse_args()
+    out = arguments.out or STARTERS_FOLDER / arguments.name
+    facts = FACTS[arguments.name] | {"name": arguments.name, "command": recorded(arguments.run)}
+    environment = arguments.run / "environment.json"
     if environment.is_file():
         facts["environment"] = {
             key: value for key, value in read_json(environment).items() if key in ("gpu", "torch", "python")
         }
-    bundle, also = load_bundle(given.run, head_type="language"), None
-    if given.seen:
-        also = Membership.of(text_digest(document.text) for document in read_documents(given.seen, CorpusConfig()))
+    bundle, also = load_bundle(arguments.run, head_type="language"), None
+    if arguments.seen:
+        also = Membership.of(text_digest(document.text) for document in read_documents(arguments.seen, CorpusConfig()))
     if out.is_dir():
         shutil.rmtree(out)
-    print(export_compact(bundle, out, given.weights, {"starter": facts}, also=also))
+    print(export_compact(bundle, out, arguments.weights, {"starter": facts}, extra_membership=also))
     for path in out.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)  # package data is there for everybody to read
     known = Membership.read(out)
-    for path in given.held_out:
+    for path in arguments.held_out:
         texts = [document.text for document in read_documents([path], CorpusConfig())]
         seen = len(known.rows_in(texts)) if known else None
         print(f"{seen} of the {len(texts):,} texts of {path} were learnt from")

@@ -44,10 +44,10 @@ class CourseModel(nn.Module):
         layer = nn.TransformerEncoderLayer(shape.width, shape.heads, shape.width, dropout=0.0, batch_first=False)
         self.encoder = nn.TransformerEncoder(layer, shape.depth, enable_nested_tensor=False)
         self.head = nn.Linear(shape.width, shape.vocabulary)
-        place = torch.arange(shape.length)[:, None]
+        position = torch.arange(shape.length)[:, None]
         rates = torch.exp(torch.arange(0, shape.width, 2) * (-math.log(10000.0) / shape.width))
         table = torch.zeros(shape.length, 1, shape.width)
-        table[:, 0, 0::2], table[:, 0, 1::2] = torch.sin(place * rates), torch.cos(place * rates)
+        table[:, 0, 0::2], table[:, 0, 1::2] = torch.sin(position * rates), torch.cos(position * rates)
         self.register_buffer("table", table)
 
     def forward(self, ids_TB: Tensor, mask_TT: Tensor) -> Tensor:
@@ -128,8 +128,8 @@ class Rows(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return self.batch << 20
 
-    def __getitem__(self, place: int) -> dict[str, Tensor]:
-        ids = self.rows(place // self.batch)[0][place % self.batch]
+    def __getitem__(self, position: int) -> dict[str, Tensor]:
+        ids = self.rows(position // self.batch)[0][position % self.batch]
         labels = ids.clone()
         labels[0] = -100  # nothing comes before it; a Trainer divides by all labels that are not so marked
         return {"input_ids": ids, "labels": labels}

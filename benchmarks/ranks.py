@@ -89,15 +89,15 @@ def measure() -> None:
         ways = {"apart": lambda: SINGLE}
         if ranks.world_size > 1:
             ways |= {"ddp": lambda: DataParallel(ranks), "fsdp": lambda: FullyShardedParallel(ranks)}
-        clock, processor, found = {}, {}, {}
+        clock, processor, result = {}, {}, {}
         for _ in range(ROUNDS):
             for name, make in ways.items():
                 ranks.barrier()
                 seconds, spent, megabytes, loss = timed(make(), portion, runtime)
                 clock.setdefault(name, []).extend(seconds)
                 processor.setdefault(name, []).append(spent)
-                found[name] = {"megabytes": round(megabytes, 1), "loss": loss}
-        for name, way in found.items():
+                result[name] = {"megabytes": round(megabytes, 1), "loss": loss}
+        for name, way in result.items():
             # what all processes spent together; and a step is as slow as the slowest of them
             (way["processor_ms"],) = (
                 round(1000 * value, 1) for value in ranks.sum([statistics.median(processor[name])])
@@ -106,20 +106,20 @@ def measure() -> None:
             each[ranks.rank] = statistics.median(clock[name])
             way["step_ms"] = round(1000 * float(ranks.all_reduce(each).max()), 1)
         if ranks.is_main:
-            print("MEASURED " + json.dumps({"processes": ranks.world_size, "ways": found}))
+            print("MEASURED " + json.dumps({"processes": ranks.world_size, "ways": result}))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--worlds", default="1,2,4")
     parser.add_argument("--one", action="store_true", help="be one of the processes")
-    given = parser.parse_args()
-    if given.one:
+    arguments = parser.parse_args()
+    if arguments.one:
         measure()
         return
     rows = []
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    for world in given.worlds.split(","):
+    for world in arguments.worlds.split(","):
         launch = [
             "-m",
             "torch.distributed.run",

@@ -62,8 +62,8 @@ def plain_server(folder: str, port: int) -> None:
     app, predictor = FastAPI(), Predictor.load(Path(folder), RuntimeConfig(threads=1))
 
     @app.post("/predict")
-    def predict(asked: dict) -> dict:
-        return {"predictions": [vars(answer) for answer in predictor.predict(asked["texts"])]}
+    def predict(payload: dict) -> dict:
+        return {"predictions": [vars(answer) for answer in predictor.predict(payload["texts"])]}
 
     uvicorn.run(app, port=port, log_level="error")
 
@@ -98,9 +98,9 @@ def pipeline_server(folder: str, port: int) -> None:
     app, answer = FastAPI(), pipeline("text-classification", model=network, tokenizer=tokenizer, device="cpu")
 
     @app.post("/predict")
-    def predict(asked: dict) -> dict:
+    def predict(payload: dict) -> dict:
         with torch.inference_mode():
-            return {"predictions": answer(asked["texts"], truncation=True, top_k=None)}
+            return {"predictions": answer(payload["texts"], truncation=True, top_k=None)}
 
     uvicorn.run(app, port=port, log_level="error")
 
@@ -150,12 +150,12 @@ async def closed_loop(port: int, clients: int, seconds: float, texts: list[str])
 
     async def one(number: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        place = number
+        index = number
         while time.perf_counter() < end:
             started = time.perf_counter()
-            assert await ask(reader, writer, texts[place % len(texts)]) == 200
+            assert await ask(reader, writer, texts[index % len(texts)]) == 200
             took.append(time.perf_counter() - started)
-            place += clients
+            index += clients
         writer.close()
 
     started = time.perf_counter()
@@ -209,14 +209,14 @@ def measure(servers: list[Running], rounds: int, seconds: float, texts: list[str
                     flush=True,
                 )
     rows = []
-    for (name, clients), found in rates.items():
+    for (name, clients), result in rates.items():
         ours = statistics.median(rates[servers[0].name, clients])
-        median = statistics.median(found)
+        median = statistics.median(result)
         p50, p99 = (1000 * quantile(times[name, clients], share) for share in (0.5, 0.99))
         row = {
             "server": name,
             "clients": clients,
-            "rates": [round(rate, 1) for rate in found],
+            "rates": [round(rate, 1) for rate in result],
             "rate": round(median, 1),
         }
         row["cpu_ms_a_text"] = round(statistics.median(cpu[name, clients]), 2)
@@ -234,18 +234,18 @@ def overload(server: Running, sustainable: float, seconds: float, texts: list[st
     seen = asyncio.run(open_loop(server.port, 2 * sustainable, seconds, texts, deadline_ms))
     good = [took for status, took in seen if status == 200]
     counts = {str(code): sum(status == code for status, _ in seen) for code in sorted({status for status, _ in seen})}
-    found = {
+    result = {
         "asked_a_second": round(2 * sustainable, 1),
         "seconds": seconds,
         "deadline_ms": deadline_ms,
         "statuses": counts,
     }
-    found |= {
+    result |= {
         "accepted_p50_ms": round(1000 * quantile(good, 0.5), 1),
         "accepted_p99_ms": round(1000 * quantile(good, 0.99), 1),
     }
-    print(f"at twice the rate: {counts}, accepted p99 {found['accepted_p99_ms']} ms")
-    return found
+    print(f"at twice the rate: {counts}, accepted p99 {result['accepted_p99_ms']} ms")
+    return result
 
 
 def main() -> None:

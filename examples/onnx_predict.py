@@ -34,8 +34,10 @@ def main(arguments: list[str]) -> None:
         if target["kind"] == "rating":
             print(f"{answer:.4f}\t{text}")
         elif target["kind"] == "labels":
-            given = [label for label, share in zip(labels, answer, strict=True) if share >= target["thresholds"][label]]
-            print(f"{', '.join(given)}\t{text}")
+            predicted = [
+                label for label, share in zip(labels, answer, strict=True) if share >= target["thresholds"][label]
+            ]
+            print(f"{', '.join(predicted)}\t{text}")
         else:
             print(f"{labels[answer.argmax()]}\t{answer.max():.4f}\t{text}")
 

@@ -49,7 +49,7 @@ def test_a_shape_beside_a_pretrained_folder_is_refused(reviews, tmp_path, settin
         api.finetune(reviews / "train.csv", out=tmp_path / "clf", source=base, settings=settings)
     assert (
         str(caught.value)
-        == f"{next(iter(settings))} is set, but {base} brings its own; leave it out, or use source='scratch'"
+        == f"{next(iter(settings))} is set, but {base} brings its own; leave it out, or use backbone='scratch'"
     )
     assert not (tmp_path / "clf").exists()
 

@@ -74,8 +74,8 @@ CATCHES_ALL = {
     "files.py:_move_into_place": "an interruption, too, must not leave the place empty; raised again",
     "files.py:atomic_folder": "an interruption, too, must not leave a draft behind; raised again",
     "interrupts.py:handle_signals": "a process of several ignores signals while it ends; raised again",
-    "store/run_folder.py:discarded_on_error": "an interruption, too, leaves no new folder behind; raised again",
-    "store/run_folder.py:failure_noted": "notes the kind of error in the folder; raised again",
+    "store/run_folder.py:remove_on_error": "an interruption, too, leaves no new folder behind; raised again",
+    "store/run_folder.py:record_failure": "notes the kind of error in the folder; raised again",
     "tokenization/hf.py:read_engine": "the tokenizers library raises Exception itself; all others are raised again",
     "train/distributed.py:tell": "the other processes must hear that the first one failed; raised again",
 }
@@ -83,7 +83,7 @@ CATCHES_ALL = {
 
 
 def test_every_file_of_the_package_was_found():
-    modules = {"headstart"} | {found.name for found in pkgutil.walk_packages(headstart.__path__, "headstart.")}
+    modules = {"headstart"} | {result.name for result in pkgutil.walk_packages(headstart.__path__, "headstart.")}
     parts = [("headstart", *path.relative_to(PACKAGE).with_suffix("").parts) for path in FILES]
     assert {".".join(part[:-1] if part[-1] == "__init__" else part) for part in parts} == modules
     assert {part[1] for part in parts} == set(MAY_IMPORT)
@@ -134,8 +134,8 @@ def test_no_file_is_ever_unpickled_or_evaluated(path):
 
 
 def test_only_known_functions_catch_everything():
-    found = {f"{path.relative_to(PACKAGE).as_posix()}:{name}" for path in FILES for name in broad(path.read_text())}
-    assert found == set(CATCHES_ALL)  # one that catches no longer leaves the list
+    result = {f"{path.relative_to(PACKAGE).as_posix()}:{name}" for path in FILES for name in broad(path.read_text())}
+    assert result == set(CATCHES_ALL)  # one that catches no longer leaves the list
 
 
 def broad(source: str) -> list[str]:

@@ -223,7 +223,9 @@ def test_a_setting_that_has_a_parameter_of_its_own_is_refused():
 def test_a_shape_beside_a_backbone_is_refused(base):
     with pytest.raises(ConfigError) as caught:
         TextClassifier(base, settings={"model.width": 8}).fit(TEXTS, LABELS)
-    assert str(caught.value) == f"model.width is set, but {base} brings its own; leave it out, or use source='scratch'"
+    assert (
+        str(caught.value) == f"model.width is set, but {base} brings its own; leave it out, or use backbone='scratch'"
+    )
 
 
 def test_twenty_classes_with_eight_examples_each():

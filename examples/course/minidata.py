@@ -111,12 +111,12 @@ def _write_pairs(folder: Path, name: str, lines: Sequence[str], labels: Sequence
 
 
 def _write_parquet(folder: Path, novels: Sequence[str], reviews: Sequence[str]) -> None:
-    for place, columns in (
+    for position, columns in (
         ("french-novels/paragraphs.parquet", {"text": novels}),
         ("french-reviews/reviews.parquet", {"source": ["made up"] * len(reviews), "text": reviews}),
     ):
-        (folder / place).parent.mkdir(exist_ok=True)
-        pq.write_table(pa.table(columns), folder / place)
+        (folder / position).parent.mkdir(exist_ok=True)
+        pq.write_table(pa.table(columns), folder / position)
 
 
 def _texts(path: Path) -> Iterator[str]:

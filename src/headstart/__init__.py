@@ -1,10 +1,11 @@
-"""Headstart: pretrain on your own text, swap the head, fine-tune, and learn what the head start was worth.
+"""Headstart: pretrain on your own text, swap the head, fine-tune, and measure what pretraining gains.
 
-The rooms, in the order the story goes: `text` (strings and ids), `data` (files to batches), `model` (tensors to
-tensors), `train` (a model and batches to a better model), `store` (what is on disk), `predict` (answers), `recipes`
-(the story itself), `report` (run folders to pages), `cli` (one small module a command).
+Packages, bottom up: `config` (settings), `tokenization` (text to ids), `data` (files to batches), `kernels` (fused
+operations), `model` (the Transformer), `train` (the training loop), `store` (what is on disk), `predict` (predictions),
+`interop` (import and export), `report` (comparison folders to pages), `recipes` (the commands' work), `serve` (HTTP),
+`cli` (one module per command). `starters` holds pretrained models.
 
-The verbs below are loaded on first use: `import headstart` alone does not import torch.
+The functions below are imported on first use: `import headstart` alone does not import torch.
 """
 
 from importlib import import_module
@@ -14,6 +15,7 @@ from headstart.version import __version__
 
 if TYPE_CHECKING:
     from headstart.api import (
+        bench,
         compare,
         error_analysis,
         evaluate,
@@ -23,14 +25,13 @@ if TYPE_CHECKING:
         generate,
         inspect,
         load,
+        merge,
         prepare,
         pretrain,
         serve,
         train_tokenizer,
     )
     from headstart.estimator import TextClassifier, TextRegressor
-    from headstart.recipes.bench import bench
-    from headstart.recipes.prepare import merge
     from headstart.recipes.tune import tune
 
 __all__ = [
@@ -55,11 +56,11 @@ __all__ = [
     "tune",
 ]
 _ESTIMATORS = {"TextClassifier", "TextRegressor"}
-_VERBS = set(__all__) - {*_ESTIMATORS, "__version__"}
+_FUNCTIONS = set(__all__) - {*_ESTIMATORS, "__version__"}
 
 
 def __getattr__(name: str) -> object:
-    if name in _VERBS:
+    if name in _FUNCTIONS:
         return getattr(import_module("headstart.api"), name)
     if name in _ESTIMATORS:
         return getattr(import_module("headstart.estimator"), name)
@@ -67,4 +68,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_VERBS, *_ESTIMATORS})
+    return sorted({*globals(), *_FUNCTIONS, *_ESTIMATORS})

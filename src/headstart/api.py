@@ -1,4 +1,4 @@
-"""The verbs in Python: what the commands do, as functions.
+"""The commands as Python functions.
 
 Settings have the names they have everywhere, in a mapping, with dots or nested ({"model": {"depth": 2}}):
 
@@ -24,19 +24,17 @@ from headstart.data.shards import Shards
 from headstart.errors import ConfigError
 from headstart.interop.export import run_export
 from headstart.predict.error_analysis import ErrorAnalysis
-from headstart.predict.explain import Explanation
-from headstart.predict.explain import explain_prediction as explained
+from headstart.predict.explain import Explanation, explain_prediction
 from headstart.predict.generate import Sampling, run_generate
 from headstart.predict.predictor import Predictor
 from headstart.progress import Progress, SilentProgress
-from headstart.recipes.bench import bench as bench
+from headstart.recipes.bench import Bench, run_bench
 from headstart.recipes.compare.arms import DEFAULT_ARMS
 from headstart.recipes.compare.run import run_compare
-from headstart.recipes.evaluate import run_errors, run_evaluate
+from headstart.recipes.evaluate import EvaluateRequest, run_error_analysis, run_evaluate
 from headstart.recipes.finetune.run import default_preset, run_finetune
-from headstart.recipes.inspect import Inspection, run_inspect
-from headstart.recipes.prepare import merge as merge
-from headstart.recipes.prepare import run_prepare, run_tokenizer
+from headstart.recipes.inspect import Inspection, InspectRequest, run_inspect
+from headstart.recipes.prepare import PrepareRequest, run_merge, run_prepare, run_tokenizer
 from headstart.recipes.pretrain.preset_search import AUTO_PRESET, choose_preset
 from headstart.recipes.pretrain.run import default_objective, run_pretrain
 from headstart.recipes.tune import tune as tune
@@ -50,15 +48,15 @@ Paths = str | Path | Sequence[str | Path]
 Budgets = int | str | None | Sequence[int | str | None]
 
 
-class _Reading(Section):
-    """The settings of the verbs that read text and train no model."""
+class _CorpusSettings(Section):
+    """The settings of `train_tokenizer` and `prepare`."""
 
     corpus: CorpusConfig = CorpusConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
 
 
-class _Inspecting(Section):
-    """The settings of the verb that reports on labelled files."""
+class _InspectSettings(Section):
+    """The settings of `inspect`."""
 
     labelled: LabelledConfig = LabelledConfig()
     corpus: CorpusConfig = CorpusConfig()
@@ -71,37 +69,36 @@ def inspect(
     test: str | Path | None = None,
     texts: Paths = (),
     tokenizer: str | Path | None = None,
-    source: str | Path | None = None,
+    backbone: str | Path | None = None,
     context: int | None = None,
     settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> Inspection:
-    """Report on labelled files: balance, lengths, doubles, leaks, odd rows. Nothing is refused that can be counted.
+    """Report on labelled files: balance, lengths, duplicates, leaks, odd rows.
 
     Args:
         texts: pretraining text to look for the rows in.
-        source: a model or starter:en: its tokenizer and context count, and it may know what it was pretrained on.
+        backbone: a model or starter:en, whose tokenizer and context are used; it may know what it was pretrained on.
+        context: the number of tokens that a model reads, in place of that of `backbone`.
     """
-    config = merge_config(_Inspecting, nest_settings(_Inspecting, settings))
-    return run_inspect(
-        str(train),
-        config.labelled,
+    config = merge_config(_InspectSettings, nest_settings(_InspectSettings, settings))
+    request = InspectRequest(
+        train=str(train),
         valid=_text(valid),
         test=_text(test),
         texts=_paths(texts),
-        corpus=config.corpus,
         tokenizer=None if tokenizer is None else Path(tokenizer),
-        source=_text(source),
+        backbone=_text(backbone),
         context=context,
-        progress=progress,
     )
+    return run_inspect(request, config.labelled, config.corpus, progress)
 
 
 def train_tokenizer(
     texts: Paths, *, out: str | Path, settings: Settings | None = None, progress: Progress | None = None
 ) -> TokenizerReport:
-    """Train a byte-level BPE on text files and save it; returns its report card."""
-    config = merge_config(_Reading, nest_settings(_Reading, settings))
+    """Train a byte-level BPE tokenizer on text files and save it; return its report."""
+    config = merge_config(_CorpusSettings, nest_settings(_CorpusSettings, settings))
     return run_tokenizer(_paths(texts), Path(out), config.tokenizer, config.corpus, progress or SilentProgress())
 
 
@@ -114,17 +111,27 @@ def prepare(
     settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> Shards:
-    """Encode text files into token shards, once, file by file in so many processes if `jobs` says so."""
-    config = merge_config(_Reading, nest_settings(_Reading, settings))
-    return run_prepare(
-        _paths(texts),
-        Path(out),
-        config.corpus,
-        tokenizer=None if tokenizer is None else Path(tokenizer),
+    """Encode text files into token shards, once for any number of runs.
+
+    Args:
+        tokenizer: the tokenizer to use; without it, one is trained on the text.
+        jobs: the number of processes that encode file by file and keep what is finished.
+    """
+    config = merge_config(_CorpusSettings, nest_settings(_CorpusSettings, settings))
+    request = PrepareRequest(
+        texts=_paths(texts),
+        out=Path(out),
+        corpus=config.corpus,
         tokenizer_config=config.tokenizer,
-        progress=progress or SilentProgress(),
+        tokenizer=None if tokenizer is None else Path(tokenizer),
         jobs=jobs,
     )
+    return run_prepare(request, progress or SilentProgress())
+
+
+def merge(folders: Sequence[str | Path], *, out: str | Path, progress: Progress | None = None) -> Shards:
+    """Merge shards that were prepared separately with one tokenizer."""
+    return run_merge([Path(folder) for folder in folders], Path(out), progress or SilentProgress())
 
 
 def pretrain(
@@ -144,7 +151,7 @@ def pretrain(
 
     Args:
         texts: none when the settings have stages, as in
-            settings={"stages": [{"texts": ["novels.txt"], "share": 0.6, "context": 128}, {"texts": ["reviews.txt"]}]}
+            settings={"stages": [{"texts": ["novels.txt"], "fraction": 0.6, "context": 128}, {"texts": ["reviews.txt"]}]}
         preset: auto takes the largest size that settings["loop.minutes"] allow on this machine.
     """
     refuse_model_settings(source, settings)
@@ -250,18 +257,35 @@ def compare(
 
 
 def load(folder: str | Path) -> Predictor:
-    """A classifier that answers: `load("runs/clf").predict(texts)`."""
+    """Load a classifier: `load("runs/clf").predict(texts)`."""
     return Predictor.load(Path(folder))
 
 
-def evaluate(folder: str | Path, file: str | Path, **reading: str | bool | None) -> AnyEvaluation:
-    """Measure a model on a labelled file, read as its training file was unless something else is said.
+def evaluate(
+    folder: str | Path,
+    file: str | Path,
+    *,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    second_column: str | None = None,
+    separator: str | None = None,
+    skip_empty: bool = False,
+) -> AnyEvaluation:
+    """Evaluate a model on a labelled file; columns that are not named are those of its training file.
 
     Args:
-        reading: `text_column`, `second_column`, `label_column`, the `separator` of labels in a cell, and `skip_empty`.
+        second_column: the column of the second text, for a model that reads pairs.
+        separator: the text between the labels of a cell that holds several.
+        skip_empty: skip rows without a text or a label instead of refusing them.
     """
-    config = merge_config(LabelledConfig, {name: value for name, value in reading.items() if value is not None})
-    return run_evaluate(Path(folder), str(file), config)
+    columns = {
+        "text_column": text_column,
+        "label_column": label_column,
+        "second_column": second_column,
+        "separator": separator,
+    }
+    labelled = merge_config(LabelledConfig, columns, {"skip_empty": skip_empty})
+    return run_evaluate(EvaluateRequest(Path(folder), str(file), labelled))
 
 
 def error_analysis(
@@ -274,16 +298,22 @@ def error_analysis(
     label_column: str | None = None,
     skip_empty: bool = False,
 ) -> ErrorAnalysis:
-    """Look at a classifier's mistakes on a labelled file: confusions, the surest ones, and slices by length, label, columns."""
+    """Analyse a classifier's mistakes on a labelled file: confusions, the most confident ones, and slices of the rows.
+
+    Args:
+        columns: columns of the file by whose values the rows are sliced, besides length and label.
+        mistakes: the number of mistakes to show.
+    """
     if isinstance(columns, str):
         raise ConfigError(f"columns must be a list of names, as in [{columns!r}], got {columns!r}")
-    config = LabelledConfig(text_column=text_column, label_column=label_column, skip_empty=skip_empty)
-    return run_errors(Path(folder), str(file), config, columns=columns, mistakes=mistakes)
+    labelled = LabelledConfig(text_column=text_column, label_column=label_column, skip_empty=skip_empty)
+    request = EvaluateRequest(Path(folder), str(file), labelled, columns=columns, mistakes=mistakes)
+    return run_error_analysis(request)
 
 
 def explain(folder: str | Path, text: TextInput, *, label: str | None = None) -> Explanation:
-    """The words of a text and how much each spoke for the classifier's answer, or for another label."""
-    return explained(Predictor.load(Path(folder)), text, label)
+    """Return how much each word of a text contributes to the classifier's prediction, or to another label."""
+    return explain_prediction(Predictor.load(Path(folder)), text, label)
 
 
 def generate(folder: str | Path, prompt: str, *, samples: int = 1, sampling: Sampling | None = None) -> list[str]:
@@ -294,8 +324,13 @@ def generate(folder: str | Path, prompt: str, *, samples: int = 1, sampling: Sam
 def export(
     folder: str | Path, *, out: str | Path, to: str, check: str | Path | None = None, weights: Storage | None = None
 ) -> list[str]:
-    """Write a model for transformers (to="hf"), onnxruntime ("onnx") or in fewer bytes ("compact"); says what it wrote."""
+    """Write a model for transformers (to="hf"), onnxruntime ("onnx") or in fewer bytes ("compact"); return a summary."""
     return run_export(Path(folder), Path(out), to, _text(check), weights)
+
+
+def bench(preset: str = "classic", *, settings: Settings | None = None, progress: Progress | None = None) -> Bench:
+    """Time training and prediction on this machine: steps, short and long texts, the first prediction."""
+    return run_bench(preset, settings, progress)
 
 
 def serve(folder: str | Path, *, settings: Settings | None = None) -> None:
@@ -306,9 +341,9 @@ def serve(folder: str | Path, *, settings: Settings | None = None) -> None:
     run_server(Path(folder), config.serve, config.runtime)
 
 
-def finetune_settings(preset: str, settings: Settings | None, source: str | Path | None = None) -> FinetuneConfig:
-    """The settings that `finetune` would use, checked."""
-    refuse_model_settings(source, settings)
+def finetune_settings(preset: str, settings: Settings | None, backbone: str | Path | None = None) -> FinetuneConfig:
+    """Return the settings that `finetune` would use, validated."""
+    refuse_model_settings(backbone, settings)
     return resolve_settings(FinetuneConfig, preset, "finetune", settings)
 
 

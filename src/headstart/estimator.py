@@ -396,7 +396,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         shares = self.predict_proba(X)
         task = self._predictor().task
         if isinstance(task, MultiLabel):
-            return (shares >= task.least).astype(np.int64)
+            return (shares >= task.threshold_array).astype(np.int64)
         found: np.ndarray = self.classes_[shares.argmax(axis=1)]
         return found
 

@@ -1,7 +1,7 @@
-"""How long work tells a person where it stands, without the library printing anything itself.
+"""The progress protocol: how long work reports its state without printing anything itself.
 
-Recipes are handed a `Progress`. The command line gives one that draws bars (`headstart.cli.console`); a library call
-gives `SilentProgress` unless asked otherwise.
+Recipes take a `Progress`. The command line passes one that draws bars (`headstart.cli.console`); a call from Python
+uses `SilentProgress` unless it passes another.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 def pluralize(count: float, noun: str) -> str:
-    """How many of something, in words.
+    """Return a count with its noun.
 
     >>> pluralize(1, "step"), pluralize(1200, "step"), pluralize(1.0, "minute"), pluralize(0.5, "minute")
     ('1 step', '1,200 steps', '1 minute', '0.5 minutes')
@@ -20,61 +20,61 @@ def pluralize(count: float, noun: str) -> str:
 
 
 class ProgressTask(Protocol):
-    """One stretch of long work."""
+    """One stretch of long work, drawn as a bar."""
 
     def advance(self, amount: float = 1, note: str = "") -> None:
-        """Say that `amount` more units are done; `note` is a short figure to show, such as a loss."""
+        """Report that `amount` more units are done; `note` is a short value to show, such as a loss."""
 
 
 RunKey = tuple[str, str]
-"""A row and a column of a table of runs."""
+"""The row and the column of a table of runs."""
 
 
 class RunBoard(Protocol):
     """A table of runs that fills up."""
 
-    def start(self, place: RunKey) -> None:
-        """Say that work in a cell begins."""
+    def start(self, key: RunKey) -> None:
+        """Report that a run begins."""
 
-    def add(self, place: RunKey, value: float) -> None:
-        """Say that a cell has one more result, a share; the mean so far is shown."""
+    def add(self, key: RunKey, value: float) -> None:
+        """Report the result of a run, a fraction; the mean so far is shown."""
 
 
 class Progress(Protocol):
-    """Where words and progress go."""
+    """The receiver of messages and progress."""
 
     def say(self, line: str) -> None:
-        """Tell the person one line."""
+        """Show one line."""
 
     @contextmanager
     def task(self, name: str, total: float | None, unit: str) -> Iterator[ProgressTask]:
-        """Show a stretch of work with its rate and the time left; `total` None when it is not known."""
+        """Show a stretch of work with its rate and the time left; `total` is None when it is not known."""
         raise NotImplementedError
 
     @contextmanager
     def board(self, title: str, planned: Mapping[RunKey, int]) -> Iterator[RunBoard]:
-        """Show a table of runs above the task under way, where there is a window for it; `planned` counts each cell's."""
+        """Show a table of runs above the current task on a terminal; `planned` counts the runs of each row and column."""
         raise NotImplementedError
 
 
 class _SilentTask:
     def advance(self, amount: float = 1, note: str = "") -> None:
-        """Nothing to show."""
+        """Show nothing."""
 
 
 class _SilentBoard:
-    def start(self, place: RunKey) -> None:
-        """Nothing to show."""
+    def start(self, key: RunKey) -> None:
+        """Show nothing."""
 
-    def add(self, place: RunKey, value: float) -> None:
-        """Nothing to show."""
+    def add(self, key: RunKey, value: float) -> None:
+        """Show nothing."""
 
 
 class SilentProgress:
-    """Says nothing."""
+    """A `Progress` that shows nothing."""
 
     def say(self, line: str) -> None:
-        """Nothing to say."""
+        """Show nothing."""
 
     @contextmanager
     def task(self, name: str, total: float | None, unit: str) -> Iterator[ProgressTask]:  # noqa: ARG002

@@ -1,8 +1,7 @@
-"""What is asked of a text: one class of several, any number of labels, or a number. No torch.
+"""Tasks: single-label classification, multi-label classification and regression. No torch.
 
-The width of the head, how its scores are read, what a right answer looks like as an array, and the measures all follow
-from the kind; so do the loss (`train.objectives`), what is fitted on validation (`train.settle`) and the words of an
-answer (`predict.answers`). A new kind begins here.
+A task determines the width of the head, what its logits mean, how labels become an array, and the metrics. The loss
+(`train.objectives`), the calibration (`train.calibration`) and the predictions (`predict.predictions`) follow from it.
 
 N texts, C outputs.
 """
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from headstart.metrics import (
     Evaluation,
+    Floats,
     MultiLabelEvaluation,
     RegressionEvaluation,
     evaluate_multi_label,
@@ -26,50 +26,49 @@ from headstart.metrics import (
 )
 
 TaskName = Literal["classes", "labels", "rating"]
-Floats = NDArray[np.float64]
 Label = Any
-"""What a row is labelled with: a name, a tuple of names, or a number."""
+"""The label of a row: a name, a tuple of names, or a number."""
 AnyEvaluation = Evaluation | MultiLabelEvaluation | RegressionEvaluation
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """What a model answers, and all that follows from it."""
+    """The task of a model: what it predicts for a text."""
 
     kind: ClassVar[TaskName]
     labels: tuple[str, ...]
-    """The names of the outputs in order; a rating has none."""
+    """The names of the outputs in order; a regression has none."""
     pair: bool = False
-    """Whether a question is two texts."""
+    """True if an input is a pair of texts."""
 
     @property
     def outputs(self) -> int:
-        """The width of the head."""
+        """The number of outputs of the head."""
         return len(self.labels)
 
     @property
     def affine(self) -> tuple[float, float]:
-        """Factor and summand by which what the head learns to say becomes the answer; both go into its last layer."""
+        """Scale and offset from what the head learns to the prediction; both are folded into its last layer."""
         return 1.0, 0.0
 
     @abstractmethod
     def gold(self, labels: Sequence[Label]) -> NDArray[Any]:
-        """The labels of rows as an array."""
+        """Return the labels of rows as an array."""
 
     @abstractmethod
-    def probabilities(self, scores: Floats) -> Floats:
-        """Scores (N, C) as what they mean: probabilities, or numbers within bounds."""
+    def probabilities(self, logits: Floats) -> Floats:
+        """Turn logits (N, C) into probabilities, or into numbers within bounds."""
 
     @abstractmethod
-    def measure(self, scores: Floats, gold: NDArray[Any], truncated: int = 0) -> AnyEvaluation:
-        """How scores fared on rows."""
+    def measure(self, logits: Floats, gold: NDArray[Any], truncated: int = 0) -> AnyEvaluation:
+        """Compute the metrics of logits on labelled rows."""
 
     @abstractmethod
     def describe(self, gold: NDArray[Any]) -> dict[str, Any]:
-        """How the rows are spread, for the record."""
+        """Summarize the labels of rows, for the record."""
 
     def facts(self) -> dict[str, Any]:
-        """For JSON; `task_from` reads it."""
+        """Return the task as plain values for JSON; `task_from` reads them."""
         return {"kind": self.kind, "pair": self.pair}
 
 
@@ -80,71 +79,70 @@ class SingleLabel(Task):
     kind = "classes"
 
     def gold(self, labels: Sequence[Label]) -> NDArray[Any]:
-        """The index of each row's label."""
-        places = {name: index for index, name in enumerate(self.labels)}
-        return np.array([places[label] for label in labels], dtype=np.int64)
+        """Return the index of each row's label."""
+        indices = {name: index for index, name in enumerate(self.labels)}
+        return np.array([indices[label] for label in labels], dtype=np.int64)
 
-    def probabilities(self, scores: Floats) -> Floats:
-        """Softmax: one of them is right."""
-        return softmax(scores)
+    def probabilities(self, logits: Floats) -> Floats:
+        """Return the softmax over the labels."""
+        return softmax(logits)
 
-    def measure(self, scores: Floats, gold: NDArray[Any], truncated: int = 0) -> Evaluation:
-        """Accuracy, macro-F1, per class and confusion."""
-        return evaluate_single_label(scores, gold, self.labels, truncated)
+    def measure(self, logits: Floats, gold: NDArray[Any], truncated: int = 0) -> Evaluation:
+        """Compute accuracy, macro-F1, results per class and the confusion matrix."""
+        return evaluate_single_label(logits, gold, self.labels, truncated)
 
     def describe(self, gold: NDArray[Any]) -> dict[str, Any]:
-        """Rows of each label."""
+        """Count the rows of each label."""
         counts = np.bincount(gold, minlength=len(self.labels))
         return {"counts": {label: int(n) for label, n in zip(self.labels, counts, strict=True)}}
 
 
 @dataclass(frozen=True)
 class MultiLabel(Task):
-    """Each text has any number of the labels, none included; a label is given from its threshold on."""
+    """Each text has any number of the labels, possibly none; a label is predicted from its threshold on."""
 
     kind = "labels"
     thresholds: tuple[float, ...] = ()
-    """A probability for each label; empty is one half for all."""
+    """A probability for each label; empty means one half for all."""
 
     @property
-    def least(self) -> Floats:
-        """The thresholds as an array."""
+    def threshold_array(self) -> Floats:
+        """The threshold of each label, defaults filled in."""
         return np.array(self.thresholds or [0.5] * len(self.labels))
 
     def gold(self, labels: Sequence[Label]) -> NDArray[Any]:
-        """A row of 0 and 1 a text."""
-        places = {name: index for index, name in enumerate(self.labels)}
-        found = np.zeros((len(labels), len(self.labels)), dtype=np.float32)
+        """Return a 0/1 indicator matrix with a row per text."""
+        indices = {name: index for index, name in enumerate(self.labels)}
+        indicators = np.zeros((len(labels), len(self.labels)), dtype=np.float32)
         for row, names in enumerate(labels):
-            found[row, [places[name] for name in names]] = 1
-        return found
+            indicators[row, [indices[name] for name in names]] = 1
+        return indicators
 
-    def probabilities(self, scores: Floats) -> Floats:
-        """Sigmoid, each label by itself: the probabilities of a text do not add up to 1."""
+    def probabilities(self, logits: Floats) -> Floats:
+        """Return the sigmoid of each logit: the probabilities of a text do not add up to 1."""
         # the exponent is never above 0, so nothing overflows
-        powers = np.exp(-np.abs(scores))
-        shares: Floats = np.where(scores >= 0, 1 / (1 + powers), powers / (1 + powers))
-        return shares
+        exp_logits = np.exp(-np.abs(logits))
+        probabilities: Floats = np.where(logits >= 0, 1 / (1 + exp_logits), exp_logits / (1 + exp_logits))
+        return probabilities
 
-    def measure(self, scores: Floats, gold: NDArray[Any], truncated: int = 0) -> MultiLabelEvaluation:
-        """Micro- and macro-F1, exact matches, and each label."""
-        return evaluate_multi_label(
-            scores, self.probabilities(scores) >= self.least, gold, self.labels, self.least, truncated
-        )
+    def measure(self, logits: Floats, gold: NDArray[Any], truncated: int = 0) -> MultiLabelEvaluation:
+        """Compute micro- and macro-F1, exact matches, and the results of each label."""
+        predictions = self.probabilities(logits) >= self.threshold_array
+        return evaluate_multi_label(logits, predictions, gold, self.labels, self.threshold_array, truncated)
 
     def describe(self, gold: NDArray[Any]) -> dict[str, Any]:
-        """Rows of each label, and rows without any."""
+        """Count the rows of each label, and the rows without any."""
         counts = {label: int(n) for label, n in zip(self.labels, gold.sum(axis=0), strict=True)}
         return {"counts": counts, "without": int((gold.sum(axis=1) == 0).sum())}
 
     def facts(self) -> dict[str, Any]:
-        """With the threshold of each label."""
-        return super().facts() | {"thresholds": dict(zip(self.labels, map(float, self.least), strict=True))}
+        """Return the task with the threshold of each label."""
+        return super().facts() | {"thresholds": dict(zip(self.labels, map(float, self.threshold_array), strict=True))}
 
 
 @dataclass(frozen=True)
 class Regression(Task):
-    """Each text has a number; what lies outside of the bounds is answered with the nearer one."""
+    """Each text has a number; predictions are clipped to the bounds."""
 
     kind = "rating"
     lowest: float = 0.0
@@ -155,56 +153,56 @@ class Regression(Task):
 
     @property
     def outputs(self) -> int:
-        """One number."""
+        """The head has one output."""
         return 1
 
     @property
     def affine(self) -> tuple[float, float]:
-        """Back from what was learnt to the numbers people wrote."""
+        """The scale and offset that undo the standardization of the labels."""
         return self.spread, self.mean
 
     def gold(self, labels: Sequence[Label]) -> NDArray[Any]:
-        """The numbers."""
+        """Return the numbers as floats."""
         return np.array(labels, dtype=np.float64)
 
-    def probabilities(self, scores: Floats) -> Floats:
-        """The number, within bounds."""
-        return np.clip(scores, self.lowest, self.highest)
+    def probabilities(self, logits: Floats) -> Floats:
+        """Clip the predicted numbers to the bounds."""
+        return np.clip(logits, self.lowest, self.highest)
 
-    def measure(self, scores: Floats, gold: NDArray[Any], truncated: int = 0) -> RegressionEvaluation:
-        """Errors, beside those of always answering train's mean, and correlations."""
-        return evaluate_regression(self.probabilities(scores)[:, 0], gold, self.mean, self.spread, truncated)
+    def measure(self, logits: Floats, gold: NDArray[Any], truncated: int = 0) -> RegressionEvaluation:
+        """Compute errors, correlations, and the errors of always predicting the training mean."""
+        return evaluate_regression(self.probabilities(logits)[:, 0], gold, self.mean, self.spread, truncated)
 
     def describe(self, gold: NDArray[Any]) -> dict[str, Any]:
-        """The smallest, mean and largest number."""
+        """Return the smallest, mean and largest number."""
         return {"values": {"lowest": float(gold.min()), "mean": float(gold.mean()), "highest": float(gold.max())}}
 
     def facts(self) -> dict[str, Any]:
-        """With bounds and scale."""
+        """Return the task with its bounds and scale."""
         numbers = {name: float(getattr(self, name)) for name in ("lowest", "highest", "mean", "spread")}
         return super().facts() | numbers
 
 
 def task_from(facts: Mapping[str, Any] | None, labels: tuple[str, ...]) -> Task:
-    """What `facts` wrote; without it, classes. A ValueError says what is wrong with it."""
+    """Rebuild the task that `facts` wrote; None means single-label. A ValueError says what is wrong with the record."""
     if facts is None:
         return SingleLabel(labels)
-    kind, pair = facts["kind"], facts["pair"]
+    name, pair = facts["kind"], facts["pair"]
     if not isinstance(pair, bool):
         raise ValueError(f"pair is {pair!r}")
-    if kind == "classes":
+    if name == "classes":
         return SingleLabel(labels, pair)
-    if kind == "labels":
-        found = facts["thresholds"]
-        if set(found) != set(labels) or not all(_is_number(found[label]) for label in labels):
+    if name == "labels":
+        thresholds = facts["thresholds"]
+        if set(thresholds) != set(labels) or not all(_is_number(thresholds[label]) for label in labels):
             raise ValueError("the thresholds are not those of its labels")
-        return MultiLabel(labels, pair, tuple(float(found[label]) for label in labels))
-    if kind == "rating":
+        return MultiLabel(labels, pair, tuple(float(thresholds[label]) for label in labels))
+    if name == "rating":
         numbers = [facts[name] for name in ("lowest", "highest", "mean", "spread")]
         if labels or not all(map(_is_number, numbers)) or not numbers[0] < numbers[1] or not numbers[3] > 0:
             raise ValueError(f"a rating between {numbers[0]!r} and {numbers[1]!r}, with {len(labels)} labels")
         return Regression((), pair, *map(float, numbers))
-    raise ValueError(f"an unknown kind of answer {kind!r}")
+    raise ValueError(f"an unknown kind of answer {name!r}")
 
 
 def _is_number(value: object) -> bool:

@@ -110,7 +110,7 @@ def test_the_made_up_probabilities_have_the_error_they_say(coverage, sure):
     assert coverage.true_error(sure, "none", 0.0) == 0
     world = coverage.Probabilities(sure, "to and fro", 2, 400_000)
     shares, right = coverage.answered(np.random.default_rng(0), world)
-    places = coverage.places_of(shares[0])
+    places = coverage.bin_indices(shares[0])
     found = np.abs(np.bincount(places, shares[0] - right[0])).sum() / world.texts
     assert found == pytest.approx(coverage.true_error(sure, "to and fro", 0.0), abs=0.002)
     assert found > 0.003  # control

@@ -46,7 +46,7 @@ def test_every_setting_has_an_option(options):
     def command(*, flags: Flags | None = None) -> None: ...
 
     names = {name for argument in app.assemble_argument_collection() for name in argument.names}
-    wanted = {f"--{name.replace('_', '-')}" for name, _ in iter_fields(options.kind)}
+    wanted = {f"--{name.replace('_', '-')}" for name, _ in iter_fields(options.config_class)}
     assert len(wanted) > 30
     assert wanted - names == {"--model.generic"}  # which a model from elsewhere brings, and nobody types
 

@@ -66,7 +66,7 @@ def test_wrong_settings_are_told_in_one_line(given, message):
 @pytest.mark.parametrize("given", [{"model.depth": 3}, {"model": {"depth": 3}}])
 def test_a_shape_beside_a_pretrained_folder_is_seen_however_it_is_written(tmp_path, given):
     assert message_of(lambda: headstart.finetune("a.csv", out=tmp_path, source="runs/base", settings=given)) == (
-        "model.depth is set, but runs/base brings its own; leave it out, or use source='scratch'"
+        "model.depth is set, but runs/base brings its own; leave it out, or use backbone='scratch'"
     )
 
 

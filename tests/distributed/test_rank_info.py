@@ -117,14 +117,14 @@ def test_a_time_limit_has_exit_code_zero_only_where_a_failure_would_be_restarted
 
 def test_a_read_only_run_folder_writes_nothing(tmp_path):
     run = ReadOnlyRunFolder(tmp_path)
-    with run.locked(), run.discarded_on_error(new=True):
-        run.note("result.json", {})
+    with run.locked(), run.remove_on_error(new=True):
+        run.write_json("result.json", {})
         run.metrics.write("step", loss=1.0)
         run.metrics.flush()
-        run.same_inputs({"a": 1})
-        run.tidy()
+        run.check_inputs_unchanged({"a": 1})
+        run.remove_checkpoints()
     assert list(tmp_path.iterdir()) == []
-    RunFolder(tmp_path).note("result.json", {})  # control
+    RunFolder(tmp_path).write_json("result.json", {})  # control
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 

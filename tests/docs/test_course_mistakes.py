@@ -46,7 +46,7 @@ from headstart.train.objectives import class_logits, classification_loss, langua
 from headstart.train.optimizers import build_optimizer
 from headstart.train.scoring import score_language, score_texts
 
-DOUBLES = 4
+NUM_DUPLICATES = 4
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def data(tmp_path_factory):
     """Tiny reviews, four test texts of which also stand in train, one with other white space."""
     folder = write_reviews(tmp_path_factory.mktemp("data"))
     rows = {name: read(folder / f"{name}.csv") for name in ("train", "test")}
-    for index in range(DOUBLES):
+    for index in range(NUM_DUPLICATES):
         rows["test"][index] = dict(rows["train"][3 * index])
     rows["test"][0]["text"] = f"  {rows['test'][0]['text'].replace(' ', '  ')} "
     write(folder / "test.csv", rows["test"])
@@ -142,15 +142,15 @@ def test_2_test_chooses_nothing(data, language_model, tmp_path):
 
 
 def test_2_test_texts_that_stand_in_train_are_found_and_the_figure_is_given_with_and_without_them(comparison):
-    assert comparison.data.test.overlap == tuple(range(DOUBLES))
+    assert comparison.data.test.overlap == tuple(range(NUM_DUPLICATES))
     page = render(comparison)
-    assert f"* without the {DOUBLES} test texts that also stand in train." in page
+    assert f"* without the {NUM_DUPLICATES} test texts that also stand in train." in page
     gold = comparison.data.test.gold
     for reading in protocol_accuracies(comparison, "all"):
         (cell,) = comparison.of(reading.arm, "all")
         right = [answer == truth for answer, truth in zip(cell.predictions, gold, strict=True)]
         assert reading.honest_every_row.mean == pytest.approx(sum(right) / len(right))
-        assert reading.honest.mean == pytest.approx(sum(right[DOUBLES:]) / len(right[DOUBLES:]))
+        assert reading.honest.mean == pytest.approx(sum(right[NUM_DUPLICATES:]) / len(right[NUM_DUPLICATES:]))
         assert reading.course.mean == max(epoch.test_accuracy for epoch in cell.epochs)
     assert [reading.arm for reading in protocol_accuracies(comparison, "all")] == ["scratch", "pretrained"]
 
@@ -236,29 +236,29 @@ def losses(model, batch, objective, steps):
 def test_6_the_language_models_loss_starts_where_it_must_and_falls_below_what_a_second_softmax_allows():
     model = Model(build_backbone(SHAPE, WORDS, 0), build_language_head(SHAPE, WORDS, 0))
     rows = PackedDataset(in_memory(TEXT), np.arange(len(TEXT)), SPECIAL, context=32, layout="documents", seed=None)
-    found = losses(model, rows.batch(0, len(TEXT)), language_model_loss, 30)
+    outcome = losses(model, rows.batch(0, len(TEXT)), language_model_loss, 30)
     # scores of a fresh head have variance d · 0.1² / 3, which adds half of itself to ln V; a second softmax would flatten
     # them and start at ln V itself. At the published V = 50,001 and d = 200 these are 11.15 and 10.82
-    assert found[0] == pytest.approx(math.log(WORDS) + WIDTH * 0.1**2 / 6, abs=0.15)
+    assert outcome[0] == pytest.approx(math.log(WORDS) + WIDTH * 0.1**2 / 6, abs=0.15)
     floor = math.log(WORDS - 1 + math.e) - 1  # of a second softmax, however well the text is learnt
-    assert found[-1] < floor - 1
+    assert outcome[-1] < floor - 1
 
 
 def test_6_the_classifiers_loss_falls_below_what_a_second_softmax_allows():
     model = Model(build_backbone(SHAPE, WORDS, 0), build_classifier_head(SHAPE, 2, 0))
     rows = LabelledDataset(TEXT, [number % 2 for number in range(len(TEXT))], SPECIAL, context=32)
-    found = losses(model, rows.batch(range(len(TEXT))), classification_loss, 40)
+    outcome = losses(model, rows.batch(range(len(TEXT))), classification_loss, 40)
     floor = math.log(1 + math.e) - 1
     assert floor == pytest.approx(0.3133, abs=1e-4)  # the floor seen in published runs
-    assert found[-1] < floor / 2
+    assert outcome[-1] < floor / 2
 
 
 def test_6_every_step_moves_every_weight():
     model = classifier()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     rows = LabelledDataset([np.arange(4, VOCABULARY)[:11]] * 2, [0, 0], SPECIAL, context=12)
-    found = losses(model, rows.batch([0, 1]), classification_loss, 2)
-    assert found[1] < found[0]
+    outcome = losses(model, rows.batch([0, 1]), classification_loss, 2)
+    assert outcome[1] < outcome[0]
     still = [name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])]
     assert still == []
 

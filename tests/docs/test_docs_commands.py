@@ -30,9 +30,9 @@ PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 _TESTS = REPOSITORY / "tests"
 ELSEWHERE = {
     "course.md": _TESTS / "interop" / "test_course.py",
-    "hugging-face.md": _TESTS / "test_docs_pages.py",
-    "labels.md": _TESTS / "cli" / "test_labels_page.py",
-    "tune.md": _TESTS / "test_docs_pages.py",
+    "hugging-face.md": _TESTS / "docs" / "test_docs_pages.py",
+    "labels.md": _TESTS / "docs" / "test_labels_page.py",
+    "tune.md": _TESTS / "docs" / "test_docs_pages.py",
 }
 """Pages whose blocks another test runs, with files of their own."""
 
@@ -92,8 +92,8 @@ class Block:
 
 def blocks(page: str) -> list[Block]:
     text = (DOCS / page).read_text(encoding="utf-8")
-    found = re.finditer(r"(?:<!-- not run: ([^\n]+?) -->\n)?```(\w*)[^\n]*\n(.*?)```", text, re.DOTALL)
-    return [Block(match[2], match[3], match[1]) for match in found]
+    result = re.finditer(r"(?:<!-- not run: ([^\n]+?) -->\n)?```(\w*)[^\n]*\n(.*?)```", text, re.DOTALL)
+    return [Block(match[2], match[3], match[1]) for match in result]
 
 
 def smaller(line: str) -> str:
@@ -170,8 +170,8 @@ class Reader:
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder, self.capsys = folder, capsys
-        self.given = {path.name for path in (folder / "runs").iterdir()}
-        self.said = ""
+        self.args = {path.name for path in (folder / "runs").iterdir()}
+        self.output = ""
         """What the last block printed."""
         self.exact = False
         """Whether the page must show that."""
@@ -179,13 +179,13 @@ class Reader:
     def read(self, block: Block) -> None:
         if block.language == "text":
             if self.exact:
-                assert block.text.split() == self.said.split()[: len(block.text.split())]
+                assert block.text.split() == self.output.split()[: len(block.text.split())]
         elif block.language == "toml":
             self._settings(block.text)
         elif block.language == "python" and block.why_not is None:
             self._python(block.text)
         elif block.language == "sh":
-            self.said, self.exact = "", all(line.startswith("headstart params") for line in block.lines)
+            self.output, self.exact = "", all(line.startswith("headstart params") for line in block.lines)
             for line in block.lines:
                 (self.command if block.why_not is None else parse)(line)
         elif block.language == "json":
@@ -213,9 +213,9 @@ class Reader:
 
         words = shlex.split(line)[1:]
         out = Path(words[words.index("--out") + 1]) if "--out" in words else None
-        if out and out.parent.name == "runs" and out.name in self.given and "--resume" not in words:
+        if out and out.parent.name == "runs" and out.name in self.args and "--resume" not in words:
             shutil.rmtree(out)  # was given so that a page need not begin at the beginning; this one does
-            self.given.discard(out.name)
+            self.args.discard(out.name)
         if words[0] == "params":
             words += ["--config", "nothing.toml"]  # counts are of the network on the page
         if "--to onnx" in line:
@@ -224,7 +224,7 @@ class Reader:
         code = run(words)
         printed = self.capsys.readouterr()
         assert code == 0, f"{line}\n{printed.err}"
-        self.said += printed.out
+        self.output += printed.out
 
     def _python(self, text: str) -> None:
         for written, small in SMALLER_PYTHON:
@@ -234,7 +234,7 @@ class Reader:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(compile(text, "a page", "exec"), {"__name__": "__main__"})
-        self.said, self.exact = printed.getvalue(), True
+        self.output, self.exact = printed.getvalue(), True
 
     def _film_reviews(self) -> None:
         """The real script; of what it writes, as much as a test has time for."""
@@ -282,9 +282,9 @@ def check(line: str) -> None:
     elif line.startswith("make "):
         assert re.search(rf"^{line.split()[1]}:", (REPOSITORY / "Makefile").read_text(), re.MULTILINE), line
     elif line.startswith("python benchmarks/"):
-        script, *given = shlex.split(line)[1:]
-        told = (REPOSITORY / script).read_text(encoding="utf-8")
-        assert all(f'"{option}"' in told for option in given if option.startswith("--")), line
+        script, *args = shlex.split(line)[1:]
+        message = (REPOSITORY / script).read_text(encoding="utf-8")
+        assert all(f'"{option}"' in message for option in args if option.startswith("--")), line
     elif line.startswith("curl "):
         assert "/predict" in line  # test_a_page_of_serving_is_true sends it
     else:

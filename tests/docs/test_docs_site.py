@@ -34,11 +34,11 @@ def options():
 def test_every_option_in_a_sentence_exists(page, options):
     text = re.sub(r"```.*?```", "", (REPOSITORY / page).read_text(encoding="utf-8"), flags=re.DOTALL)
     for code in re.findall(r"`([^`\n]+)`", text):
-        told = ""
+        message = ""
         if code.startswith("python benchmarks/"):  # a script's own
-            told = (REPOSITORY / code.split()[1]).read_text(encoding="utf-8")
+            message = (REPOSITORY / code.split()[1]).read_text(encoding="utf-8")
         for option in re.findall(r"(?<![\w-])--[a-z][\w.-]*", code):
-            assert option in options | NOT_OURS or f'"{option}"' in told, f"{option} in `{code}`"
+            assert option in options | NOT_OURS or f'"{option}"' in message, f"{option} in `{code}`"
 
 
 def test_every_picture_is_what_the_code_draws():
@@ -56,9 +56,9 @@ def test_the_counts_of_the_pictures_are_those_of_the_course():
 
 
 def test_the_shares_that_are_hidden_are_those_asked_for():
-    shares = module("pictures").measured_shares()
-    assert shares["asked"] == pytest.approx(0.3, abs=0.01)
-    assert (shares["masked"], shares["random"], shares["kept"]) == pytest.approx((0.8, 0.1, 0.1), abs=0.01)
+    fractions = module("pictures").measured_fractions()
+    assert fractions["asked"] == pytest.approx(0.3, abs=0.01)
+    assert (fractions["masked"], fractions["random"], fractions["kept"]) == pytest.approx((0.8, 0.1, 0.1), abs=0.01)
 
 
 def test_a_link_out_of_docs_leads_to_the_page_of_that_file():

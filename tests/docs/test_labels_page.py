@@ -50,4 +50,4 @@ def test_the_python_runs_too(folder, capsys):
     assert 1 <= float(value) <= 5
     assert labels.startswith("(")
     assert label in ("other", "same")
-    assert words.count("Word(") == 3
+    assert words.count("WordWeight(") == 3

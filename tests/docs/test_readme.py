@@ -133,7 +133,7 @@ def test_what_is_pinned_satisfies_what_is_asked_for():
 
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     extras = [name for group in project["optional-dependencies"].values() for name in group]
-    asked = {re.split(r"[<>=\[]", line)[0].lower().replace("_", "-") for line in [*project["dependencies"], *extras]}
+    required = {re.split(r"[<>=\[]", line)[0].lower().replace("_", "-") for line in [*project["dependencies"], *extras]}
     pins = (REPOSITORY / "constraints.txt").read_text().splitlines()
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in pins if "==" in line}
-    assert asked <= pinned
+    assert required <= pinned

@@ -85,7 +85,7 @@ class Desk:
             {"type": "http.request", "body": b"", "more_body": False} if whole else {"type": "http.disconnect"}
         )
         # of every few clients one leaves as soon as it has asked
-        path, _, query = bytes(request.task).partition(b"?")
+        path, _, query = bytes(request.target).partition(b"?")
         scope = {
             "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "scheme": "http",
             "method": request.method.decode("ascii"), "path": unquote(path.decode("ascii")), "raw_path": path,

@@ -39,8 +39,11 @@ def wounds(content: bytes, chance: random.Random, cuts: int, flips: int) -> Iter
         if 0 <= end < len(content):
             yield f"cut at {end}", content[:end]
     for _ in range(flips):
-        place, bit = chance.randrange(len(content)), chance.randrange(8)
-        yield f"bit {bit} of byte {place}", content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
+        offset, bit = chance.randrange(len(content)), chance.randrange(8)
+        yield (
+            f"bit {bit} of byte {offset}",
+            content[:offset] + bytes([content[offset] ^ 1 << bit]) + content[offset + 1 :],
+        )
 
 
 def torture(subject: Subject, cuts: int, flips: int) -> dict[str, Any]:
@@ -53,24 +56,24 @@ def torture(subject: Subject, cuts: int, flips: int) -> dict[str, Any]:
             path.write_bytes(damaged)
             record["damaged"] += 1
             try:
-                said = subject.read()
+                output = subject.read()
             except HeadstartError as error:
-                said = str(error)
+                output = str(error)
             except Exception as error:  # whatever else comes out is a fault of ours
-                said = None
+                output = None
                 wound += f", {type(error).__name__}: {error}"
-            if said and (str(path) in said or f"{path.parent} has format" in said or _of_a_link(path, said)):
+            if output and (str(path) in output or f"{path.parent} has format" in output or _of_a_link(path, output)):
                 record["refused"] += 1
             else:
-                record["accepted"].append(f"{path.name}, {wound}: {said}")
+                record["accepted"].append(f"{path.name}, {wound}: {output}")
         path.write_bytes(content)
     assert subject.read() is None, subject.name
     return record
 
 
-def _of_a_link(path: Path, said: str) -> bool:
+def _of_a_link(path: Path, output: str) -> bool:
     """config.json and run.json answer for each other: the one has the other's hash."""
-    return path.name == "run.json" and str(path.with_name("config.json")) in said
+    return path.name == "run.json" and str(path.with_name("config.json")) in output
 
 
 def subjects(data: Path, work: Path) -> list[Subject]:
@@ -141,10 +144,10 @@ def _checkpoint(work: Path) -> Subject:
     older, newer = checkpoint_steps(run)
 
     def read() -> str | None:
-        said: list[str] = []
-        found = newest_valid(run, said.append)
-        assert found == (older if said else newer)
-        return said[0] if said else None
+        output: list[str] = []
+        result = newest_valid(run, output.append)
+        assert result == (older if output else newer)
+        return output[0] if output else None
 
     return Subject("newest checkpoint, an older one beside it", _files(newer), read)
 
@@ -162,7 +165,7 @@ def _run(work: Path) -> Subject:
     run = RunFolder.create(
         work / "a-run", kind="pretrain", command="x", config=pretrain_config(), inputs={"texts": ["a"]}
     )
-    run.same_inputs({"a": "b" * 64})
+    run.check_inputs_unchanged({"a": "b" * 64})
     write_checksummed(run.path / "plan.json", {"steps": 100, "seconds_a_step": 0.25})
 
     def read() -> None:
@@ -170,7 +173,7 @@ def _run(work: Path) -> Subject:
 
         opened = RunFolder.open(run.path, kind="pretrain")
         assert opened.settings
-        opened.same_inputs({"a": "b" * 64})
+        opened.check_inputs_unchanged({"a": "b" * 64})
         read_checksummed(run.path / "plan.json")
 
     names = ("run.json", "config.json", "inputs.json", "plan.json")

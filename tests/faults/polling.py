@@ -26,18 +26,18 @@ Job = tuple[int, float]
 
 def make_worker(folder: str) -> Callable[[Job, StopSignal], int]:
     """What a worker does with a job: poll the stop signal in steps as short as they can be."""
-    place = Path(folder)
+    target_folder = Path(folder)
 
     def do(job: Job, stop: StopSignal) -> int:
         number, seconds = job
-        _write(place / f"begun-{number}", str(os.getpid()))
+        _write(target_folder / f"begun-{number}", str(os.getpid()))
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if stop.requested:
-                _write(place / f"saved-{number}", "")
+                _write(target_folder / f"saved-{number}", "")
                 raise StopRequested
             time.sleep(0 if number % 2 else 0.0001)
-        _write(place / f"done-{number}", "")
+        _write(target_folder / f"done-{number}", "")
         return number
 
     return do

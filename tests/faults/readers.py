@@ -23,7 +23,7 @@ from headstart.data.decontamination import Membership
 from headstart.data.labelled import read_labelled
 from headstart.data.shards import Shards
 from headstart.errors import HeadstartError
-from headstart.files import MANIFEST, _canonical_json, _checksum_line, read_json, read_manifest, sha256_of
+from headstart.files import FORMAT, MANIFEST, _canonical_json, _checksum, read_json, read_manifest, sha256_of
 from headstart.store.bundle import load_bundle
 from headstart.store.checkpoint import checkpoint_steps, load_checkpoint
 from headstart.store.records import read_comparison_data, read_excerpts, read_record
@@ -38,7 +38,7 @@ width = 64
 depth = 2
 [optim]
 lr = 3e-4
-average = 0.9
+ema_decay = 0.9
 [pretrain.loop]
 steps = 100
 prompt = "the film"
@@ -121,7 +121,7 @@ def _tokenizers(add: Callable[..., None], base: Path) -> None:
     model, dictionary = sentencepiece_model()
     add("sentencepiece", "sentencepiece.model", model, _tokenizer, dict__txt=dictionary)
     add("sentencepiece alone", "sentencepiece.model", model, _tokenizer)
-    add("tokenizer from elsewhere", "foreign.json", _foreign(base), _tokenizer)
+    add("tokenizer from elsewhere", "foreign.json", _hf_tokenizer(base), _tokenizer)
     add("sentencepiece dictionary", "dict.txt", dictionary, _tokenizer, sentencepiece__model=model)
 
 
@@ -175,7 +175,7 @@ def seal(folder: Path, files: tuple[str, ...]) -> None:
             path = folder / file
             manifest["files"][file] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
         (folder / MANIFEST).write_bytes(
-            _canonical_json(manifest | {"seal": _checksum_line(manifest)})
+            _canonical_json(manifest | {"seal": _checksum(manifest)})
         )  # unflushed: there are many
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return  # it is no manifest any more: what reads it must say so
@@ -185,7 +185,7 @@ def _table(path: Path) -> None:
     """All ways to read a table; of every few cases one has its columns named, and one meets limits that it can reach."""
     names = {"text_column": "text", "label_column": "label"} if path.stat().st_size % 4 == 1 else {}
     low = path.stat().st_size % 4 == 2
-    limits = {"LIMIT": 60, "INFLATION": 1} if low else {"LIMIT": opening.MAX_LINE_BYTES}
+    limits = {"MAX_LINE_BYTES": 60, "MAX_INFLATION": 1} if low else {"MAX_LINE_BYTES": opening.MAX_LINE_BYTES}
     ways: list[Callable[[], object]] = [
         lambda: read_labelled(str(path), LabelledConfig(**names)),
         lambda: list(read_documents([str(path)], CorpusConfig())),
@@ -203,7 +203,7 @@ def _table(path: Path) -> None:
         raise refusals[0]
 
 
-def _foreign(base: Path) -> bytes:
+def _hf_tokenizer(base: Path) -> bytes:
     """Another library's tokenizer as an import keeps it: here our own, called a stranger's."""
     settings = json.loads((base / "tokenizer" / "tokenizer.json").read_bytes())
     special = {"sos": 0, "pad": 1, "eos": 2, "mask": 3, "unknown": None}
@@ -217,7 +217,7 @@ def _toml(path: Path) -> None:
 
 def _run_of(folder: Path) -> None:
     """A run.json that belongs to config.json as it is now."""
-    facts = {"format": 1, "kind": "pretrain", "inputs": {}, "config": sha256_of(folder / "config.json")}
+    facts = {"format": FORMAT, "kind": "pretrain", "inputs": {}, "config": sha256_of(folder / "config.json")}
     (folder / "run.json").write_text(json.dumps(facts))
 
 
@@ -264,7 +264,7 @@ def sentencepiece_model() -> tuple[bytes, bytes]:
 
     sink = io.BytesIO()
     words = ("un livre une page le roman la suite des mots qui vont et viennent sans fin drôle " * 2).split(" ")
-    lines = [" ".join(words[place : place + 5]) for place in range(len(words) - 5)] * 4
+    lines = [" ".join(words[target_folder : target_folder + 5]) for target_folder in range(len(words) - 5)] * 4
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines), model_writer=sink, vocab_size=45, model_type="bpe", minloglevel=2
     )
@@ -277,14 +277,16 @@ _changed: dict[Path, str] = {}
 """The file that is not as it was, by place."""
 
 
-def fresh(reader: Reader, place: Path, file: str, content: bytes) -> Path:
+def fresh(reader: Reader, target_folder: Path, file: str, content: bytes) -> Path:
     """The reader's folder at another place, with other content in one of its files."""
-    if not place.exists():
-        shutil.copytree(reader.folder, place)
-        _changed.pop(place, None)
-    for name in {_changed.get(place, file), *((MANIFEST,) if (reader.folder / MANIFEST).exists() else ())} - {file}:
-        shutil.copyfile(reader.folder / name, place / name)
-    (place / file).write_bytes(content)
-    _changed[place] = file
-    reader.ready(place)
-    return place
+    if not target_folder.exists():
+        shutil.copytree(reader.folder, target_folder)
+        _changed.pop(target_folder, None)
+    for name in {_changed.get(target_folder, file), *((MANIFEST,) if (reader.folder / MANIFEST).exists() else ())} - {
+        file
+    }:
+        shutil.copyfile(reader.folder / name, target_folder / name)
+    (target_folder / file).write_bytes(content)
+    _changed[target_folder] = file
+    reader.ready(target_folder)
+    return target_folder

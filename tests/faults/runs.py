@@ -19,7 +19,7 @@ PRETRAINING = {
     "hybrid": {"objective": "hybrid"},
     "pairs": {"objective": "masked", "next_sentence__weight": 0.5},
     "stages": {},
-    "ema_decay": {"optim__average": 0.9},
+    "average": {"optim__ema_decay": 0.9},
     "accumulate": {"loop__accumulate": 3},
     "muon": {"optim__optimizer": "muon", "model__block": "modern"},
 }
@@ -39,7 +39,7 @@ def go(kind: str, data: Path, out: Path, *, resume: bool, steps: int = STEPS) ->
     """Do one run, or go on with it."""
     texts, files = [str(data / "texts.txt")], {name: str(data / f"{name}.csv") for name in ("valid", "test")}
     if kind == "finetune":
-        config = finetune_config(loop__epochs=6, optim__average=0.5)
+        config = finetune_config(loop__epochs=6, optim__ema_decay=0.5)
         run_finetune(str(data / "train.csv"), out, config, source=str(data / "base"), resume=resume, **files)
     elif kind == "compare":
         plan = {"seeds": 2, "labels": (16, None), "arms": ("majority", "scratch", "pretrained")}
@@ -48,7 +48,7 @@ def go(kind: str, data: Path, out: Path, *, resume: bool, steps: int = STEPS) ->
     else:
         settings = {"loop__steps": steps, **PRETRAINING[kind]}
         if kind == "stages":
-            settings["stages"] = [{"texts": [str(data / "more.txt")], "context": 9}, {"texts": texts, "share": 2}]
+            settings["stages"] = [{"texts": [str(data / "more.txt")], "context": 9}, {"texts": texts, "fraction": 2}]
         run_pretrain([] if kind == "stages" else texts, out, pretrain_config(**settings), resume=resume)
 
 
@@ -60,11 +60,11 @@ def outcome(out: Path) -> dict[str, bytes]:
         *out.glob("result.json"),
         *out.glob("data.json"),
     ]
-    found = {str(path.relative_to(out)): path.read_bytes() for path in sorted(kept)}
+    result = {str(path.relative_to(out)): path.read_bytes() for path in sorted(kept)}
     if (out / "metrics.jsonl").exists():
         lines = (out / "metrics.jsonl").read_text().splitlines()
-        found["metrics.jsonl"] = "\n".join(_timeless(line) for line in lines).encode()
-    return found | {str(path.name): _timeless(path.read_text()).encode() for path in sorted(out.glob("cells/*.json"))}
+        result["metrics.jsonl"] = "\n".join(_timeless(line) for line in lines).encode()
+    return result | {str(path.name): _timeless(path.read_text()).encode() for path in sorted(out.glob("cells/*.json"))}
 
 
 def _timeless(text: str) -> str:
@@ -75,12 +75,12 @@ def _timeless(text: str) -> str:
     return json.dumps(content, sort_keys=True)
 
 
-def in_a_copy(work: Callable[[Path], None], original: Path, place: Path) -> Path:
+def in_a_copy(work: Callable[[Path], None], original: Path, target_folder: Path) -> Path:
     """Do something to a fresh copy of a folder."""
-    shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(original, place)
-    work(place)
-    return place
+    shutil.rmtree(target_folder, ignore_errors=True)
+    shutil.copytree(original, target_folder)
+    work(target_folder)
+    return target_folder
 
 
 def tune(data: Path, out: Path) -> None:

@@ -49,9 +49,9 @@ PICKLES = {
 WORDS = "is a pickle, which may run code when it is opened; Headstart opens none."
 
 
-def refused(kind, work, *given):
+def refused(kind, work, *arguments):
     with pytest.raises(kind) as caught:
-        work(*given)
+        work(*arguments)
     return str(caught.value)
 
 
@@ -70,11 +70,11 @@ def test_a_pickle_is_refused_wherever_it_is_given(kind, tmp_path):
     assert refused(StoreError, load_tensors, path) == f"{path} {WORDS} {convert}"
     assert refused(UsageError, load_tokenizer, path).startswith(f"{path} {WORDS} Expected tokenizer.json")
     for name in ("weights.pt", "texts.txt", "table.csv", "rows.jsonl", "list.json"):
-        place = path.rename(tmp_path / name)
-        assert refused(DataError, texts, place) == (
-            f"{place} {WORDS} Where you trust it, save its texts as .jsonl or .csv"
+        target_folder = path.rename(tmp_path / name)
+        assert refused(DataError, texts, target_folder) == (
+            f"{target_folder} {WORDS} Where you trust it, save its texts as .jsonl or .csv"
         )
-        path = place
+        path = target_folder
 
 
 def texts(path):
@@ -140,10 +140,10 @@ def test_a_shape_that_asks_for_all_memory_is_refused_before_it_is_built(tmp_path
     facts["vocab_size"] = 10**12
     (folder / "bundle.json").write_text(json.dumps(facts))
     seal(folder, ("bundle.json",))
-    told = count_parameters(ModelConfig(**facts["model"]), 10**12, None).total
+    summary = count_parameters(ModelConfig(**facts["model"]), 10**12, None).total
     saved = count_parameters(ModelConfig(**facts["model"]), VOCABULARY, None).total
     assert refused(StoreError, load_bundle, folder) == (
-        f"{folder / 'bundle.json'} is damaged: it speaks of {told:,} parameters, the files hold {saved:,}"
+        f"{folder / 'bundle.json'} is damaged: it speaks of {summary:,} parameters, the files hold {saved:,}"
     )
 
 

@@ -37,9 +37,9 @@ def data(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("data"))
 
 
-def refused(kind, work, *given, **named):
+def refused(kind, work, *arguments, **named):
     with pytest.raises(kind) as caught:
-        work(*given, **named)
+        work(*arguments, **named)
     return str(caught.value)
 
 
@@ -121,9 +121,9 @@ def test_a_disk_that_cannot_read_a_checkpoint_gives_the_one_before(tmp_path, mon
         return hashed(path)
 
     monkeypatch.setattr(files, "sha256_of", worn)
-    said = []
-    assert newest_valid(run, said.append) == checkpoint_steps(run)[0]
-    assert said == [f"cannot read {bad}: Input/output error; trying the checkpoint before it"]
+    output = []
+    assert newest_valid(run, output.append) == checkpoint_steps(run)[0]
+    assert output == [f"cannot read {bad}: Input/output error; trying the checkpoint before it"]
 
 
 class StopAt(StopSignal):
@@ -154,10 +154,10 @@ def test_a_run_whose_best_epoch_is_damaged_starts_over_and_ends_the_same(data, t
     monkeypatch.undo()
     (best,) = (tmp_path / "run").glob("best-epoch-*")
     (best / "head.safetensors").write_bytes(b"")
-    said = Listener()
-    run_finetune(None, tmp_path / "run", None, resume=True, progress=said)
-    assert any(line.startswith(f"{best / 'head.safetensors'} is damaged: 0 bytes where") for line in said.lines)
-    assert f"no whole checkpoint is left in {tmp_path / 'run'}: starting from step 0" in said.lines
+    output = Listener()
+    run_finetune(None, tmp_path / "run", None, resume=True, progress=output)
+    assert any(line.startswith(f"{best / 'head.safetensors'} is damaged: 0 bytes where") for line in output.lines)
+    assert f"no whole checkpoint is left in {tmp_path / 'run'}: starting from step 0" in output.lines
     assert (tmp_path / "run" / "result.json").read_bytes() == (whole.path / "result.json").read_bytes()
 
 
@@ -262,8 +262,8 @@ def test_choosing_among_next_to_nothing_takes_the_likeliest(how):
     """Mutation 782 of the body of /generate, which the server failed on."""
     scores, special = torch.tensor([9.0, 9.0, 0.0, 9.0, 3.0, 2.0, -4.0]), SPECIAL
     chance = torch.Generator().manual_seed(0)
-    found = {sample_token(scores.clone(), special, Sampling(tokens=1, **how), chance) for _ in range(20)}
-    assert found == {4}
+    result = {sample_token(scores.clone(), special, Sampling(tokens=1, **how), chance) for _ in range(20)}
+    assert result == {4}
     warm = {sample_token(scores.clone(), special, Sampling(tokens=1, temperature=9), chance) for _ in range(20)}
     assert len(warm) > 1  # control
 

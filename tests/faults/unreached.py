@@ -15,7 +15,7 @@ SIZE = "about files of more than 64 MiB"
 OTHERS = "about other requests at the same time, a slow client, a server that stops, its start"
 CALLER = "about what a caller asks for, such as another kind of model, or about writing"
 
-PLACES = {
+LOCATIONS = {
     **dict.fromkeys(("data/sources.py", "data/labelled.py:read_labelled", "data/io.py:_without_query"), NAMES),
     **dict.fromkeys(
         (
@@ -39,7 +39,7 @@ PLACES = {
 }
 """By file, or by file and function."""
 WORDS = (
-    (DISK, r"except OSError|strerror|return False$|FileNotFoundError|raise missing\("),
+    (DISK, r"except OSError|strerror|return False$|FileNotFoundError|raise missing_file_error\("),
     (SIZE, r"LIMIT|too many"),
     (NAMES, r"has no \{MANIFEST\}|is not a file|holds no run"),
 )
@@ -48,27 +48,27 @@ WORDS = (
 
 def unreached(rows: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
     """Lines that no reader reached, each as `file, function: line`, by the reason; those without one under `other`."""
-    check_places(PLACES)
+    check_locations(LOCATIONS)
     reached: dict[str, set[int]] = {}
     missed: dict[str, set[int]] = {}
     for row in rows:
-        for found, kind in ((reached, "reached"), (missed, "missed")):
+        for result, kind in ((reached, "reached"), (missed, "missed")):
             for file, lines in row.get(kind, {}).items():
-                found.setdefault(file, set()).update(numbers(lines))
-    told: dict[str, list[str]] = {}
+                result.setdefault(file, set()).update(numbers(lines))
+    message: dict[str, list[str]] = {}
     for file, lines in sorted(missed.items()):
         for line in sorted(lines - reached.get(file, set())):
             words, functions = _source(file)[line - 1].strip(), _functions(file)
             name = next((name for name, first, last in functions if first <= line <= last), "")
-            told.setdefault(_why(file, name, words), []).append(f"{file}, {name}: {words}")
-    return told
+            message.setdefault(_why(file, name, words), []).append(f"{file}, {name}: {words}")
+    return message
 
 
-def check_places(places: Iterable[str]) -> None:
+def check_locations(locations: Iterable[str]) -> None:
     """Refuse a place that is not in the package: its reason would be given for nothing, and its lines counted as luck."""
-    gone = [place for place in places if not _is_there(*place.split(":", 1))]
+    gone = [folder for folder in locations if not _is_there(*folder.split(":", 1))]
     if gone:
-        raise ValueError(f"no such file or function in the package: {', '.join(gone)}; see PLACES in unreached.py")
+        raise ValueError(f"no such file or function in the package: {', '.join(gone)}; see LOCATIONS in unreached.py")
 
 
 def _is_there(file: str, name: str | None = None) -> bool:
@@ -76,7 +76,7 @@ def _is_there(file: str, name: str | None = None) -> bool:
 
 
 def _why(file: str, name: str, words: str) -> str:
-    if reason := PLACES.get(f"{file}:{name}") or PLACES.get(file):
+    if reason := LOCATIONS.get(f"{file}:{name}") or LOCATIONS.get(file):
         return reason
     return next((reason for reason, pattern in WORDS if re.search(pattern, words)), "other")
 
@@ -91,5 +91,5 @@ def _functions(file: str) -> list[tuple[str, int, int]]:
     """Name, first and last line of each function, the innermost first."""
     tree = ast.parse("\n".join(_source(file)))
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [(node.name, node.lineno, node.end_lineno or 0) for node in ast.walk(tree) if isinstance(node, kinds)]
-    return sorted(found, key=lambda one: one[2] - one[1])
+    result = [(node.name, node.lineno, node.end_lineno or 0) for node in ast.walk(tree) if isinstance(node, kinds)]
+    return sorted(result, key=lambda one: one[2] - one[1])

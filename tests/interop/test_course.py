@@ -1,4 +1,4 @@
-"""The course's weights, under the course's names, compute here what they computed there; anything else is refused."""
+"""Weights with the course's tensor names give the course's logits; anything else is refused."""
 
 import json
 import math
@@ -34,10 +34,10 @@ class Positions(nn.Module):
     def __init__(self, width, length=60):
         super().__init__()
         table = torch.zeros(length, 1, width)
-        for place in range(length):
+        for position in range(length):
             for pair in range(width // 2):
-                angle = place / 10000 ** (2 * pair / width)
-                table[place, 0, 2 * pair], table[place, 0, 2 * pair + 1] = math.sin(angle), math.cos(angle)
+                angle = position / 10000 ** (2 * pair / width)
+                table[position, 0, 2 * pair], table[position, 0, 2 * pair + 1] = math.sin(angle), math.cos(angle)
         self.register_buffer("pe", table)
 
 
@@ -253,7 +253,7 @@ def test_another_vocabulary_is_refused(course, vocabulary, tmp_path):
 
 
 @pytest.mark.parametrize("heads", [0, 3])
-def test_heads_that_do_not_divide_the_width_are_a_wrong_question(course, vocabulary, tmp_path, heads):
+def test_heads_that_do_not_divide_the_width_are_refused(course, vocabulary, tmp_path, heads):
     path = saved(course.state_dict(), tmp_path / "lab.safetensors")
     expected = f"--heads must divide the width of {path}, which is 16, got {heads}"
     assert refusal(path, vocabulary, tmp_path / "out", UsageError, heads=heads) == expected
@@ -273,11 +273,11 @@ def test_a_pickled_file_is_not_opened_and_the_line_says_how_to_convert_it(vocabu
 
 
 @pytest.mark.parametrize("inside", ["model_state_dict", None], ids=["in a checkpoint", "alone"])
-@pytest.mark.parametrize("place", ["message", "documentation"])
-def test_the_lines_that_convert_do_convert(course, vocabulary, tmp_path, inside, place):
+@pytest.mark.parametrize("source", ["message", "documentation"])
+def test_the_lines_that_convert_do_convert(course, vocabulary, tmp_path, inside, source):
     state = course.state_dict()
     torch.save({inside: state, "epoch": 3} if inside else state, tmp_path / "model.pt")
-    if place == "message":
+    if source == "message":
         line = refusal(tmp_path / "model.pt", vocabulary, tmp_path / "out", UsageError)
         code = line.partition('python -c "')[2].partition('", then')[0]
     else:
@@ -288,15 +288,15 @@ def test_the_lines_that_convert_do_convert(course, vocabulary, tmp_path, inside,
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("lab.npz", "{path} is not a .safetensors file; import reads the course's weights in that form only"),
         ("lab.safetensors", "no such file: {path}"),
     ],
 )
-def test_a_file_of_another_kind_or_none_at_all_is_a_wrong_question(vocabulary, tmp_path, name, words):
+def test_a_file_of_another_type_or_a_missing_file_is_refused(vocabulary, tmp_path, name, message):
     path = tmp_path / name
-    assert refusal(path, vocabulary, tmp_path / "out", UsageError) == words.format(path=path)
+    assert refusal(path, vocabulary, tmp_path / "out", UsageError) == message.format(path=path)
 
 
 def test_a_torn_file_is_refused(course, vocabulary, tmp_path):

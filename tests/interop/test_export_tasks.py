@@ -1,4 +1,4 @@
-"""Several labels, ratings and pairs leave Headstart with the answers that `headstart predict` gives."""
+"""Exported multi-label, regression and pair models predict as `headstart predict` does."""
 
 import json
 import os
@@ -32,7 +32,7 @@ PAIRS = [
     ("b", LONG),
     (LONG, LONG),
 ]
-QUESTIONS = [*TEXTS[:8], *ODD, LONG]  # of several lengths, one beyond the context
+TEXT_INPUTS = [*TEXTS[:8], *ODD, LONG]  # of several lengths, one beyond the context
 TARGETS = {
     "classes": SingleLabel(("bad", "fine", "good")),
     "labels": MultiLabel(("bad", "fine", "good"), thresholds=(0.3, 0.5, 0.7)),
@@ -54,7 +54,7 @@ def bundle_of(folder, name, block="classic", attention="causal"):
 
 
 def text_inputs(name):
-    return PAIRS if TARGETS[name].pair else QUESTIONS
+    return PAIRS if TARGETS[name].pair else TEXT_INPUTS
 
 
 @pytest.fixture(scope="module")
@@ -72,19 +72,19 @@ def test_a_stock_class_answers_as_we_do(transformers, tmp_path, name, kind):
             export_hf(bundle, tmp_path / "theirs")
         assert str(caught.value) == (
             f"{tmp_path / 'ours'} gives a rating by a head with a bias, which the head of a stock Llama lacks; "
-            "fine-tune with --transfer.attention both to export, or use --to onnx"
+            "fine-tune with --transfer.attention bidirectional to export, or use --to onnx"
         )
         return
     export_hf(bundle, tmp_path / "theirs")
     reader = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "theirs").eval()
-    asked = text_inputs(name)
-    texts = [list(part) for part in zip(*asked, strict=True)] if task.pair else [asked]
+    inputs = text_inputs(name)
+    texts = [list(part) for part in zip(*inputs, strict=True)] if task.pair else [inputs]
     batch = reader(*texts, return_tensors="pt", padding=True, truncation=True)
     with torch.inference_mode():
         theirs = task.probabilities(model(**batch).logits.double().numpy())
     predictor = Predictor(bundle, CPU)
-    ours = predictor.probabilities(predictor.encode(asked))
+    ours = predictor.probabilities(predictor.encode(inputs))
     assert np.abs(ours - theirs).max() < 1e-5
     config = json.loads((tmp_path / "theirs" / "config.json").read_text())
     expected = {
@@ -101,13 +101,13 @@ def test_the_pipeline_of_the_exported_readme_gives_our_numbers(transformers, tmp
     export_hf(bundle, tmp_path / "theirs")
     readme = (tmp_path / "theirs" / "README.md").read_text()
     code = readme.split("```python\n")[1].split("```")[0].replace("THIS FOLDER", str(tmp_path / "theirs"))
-    code = code.replace("print(", "found.append(")
-    found = []
-    exec(code, {"found": found})
+    code = code.replace("print(", "printed.append(")
+    printed = []
+    exec(code, {"printed": printed})
     text = ("the first text", "the second") if bundle.task.pair else "a text you wonder about"
     predictor = Predictor(bundle, CPU)
     (ours,) = predictor.probabilities(predictor.encode([text]))
-    rows = found[0] if isinstance(found[0], list) else [found[0]]
+    rows = printed[0] if isinstance(printed[0], list) else [printed[0]]
     theirs = {row["label"]: row["score"] for row in rows}
     named = dict(zip(bundle.labels or ("rating",), ours, strict=True))
     assert theirs == pytest.approx({label: named[label] for label in theirs}, abs=1e-5)
@@ -126,14 +126,14 @@ def test_onnxruntime_and_the_example_answer_as_we_do(tmp_path, name):
     facts = json.loads((tmp_path / "theirs" / "headstart.json").read_text())
     assert facts["task"] == bundle.task.facts()
     assert facts["outputs"] == ["logits", "value" if bundle.task.kind == "rating" else "probabilities"]
-    asked = text_inputs(name)[:6]
-    flat = [text for one in asked for text in (one if bundle.task.pair else (one,))]
+    inputs = text_inputs(name)[:6]
+    flat = [text for one in inputs for text in (one if bundle.task.pair else (one,))]
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [sys.executable, str(EXAMPLE), str(tmp_path / "theirs"), *flat]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", env=kept)
     assert done.returncode == 0, done.stderr
     shown = [line.split("\t")[0] for line in done.stdout.splitlines()]
-    answers = Predictor(bundle, CPU).predict(asked)
+    answers = Predictor(bundle, CPU).predict(inputs)
     if bundle.task.kind == "rating":
         assert [float(value) for value in shown] == pytest.approx([one.value for one in answers], abs=1e-4)
     else:
@@ -143,15 +143,15 @@ def test_onnxruntime_and_the_example_answer_as_we_do(tmp_path, name):
 def test_the_estimators_answer_as_we_do(tmp_path):
     bundle = bundle_of(tmp_path / "labels", "labels")
     estimator = TextClassifier.load(tmp_path / "labels")
-    answers = Predictor(bundle, CPU).predict(QUESTIONS)
-    assert estimator.predict_proba(QUESTIONS).tolist() == [
+    answers = Predictor(bundle, CPU).predict(TEXT_INPUTS)
+    assert estimator.predict_proba(TEXT_INPUTS).tolist() == [
         pytest.approx(list(one.probabilities.values()), abs=1e-6) for one in answers
     ]
-    given = estimator.predict(QUESTIONS)
-    assert [tuple(estimator.classes_[row > 0]) for row in given] == [one.labels for one in answers]
+    predicted = estimator.predict(TEXT_INPUTS)
+    assert [tuple(estimator.classes_[row > 0]) for row in predicted] == [one.labels for one in answers]
     rating = bundle_of(tmp_path / "rating", "rating")
-    assert TextRegressor.load(tmp_path / "rating").predict(QUESTIONS).tolist() == pytest.approx(
-        [one.value for one in Predictor(rating, CPU).predict(QUESTIONS)], abs=1e-6
+    assert TextRegressor.load(tmp_path / "rating").predict(TEXT_INPUTS).tolist() == pytest.approx(
+        [one.value for one in Predictor(rating, CPU).predict(TEXT_INPUTS)], abs=1e-6
     )
     with pytest.raises(UsageError) as caught:
         TextClassifier.load(tmp_path / "rating")
@@ -166,13 +166,15 @@ ROUNDING = {"fp32": 0.0, "bf16": 0.02, "int8": 0.04}
 @pytest.mark.parametrize("kind", [("classic", "causal"), ("modern", "bidirectional"), ("modern", "causal")], ids=str)
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_compact_bundle_keeps_the_task_and_answers_as_the_whole_one(tmp_path, name, kind, storage):
-    whole = bundle_of(tmp_path / "whole", name, *kind)
-    export_compact(whole, tmp_path / "small", storage)
+    original = bundle_of(tmp_path / "whole", name, *kind)
+    export_compact(original, tmp_path / "small", storage)
     small = load_bundle(tmp_path / "small", head_type="classify")
-    assert small.task == whole.task  # thresholds, bounds and scale with it
-    assert (small.labels, small.attention, small.objective) == (whole.labels, whole.attention, whole.objective)
-    asked = text_inputs(name)
-    before, after = (Predictor(one, CPU).probabilities(Predictor(one, CPU).encode(asked)) for one in (whole, small))
-    span = whole.task.highest - whole.task.lowest if whole.task.kind == "rating" else 1.0
+    assert small.task == original.task  # thresholds, bounds and scale with it
+    assert (small.labels, small.attention, small.objective) == (original.labels, original.attention, original.objective)
+    inputs = text_inputs(name)
+    before, after = (
+        Predictor(bundle, CPU).probabilities(Predictor(bundle, CPU).encode(inputs)) for bundle in (original, small)
+    )
+    span = original.task.highest - original.task.lowest if original.task.kind == "rating" else 1.0
     assert np.abs(before - after).max() <= ROUNDING[storage] * span
     assert np.ptp(before, axis=0).max() > 2 * ROUNDING[storage] * span  # control: the answers differ by more than that

@@ -1,4 +1,4 @@
-"""What plain transformers computes from an exported folder is what we compute; what it cannot compute is refused."""
+"""Plain transformers computes from an exported folder what Headstart computes; what it cannot express is refused."""
 
 import json
 import tempfile
@@ -17,7 +17,7 @@ from headstart.cli.main import run
 from headstart.config.schema import PADDING_SEGMENT
 from headstart.errors import UsageError
 from headstart.interop.hf_export import export_hf, opt_tensors
-from headstart.interop.hf_tokenizers import standalone
+from headstart.interop.hf_tokenizers import to_hf_tokenizer
 from headstart.model.heads import lm_logits
 from headstart.predict.generate import Sampling, generate_text
 from headstart.predict.predictor import Predictor
@@ -55,7 +55,7 @@ def test_a_stock_class_scores_the_labels_as_we_do(transformers, tmp_path, kind):
         theirs = model(**batch).logits.double()
         alone = model(**reader(texts[2], return_tensors="pt")).logits.double()
     predictor = Predictor(bundle, CPU)
-    ours = torch.from_numpy(score_texts(bundle.model, predictor.rows(texts), CPU, lambda: None))
+    ours = torch.from_numpy(score_texts(bundle.model, predictor.dataset(texts), CPU, lambda: None))
     assert float((ours - theirs).abs().max()) < 1e-5
     assert float((ours[2] - alone[0]).abs().max()) < 1e-5
     assert float(ours.abs().max()) > 0.5  # control: there was something to miss
@@ -66,9 +66,9 @@ def test_a_pipeline_gives_our_labels_and_probabilities(transformers, tmp_path, k
     bundle = classifier(tmp_path / "ours", *kind)
     export_hf(bundle, tmp_path / "theirs")
     ask = transformers.pipeline("text-classification", model=str(tmp_path / "theirs"), truncation=True, top_k=None)
-    for found, ours in zip(ask([*TEXTS[:3], *ODD]), Predictor(bundle, CPU).predict([*TEXTS[:3], *ODD]), strict=True):
-        assert found[0]["label"] == ours.label
-        theirs = {answer["label"]: answer["score"] for answer in found}
+    for outputs, ours in zip(ask([*TEXTS[:3], *ODD]), Predictor(bundle, CPU).predict([*TEXTS[:3], *ODD]), strict=True):
+        assert outputs[0]["label"] == ours.label
+        theirs = {answer["label"]: answer["score"] for answer in outputs}
         assert theirs == pytest.approx(ours.probabilities, abs=1e-5)
 
 
@@ -130,10 +130,10 @@ def test_gaps_are_filled_where_the_mask_is_typed(transformers, tmp_path):
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_a_sentencepiece_vocabulary_reads_as_before(tmp_path, kind):
     words = _sentencepiece(tmp_path, kind)
-    engine = standalone(words)
+    engine = to_hf_tokenizer(words)
     engine.encode_special_tokens = True
     texts = [*TEXTS, *ODD, "", "   ", "ŋŋ and ŋ", "!!!!! ...... ﬁn", "<sos>"]
-    assert [found.ids for found in engine.encode_batch(texts)] == [[0, *ids] for ids in words.encode_batch(texts)]
+    assert [encoding.ids for encoding in engine.encode_batch(texts)] == [[0, *ids] for ids in words.encode_batch(texts)]
     assert any(3 in words.encode(text) for text in texts)  # control: something was unknown
 
 
@@ -171,7 +171,7 @@ def _pieces():
 
 
 def _plain(words):
-    engine = standalone(words)
+    engine = to_hf_tokenizer(words)
     engine.encode_special_tokens = True
     return engine
 
@@ -181,8 +181,8 @@ def test_the_published_vocabulary_reads_real_reviews_as_before(real_data):
     words = load_tokenizer(real_data / "cls-books" / "sentencepiece.french.model")
     lines = (real_data / "cls-books" / "valid.jsonl").read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines]
-    engine = standalone(words)
-    assert [found.ids for found in engine.encode_batch(texts)] == [[0, *ids] for ids in words.encode_batch(texts)]
+    engine = to_hf_tokenizer(words)
+    assert [encoding.ids for encoding in engine.encode_batch(texts)] == [[0, *ids] for ids in words.encode_batch(texts)]
 
 
 def _sentencepiece(folder: Path, kind: str):
@@ -208,14 +208,14 @@ def test_a_dictionary_that_is_not_the_models_is_refused(tmp_path):
     lines = (home / "dict.txt").read_text().splitlines()
     (home / "dict.txt").write_text("\n".join(lines[1:]) + "\n")
     with pytest.raises(UsageError) as caught:
-        standalone(load_tokenizer(home))
+        to_hf_tokenizer(load_tokenizer(home))
     assert str(caught.value) == (
         "dict.txt and the SentencePiece model differ in 1 pieces, which tokenizer.json cannot express: it has one "
         "numbering for pieces and their ids"
     )
 
 
-def test_windows_are_refused(tmp_path):
+def test_a_classifier_with_windows_is_not_exported_to_transformers(tmp_path):
     bundle = classifier(tmp_path / "ours", "modern", "bidirectional", windows=True)
     with pytest.raises(UsageError) as caught:
         export_hf(bundle, tmp_path / "theirs")

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, CamemBERT, XLM-R, ModernBERT, GPT-2 and OPT: what transformers saved computes here what it computed there."""
+"""Imported BERT, RoBERTa, CamemBERT, XLM-R, ModernBERT, GPT-2 and OPT compute what they compute in transformers."""
 
 import json
 import random
@@ -53,7 +53,9 @@ def rows(vocab_size, padding, seed):
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_hidden_states_and_scores_are_theirs(transformers, tmp_path, kind, seed):
+def test_an_imported_generic_model_gives_the_hidden_states_and_logits_of_transformers(
+    transformers, tmp_path, kind, seed
+):
     model, tokenizer = saved(transformers, tmp_path, kind, language_class(kind), seed)
     bundle = load_model_source(f"hf:{tmp_path}", head_type="language")
     bundle.model.eval()
@@ -71,32 +73,32 @@ def test_hidden_states_and_scores_are_theirs(transformers, tmp_path, kind, seed)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_every_tensor_of_the_file_is_heard(transformers, tmp_path, kind):
-    """A control: one that were misplaced, or left out in silence, would change nothing."""
+def test_every_imported_tensor_changes_the_logits(transformers, tmp_path, kind):
+    """A tensor that was silently dropped would not change them."""
     saved(transformers, tmp_path, kind, language_class(kind))
-    found = read_hf_config("hf:it", tmp_path)
-    weights = read_hf_weights(found)
+    hf = read_hf_config("hf:it", tmp_path)
+    weights = read_hf_weights(hf)
     ids, real = rows(60, 1, 3)
 
     def scores(tensors):
-        brought = read_generic(found, tensors)
-        size = int(found.facts["vocab_size"])
-        model = Model(Backbone(brought.config, size), LanguageHead(brought.config, size)).eval()
-        load_into(model, brought.tensors, "it")
+        imported = read_generic(hf, tensors)
+        size = int(hf.facts["vocab_size"])
+        model = Model(Backbone(imported.config, size), LanguageHead(imported.config, size)).eval()
+        load_into(model, imported.tensors, "it")
         with torch.inference_mode():
-            hidden = model.backbone(ids, torch.where(real, 0, PADDING_SEGMENT), brought.attention)
+            hidden = model.backbone(ids, torch.where(real, 0, PADDING_SEGMENT), imported.attention)
             return lm_logits(model, hidden)[real]
 
     before = scores(weights)
     for name, tensor in weights.items():
-        # a bias of the keys moves every score of a query alike, which softmax does not hear
+        # the bias of the keys adds the same to all attention scores of a query, which softmax ignores
         after = scores(weights | {name: tensor + 0.3 * torch.randn_like(tensor)})
-        deaf = name.endswith(("self.key.bias", "k_proj.bias", "k_lin.bias"))
-        assert (float((after - before).abs().max()) < 1e-4) == deaf, name
+        without_effect = name.endswith(("self.key.bias", "k_proj.bias", "k_lin.bias"))
+        assert (float((after - before).abs().max()) < 1e-4) == without_effect, name
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_a_bare_model_comes_without_a_head(transformers, tmp_path, kind):
+def test_a_model_saved_without_a_head_is_imported_without_one(transformers, tmp_path, kind):
     model, tokenizer = saved(transformers, tmp_path, kind, "Model")
     bundle = load_model_source(f"hf:{tmp_path}", head_type="language")
     bundle.model.eval()
@@ -108,7 +110,7 @@ def test_a_bare_model_comes_without_a_head(transformers, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_rows_are_what_their_tokenizer_makes_of_a_text(transformers, tmp_path, kind):
+def test_rows_have_the_ids_of_the_transformers_tokenizer(transformers, tmp_path, kind):
     _, theirs = saved(transformers, tmp_path, kind, language_class(kind))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     ours = load_model_source(f"hf:{tmp_path}").tokenizer
@@ -121,7 +123,7 @@ def test_rows_are_what_their_tokenizer_makes_of_a_text(transformers, tmp_path, k
         there = theirs(text, truncation=True, max_length=LONGEST - (kind == "gpt2"))["input_ids"]
         # GPT-2's adds nothing; its documents were parted by the token that begins ours
         assert row.ids_BT[0].tolist() == ([ours.special.sos, *there] if kind == "gpt2" else there)
-    wanted = {"mask_token": "mask", "pad_token": "pad", "cls_token": "sos", "sep_token": "close"}
+    wanted = {"mask_token": "mask", "pad_token": "pad", "cls_token": "sos", "sep_token": "sep"}
     for name, own in wanted.items():
         if (id := getattr(theirs, f"{name}_id", None)) is not None:
             assert getattr(ours.special, own) == id
@@ -130,14 +132,14 @@ def test_rows_are_what_their_tokenizer_makes_of_a_text(transformers, tmp_path, k
 
 
 @pytest.mark.parametrize("kind", [*(kind for kind in FAMILIES if kind != "gpt2"), "modernbert, biases, mean"])
-def test_a_classifier_answers_as_it_did_and_goes_out_as_it_came(transformers, tmp_path, kind):
+def test_a_generic_classifier_predicts_as_in_transformers_and_is_exported_unchanged(transformers, tmp_path, kind):
     model, tokenizer = saved(transformers, tmp_path / "in", kind, "ForSequenceClassification", **CLASSES)
     bundle = load_model_source(f"hf:{tmp_path / 'in'}", head_type="classify")
     texts = [*VARIED[:-1], MANY]
     with torch.inference_mode():
         batch = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=LONGEST)
         theirs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.double()
-    ours = score_texts(bundle.model, Predictor(bundle, CPU).rows(texts), CPU, lambda: None)
+    ours = score_texts(bundle.model, Predictor(bundle, CPU).dataset(texts), CPU, lambda: None)
     assert float(np.abs(ours - theirs.numpy()).max()) < 1e-5
     assert bundle.labels == ("bad", "fine", "good")
     counted = count_parameters(bundle.config, bundle.model.backbone.vocab_size, 3, attention=bundle.attention).total
@@ -152,7 +154,7 @@ def test_a_classifier_answers_as_it_did_and_goes_out_as_it_came(transformers, tm
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_language_model_goes_out_as_it_came(transformers, tmp_path, kind):
+def test_a_generic_language_model_is_exported_unchanged(transformers, tmp_path, kind):
     model, _ = saved(transformers, tmp_path / "in", kind, language_class(kind))
     bundle = load_model_source(f"hf:{tmp_path / 'in'}")
     assert export_hf(bundle, tmp_path / "out") == type(model).__name__
@@ -170,7 +172,7 @@ def test_a_language_model_goes_out_as_it_came(transformers, tmp_path, kind):
 
 
 def test_a_bert_as_the_hub_has_it_is_read_too(transformers, tmp_path):
-    """Saved with the head for the next sentence, norms under their old names, and a buffer of positions."""
+    """The file has a next-sentence head, old names of norms, and a buffer of position ids."""
     model, tokenizer = saved(transformers, tmp_path, "bert", "ForPreTraining")
     path = tmp_path / "model.safetensors"
     old = {
@@ -188,7 +190,7 @@ def test_a_bert_as_the_hub_has_it_is_read_too(transformers, tmp_path):
 
 
 def test_a_gpt2_as_the_hub_has_it_is_read_too(transformers, tmp_path):
-    """Without a prefix, and with the triangle of who sees whom."""
+    """The file has no prefix, and a buffer with the causal mask."""
     model, tokenizer = saved(transformers, tmp_path, "gpt2", "LMHeadModel")
     path = tmp_path / "model.safetensors"
     old = {name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}
@@ -201,7 +203,7 @@ def test_a_gpt2_as_the_hub_has_it_is_read_too(transformers, tmp_path):
 
 
 def test_a_modernbert_as_the_hub_has_it_is_read_too(transformers, tmp_path):
-    """Its config.json says the layers that see near by, and the angles, in another way than transformers writes it now."""
+    """Its config.json has older names for the local layers and the rotary bases."""
     saved(transformers, tmp_path, "modernbert", "ForMaskedLM")
     now = load_model_source(f"hf:{tmp_path}").config
     config = json.loads((tmp_path / "config.json").read_text())
@@ -214,7 +216,7 @@ def test_a_modernbert_as_the_hub_has_it_is_read_too(transformers, tmp_path):
     assert load_model_source(f"hf:{tmp_path}").config.rotary_base == 500.0  # control
 
 
-def test_a_classifier_whose_rows_would_be_others_is_refused(transformers, tmp_path):
+def test_a_classifier_whose_tokenizer_adds_no_start_token_is_refused(transformers, tmp_path):
     saved(transformers, tmp_path, "gpt2", "ForSequenceClassification", **CLASSES)
     with pytest.raises(UsageError) as caught:
         load_model_source(f"hf:{tmp_path}")

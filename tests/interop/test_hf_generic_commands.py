@@ -1,4 +1,4 @@
-"""Models from elsewhere through the ordinary doors: fine-tuned, compared, pretrained further, exported, asked."""
+"""Imported models are fine-tuned, compared, pretrained further, exported and used to predict."""
 
 import json
 
@@ -28,7 +28,7 @@ def transformers():
 
 @pytest.fixture(scope="module")
 def sources(transformers, tmp_path_factory):
-    """A folder of each kind, once."""
+    """Save a model of each architecture once."""
     home, made = tmp_path_factory.mktemp("generic"), {}
 
     def source(kind):
@@ -46,7 +46,7 @@ def data(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "gpt2"])
-def test_one_is_fine_tuned_answers_explains_and_goes_out(transformers, sources, data, tmp_path, kind):
+def test_an_imported_model_is_fine_tuned_predicts_explains_and_is_exported(transformers, sources, data, tmp_path, kind):
     source = sources(kind)
     clf = api.finetune(data / "train.csv", out=tmp_path / "clf", source=source, settings=SMALL)
     receipt = read_json(clf.path / "receipt.json")
@@ -64,14 +64,14 @@ def test_one_is_fine_tuned_answers_explains_and_goes_out(transformers, sources, 
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     batch = tokenizer(texts, return_tensors="pt", padding=True, truncation=True)
     with torch.inference_mode():
-        shares = model(**batch).logits.softmax(dim=-1)
-    for row, answer in zip(shares.tolist(), answers, strict=True):
+        probabilities = model(**batch).logits.softmax(dim=-1)
+    for row, answer in zip(probabilities.tolist(), answers, strict=True):
         assert row == pytest.approx(list(answer.probabilities.values()), abs=1e-5)
     back = Predictor(load_model_source(f"hf:{tmp_path / 'out'}", head_type="classify"), CPU)
     assert back.predict(texts)[0].probabilities == pytest.approx(answers[0].probabilities, abs=1e-6)
 
 
-def test_one_with_windows_goes_to_onnx(transformers, data, tmp_path):
+def test_an_imported_model_with_local_attention_is_exported_to_onnx(transformers, data, tmp_path):
     pytest.importorskip("onnxruntime", reason="needs the extra onnx")
     pytest.importorskip("onnxscript", reason="needs the extra onnx")
     saved(transformers, tmp_path / "in", "modernbert", "ForMaskedLM", num_hidden_layers=2)
@@ -82,7 +82,7 @@ def test_one_with_windows_goes_to_onnx(transformers, data, tmp_path):
     assert read_json(tmp_path / "out" / "headstart.json")["files"][0]["largest_difference"] < 1e-5
 
 
-def test_two_of_them_are_arms_of_one_comparison(sources, data, tmp_path):
+def test_two_imported_models_are_arms_of_one_comparison(sources, data, tmp_path):
     api.compare(
         data / "train.csv",
         out=tmp_path / "cmp",
@@ -99,7 +99,7 @@ def test_two_of_them_are_arms_of_one_comparison(sources, data, tmp_path):
 
 @pytest.mark.parametrize(("kind", "objective"), [("camembert", "masked"), ("opt", "causal")])
 @pytest.mark.parametrize("layout", ["packed", "documents"])
-def test_one_learns_on_from_text_with_its_own_head(sources, data, tmp_path, kind, objective, layout):
+def test_an_imported_model_is_pretrained_further_with_its_own_head(sources, data, tmp_path, kind, objective, layout):
     source = sources(kind)
     steps = {"loop.steps": 3, "runtime.threads": 1, "objective": objective, "corpus.layout": layout}
     done = api.pretrain(data / "texts.txt", out=tmp_path / "more", source=source, settings=steps)
@@ -115,7 +115,7 @@ def test_one_learns_on_from_text_with_its_own_head(sources, data, tmp_path, kind
     assert len(moved) > 20
 
 
-def test_what_a_head_was_not_made_for_is_refused(sources, data, tmp_path):
+def test_an_objective_that_the_imported_head_was_not_made_for_is_refused(sources, data, tmp_path):
     source = sources("bert")
     with pytest.raises(ConfigError) as caught:
         api.pretrain(data / "texts.txt", out=tmp_path / "one", source=source, settings={"objective": "causal"})
@@ -151,14 +151,14 @@ def test_learned_positions_bound_the_context(sources, data, tmp_path):
 
 
 def test_a_context_typed_beside_from_gets_a_line(sources, data, tmp_path, capsys):
-    asked = ["finetune", str(data / "train.csv"), "--from", sources("bert"), "--out", str(tmp_path / "clf")]
-    assert run([*asked, "--model.context", "512"]) == 2
+    arguments = ["finetune", str(data / "train.csv"), "--from", sources("bert"), "--out", str(tmp_path / "clf")]
+    assert run([*arguments, "--model.context", "512"]) == 2
     assert "--model.context cannot be set beside --from" in capsys.readouterr().err
-    assert run([*asked, "--transfer.context", "512"]) == 2
+    assert run([*arguments, "--transfer.context", "512"]) == 2
     assert "--transfer.context must be at most 48, the positions that" in capsys.readouterr().err
 
 
-def test_a_causal_one_goes_on_from_a_prompt_until_its_positions_end(sources):
+def test_a_causal_imported_model_continues_a_prompt_until_its_positions_end(sources):
     bundle = load_model_source(sources("gpt2"))
     special, sampling = bundle.tokenizer.special, Sampling(tokens=100, temperature=1.0, seed=3)
     ids = [special.sos, *bundle.tokenizer.encode("the film was")]
@@ -172,7 +172,7 @@ def test_a_causal_one_goes_on_from_a_prompt_until_its_positions_end(sources):
     assert str(caught.value) == "the prompt is 62 tokens with its start, and the model has learnt 48 positions"
 
 
-def test_one_token_that_begins_and_ends_texts_may_still_end_one(sources):
+def test_a_token_that_is_both_start_and_end_may_end_a_generated_text(sources):
     bundle = load_model_source(sources("gpt2"))
     special = bundle.tokenizer.special
     assert special.sos == special.eos == special.pad
@@ -190,7 +190,7 @@ def test_the_card_of_an_imported_model_says_where_it_came_from(transformers, tmp
     assert str(tmp_path) not in card
 
 
-def test_params_tells_what_a_model_from_elsewhere_is_made_of(sources, capsys):
+def test_params_lists_the_parameters_of_an_imported_model(sources, capsys):
     assert run(["params", "--from", sources("bert"), "--json"]) == 0
     language, classifier = json.loads(capsys.readouterr().out)
     bundle = load_model_source(sources("bert"))
@@ -198,9 +198,9 @@ def test_params_tells_what_a_model_from_elsewhere_is_made_of(sources, capsys):
     assert {row["part"] for row in classifier["rows"]} >= {"positions", "norms", "classifier dense", "classifier head"}
 
 
-def test_a_kind_that_only_models_from_elsewhere_have_cannot_be_typed(capsys):
+def test_the_generic_block_cannot_be_chosen_without_an_imported_model(capsys):
     assert run(["params", "--model.block", "generic"]) == 2
-    assert "--model.block stock is the kind of models from elsewhere: bring one with --from hf:FOLDER" in (
+    assert "--model.block generic is the kind of imported models: bring one with --from hf:FOLDER" in (
         capsys.readouterr().err
     )
 

@@ -1,4 +1,4 @@
-"""Llama and EuroBERT are our modern block under other names: what transformers saved computes here what it computed there."""
+"""Imported Llama and EuroBERT compute what they compute in transformers."""
 
 import json
 
@@ -69,8 +69,8 @@ def saved(transformers, folder, kind, purpose, **more):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_our_block_is_theirs(transformers, tmp_path, kind):
-    """The same weights, the same hidden states, with padding in the batch: no approximation anywhere."""
+def test_the_modern_block_computes_what_llama_and_eurobert_compute(transformers, tmp_path, kind):
+    """The hidden states are equal, also with padding in the batch."""
     model, tokenizer = saved(transformers, tmp_path, kind, "Model")
     bundle = load_model_source(f"hf:{tmp_path}")
     bundle.model.eval()
@@ -98,13 +98,13 @@ def test_a_language_model_scores_the_vocabulary_as_it_did(transformers, tmp_path
     assert counted == sum(parameter.numel() for parameter in bundle.model.parameters())
 
 
-def test_a_foreign_tokenizer_keeps_its_ids_and_survives_a_bundle(transformers, tmp_path):
+def test_an_imported_tokenizer_keeps_its_ids_and_is_saved_in_a_bundle(transformers, tmp_path):
     _, theirs = saved(transformers, tmp_path, "llama", "ForCausalLM")
     bundle = load_model_source(f"hf:{tmp_path}")
     ours = bundle.tokenizer
     assert isinstance(ours, HFTokenizer)
     assert ours.encode_batch(TEXTS) == [theirs(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
-    assert vars(ours.special) == {"sos": 4, "pad": 1, "eos": 3, "mask": 2, "unknown": 0, "close": None}
+    assert vars(ours.special) == {"sos": 4, "pad": 1, "eos": 3, "mask": 2, "unknown": 0, "sep": None}
     again = load_tokenizer(bundle.path / "tokenizer")
     assert again.digest == ours.digest
     assert again.encode(TEXTS[0]) == ours.encode(TEXTS[0])
@@ -113,7 +113,7 @@ def test_a_foreign_tokenizer_keeps_its_ids_and_survives_a_bundle(transformers, t
     assert ours.piece(4) == "[BOS]"
 
 
-def test_an_imported_model_goes_out_again_with_its_own_tokens(transformers, tmp_path):
+def test_an_imported_model_is_exported_with_its_own_special_tokens(transformers, tmp_path):
     model, theirs = saved(transformers, tmp_path / "in", "llama, grouped, Llama 3's angles", "ForCausalLM")
     export_hf(load_model_source(f"hf:{tmp_path / 'in'}"), tmp_path / "out")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
@@ -126,7 +126,7 @@ def test_an_imported_model_goes_out_again_with_its_own_tokens(transformers, tmp_
 
 
 @pytest.mark.parametrize(("block", "attention"), [("modern", "causal"), ("modern", "bidirectional")])
-def test_what_went_out_comes_back_the_same(tmp_path, block, attention):
+def test_an_exported_model_is_imported_unchanged(tmp_path, block, attention):
     """Needs no transformers: the folder is read as it was written."""
     before = classifier(tmp_path / "ours", block, attention)
     export_hf(before, tmp_path / "theirs")
@@ -167,12 +167,12 @@ def test_an_imported_backbone_is_fine_tuned_compared_and_pretrained_further(tran
 
 
 def test_a_classifier_goes_through_the_stock_trainer_and_back(transformers, tmp_path):
-    """Pretrained and fine-tuned here, trained on there by transformers' own Trainer, brought back: the same answers."""
+    """Pretrained and fine-tuned here, trained further by transformers' Trainer, imported again: the predictions agree."""
     pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
     export_hf(classifier(tmp_path / "ours", "modern", "bidirectional"), tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
-    rows = [tokenizer(text) | {"labels": place % 3} for place, text in enumerate(TEXTS)]
+    rows = [tokenizer(text) | {"labels": index % 3} for index, text in enumerate(TEXTS)]
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path / "trainer"),
         max_steps=4,
@@ -193,7 +193,7 @@ def test_a_classifier_goes_through_the_stock_trainer_and_back(transformers, tmp_
     with torch.inference_mode():
         theirs = model.eval()(**batch).logits.double()
     predictor = Predictor(back, CPU)
-    ours = torch.from_numpy(score_texts(back.model, predictor.rows(TEXTS), CPU, lambda: None))
+    ours = torch.from_numpy(score_texts(back.model, predictor.dataset(TEXTS), CPU, lambda: None))
     assert float((ours - theirs).abs().max()) < 1e-5
     untrained = Predictor.load(tmp_path / "ours").predict(TEXTS[:1])[0].probabilities
     assert predictor.predict(TEXTS[:1])[0].probabilities != pytest.approx(untrained, abs=1e-3)  # control
@@ -223,7 +223,7 @@ def _edited(folder, **facts):
     ],
     ids=str,
 )
-def test_what_our_block_does_not_compute_is_refused_by_name(tmp_path, facts, message):
+def test_a_setting_that_the_modern_block_does_not_support_is_refused_by_name(tmp_path, facts, message):
     bundle = language(tmp_path / "ours", "modern", "causal")
     export_hf(bundle, tmp_path / "theirs")
     load_model_source(f"hf:{tmp_path / 'theirs'}")  # control

@@ -1,4 +1,4 @@
-"""onnxruntime answers as we do; the example runs with it and a tokenizer alone."""
+"""onnxruntime predicts as Headstart does; the example needs only onnxruntime and a tokenizer."""
 
 import json
 import os
@@ -60,8 +60,8 @@ def test_onnxruntime_answers_as_we_do(exported, kind):
     ]
     texts = [*TEXTS[:6], *ODD, " ".join(TEXTS)]  # several lengths, one beyond the context
     ours = [list(answer.probabilities.values()) for answer in Predictor(bundle, CPU).predict(texts)]
-    theirs = onnx_export._answers(folder, "model.onnx", texts)
-    alone = onnx_export._answers(folder, "model.onnx", texts, bite=1)
+    theirs = onnx_export._run_graph(folder, "model.onnx", texts)
+    alone = onnx_export._run_graph(folder, "model.onnx", texts, batch_size=1)
     assert theirs.tolist() == [pytest.approx(row, abs=1e-5) for row in ours]
     assert alone.tolist() == [pytest.approx(row, abs=1e-5) for row in ours]
     facts = json.loads((folder / "headstart.json").read_text())
@@ -111,7 +111,7 @@ def test_the_command_prints_a_table_measured_on_the_texts_it_is_given(onnx, tmp_
     assert lines[2].startswith("model.int8.onnx ")
 
 
-def test_windows_are_refused_here_too(onnx, tmp_path):
+def test_a_classifier_with_windows_is_not_exported_to_onnx(onnx, tmp_path):
     with pytest.raises(UsageError) as caught:
         export_onnx(classifier(tmp_path / "ours", "modern", "bidirectional", windows=True), tmp_path / "theirs")
     assert "reads long texts in windows" in str(caught.value)
@@ -124,7 +124,7 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch):
     assert str(caught.value) == "--to onnx needs onnx, onnxscript, onnxruntime: pip install 'headstart[onnx]'"
 
 
-def test_checking_is_for_onnx(tmp_path, capsys):
+def test_the_option_check_is_refused_for_other_formats_than_onnx(tmp_path, capsys):
     classifier(tmp_path / "ours", "classic", "causal")
     arguments = ["export", str(tmp_path / "ours"), "--to", "hf", "--out", str(tmp_path / "x"), "--check", "a.txt"]
     assert run(arguments) == 2
@@ -155,12 +155,12 @@ def test_an_answer_of_an_export_does_not_depend_on_its_batch(exported, monkeypat
     assert len({round(answer.probability, 4) for answer in together}) > 1  # control: they do differ
 
 
-@pytest.mark.parametrize(("asked", "taken"), [(None, 3), (2, 2)])
-def test_an_export_takes_the_free_cores_and_leaves_them_while_it_waits(exported, monkeypatch, asked, taken):
+@pytest.mark.parametrize(("threads", "expected"), [(None, 3), (2, 2)])
+def test_an_export_takes_the_free_cores_and_leaves_them_while_it_waits(exported, monkeypatch, threads, expected):
     _, folder, _ = exported(("classic", "causal"))
     monkeypatch.setattr("headstart.predict.onnx_predictor.free_cores", lambda: 3)
-    options = OnnxPredictor(folder, threads=asked)._session.get_session_options()
-    assert options.intra_op_num_threads == taken
+    options = OnnxPredictor(folder, threads=threads)._session.get_session_options()
+    assert options.intra_op_num_threads == expected
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
@@ -179,12 +179,12 @@ def test_what_an_export_cannot_do_is_said(exported, capsys, wish):
     _, folder, _ = exported(("classic", "causal"))
     more = ["0.9"] if wish == "--abstain" else []
     assert run(["predict", str(folder), TEXTS[0], wish, *more]) == 2
-    said = f"{folder} is an export for onnxruntime, which cannot {wish}; give the model it was made from"
-    assert capsys.readouterr().err == f"headstart: {said}\n"
+    message = f"{folder} is an export for onnxruntime, which cannot {wish}; give the model it was made from"
+    assert capsys.readouterr().err == f"headstart: {message}\n"
 
 
 def test_int8_is_for_exports(exported, capsys):
     bundle, _, _ = exported(("classic", "causal"))
     assert run(["predict", str(bundle.path), TEXTS[0], "--int8"]) == 2
-    said = f"--int8 takes a folder that headstart export {bundle.path} --to onnx writes"
-    assert capsys.readouterr().err == f"headstart: {said}\n"
+    message = f"--int8 takes a folder that headstart export {bundle.path} --to onnx writes"
+    assert capsys.readouterr().err == f"headstart: {message}\n"

@@ -1,4 +1,4 @@
-"""Mistakes are counted, ranked and sliced as they are; answers that are not sure enough are withheld."""
+"""Mistakes are counted, ranked and sliced correctly; predictions below a threshold are withheld."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ from headstart.files import read_json
 from headstart.metrics import number_bins, wilson
 from headstart.predict.error_analysis import most_confident_mistakes, slice_accuracy, slices_by_column
 from headstart.predict.predictor import Predictor, threshold_for
-from headstart.recipes.evaluate import run_evaluate
+from headstart.recipes.evaluate import EvaluateRequest, run_evaluate
 from headstart.recipes.finetune.run import run_finetune
 from headstart.store.bundle import load_bundle
 
@@ -40,20 +40,20 @@ def trained(tmp_path_factory):
 def test_a_fine_tuned_classifier_carries_its_temperature(trained):
     folder, lines = trained
     result, bundle = read_json(folder / "clf" / "result.json"), load_bundle(folder / "clf")
-    found = result["calibration"]
-    assert result["temperature"] == found["temperature"] != 1.0
-    assert bundle.about["calibration"] == found
-    assert found["reason"] is None
-    assert found["rows"] == 120
-    assert found["before"]["rows"] == found["after"]["rows"] == 120
-    assert found["test"]["rows"] == 80
+    calibration = result["calibration"]
+    assert result["temperature"] == calibration["temperature"] != 1.0
+    assert bundle.about["calibration"] == calibration
+    assert calibration["reason"] is None
+    assert calibration["rows"] == 120
+    assert calibration["before"]["rows"] == calibration["after"]["rows"] == 120
+    assert calibration["test"]["rows"] == 80
     assert any(line.startswith("probabilities calibrated on 120 validation rows: temperature ") for line in lines)
 
 
 def test_the_bundle_answers_with_calibrated_probabilities(trained):
-    """Its loss on validation is the lowest that any further temperature could give; its figures are those on record."""
+    """The loss on validation is that of the record, and lower than before calibration."""
     folder, _ = trained
-    again = run_evaluate(folder / "clf", str(folder / "valid.csv"), runtime=ONE)
+    again = run_evaluate(EvaluateRequest(folder / "clf", str(folder / "valid.csv"), runtime=ONE))
     result = read_json(folder / "clf" / "result.json")
     assert again.loss == pytest.approx(result["valid"]["loss"], abs=1e-6)
     assert again.loss < result["calibration"]["before"]["log_loss"]
@@ -93,20 +93,20 @@ def test_an_answer_that_is_not_sure_enough_is_withheld(trained):
     texts = [row["text"] for row in rows]
     plain = predictor.predict(texts)
     table = predictor.bundle.about["calibration"]["thresholds"]
-    wanted = next(row["wanted"] for row in table if row["coverage"] < 1)
-    found = threshold_for(predictor.bundle, wanted)
-    answers = predictor.predict(texts, abstain=wanted)
+    precision = next(row["wanted"] for row in table if row["coverage"] < 1)
+    threshold = threshold_for(predictor.bundle, precision)
+    answers = predictor.predict(texts, abstain=precision)
     assert 0 < sum(one.abstained for one in answers) < len(answers)
     for before, after in zip(plain, answers, strict=True):
-        sure = after.probability >= found.threshold - 1e-6
+        sure = after.probability >= threshold.threshold - 1e-6
         assert after.abstained != sure
         assert after.label == (before.label if sure else "abstain")
         assert after.probabilities == before.probabilities
     answered = [(one, row) for one, row in zip(answers, rows, strict=True) if not one.abstained]
     right = np.mean([one.label == row["label"] for one, row in answered])
-    assert right == pytest.approx(found.precision)
-    assert right >= wanted
-    assert len(answered) / len(rows) == pytest.approx(found.coverage)
+    assert right == pytest.approx(threshold.precision)
+    assert right >= precision
+    assert len(answered) / len(rows) == pytest.approx(threshold.coverage)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_an_answer_that_is_not_sure_enough_is_withheld(trained):
         (0.999, "no threshold gave a precision of 0.999 on the 120 validation rows of {bundle}; the most was {most:g}"),
     ],
 )
-def test_a_precision_that_cannot_be_had_is_told(trained, wanted, message):
+def test_a_precision_that_no_threshold_reaches_is_refused(trained, wanted, message):
     bundle = load_bundle(trained[0] / "clf")
     most = bundle.about["calibration"]["thresholds"][-1]["wanted"]
     with pytest.raises(UsageError) as caught:
@@ -129,39 +129,39 @@ def test_the_surest_mistakes_come_first_with_what_pushed_them(trained, monkeypat
     folder, _ = trained
     # as many threads both times: what others do on this machine would otherwise move the last digits of a sum
     monkeypatch.setattr("headstart.runtime.free_cores", lambda: 1)
-    found = api.error_analysis(folder / "clf", folder / "more.csv", mistakes=3)
-    assert found.evaluation == api.evaluate(folder / "clf", folder / "more.csv")
-    assert len(found.mistakes) == 3
-    sure = [one.probability for one in found.mistakes]
+    analysis = api.error_analysis(folder / "clf", folder / "more.csv", mistakes=3)
+    assert analysis.evaluation == api.evaluate(folder / "clf", folder / "more.csv")
+    assert len(analysis.mistakes) == 3
+    sure = [one.probability for one in analysis.mistakes]
     assert sure == sorted(sure, reverse=True)
-    for one in found.mistakes:
+    for one in analysis.mistakes:
         answer = api.load(folder / "clf").predict([one.text])[0]
         assert (answer.label, answer.probability) == (one.answer, pytest.approx(one.probability, abs=1e-6))
         assert one.answer != one.label
         assert {word for word, _ in one.words} <= set(one.text.split())
-    json.dumps(found.as_dict())
+    json.dumps(analysis.as_dict())
 
 
 def test_slices_count_every_row_once(trained):
     folder, _ = trained
-    found = api.error_analysis(folder / "clf", folder / "more.csv", columns=["shop", "length"], mistakes=0)
-    right = round(found.evaluation.accuracy * 80)
-    assert list(found.slices) == ["length", "label", "shop", "column length"]
-    for slices in found.slices.values():
+    analysis = api.error_analysis(folder / "clf", folder / "more.csv", columns=["shop", "length"], mistakes=0)
+    right = round(analysis.evaluation.accuracy * 80)
+    assert list(analysis.slices) == ["length", "label", "shop", "column length"]
+    for slices in analysis.slices.values():
         assert sum(one.rows for one in slices) == 80
         assert sum(one.right for one in slices) == right
         for one in slices:
             assert (one.low, one.high) == wilson(one.right, one.rows)
-    assert [one.name for one in found.slices["shop"]] == ["(empty)", "east"]
-    assert [one.rows for one in found.slices["shop"]] == [20, 60]
-    assert [one.name for one in found.slices["column length"]] == ["0 to 19", "20 to 39", "40 to 59", "60 to 79"]
-    recalls = {one.label: one.recall for one in found.evaluation.per_class}
-    assert {one.name: one.accuracy for one in found.slices["label"]} == pytest.approx(recalls)
-    confused = sum(one.rows for one in found.confused)
+    assert [one.name for one in analysis.slices["shop"]] == ["(empty)", "east"]
+    assert [one.rows for one in analysis.slices["shop"]] == [20, 60]
+    assert [one.name for one in analysis.slices["column length"]] == ["0 to 19", "20 to 39", "40 to 59", "60 to 79"]
+    recalls = {one.label: one.recall for one in analysis.evaluation.per_class}
+    assert {one.name: one.accuracy for one in analysis.slices["label"]} == pytest.approx(recalls)
+    confused = sum(one.rows for one in analysis.confused)
     assert confused == 80 - right
 
 
-def test_a_wrong_question_about_mistakes_is_told(trained):
+def test_wrong_arguments_of_an_error_analysis_are_refused(trained):
     folder, _ = trained
     with pytest.raises(DataError) as caught:
         api.error_analysis(folder / "clf", folder / "more.csv", columns=["shopp"])
@@ -176,7 +176,7 @@ def test_a_wrong_question_about_mistakes_is_told(trained):
     assert str(below.value) == "--mistakes must be at least 0, got -1"
 
 
-def test_many_values_are_put_together():
+def test_columns_with_many_values_are_grouped():
     groups, order = slices_by_column([f"name {number % 30}" for number in range(90)])
     assert len(order) == len(set(groups)) == 12
     assert order[-1] == "(other)"
@@ -187,9 +187,9 @@ def test_many_values_are_put_together():
     assert number_bins([20240115, 20240116, 20250115])[1] == ["20240115", "20240116", "20250115"]
 
 
-def test_surest_leaves_right_answers_out():
-    shares = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.01, 0.99]])
-    assert most_confident_mistakes(shares, np.array([1, 1, 1, 0]), 5) == [3, 0, 2]
+def test_the_most_confident_mistakes_leave_right_predictions_out():
+    probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.01, 0.99]])
+    assert most_confident_mistakes(probabilities, np.array([1, 1, 1, 0]), 5) == [3, 0, 2]
     assert [
         (one.name, one.rows, one.right) for one in slice_accuracy(["b", "a", "b"], np.array([True, False, False]))
     ] == [

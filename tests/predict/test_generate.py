@@ -1,4 +1,4 @@
-"""A continuation starts where the prompt ends: the model reads the start token and the prompt, and gives neither back."""
+"""A continuation starts after the prompt and contains neither the start token nor the prompt."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The first answer comes without torch, and is the one that torch gives."""
+"""NumpyPredictor needs no torch and predicts as Predictor does."""
 
 import json
 import shutil
@@ -59,7 +59,7 @@ def test_numpy_and_torch_give_the_same_scores(block, attention, length, seed):
 
 @pytest.mark.parametrize("attention", ["causal", "bidirectional"])
 @pytest.mark.parametrize("block", ["classic", "modern"])
-def test_the_names_and_shapes_are_those_of_the_network(block, attention):
+def test_weight_shapes_are_those_of_the_torch_model(block, attention):
     shape, model = network(block, attention)
     assert weight_shapes(shape, 300, 3, attention) == {name: tensor.shape for name, tensor in in_numpy(model).items()}
 
@@ -76,7 +76,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_answers_are_those_of_the_predictor(trained, kind):
+def test_numpy_predictions_equal_those_of_the_predictor(trained, kind):
     texts = ["a lovely story", "dull", "the film was " * 20, "🙂"]
     ours = NumpyPredictor.load(trained / kind, texts).predict(texts)
     theirs = Predictor.load(trained / kind, ONE).predict(texts)
@@ -101,12 +101,12 @@ def test_one_text_is_answered_without_torch(trained):
 
 def test_much_text_is_left_to_torch(trained, monkeypatch):
     assert NumpyPredictor.load(trained / "classic", ["dull"]) is not None
-    monkeypatch.setattr(quick, "MAX_WORK", 10)
+    monkeypatch.setattr(quick, "MAX_MULTIPLICATIONS", 10)
     assert NumpyPredictor.load(trained / "classic", ["dull"]) is None
 
 
 @pytest.mark.parametrize("more", [{"kind": "several labels"}, {"model": {"sliding": 8}}, {"model": {"depth": 10**9}}])
-def test_a_bundle_that_says_more_than_is_known_here_is_left_to_the_predictor(trained, tmp_path, more):
+def test_a_bundle_with_unknown_keys_is_left_to_the_predictor(trained, tmp_path, more):
     copy = tmp_path / "copy"
     shutil.copytree(trained / "classic" / "bundle", copy)
     facts = read_json(copy / "bundle.json")

@@ -1,4 +1,4 @@
-"""An answer depends on its text alone; a continuation on its prompt, its seed and nothing else."""
+"""A prediction depends only on its text, and a continuation only on its prompt and seed."""
 
 import numpy as np
 import pytest
@@ -94,7 +94,7 @@ def test_a_bare_text_is_not_read_letter_by_letter(trained):
         (" \n", "texts[1] is empty; there is nothing to classify"),
     ],
 )
-def test_what_is_not_a_text_is_named_by_its_place(trained, text, message):
+def test_an_input_that_is_not_a_text_is_named_by_its_index(trained, text, message):
     with pytest.raises(DataError) as caught:
         Predictor.load(trained / "cut", ONE).predict(["a lovely story", text])
     assert str(caught.value) == message
@@ -115,7 +115,7 @@ def test_texts_may_come_from_any_collection(trained):
     ],
     ids=["greedy", "warm", "cut"],
 )
-def test_the_cache_changes_nothing(sampling):
+def test_the_key_value_cache_does_not_change_generation(sampling):
     model = language_model(seed=2)
     model.head.linear.bias.data[SPECIAL.eos] = -5  # long enough to matter: beyond the context too
     cached = list(generate_ids(model, [0, 5, 9], SPECIAL, sampling, CPU, cache=True))
@@ -130,25 +130,25 @@ def test_generation_stops_at_the_end_of_the_text():
     assert list(generate_ids(model, [0, 5], SPECIAL, Sampling(tokens=10), CPU)) == []
 
 
-def scores(shares):
-    return torch.log(torch.tensor([1e-9, 1e-9, 1e-9, 1e-9, *shares]))
+def logits(probabilities):
+    return torch.log(torch.tensor([1e-9, 1e-9, 1e-9, 1e-9, *probabilities]))
 
 
-def draws(sampling, shares, count=400):
+def draws(sampling, probabilities, count=400):
     chance = torch.Generator().manual_seed(0)
-    return [sample_token(scores(shares), SPECIAL, sampling, chance) - 4 for _ in range(count)]
+    return [sample_token(logits(probabilities), SPECIAL, sampling, chance) - 4 for _ in range(count)]
 
 
 def test_greedy_takes_the_likeliest():
     assert set(draws(Sampling(), [0.2, 0.5, 0.3])) == {1}
 
 
-def test_temperature_one_draws_by_the_shares():
+def test_temperature_one_samples_by_the_probabilities():
     drawn = np.bincount(draws(Sampling(temperature=1.0), [0.2, 0.5, 0.3], 4000)) / 4000
     assert drawn == pytest.approx([0.2, 0.5, 0.3], abs=0.03)
 
 
-def test_a_low_temperature_sharpens():
+def test_a_low_temperature_makes_sampling_nearly_greedy():
     drawn = np.bincount(draws(Sampling(temperature=0.25), [0.2, 0.5, 0.3], 2000), minlength=3) / 2000
     assert drawn[1] > 0.8
 
@@ -157,20 +157,20 @@ def test_top_k_keeps_the_k_likeliest():
     assert set(draws(Sampling(temperature=1.0, top_k=2), [0.2, 0.5, 0.3])) == {1, 2}
 
 
-def test_top_p_keeps_the_likeliest_up_to_the_share():
+def test_top_p_keeps_the_most_probable_tokens_up_to_p():
     assert set(draws(Sampling(temperature=1.0, top_p=0.75), [0.2, 0.5, 0.3])) == {1, 2}
     assert set(draws(Sampling(temperature=1.0, top_p=0.5), [0.2, 0.5, 0.3])) == {1}
     assert set(draws(Sampling(temperature=1.0, top_p=1.0), [0.2, 0.5, 0.3])) == {0, 1, 2}
 
 
-def test_start_padding_and_mask_are_never_said():
+def test_start_padding_and_mask_are_never_generated():
     model = language_model()
     for banned in (SPECIAL.sos, SPECIAL.pad, SPECIAL.mask):
         model.head.linear.bias.data[banned] = 1000
     model.head.linear.bias.data[SPECIAL.eos] = -1000
-    said = list(generate_ids(model, [0], SPECIAL, Sampling(tokens=20, temperature=2.0), CPU))
-    assert len(said) == 20
-    assert set(said) <= set(range(4, VOCABULARY))
+    generated = list(generate_ids(model, [0], SPECIAL, Sampling(tokens=20, temperature=2.0), CPU))
+    assert len(generated) == 20
+    assert set(generated) <= set(range(4, VOCABULARY))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A text that just fits is not called cut, and one token more is."""
+"""A text that just fits is not reported as truncated; one token more is."""
 
 from fixtures.tiny import CPU, SHAPE
 from headstart.config.schema import TokenizerConfig

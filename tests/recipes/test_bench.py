@@ -10,7 +10,7 @@ from headstart.config.schema import ModelConfig
 from headstart.errors import ConfigError
 from headstart.model.parameter_count import count_parameters
 from headstart.model.transformer import build_backbone
-from headstart.recipes.bench import lengths, run_bench, weights_of
+from headstart.recipes.bench import lengths, num_layer_weights, run_bench
 
 TINY = {"model": {"width": 16, "depth": 1, "heads": 2, "feedforward": 16, "context": 32}, "tokenizer.vocab_size": 400}
 
@@ -52,7 +52,7 @@ def test_lengths_have_the_mean_that_was_asked_for():
 
 def test_what_a_token_is_multiplied_by_are_the_matrices_of_the_layers():
     shape = ModelConfig(width=16, depth=3, heads=2, feedforward=24)
-    assert weights_of(build_backbone(shape, 50, 0)) == 3 * (4 * 16 * 16 + 2 * 16 * 24)
+    assert num_layer_weights(build_backbone(shape, 50, 0)) == 3 * (4 * 16 * 16 + 2 * 16 * 24)
 
 
 def test_an_unknown_preset_is_named():

@@ -10,7 +10,7 @@ from headstart.errors import ConfigError, DataError, TransferError, UsageError
 from headstart.files import read_json
 from headstart.predict.generate import Sampling, run_generate
 from headstart.recipes.compare.run import run_compare
-from headstart.recipes.evaluate import run_evaluate
+from headstart.recipes.evaluate import EvaluateRequest, run_evaluate
 from headstart.recipes.finetune.dataset import build_classifier, load_labelled_data
 from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.prepare import run_prepare_labelled
@@ -83,7 +83,7 @@ def test_the_run_folder_tells_the_whole_story(reviews, tmp_path):
     receipt = read_json(run.path / "receipt.json")
     assert receipt["source"] == str(reviews / "base")
     assert not (run.path / "checkpoints").exists()
-    evaluation = run_evaluate(run.path, str(reviews / "test.csv"))
+    evaluation = run_evaluate(EvaluateRequest(run.path, str(reviews / "test.csv")))
     assert evaluation.accuracy == result["test"]["accuracy"]
     assert listener.lines[-1] == (
         f"best epoch {best['epoch']} by validation, accuracy {best['valid_accuracy']:.4f}; "
@@ -97,7 +97,7 @@ def test_the_bundle_is_the_best_epoch_not_the_last(reviews, tmp_path):
     epochs = run.metrics.read("epoch")
     result = read_json(run.path / "result.json")
     assert (
-        run_evaluate(run.path, str(reviews / "valid.csv")).accuracy
+        run_evaluate(EvaluateRequest(run.path, str(reviews / "valid.csv"))).accuracy
         == epochs[result["best_epoch"] - 1]["valid_accuracy"]
     )
 
@@ -315,7 +315,7 @@ def test_both_sided_objectives_tell_the_whole_story_too(reviews, tmp_path, objec
     )
     assert load_bundle(run.path).attention == "bidirectional"
     assert (
-        run_evaluate(run.path, str(reviews / "valid.csv")).accuracy
+        run_evaluate(EvaluateRequest(run.path, str(reviews / "valid.csv"))).accuracy
         == read_json(run.path / "result.json")["valid"]["accuracy"]
     )
 

@@ -105,10 +105,10 @@ def test_a_row_of_a_pair_has_the_end_token_between_its_texts(folder, tmp_path):
     go(folder, "pair", tmp_path / "run", loop__epochs=1)
     predictor = Predictor(load_bundle(tmp_path / "run"), CPU)
     special, words = predictor.bundle.tokenizer.special, predictor.bundle.tokenizer
-    (row,) = predictor.rows([("the film", "a kiss")]).batch([0]).ids_BT.tolist()
+    (row,) = predictor.dataset([("the film", "a kiss")]).batch([0]).ids_BT.tolist()
     first, second = words.encode_batch(["the film", "a kiss"])
     assert row == [special.sos, *first, special.eos, *second]
-    long = predictor.rows([("the film " * 40, "a kiss")]).batch([0]).ids_BT[0]
+    long = predictor.dataset([("the film " * 40, "a kiss")]).batch([0]).ids_BT[0]
     assert len(long) == 40
     assert long.tolist()[-len(second) - 1 :] == [special.eos, *second]  # a short side is kept whole
     answer = predictor.predict([("the film " * 40, "a kiss")])[0]

@@ -49,7 +49,7 @@ def pretraining(reviews, out, moment, resume=False, **settings):
 
 
 def staged(reviews, out, moment, resume=False):
-    stages = [{"texts": ["a"], "context": 9}, {"texts": ["a"], "share": 2}]
+    stages = [{"texts": ["a"], "context": 9}, {"texts": ["a"], "fraction": 2}]
     return pretraining(reviews, out, moment, resume, stages=stages, loop__evaluate_every=4)
 
 

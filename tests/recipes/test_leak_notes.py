@@ -15,8 +15,8 @@ from headstart.errors import DataError, UsageError
 from headstart.files import read_json
 from headstart.recipes.compare.run import run_compare
 from headstart.recipes.finetune.run import run_finetune
-from headstart.recipes.inspect import run_inspect
-from headstart.recipes.prepare import run_prepare
+from headstart.recipes.inspect import InspectRequest, run_inspect
+from headstart.recipes.prepare import PrepareRequest, run_prepare
 from headstart.recipes.pretrain.run import run_pretrain
 from headstart.report.load import load_comparison
 from headstart.report.statistics import summarise
@@ -71,14 +71,8 @@ def test_other_texts_to_leave_out_make_other_shards_and_the_same_ones_none(folde
 
     def prepare(settings):
         del listener.lines[:]
-        return run_prepare(
-            [str(folder / "texts.txt")],
-            tmp_path / "tokens",
-            settings.corpus,
-            tokenizer=None,
-            tokenizer_config=settings.tokenizer,
-            progress=listener,
-        )
+        texts = [str(folder / "texts.txt")]
+        return run_prepare(PrepareRequest(texts, tmp_path / "tokens", settings.corpus, settings.tokenizer), listener)
 
     assert prepare(config).documents == 36
     assert listener.lines == [
@@ -141,7 +135,7 @@ def test_a_model_that_went_on_from_an_unknown_text_claims_nothing(folder, tmp_pa
         [str(folder / "texts.txt")], tmp_path / "on", pretrain_config(loop__steps=1), source=str(tmp_path / "old")
     )
     assert not (run.path / "bundle" / MEMBERSHIP_FILE).exists()
-    found = run_inspect(table(tmp_path / "t.csv", TEXTS[4:8]), LabelledConfig(), source=str(run.path))
+    found = run_inspect(InspectRequest(table(tmp_path / "t.csv", TEXTS[4:8]), backbone=str(run.path)), LabelledConfig())
     assert (found.pretraining, found.notes) == (
         (),
         (f"{run.path} does not know what it was pretrained on (no digests of its text were kept)",),
@@ -151,7 +145,9 @@ def test_a_model_that_went_on_from_an_unknown_text_claims_nothing(folder, tmp_pa
 @pytest.mark.parametrize(("name", "seen"), [("base", 4), ("clean", 0)])
 def test_inspect_asks_the_model(folder, tmp_path, name, seen):
     train = table(tmp_path / "train.csv", TEXTS[4:10])
-    found = run_inspect(train, LabelledConfig(), test=str(folder / "test.csv"), source=str(folder / name))
+    found = run_inspect(
+        InspectRequest(train, test=str(folder / "test.csv"), backbone=str(folder / name)), LabelledConfig()
+    )
     known = len(Membership.read(folder / name / "bundle"))
     assert [(one.rows, one.exact, one.near, one.documents) for one in found.pretraining] == [
         (6, 6, None, known),

@@ -7,7 +7,7 @@ from headstart.data.labelled import LabelSet
 from headstart.data.shards import is_shards
 from headstart.errors import DataError, UsageError
 from headstart.progress import SilentProgress
-from headstart.recipes.prepare import run_prepare, run_prepare_labelled, run_tokenizer
+from headstart.recipes.prepare import PrepareRequest, run_prepare, run_prepare_labelled, run_tokenizer
 from headstart.tokenization.tokenizer import load_tokenizer
 
 SMALL = TokenizerConfig(vocab_size=300)
@@ -32,15 +32,8 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 def prepare(tmp_path, *paths: str, corpus: CorpusConfig | None = None, tokenizer=None, config=SMALL):
     said = Notebook()
-    shards = run_prepare(
-        paths or ("a.txt",),
-        tmp_path / "out",
-        corpus or CorpusConfig(),
-        tokenizer=tokenizer,
-        tokenizer_config=config,
-        progress=said,
-    )
-    return shards, said.lines
+    request = PrepareRequest(paths or ("a.txt",), tmp_path / "out", corpus or CorpusConfig(), config, tokenizer)
+    return run_prepare(request, said), said.lines
 
 
 def test_a_tokenizer_is_trained_saved_and_measured(tmp_path):

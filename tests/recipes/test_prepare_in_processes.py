@@ -19,7 +19,7 @@ from headstart.data.decontamination import Membership
 from headstart.data.shards import Shards
 from headstart.errors import DataError, UsageError
 from headstart.files import read_json
-from headstart.recipes.prepare import parts_folder, run_merge, run_prepare, run_tokenizer
+from headstart.recipes.prepare import PrepareRequest, parts_folder, run_merge, run_prepare, run_tokenizer
 
 SMALL = TokenizerConfig(vocab_size=300)
 
@@ -48,7 +48,7 @@ def files(tmp_path, monkeypatch):
 def prepare(paths, out, jobs=None, corpus=None, tokenizer=Path("tok"), said=None):
     said = said or Listener()
     corpus = corpus or CorpusConfig()
-    return run_prepare(paths, Path(out), corpus, tokenizer=tokenizer, tokenizer_config=SMALL, progress=said, jobs=jobs)
+    return run_prepare(PrepareRequest(paths, Path(out), corpus, SMALL, tokenizer, jobs), said)
 
 
 def content(folder) -> dict[str, bytes]:
@@ -221,15 +221,14 @@ def test_numbers_of_processes_that_make_no_sense_are_refused(files):
 PEAK = """
 import resource, sys
 from pathlib import Path
-from headstart.config import CorpusConfig, TokenizerConfig
-from headstart.progress import Quiet
-from headstart.recipes.merge import run_merge
-from headstart.recipes.prepare import run_prepare
+from headstart.config.schema import CorpusConfig, TokenizerConfig
+from headstart.progress import SilentProgress
+from headstart.recipes.prepare import PrepareRequest, run_merge, run_prepare
 files = sys.argv[2:]
 for out, some in (("a", files[:2]), ("b", files[2:])):
-    run_prepare(some, Path(sys.argv[1] + out), CorpusConfig(), tokenizer=Path("tok"), tokenizer_config=TokenizerConfig(),
-                progress=Quiet(), jobs=1)
-run_merge([Path(sys.argv[1] + "a"), Path(sys.argv[1] + "b")], Path(sys.argv[1]), Quiet())
+    request = PrepareRequest(some, Path(sys.argv[1] + out), CorpusConfig(), TokenizerConfig(), Path("tok"), jobs=1)
+    run_prepare(request, SilentProgress())
+run_merge([Path(sys.argv[1] + "a"), Path(sys.argv[1] + "b")], Path(sys.argv[1]), SilentProgress())
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 

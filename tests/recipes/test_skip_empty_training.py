@@ -11,7 +11,7 @@ from headstart.errors import DataError, Interrupted
 from headstart.files import read_json
 from headstart.progress import SilentProgress
 from headstart.recipes.compare.run import run_compare
-from headstart.recipes.evaluate import run_errors, run_evaluate
+from headstart.recipes.evaluate import EvaluateRequest, run_error_analysis, run_evaluate
 from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.prepare import run_prepare_labelled
 from headstart.recipes.tune import run_tune
@@ -92,12 +92,13 @@ def test_evaluating_leaves_out_the_same_and_slices_what_is_left(tmp_path):
     config = finetune_config(**SKIP)
     run = run_finetune("train.csv", tmp_path / "run", config, source="scratch")
     listener = Listener()
-    assert run_evaluate(run.path, "test.csv", config.labelled, progress=listener).rows == 24
+    assert run_evaluate(EvaluateRequest(run.path, "test.csv", config.labelled), listener).rows == 24
     assert listener.lines == [NOTES[1]]
-    found = run_errors(run.path, "test.csv", config.labelled, columns=["label"], mistakes=0)
+    request = EvaluateRequest(run.path, "test.csv", config.labelled, columns=["label"], mistakes=0)
+    found = run_error_analysis(request)
     assert {one.name: one.rows for one in found.slices["column label"]} == {"negative": 12, "positive": 12}
     with pytest.raises(DataError, match="the label is empty"):
-        run_evaluate(run.path, "test.csv")
+        run_evaluate(EvaluateRequest(run.path, "test.csv"))
 
 
 @pytest.mark.usefixtures("mails")

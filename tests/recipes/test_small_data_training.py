@@ -62,7 +62,7 @@ def test_waiting_for_a_better_epoch_makes_no_sense_when_the_last_is_kept():
 
 def test_averaged_weights_are_measured_and_kept_in_place_of_the_last_ones(reviews, tmp_path):
     plain = finetune(reviews, tmp_path / "plain", loop__select="last")
-    mean = finetune(reviews, tmp_path / "mean", loop__select="last", optim__average=0.9)
+    mean = finetune(reviews, tmp_path / "mean", loop__select="last", optim__ema_decay=0.9)
     assert [line["train_loss"] for line in epochs(mean)] == [line["train_loss"] for line in epochs(plain)]
     assert [line["valid_loss"] for line in epochs(mean)] != [line["valid_loss"] for line in epochs(plain)]
     assert not same(weights(mean), weights(plain))
@@ -72,8 +72,8 @@ def test_averaged_weights_are_measured_and_kept_in_place_of_the_last_ones(review
 def test_an_average_survives_a_stop(reviews, tmp_path, command):
     def go(out, **settings):
         if command == "finetune":
-            return finetune(reviews, out, optim__average=0.9, **settings)
-        return run_pretrain([str(reviews / "texts.txt")], out, pretrain_config(optim__average=0.9, **settings))
+            return finetune(reviews, out, optim__ema_decay=0.9, **settings)
+        return run_pretrain([str(reviews / "texts.txt")], out, pretrain_config(optim__ema_decay=0.9, **settings))
 
     whole = go(tmp_path / "whole")
     with pytest.raises(Interrupted):

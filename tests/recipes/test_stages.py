@@ -19,7 +19,7 @@ from headstart.data.shards import Shards
 from headstart.errors import ConfigError, DataError, HeadstartError, Interrupted, UsageError
 from headstart.files import read_checksummed, read_json, write_checksummed
 from headstart.progress import SilentProgress
-from headstart.recipes.prepare import run_prepare
+from headstart.recipes.prepare import PrepareRequest, run_prepare
 from headstart.recipes.pretrain.run import run_pretrain
 from headstart.recipes.pretrain.stages import build_stages, open_shards, stage_borders
 from headstart.recipes.pretrain.trainer import PretrainTrainer
@@ -126,17 +126,13 @@ def test_the_same_text_in_two_stages_is_read_in_another_order(reviews, tmp_path)
 
 
 def test_stages_may_be_prepared_folders_and_text_of_one_tokenizer(reviews, tmp_path):
-    settings = {"tokenizer_config": pretrain_config().tokenizer, "progress": Listener()}
-    shards = run_prepare(
-        [str(reviews / "texts.txt")], tmp_path / "ready", pretrain_config().corpus, tokenizer=None, **settings
-    )
+    configs = pretrain_config().corpus, pretrain_config().tokenizer
+    shards = run_prepare(PrepareRequest([str(reviews / "texts.txt")], tmp_path / "ready", *configs), Listener())
     stages = [{"texts": str(reviews / "train.csv")}, {"texts": str(tmp_path / "ready")}]
     run = run_pretrain([], tmp_path / "run", pretrain_config(loop__steps=2, stages=stages))
     assert Shards.open(run.path / "tokens-1").tokenizer_digest == shards.tokenizer_digest
     assert sorted(path.name for path in run.path.glob("tok*")) == ["tokens-1"]
-    other = run_prepare(
-        [str(reviews / "train.csv")], tmp_path / "other", pretrain_config().corpus, tokenizer=None, **settings
-    )
+    other = run_prepare(PrepareRequest([str(reviews / "train.csv")], tmp_path / "other", *configs), Listener())
     assert other.tokenizer_digest != shards.tokenizer_digest
     stages = [{"texts": str(tmp_path / "ready")}, {"texts": str(tmp_path / "other")}]
     with pytest.raises(UsageError) as caught:
@@ -218,11 +214,11 @@ def test_texts_beside_stages_are_refused(reviews, tmp_path):
     ("stages", "expected"),
     [
         ([{"texts": []}], "stages.1.texts is empty"),
-        ([{"share": 1}], "stages.1.texts is missing"),
-        ([{"texts": "a"}, {"texts": "b", "share": 0}], "stages.2.share must be greater than 0, got 0"),
+        ([{"fraction": 1}], "stages.1.texts is missing"),
+        ([{"texts": "a"}, {"texts": "b", "fraction": 0}], "stages.2.fraction must be greater than 0, got 0"),
         ([{"texts": "a", "contxt": 8}], "unknown setting stages.1.contxt; did you mean context?"),
         ([{"texts": "a", "context": 25}], "stages.1.context must be at most model.context, got 25 and 24"),
-        ([{"texts": "a"}] * 15, "loop.steps must be one a stage at least, got 14 for 15"),
+        ([{"texts": "a"}] * 15, "loop.steps must be at least one per stage, got 14 for 15"),
         (["a.txt"], "stages.1 must be a group of settings, got 'a.txt'"),
         ("a.txt", "stages must be a list, got 'a.txt'"),
     ],
@@ -239,13 +235,13 @@ def test_stages_are_the_same_in_toml_on_the_command_line_and_in_python(reviews, 
     small = {"model.width": 16, "model.depth": 1, "model.feedforward": 16, "model.context": 24, "loop.steps": 4}
     small |= {"runtime.threads": 1, "tokenizer.vocab_size": 300}
     toml = "".join(f"{name} = {value}\n" for name, value in small.items())
-    toml += '[[stages]]\ntexts = ["my letters.txt"]\nshare = 3\ncontext = 8\n[[stages]]\ntexts = "my letters.txt"\n'
+    toml += '[[stages]]\ntexts = ["my letters.txt"]\nfraction = 3\ncontext = 8\n[[stages]]\ntexts = "my letters.txt"\n'
     (tmp_path / "stages.toml").write_text(toml)
     flags = [word for name, value in small.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    stages = ["--stage", "'my letters.txt' share=3 context=8", "--stage", "'my letters.txt'"]
+    stages = ["--stage", "'my letters.txt' fraction=3 context=8", "--stage", "'my letters.txt'"]
     assert headstart(["pretrain", "--config", "stages.toml", "--out", "toml", "--quiet"]) == 0
     assert headstart(["pretrain", *stages, *flags, "--out", "typed", "--quiet"]) == 0
-    given = [{"texts": ["my letters.txt"], "share": 3, "context": 8}, {"texts": ["my letters.txt"]}]
+    given = [{"texts": ["my letters.txt"], "fraction": 3, "context": 8}, {"texts": ["my letters.txt"]}]
     api.pretrain(out="python", settings=small | {"stages": given})
     results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("toml", "typed", "python")]
     assert results[0] == results[1] == results[2]
@@ -253,12 +249,12 @@ def test_stages_are_the_same_in_toml_on_the_command_line_and_in_python(reviews, 
     assert read_toml(tmp_path / "stages.toml", PretrainConfig)["stages"][1] == {"texts": "my letters.txt"}
     capsys.readouterr()
     assert headstart(["pretrain", "other.txt", *stages, "--out", "no"]) == 2
-    assert headstart(["pretrain", "--stage", "'my letters.txt share=1", "--out", "no"]) == 2
+    assert headstart(["pretrain", "--stage", "'my letters.txt fraction=1", "--out", "no"]) == 2
     assert headstart(["pretrain", "--resume", *stages, "--out", "typed"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "headstart: other.txt is given beside stages (my letters.txt is in the first), which name their own texts; "
         "put it in a stage, or leave the stages out",
-        'headstart: --stage has a quotation mark that does not end, got "\'my letters.txt share=1"',
+        'headstart: --stage has a quotation mark that does not end, got "\'my letters.txt fraction=1"',
         "headstart: --resume goes on with the settings of typed; leave out --stage",
     ]
 
@@ -270,8 +266,8 @@ def test_settings_without_stages_are_what_they_were():
 def test_the_example_is_what_its_comments_say():
     path = Path(__file__).parents[2] / "examples" / "stages.toml"
     config = merge_config(PretrainConfig, read_toml(path, PretrainConfig))
-    shares = [stage.share for stage in config.stages]
-    assert shares[0] == sum(shares) / 2
+    fractions = [stage.fraction for stage in config.stages]
+    assert fractions[0] == sum(fractions) / 2
     assert [stage.context for stage in config.stages] == [128, 128, None]
     assert config.stages[1].texts == config.stages[2].texts
     assert config.model.context == 4 * 128

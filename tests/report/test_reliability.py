@@ -59,7 +59,7 @@ def test_the_error_is_the_distance_between_sure_and_right(tmp_path):
     """Four answers 90 % sure, three of them right: fifteen points too sure."""
     (found,) = arm_calibrations(write(tmp_path, [1, 1, 1, 0], [second([0.9] * 4)]), "all")
     assert found.ece == pytest.approx(0.15)
-    assert [(each.rows, each.sure, each.right) for each in found.bins] == [(4, 0.9, 0.75)]
+    assert [(each.rows, each.confidence, each.accuracy) for each in found.bins] == [(4, 0.9, 0.75)]
     assert found.low <= found.ece <= found.high
 
 
@@ -69,7 +69,7 @@ def test_seeds_that_err_to_either_side_do_not_cancel_out(tmp_path):
     (found,) = arm_calibrations(write(tmp_path, gold, [timid, bold]), "all")
     assert found.seeds == 2
     assert found.ece == pytest.approx((0.45 + 0.45) / 2)
-    assert {each.right for each in found.bins} == {1.0, 0.5}
+    assert {each.accuracy for each in found.bins} == {1.0, 0.5}
 
 
 def test_one_seed_has_the_error_that_a_classifier_is_measured_with(tmp_path):

@@ -1,4 +1,4 @@
-"""Weights in fewer bytes: half or a quarter of the file, the same network each time it is read, and a receipt that holds."""
+"""bf16 and int8 storage: size, reproducible loading, and receipts."""
 
 from dataclasses import replace
 
@@ -94,12 +94,12 @@ def test_what_a_teacher_had_read_counts_as_seen(tmp_path):
     whole = language(tmp_path / "whole", "modern", "hybrid")
     also = Membership.of([text_digest("read by the teacher")])
     for name, more in (("with", also), ("without", None)):
-        export_compact(whole, tmp_path / name, also=more)
+        export_compact(whole, tmp_path / name, extra_membership=more)
     known = Membership.read(tmp_path / "with")
     assert known.rows_in(["something else", "read by the teacher"]) == [1]
     assert Membership.read(tmp_path / "without") is None  # control: this bundle was written without one
     seen = load_bundle(tmp_path / "with", head_type="language")
-    export_compact(seen, tmp_path / "both", also=Membership.of([text_digest("and more")]))
+    export_compact(seen, tmp_path / "both", extra_membership=Membership.of([text_digest("and more")]))
     assert Membership.read(tmp_path / "both").rows_in(["and more", "read by the teacher", "nobody's"]) == [0, 1]
 
 
@@ -115,8 +115,8 @@ def test_the_file_is_half_or_a_quarter_of_what_it_was(tmp_path):
 
 def test_a_classifier_in_half_the_bytes_answers_alike(tmp_path):
     whole = classifier(tmp_path / "whole", "modern", "bidirectional")
-    (said,) = run_export(tmp_path / "whole", tmp_path / "small", "compact")
-    assert said.endswith(f"MB in {tmp_path / 'small'} (bf16)")
+    (summary,) = run_export(tmp_path / "whole", tmp_path / "small", "compact")
+    assert summary.endswith(f"MB in {tmp_path / 'small'} (bf16)")
     small = load_bundle(tmp_path / "small", head_type="classify")
     assert small.labels == LABELS
     for (name, one), (_, other) in zip(whole.model.state_dict().items(), small.model.state_dict().items(), strict=True):
@@ -124,7 +124,7 @@ def test_a_classifier_in_half_the_bytes_answers_alike(tmp_path):
     assert "Weights are safetensors in bf16, computed in fp32" in (tmp_path / "small" / "README.md").read_text()
 
 
-def test_wrong_ways_are_told(tmp_path):
+def test_a_wrong_export_option_is_refused_with_a_message(tmp_path):
     classifier(tmp_path / "clf", "modern", "bidirectional")
     with pytest.raises(UsageError) as caught:
         run_export(tmp_path / "clf", tmp_path / "out", "hf", None, "bf16")

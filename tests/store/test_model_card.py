@@ -1,4 +1,4 @@
-"""Every bundle carries a card that hubs can read, which quotes nobody and names no folder of anybody's."""
+"""Every bundle has a model card that hubs can read, without quoted texts and without names of folders."""
 
 import hashlib
 import json
@@ -33,10 +33,10 @@ def card(folder, name):
 
 
 def metadata(text):
-    """What a hub reads: the lines between the dashes, as the hub's own library reads them."""
+    """The metadata and the text of a card, as the library of the Hub reads them."""
     hub = pytest.importorskip("huggingface_hub")
-    found = hub.ModelCard(text)
-    return found.data, found.text
+    parsed = hub.ModelCard(text)
+    return parsed.data, parsed.text
 
 
 def test_a_language_models_card_says_what_it_is_and_what_it_was_measured_at(folder):
@@ -44,9 +44,9 @@ def test_a_language_models_card_says_what_it_is_and_what_it_was_measured_at(fold
     data, text = metadata(card(folder, "base"))
     assert (data.library_name, data.license, data.pipeline_tag) == ("headstart", "unknown", "text-generation")
     assert data.tags == ["headstart", "pytorch", "safetensors", "text-generation"]
-    (found,) = data.eval_results
-    assert (found.dataset_name, found.metric_type) == ("held-out documents of texts.txt", "perplexity")
-    assert found.metric_value == pytest.approx(result["held_out"]["perplexity"], abs=1e-3)
+    (evaluation,) = data.eval_results
+    assert (evaluation.dataset_name, evaluation.metric_type) == ("held-out documents of texts.txt", "perplexity")
+    assert evaluation.metric_value == pytest.approx(result["held_out"]["perplexity"], abs=1e-3)
     assert f"| `texts.txt` | {(folder / 'texts.txt').stat().st_size:,} | `{result['sources'][0]['sha256']}` |" in text
     assert 'headstart generate path/to/this/folder "The film is"' in text
     assert "## Limits" in text
@@ -55,8 +55,8 @@ def test_a_language_models_card_says_what_it_is_and_what_it_was_measured_at(fold
 def test_a_card_names_the_teacher_and_says_what_its_opinion_weighed(folder):
     facts = read_json(folder / "base" / "bundle" / "bundle.json")
     taught = facts | {"about": facts["about"] | {"teacher": {"name": "/home/jane/large", "weight": 0.25}}}
-    said = " Another one, `large`, taught it: its opinion of every token weighed 0.25, the text the rest. "
-    assert said in model_card(taught, 1)
+    sentence = " Another one, `large`, taught it: its opinion of every token weighed 0.25, the text the rest. "
+    assert sentence in model_card(taught, 1)
     assert "taught it" not in model_card(facts, 1)  # control
 
 
@@ -64,9 +64,11 @@ def test_a_classifiers_card_has_figures_with_intervals_data_with_hashes_and_cali
     result = read_json(folder / "clf" / "result.json")
     data, text = metadata(card(folder, "clf"))
     assert (data.pipeline_tag, data.metrics) == ("text-classification", ["accuracy", "f1"])
-    found = {(each.dataset_name, each.metric_type): each.metric_value for each in data.eval_results}
-    assert found["test.csv", "accuracy"] == round(result["test"]["accuracy"], 4)
-    assert found["valid.csv", "f1"] == round(result["valid"]["macro_f1"], 4)
+    metrics = {
+        (evaluation.dataset_name, evaluation.metric_type): evaluation.metric_value for evaluation in data.eval_results
+    }
+    assert metrics["test.csv", "accuracy"] == round(result["test"]["accuracy"], 4)
+    assert metrics["valid.csv", "f1"] == round(result["valid"]["macro_f1"], 4)
     assert re.search(r"\| test \(read once\) \| [\d.]+ % \| [\d.]+ to [\d.]+ \| 0\.\d{3} \| 24 \|", text)
     for split in result["data"].values():
         assert f"`{split['sha256']}`" in text
@@ -94,9 +96,9 @@ def test_no_folder_is_named_and_no_text_is_quoted(folder, name):
 
 @pytest.mark.parametrize("name", ["base", "clf", "untested"])
 def test_no_folder_is_named_in_the_file_that_goes_with_the_weights(folder, name):
-    found = json.dumps(read_json(folder / name / "bundle" / "bundle.json"))
-    assert "secret" not in found
-    assert ".csv" in found or ".txt" in found  # files are named
+    content = json.dumps(read_json(folder / name / "bundle" / "bundle.json"))
+    assert "secret" not in content
+    assert ".csv" in content or ".txt" in content  # files are named
     assert str(folder) in json.dumps(read_json(folder / name / "run.json"))  # control
 
 
@@ -194,5 +196,5 @@ def test_a_name_can_end_neither_the_metadata_nor_a_table(folder):
     assert "- a fine note" in words
 
 
-def test_words_keep_their_letters():
+def test_stripping_markup_keeps_letters_and_punctuation():
     assert strip_markup("très bien — 10 %") == "très bien — 10 %"

@@ -1,4 +1,4 @@
-"""Starters by name: found wherever a folder may stand, told where they are not; and those that are shipped keep their word."""
+"""Starters are found by name wherever a folder is expected, and the shipped ones have the promised properties."""
 
 import csv
 import re
@@ -51,14 +51,14 @@ def test_a_starter_is_found_by_name(made):
     assert starters.starters(made / "home") == ("xx",)
 
 
-def test_an_unknown_name_lists_those_there_are(home):
+def test_an_unknown_starter_is_refused_with_a_list_of_starters(home):
     with pytest.raises(UsageError) as caught:
         find_bundle(Path("starter:yy"))
     assert str(caught.value) == "no such starter: starter:yy; there are starter:xx"
 
 
 @pytest.mark.parametrize("name", ["", "../home/xx", "xx/../xx", ".", "/"])
-def test_a_name_is_no_path(home, name):
+def test_the_name_of_a_starter_is_not_a_path(home, name):
     with pytest.raises(UsageError) as caught:
         find_bundle(Path(f"starter:{name}"))
     assert str(caught.value).startswith("no such starter: starter:")
@@ -73,7 +73,7 @@ def test_an_installation_without_its_starters_says_how_to_get_them(tmp_path):
     )
 
 
-def test_finetuning_and_comparing_take_one_and_say_what_it_has_seen(home, tmp_path):
+def test_finetune_and_compare_take_a_starter_and_report_what_it_has_seen(home, tmp_path):
     train, test = str(home / "train.csv"), str(home / "test.csv")
     config = finetune_config(loop__epochs=1)
     run = run_finetune(train, tmp_path / "clf", config, source="starter:xx", test=test)
@@ -83,16 +83,16 @@ def test_finetuning_and_comparing_take_one_and_say_what_it_has_seen(home, tmp_pa
     assert note in read_json(page.parent / "data.json")["notes"]
 
 
-def test_going_on_from_one_is_on_the_receipt_by_name(home, tmp_path):
+def test_the_receipt_of_continued_pretraining_names_the_starter(home, tmp_path):
     run = run_pretrain([str(home / "texts.txt")], tmp_path / "on", pretrain_config(loop__steps=1), source="starter:xx")
     assert read_json(run.path / "receipt.json")["source"] == "starter:xx"
 
 
-def test_generating_inspecting_and_the_estimator_take_one(home):
+def test_generate_inspect_and_the_estimator_take_a_starter(home):
     sampling = headstart.api.Sampling(tokens=3)
     assert len(headstart.generate("starter:xx", "the film", sampling=sampling)) == 1
-    found = headstart.inspect(home / "train.csv", test=home / "test.csv", source="starter:xx")
-    assert [(one.source, one.exact) for one in found.pretraining if one.file.endswith("test.csv")] == [
+    report = headstart.inspect(home / "train.csv", test=home / "test.csv", source="starter:xx")
+    assert [(one.source, one.exact) for one in report.pretraining if one.file.endswith("test.csv")] == [
         ("starter:xx", 0)
     ]
     rows = list(csv.DictReader((home / "train.csv").read_text().splitlines()))
@@ -102,12 +102,12 @@ def test_generating_inspecting_and_the_estimator_take_one(home):
     assert model.predict(["a dull film"])[0] in ("negative", "positive")
 
 
-def test_the_package_brings_them():
+def test_the_package_data_include_the_starters():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["headstart"]
     files = [path for path in starters.STARTERS_FOLDER.rglob("*") if path.is_file()] if SHIPPED else []
-    brought = {path for pattern in patterns for path in starters.STARTERS_FOLDER.parent.glob(pattern)}
-    assert set(files) <= brought
+    packaged = {path for pattern in patterns for path in starters.STARTERS_FOLDER.parent.glob(pattern)}
+    assert set(files) <= packaged
     assert {"starters/*/*", "starters/*/tokenizer/*"} <= set(patterns)
 
 
@@ -116,11 +116,11 @@ def test_the_package_brings_them():
 def test_a_shipped_starter_is_small_and_whole(name):
     size = sum(path.stat().st_size for path in SHIPPED[name].rglob("*") if path.is_file())
     assert size <= 16_000_000
-    found = load_bundle(Path(f"starter:{name}"), head_type="language")
-    assert (found.objective, found.config.block, found.name) == ("hybrid", "modern", f"starter:{name}")
+    bundle = load_bundle(Path(f"starter:{name}"), head_type="language")
+    assert (bundle.objective, bundle.config.block, bundle.name) == ("hybrid", "modern", f"starter:{name}")
     card = (SHIPPED[name] / "README.md").read_text(encoding="utf-8")
-    for words in ("bits per byte", "sha256", "It saw ", "## Licence", "## Limits", "headstart pretrain "):
-        assert words in card, words
+    for phrase in ("bits per byte", "sha256", "It saw ", "## Licence", "## Limits", "headstart pretrain "):
+        assert phrase in card, phrase
 
 
 @shipped

@@ -85,7 +85,7 @@ def test_the_calibration_error_is_the_distance_between_confidence_and_accuracy()
     gold = np.array([0] * 4 + [1] * 4 + [1, 0])
     result = reliability(probabilities, gold)
     assert result.ece == pytest.approx(0.8 * abs(0.9 - 0.5) + 0.2 * abs(0.6 - 0.5))
-    assert [(bin_.rows, bin_.sure, bin_.right) for bin_ in result.bins] == [
+    assert [(bin_.rows, bin_.confidence, bin_.accuracy) for bin_ in result.bins] == [
         (2, pytest.approx(0.6), 0.5),
         (8, pytest.approx(0.9), 0.5),
     ]

@@ -112,7 +112,7 @@ def compare(
     others |= {"seeds": seeds, "labels": labels, "arms": arms, "choose": choose, "no-texts": no_texts, "config": config}
     _check(train, test, None if not resume else out, flags, others)
     sources = parse_folders(source or ())
-    OPTIONS.refuse_with_source(flags, next(iter(sources), None))
+    OPTIONS.refuse_with_backbone(flags, next(iter(sources), None))
     from headstart.cli.report import show
     from headstart.recipes.compare.run import run_compare
     from headstart.recipes.finetune.run import default_preset

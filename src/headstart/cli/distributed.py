@@ -1,4 +1,4 @@
-"""A command that torchrun started several times: one process speaks, and exit codes say what the launcher should do."""
+"""Commands under torchrun: one process reports an error, and exit codes tell the launcher whether to restart."""
 
 import atexit
 import os
@@ -8,16 +8,16 @@ from typing import NoReturn
 
 from headstart.errors import Interrupted, PeerFailedError, UsageError
 
-_TRY_LATER = 75
+_EX_TEMPFAIL = 75
 
 
 def is_multi_process() -> bool:
-    """Whether this process is one of several."""
+    """Return True if this process is one of several."""
     return "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 def refuse_multi_process(arguments: Sequence[str]) -> None:
-    """Several processes train one model; another command would be run once by each of them."""
+    """Refuse commands other than the trainers: each process would run them once."""
     command = next((word for word in arguments if not word.startswith("-")), "")
     if is_multi_process() and command not in ("pretrain", "finetune"):
         raise UsageError(
@@ -25,22 +25,22 @@ def refuse_multi_process(arguments: Sequence[str]) -> None:
         )
 
 
-def report_error_once(error: BaseException, message: str, say: Callable[[str], None]) -> None:
-    """Say why the command ends, in one of the processes: the first to know, for the others only follow it."""
+def report_error_once(error: BaseException, message: str, print_error: Callable[[str], None]) -> None:
+    """Report an error in one process only: the first that fails."""
     if not is_multi_process():
-        say(message)
+        print_error(message)
         return
-    from headstart.train import distributed as ranks
+    from headstart.train.distributed import await_error_report, claim_error_report, end_error_report
 
     if isinstance(error, PeerFailedError):
-        ranks.await_error_report()
-    elif ranks.claim_error_report():
-        say(message)
-        ranks.end_error_report()
+        await_error_report()
+    elif claim_error_report():
+        print_error(message)
+        end_error_report()
 
 
 def exit_process(exit_code: int) -> NoReturn:
-    """End this process. One of several does without Python's own end, where threads of gloo can abort what was well done."""
+    """Exit. One of several processes skips the interpreter's shutdown, where threads of gloo can abort."""
     if is_multi_process():
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -50,7 +50,7 @@ def exit_process(exit_code: int) -> NoReturn:
 
 
 def launcher_exit_code(error: BaseException, exit_code: int) -> int:
-    """The exit code; 0 where a time limit is over and torchrun would start the run once more for any other."""
+    """Return the exit code; 0 after a time limit where torchrun would restart the run for any other code."""
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-    over = isinstance(error, Interrupted) and exit_code == _TRY_LATER
-    return 0 if is_multi_process() and restarts and over else exit_code
+    timed_out = isinstance(error, Interrupted) and exit_code == _EX_TEMPFAIL
+    return 0 if is_multi_process() and restarts and timed_out else exit_code

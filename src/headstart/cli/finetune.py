@@ -70,7 +70,7 @@ def finetune(
             "finetune needs --from: a pretrained folder, as in --from runs/base, a starter, as in --from starter:en (or "
             "starter:fr), or --from scratch"
         )
-    OPTIONS.refuse_with_source(flags, source)
+    OPTIONS.refuse_with_backbone(flags, source)
     from headstart.recipes.finetune.run import default_preset, run_finetune
 
     settings = None if resume else OPTIONS.settings(flags, preset=preset or default_preset(source), path=config)

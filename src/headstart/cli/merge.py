@@ -1,4 +1,4 @@
-"""`headstart merge`: shards prepared apart, put together."""
+"""`headstart merge`: merge shards that were prepared separately."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +18,7 @@ def merge(
     out: Out,
     quiet: Quiet = False,
 ) -> None:
-    """Put prepared folders together."""
+    """Merge prepared folders."""
     if len(folders) < 2:
         raise UsageError(f"merge needs two prepared folders or more, got {len(folders)}")
     from headstart.recipes.prepare import run_merge

@@ -1,4 +1,4 @@
-"""What `headstart predict` writes: answers for people, as JSON lines, or as the rows of a csv with more columns."""
+"""The output of `headstart predict`: lines for people, JSON lines, or a csv with added columns."""
 
 import json
 import os
@@ -16,54 +16,62 @@ if TYPE_CHECKING:
     from headstart.predict.predictions import AnyPrediction
     from headstart.tasks import Task
 
-_FAINTEST = 0.15
-"""Words that weigh less than this share of the heaviest are shown plain."""
+_MIN_RELATIVE_WEIGHT = 0.15
+"""Words below this fraction of the largest weight are shown without their weight."""
+NONE = "(none)"
+"""Printed for a text without any label."""
+_KEYS = {
+    "classes": ("label", "probability", "probabilities", "truncated"),
+    "labels": ("labels", "probabilities", "truncated"),
+    "rating": ("value", "truncated"),
+}
+"""The fields of a prediction by task."""
 
 
 @dataclass(frozen=True)
 class InputText:
-    """One text, or a pair, and all that its row holds."""
+    """One text or pair of texts, with the values of its row."""
 
     values: Mapping[str, object]
     text: str | tuple[str, str]
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """The text or the two."""
+    def texts(self) -> tuple[str, ...]:
+        """The one text, or the two of a pair."""
         return (self.text,) if isinstance(self.text, str) else self.text
 
     @property
     def readable(self) -> bool:
-        """Whether there is anything to answer."""
-        return all(part.strip() for part in self.parts)
+        """True if no text is empty."""
+        return all(text.strip() for text in self.texts)
 
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What is wanted beside labels."""
+    """Options of the output besides labels."""
 
     abstain: float | None = None
     explain: bool = False
 
     @property
-    def more(self) -> list[str]:
-        """The columns or keys that are added for it."""
+    def extra_columns(self) -> list[str]:
+        """The columns or keys that the options add."""
         return [*(["abstained"] if self.abstain is not None else []), *(["explanation"] if self.explain else [])]
 
 
 @dataclass(frozen=True)
 class PredictedText:
-    """A question and what was found; None where there is no text to answer, or nothing was to be explained."""
+    """An input and its prediction, which is None for an empty text."""
 
-    question: InputText
+    input: InputText
     prediction: "AnyPrediction | None"
     explanations: "tuple[Explanation, ...]" = ()
-    """One; of several labels, one for each that was given."""
+    """One explanation, or one per predicted label of a multi-label task."""
 
 
 @dataclass
 class PredictionCounts:
-    """What was answered, and what there is to remark about it."""
+    """Counts of the inputs, for the remarks at the end."""
 
     rows: int = 0
     empty: int = 0
@@ -71,13 +79,13 @@ class PredictionCounts:
     abstained: int = 0
 
     def remarks(self, out: Path | None) -> Iterator[str]:
-        """A line for whatever a person should know."""
+        """Yield a line for each thing that the user should know."""
         rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
         if self.cut:
             yield f"texts longer than the context of the model: {self.cut:,}; their ends were not read"
         if self.empty:
-            left = "has no text; it is" if self.empty == 1 else "have no text; they are"
-            yield f"{self.empty:,} of {rows} {left} left without an answer"
+            verb = "has no text; it is" if self.empty == 1 else "have no text; they are"
+            yield f"{self.empty:,} of {rows} {verb} left without an answer"
         if self.abstained:
             yield f"{self.abstained:,} of {rows} not sure enough to be answered"
         if out is not None:
@@ -85,27 +93,27 @@ class PredictionCounts:
 
 
 def has_colour() -> bool:
-    """Whether standard output is a terminal that wants colours."""
+    """Return True if standard output is a terminal with colours."""
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
 def highlight_words(words: "Sequence[WordWeight]", *, colour: bool) -> str:
-    """A text with the weight of its words: green for what spoke for the label, red for what spoke against it, or numbers."""
+    """Show the weights of words: green for those in favour of the label and red for those against it, or numbers."""
     heaviest = max((abs(word.weight) for word in words), default=0.0)
-    shown = []
+    highlighted = []
     for word in words:
         text = printable(word.text)
-        if abs(word.weight) < _FAINTEST * heaviest or not heaviest:
-            shown.append(text)
+        if abs(word.weight) < _MIN_RELATIVE_WEIGHT * heaviest or not heaviest:
+            highlighted.append(text)
         elif colour:
-            strong = "1;" if abs(word.weight) > heaviest / 2 else ""
-            shown.append(f"\x1b[{strong}{32 if word.weight > 0 else 31}m{text}\x1b[0m")
+            bold = "1;" if abs(word.weight) > heaviest / 2 else ""
+            highlighted.append(f"\x1b[{bold}{32 if word.weight > 0 else 31}m{text}\x1b[0m")
         else:
-            shown.append(f"{text}({word.weight:+.2f})")
-    return " ".join(shown)
+            highlighted.append(f"{text}({word.weight:+.2f})")
+    return " ".join(highlighted)
 
 
-def _plain(explanation: "Explanation") -> dict[str, Any]:
+def _explanation_values(explanation: "Explanation") -> dict[str, Any]:
     return {
         "label": explanation.label,
         "words": [[word.text, round(word.weight, 6)] for word in explanation.words],
@@ -115,31 +123,26 @@ def _plain(explanation: "Explanation") -> dict[str, Any]:
 
 
 def write_lines(
-    answers: Iterable[PredictedText],
+    predicted: Iterable[PredictedText],
     file: IO[str],
     task: "Task",
-    asked: OutputOptions,
+    options: OutputOptions,
     *,
-    alone: bool,
+    single: bool,
     colour: bool = False,
 ) -> None:
-    """For people: the label, its probability and, unless there is one text alone, the beginning of the text."""
-    names = (*task.labels, *(["abstain"] if asked.abstain is not None else []))
-    width = 0 if alone else max(map(len, names), default=0)
-    for answer in answers:
-        question, prediction = answer.question, answer.prediction
-        words = printable(" | ".join(" ".join(part.split()) for part in question.parts))
-        shown = "" if alone else f"  {words if len(words) <= 60 else words[:57] + '...'}"
-        if prediction is None:
+    """Write lines for people: label, probability and, unless there is a single text, the beginning of the text."""
+    names = (*task.labels, *(["abstain"] if options.abstain is not None else []))
+    width = 0 if single else max(map(len, names), default=0)
+    for item in predicted:
+        text = printable(" | ".join(" ".join(text.split()) for text in item.input.texts))
+        excerpt = "" if single else f"  {text if len(text) <= 60 else text[:57] + '...'}"
+        if item.prediction is None:
             file.write("-\n")
             continue
-        file.write(f"{_describe_prediction(prediction, width)}{shown}\n")
-        for found in answer.explanations:
-            file.write(f"  for {found.label}: {highlight_words(found.words, colour=colour)}\n")
-
-
-NONE = "(none)"
-"""What stands for no label at all."""
+        file.write(f"{_describe_prediction(item.prediction, width)}{excerpt}\n")
+        for explanation in item.explanations:
+            file.write(f"  for {explanation.label}: {highlight_words(explanation.words, colour=colour)}\n")
 
 
 def _describe_prediction(prediction: "AnyPrediction", width: int) -> str:
@@ -150,100 +153,91 @@ def _describe_prediction(prediction: "AnyPrediction", width: int) -> str:
     return f"{prediction.label:<{width}}  {prediction.probability:.3f}"
 
 
-_KEYS = {
-    "classes": ("label", "probability", "probabilities", "truncated"),
-    "labels": ("labels", "probabilities", "truncated"),
-    "rating": ("value", "truncated"),
-}
-"""What an answer of each kind consists of."""
-
-
-def _probability_columns(prediction: "AnyPrediction") -> dict[str, Any]:
-    """An answer's parts by their names, numbers to six digits after the point."""
-    found = {name: getattr(prediction, name) for name in _KEYS[prediction.kind]}
-    for name, value in found.items():
+def _prediction_values(prediction: "AnyPrediction") -> dict[str, Any]:
+    """Return the fields of a prediction by name, numbers rounded to six decimals."""
+    values = {name: getattr(prediction, name) for name in _KEYS[prediction.kind]}
+    for name, value in values.items():
         if isinstance(value, float):
-            found[name] = round(value, 6)
-    if "probabilities" in found:
-        found["probabilities"] = {label: round(share, 6) for label, share in found["probabilities"].items()}
-    return found
+            values[name] = round(value, 6)
+    if "probabilities" in values:
+        values["probabilities"] = {label: round(number, 6) for label, number in values["probabilities"].items()}
+    return values
 
 
 def write_rows(
     form: Literal["csv", "jsonl"],
-    answers: Iterable[PredictedText],
+    predicted: Iterable[PredictedText],
     file: IO[str],
     task: "Task",
-    asked: OutputOptions,
+    options: OutputOptions,
     separator: str | None,
-    layout: "CsvDialect | None" = None,
+    dialect: "CsvDialect | None" = None,
 ) -> None:
-    """For programs: the rows as they were, with the answers; of a csv, in the layout of the file they were read from."""
+    """Write the input rows with their predictions for programs; a csv keeps the dialect of the input file."""
     if form == "csv":
-        write_csv(answers, file, task, asked, separator, layout)
+        write_csv(predicted, file, task, options, separator, dialect)
     else:
-        write_jsonl(answers, file, task, asked)
+        write_jsonl(predicted, file, task, options)
 
 
-def write_jsonl(answers: Iterable[PredictedText], file: IO[str], task: "Task", asked: OutputOptions) -> None:
-    """An object a text: its row, the answer, whether its end was not read, and what else was asked for."""
-    for answer in answers:
-        question, prediction = answer.question, answer.prediction
-        figures: dict[str, object] = dict.fromkeys((*_KEYS[task.kind], *asked.more))
+def write_jsonl(predicted: Iterable[PredictedText], file: IO[str], task: "Task", options: OutputOptions) -> None:
+    """Write an object per text: its row, the prediction, whether it was truncated, and what the options add."""
+    for item in predicted:
+        row, prediction = item.input.values, item.prediction
+        values: dict[str, object] = dict.fromkeys((*_KEYS[task.kind], *options.extra_columns))
         if prediction is not None:
-            figures = _probability_columns(prediction)
-            if asked.abstain is not None:
-                figures["abstained"] = prediction.abstained
-            if asked.explain:
-                plain = [_plain(one) for one in answer.explanations]
-                figures["explanation"] = plain if task.kind == "labels" else plain[0]
-        added = {_unused_name(name, question.values): value for name, value in figures.items()}
-        file.write(json.dumps({**question.values, **added}, ensure_ascii=False, default=str) + "\n")
+            values = _prediction_values(prediction)
+            if options.abstain is not None:
+                values["abstained"] = prediction.abstained
+            if options.explain:
+                explanations = [_explanation_values(explanation) for explanation in item.explanations]
+                values["explanation"] = explanations if task.kind == "labels" else explanations[0]
+        added = {_unused_name(name, row): value for name, value in values.items()}
+        file.write(json.dumps({**row, **added}, ensure_ascii=False, default=str) + "\n")
 
 
 def write_csv(
-    answers: Iterable[PredictedText],
+    predicted: Iterable[PredictedText],
     file: IO[str],
     task: "Task",
-    asked: OutputOptions,
+    options: OutputOptions,
     separator: str | None = None,
-    layout: "CsvDialect | None" = None,
+    dialect: "CsvDialect | None" = None,
 ) -> None:
-    """The rows as they were, with the label, its probability, that of every class, and whether the end was not read.
+    """Write the input rows with the label, its probability, that of every class, and whether the text was truncated.
 
-    Several labels stand in one cell with the separator between them that the training file had, else a semicolon.
+    Several labels are joined in one cell by the separator of the training file, else a semicolon.
     """
     names = [name for name in _KEYS[task.kind] if name not in ("probabilities", "truncated")]
-    names += [*(f"probability_{label}" for label in task.labels), "truncated", *asked.more]
+    names += [*(f"probability_{label}" for label in task.labels), "truncated", *options.extra_columns]
     from headstart.data.formats import CsvDialect, TableWriter
 
     columns: list[str] = []
-    writer = TableWriter(file, layout or CsvDialect())
-    for answered in answers:
-        question, prediction = answered.question, answered.prediction
+    writer = TableWriter(file, dialect or CsvDialect())
+    for item in predicted:
+        row, prediction = item.input.values, item.prediction
         if not columns:
-            columns = list(question.values)
+            columns = list(row)
             writer.header([*columns, *(_unused_name(name, columns) for name in names)])
-        cells = [question.values.get(column) for column in columns]
-        answer = [""] * len(names)
+        added = [""] * len(names)
         if prediction is not None:
-            answer = _cells(prediction, task, separator or ";")
-            answer += [str(prediction.abstained).lower()] if asked.abstain is not None else []
-        writer.row([*cells, *answer])
+            added = _cells(prediction, task, separator or ";")
+            added += [str(prediction.abstained).lower()] if options.abstain is not None else []
+        writer.row([*(row.get(column) for column in columns), *added])
 
 
 def _cells(prediction: "AnyPrediction", task: "Task", separator: str) -> list[str]:
     truncated = str(prediction.truncated).lower()
     if prediction.kind == "rating":
         return [f"{prediction.value:.6f}", truncated]
-    shares = [f"{prediction.probabilities[label]:.6f}" for label in task.labels]
+    probabilities = [f"{prediction.probabilities[label]:.6f}" for label in task.labels]
     if prediction.kind == "labels":
-        return [separator.join(prediction.labels), *shares, truncated]
-    return [prediction.label, f"{prediction.probability:.6f}", *shares, truncated]
+        return [separator.join(prediction.labels), *probabilities, truncated]
+    return [prediction.label, f"{prediction.probability:.6f}", *probabilities, truncated]
 
 
 def _unused_name(name: str, taken: Container[str]) -> str:
-    """A name for a new column that the file has not used: its own labels must not be overwritten.
+    """Return a name for a new column that the file does not use, so that its own labels are not overwritten.
 
     >>> _unused_name("label", ["text"]), _unused_name("label", ["text", "label"])
     ('label', 'predicted_label')

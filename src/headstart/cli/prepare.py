@@ -1,4 +1,4 @@
-"""`headstart prepare`: text, labelled or not, to token shards."""
+"""`headstart prepare`: encode text, labelled or not, into token shards."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from headstart.progress import pluralize
 
 
 class PrepareSettings(Section):
-    """The settings this command reads."""
+    """The settings of this command."""
 
     corpus: CorpusConfig = CorpusConfig()
     labelled: LabelledConfig = LabelledConfig()
@@ -65,21 +65,14 @@ def prepare(
         raise UsageError(f"--jobs must be at least 1, got {jobs}")
     if labelled and jobs > 1:
         raise UsageError("prepare --labelled reads one file in one process; --jobs is for files of text")
-    from headstart.recipes.prepare import run_prepare, run_prepare_labelled
+    from headstart.recipes.prepare import PrepareRequest, run_prepare, run_prepare_labelled
 
     console = Console(quiet=quiet)
     if labelled:
         assert tokenizer is not None
         shards = run_prepare_labelled(texts[0], out, settings.labelled, tokenizer=tokenizer, progress=console)
     else:
-        shards = run_prepare(
-            texts,
-            out,
-            settings.corpus,
-            tokenizer=tokenizer,
-            tokenizer_config=settings.tokenizer,
-            progress=console,
-            jobs=jobs,
-        )
+        request = PrepareRequest(texts, out, settings.corpus, settings.tokenizer, tokenizer, jobs)
+        shards = run_prepare(request, console)
     labels = f", {pluralize(len(shards.labels), 'label')}" if shards.labels else ""
     console.result(f"{out}: {pluralize(shards.documents, 'document')}, {pluralize(shards.tokens, 'token')}{labels}")

@@ -45,7 +45,7 @@ def _is_to_be_planned(preset: str | None, config: Path | None, flags: Flags | No
     """Whether the size is left to us: `--preset auto`, or minutes and nothing that says what network it should be."""
     if preset is not None or config is not None or TOML.exists():
         return preset == "auto"
-    given = OPTIONS.given(flags)
+    given = OPTIONS.typed(flags)
     return "loop.minutes" in given and not any(name.startswith(("model.", "optim.", "objective")) for name in given)
 
 
@@ -81,14 +81,14 @@ def pretrain(
         others |= {"teacher": teacher, "teacher-weight": teacher_weight}
         OPTIONS.refuse_with_resume(flags, out, **others)
         check_resumes(out, "pretrain", "texts", texts)
-    OPTIONS.refuse_with_source(flags, source)
+    OPTIONS.refuse_with_backbone(flags, source)
     if not resume and source is None and _is_to_be_planned(preset, config, flags):
         preset = _planned(flags, config, Console(quiet=quiet))
     from headstart.recipes.pretrain.run import default_objective, run_pretrain
 
     settings = None
     if not resume:
-        settings = OPTIONS.settings(flags, usual=default_objective(source), preset=preset, path=config)
+        settings = OPTIONS.settings(flags, defaults=default_objective(source), preset=preset, path=config)
     if settings and not texts and not settings.stages:
         raise UsageError("pretrain needs TEXTS, or one prepared folder; see headstart pretrain --help")
 

@@ -1,4 +1,4 @@
-"""`headstart report`: a comparison folder to a page and to words. No torch."""
+"""`headstart report`: write and print the report of a comparison. No torch."""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +23,7 @@ def report(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write the report again, and print what it says."""
+    """Write the report again, and print its summary."""
     from headstart.report.page import write_report
 
     page, console = write_report(folder, out, texts=not no_texts), Console(quiet=quiet)
@@ -34,7 +34,7 @@ def report(
 
 
 def show(folder: Path, page: Path, console: Console) -> None:
-    """Print the verdict, a table of the arms, and where the page is."""
+    """Print the verdict, a table of the arms, and the path of the page."""
     from headstart.report.load import load_comparison
     from headstart.report.statistics import summaries
     from headstart.report.summary import format_percent, verdict

@@ -69,7 +69,7 @@ def tune(
     others: dict[str, object] = {"from": source, "valid": valid, "minutes": minutes, "trials": trials, "search": search}
     others |= {"tokenizer": tokenizer, "preset": preset, "config": config}
     _check(train, source, out if resume else None, flags, others)
-    OPTIONS.refuse_with_source(flags, source)
+    OPTIONS.refuse_with_backbone(flags, source)
     from headstart.recipes.finetune.run import default_preset
     from headstart.recipes.tune import run_tune
 

@@ -1,6 +1,6 @@
-"""Named settings: what a preset says that differs from the defaults, for each command. No torch here.
+"""Presets: named settings for pretrain and finetune. No torch.
 
-`classic` is the published course experiment to the letter, and also the defaults' choice of network.
+`classic` is the published course experiment, and the network of the defaults.
 """
 
 from typing import Any
@@ -17,18 +17,18 @@ _CLASSIC_MODEL = {
     "context": 512,
 }
 
-# one dial: width, depth, heads, feed-forward width; then the rows of pretraining: their length, and how many a step
+# (width, depth, heads, feed-forward width), context, batch size of pretraining
 PRESET_SIZES = {
     "modern-nano": ((128, 4, 2, 352), 512, 32),
     "modern-micro": ((256, 6, 4, 704), 512, 64),
     "modern": ((512, 10, 8, 1408), 1024, 64),
     "modern-base": ((768, 12, 12, 2048), 1024, 64),
 }
-"""From the smallest up."""
+"""The modern presets from the smallest to the largest."""
 PRESET_NAMES = ("classic", *PRESET_SIZES)
 
 
-def _modern(size: tuple[int, int, int, int], context: int, rows: int) -> dict[str, dict[str, Any]]:
+def _modern(size: tuple[int, int, int, int], context: int, batch_size: int) -> dict[str, dict[str, Any]]:
     width, depth, heads, feedforward = size
     model = {
         "block": "modern",
@@ -52,7 +52,7 @@ def _modern(size: tuple[int, int, int, int], context: int, rows: int) -> dict[st
                 "schedule": "wsd",
                 "clip": 1.0,
             },
-            "loop": {"batch_size": rows},
+            "loop": {"batch_size": batch_size},
         },
         "finetune": {
             "model": model,
@@ -89,7 +89,7 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def preset_values(name: str, command: str) -> dict[str, Any]:
-    """The settings that preset `name` gives to `command` (pretrain or finetune).
+    """Return the settings of preset `name` for `command` (pretrain or finetune).
 
     >>> preset_values("classic", "finetune")["loop"]
     {'batch_size': 8, 'epochs': 15}

@@ -1,12 +1,7 @@
-"""Every setting: frozen pydantic sections whose field docstrings are the help.
+"""Every setting, in frozen pydantic sections. No torch.
 
-The root of all settings, and how labelled text is read. `config.py` has the rest, and these by the same names.
-
-The shape of a network: all that is needed to rebuild it besides the vocabulary size. No torch here.
-
-Every setting, in one frozen class a concern. No torch here.
-
-Command line, TOML file and Python share them: an option has one name, default, bound and docstring, which `--help` prints.
+Command line, TOML file and Python share them: a setting has one name, default, bound and docstring, and the docstring
+is its text in `--help`.
 """
 
 from typing import Any, Literal, Self
@@ -15,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 
 class Section(BaseModel):
-    """A group of settings: frozen, and closed to names it does not know."""
+    """A group of settings: frozen, and refusing unknown names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -40,9 +35,9 @@ class LabelledConfig(Section):
     skip_empty: bool = False
     """Leave out rows without a text or without a label, and say how many; without it, the first one stops training."""
     valid_fraction: float = Field(0.2, gt=0, lt=1)
-    """Without a validation file, this stratified share of train is held out to choose on."""
+    """Without a validation file, this stratified fraction of train is held out to choose on."""
     long_texts: Literal["truncate", "windows"] = "truncate"
-    """Texts beyond the context: truncate counts and reports them; windows reads all of it and averages the scores."""
+    """Texts beyond the context: truncate counts and reports them; windows reads all of it and averages the logits."""
 
     @model_validator(mode="after")
     def _settings_fit_the_task(self) -> Self:
@@ -67,44 +62,44 @@ Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 
 
 class GenericConfig(Section):
-    """The layers, positions and heads of a stock architecture beside its sizes: the model brings them, nobody types them."""
+    """The layers, positions and heads of an imported architecture; read from the model, never typed."""
 
     family: Literal["bert", "distilbert", "roberta", "camembert", "xlm-roberta", "modernbert", "gpt2", "opt"]
-    """The architecture it came as, and may go out as again."""
+    """The architecture it was imported from, and can be exported to."""
     norm_first: bool
-    """Whether a layer norms what it reads (pre-norm), or what it has written (post-norm)."""
+    """True for pre-norm layers, false for post-norm layers."""
     norm_bias: bool = True
-    """Whether norms have a bias."""
+    """True if the norms have a bias."""
     bias: bool = True
-    """Whether the matrices of a layer have one."""
+    """True if the linear layers have a bias."""
     activation: Activation = "gelu"
-    """Between the matrices of the feed-forward part."""
+    """The activation of the feed-forward part."""
     gated: bool = False
-    """Whether the feed-forward part multiplies what was activated with a second reading."""
+    """True if the feed-forward part is gated (GLU): the activation is multiplied with a second projection."""
     positions: int = Field(0, ge=0)
-    """Learned positions, and so the longest text there can be; 0 where positions are angles."""
+    """The number of learned positions, which bounds the text length; 0 with rotary positions."""
     embedding_norm: bool = False
-    """Whether embeddings are normed; with norm_first, the first layer then does not do it again."""
+    """True if embeddings are normed; with norm_first, the first layer then has no norm before attention."""
     final_norm: bool = False
-    """Whether the last layer's output is."""
+    """True if the output of the last layer is normed."""
     window: int = Field(0, ge=0)
-    """How far a local layer sees to each side."""
+    """The sliding window of a local layer, in tokens to each side."""
     local_layers: tuple[int, ...] = ()
-    """The layers that see no further than that, counted from 0."""
+    """The layers with sliding-window attention, counted from 0."""
     local_base: float = Field(10000.0, gt=0)
-    """The base of their rotary angles."""
+    """The rotary base of the local layers."""
     transform: bool = False
-    """Whether the language head begins with a matrix, an activation and a norm."""
+    """True if the language head begins with a transform: linear, activation, norm."""
     transform_activation: Activation = "gelu"
-    """The activation in it."""
+    """The activation of the transform."""
     transform_bias: bool = True
-    """Whether the matrix in it has a bias."""
+    """True if the linear layer of the transform has a bias."""
     head_bias: bool = False
-    """Whether each entry of the vocabulary has a bias."""
+    """True if the language head has a bias per vocabulary entry."""
     pooling: Literal["first", "mean"] = "mean"
-    """What a classifier that reads both ways takes of a text: its first token, or the mean over all."""
+    """The pooling of a bidirectional classifier: the first token, or the mean over all tokens."""
     classifier: Literal["tanh", "relu", "transform"] = "tanh"
-    """What lies before its last layer: a matrix and tanh or ReLU, or what begins the language head."""
+    """The classifier before its last layer: linear and tanh or ReLU, or the transform of the language head."""
 
 
 class ModelConfig(Section):
@@ -117,26 +112,26 @@ class ModelConfig(Section):
     depth: int = Field(4, ge=1)
     """Number of layers."""
     heads: int = Field(2, ge=1)
-    """Attention heads a layer; the width must be a multiple."""
+    """Attention heads per layer; the width must be a multiple."""
     feedforward: int = Field(200, ge=1)
     """Width between the two matrices of the feed-forward part."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Share of activations dropped in training."""
+    """Fraction of activations dropped in training."""
     context: int = Field(512, ge=2)
     """Longest sequence in tokens, the start token included: rows of pretraining, and the cut of longer texts."""
     rotary_base: float = Field(10000.0, gt=0)
-    """modern only: the base of the rotary angles; models from elsewhere bring their own."""
+    """modern only: the base of the rotary angles; imported models bring their own."""
     norm_epsilon: float = Field(1e-5, gt=0)
-    """modern only: what keeps the norms from dividing by nothing; models from elsewhere bring their own."""
+    """modern only: the epsilon of the norms; imported models bring their own."""
     tied: bool = True
-    """modern only: whether the language head is the embedding again."""
+    """modern only: the language head has the weights of the embedding."""
     generic: GenericConfig | None = None
-    """stock only: what its layers are made of; only a model from elsewhere brings it."""
+    """generic only: the architecture of an imported model."""
 
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> Self:
         if (self.block == "generic") != (self.generic is not None):
-            raise ValueError("model.block stock is the kind of models from elsewhere: bring one with --from hf:FOLDER")
+            raise ValueError("model.block generic is the kind of imported models: bring one with --from hf:FOLDER")
         if self.generic and self.generic.positions and self.context > self.generic.positions:
             raise ValueError(
                 f"model.context must be at most the {self.generic.positions} positions it has learnt, got {self.context}"
@@ -156,10 +151,10 @@ class ModelConfig(Section):
 PADDING_SEGMENT = -1
 """The segment of a padding position: it belongs to no document."""
 IGNORE_INDEX = -100
-"""The target of a position that the loss leaves out."""
+"""The target of a position that the loss ignores."""
 
 AttentionDirection = Literal["causal", "bidirectional"]
-"""What a token may look at: those before it, or both sides."""
+"""The tokens that attention may see: the earlier ones, or those on both sides."""
 
 
 class TokenizerConfig(Section):
@@ -179,27 +174,27 @@ class CorpusConfig(Section):
     documents: Literal["line", "file"] = "line"
     """In .txt files, what one document is: a line, or the whole file."""
     exclude: str | None = None
-    """Files, separated by commas, whose texts (such as test rows) and near-doubles of them are not learnt from."""
+    """Files, separated by commas, whose texts (such as test rows) and near-duplicates of them are not learnt from."""
     held_out: float = Field(0.01, gt=0, lt=1)
-    """Share of the documents kept from training and used to measure the language model."""
+    """Fraction of the documents kept from training and used to measure the language model."""
     layout: Literal["packed", "documents"] = "packed"
     """packed: documents end to end in full rows, unseen by each other; documents: one a row, cut at the context."""
 
 
 class MaskingConfig(Section):
-    """Which tokens the masked and hybrid objectives hide."""
+    """Which tokens the masked and hybrid objectives mask."""
 
     rate: float = Field(0.3, gt=0, lt=1)
-    """Share of the tokens that are to be predicted."""
+    """Fraction of the tokens that are to be predicted."""
     masked: float = Field(0.8, ge=0, le=1)
-    """Of those, the share replaced by the mask token."""
+    """Of those, the fraction replaced by the mask token."""
     random: float = Field(0.1, ge=0, le=1)
-    """Of those, the share replaced by any token; the rest stay as they are."""
+    """Of those, the fraction replaced by any token; the rest stay as they are."""
     causal: float = Field(0.25, ge=0, le=1)
-    """hybrid only: the share of batches that are read left to right, every next token predicted."""
+    """hybrid only: the fraction of batches that are read left to right, every next token predicted."""
 
     @model_validator(mode="after")
-    def _shares_fit(self) -> Self:
+    def _fractions_fit(self) -> Self:
         if self.masked + self.random > 1:
             raise ValueError(
                 f"masking.masked and masking.random must not exceed 1 together, got {self.masked} and {self.random}"
@@ -208,21 +203,21 @@ class MaskingConfig(Section):
 
 
 class NextSentenceConfig(Section):
-    """A second question beside the hidden tokens: do two pieces of text follow each other? (masked and hybrid)"""
+    """A second objective beside the masked tokens: do two pieces of text follow each other? (masked and hybrid)"""
 
     weight: float = Field(0.0, ge=0)
-    """Weight of that question in the loss; above 0 rows are `<sos> A <eos> B`, half of them with B of another document."""
+    """Weight of that objective in the loss; above 0 rows are `<sos> A <eos> B`, half of them with B of another document."""
 
 
 class StageConfig(Section):
     """A part of pretraining with its own text and, if wanted, shorter rows."""
 
     texts: list[str] = Field(min_length=1)
-    """Text files, folders, patterns or URLs, or one prepared folder, as in place of stages."""
-    share: float = Field(1.0, gt=0, allow_inf_nan=False)
-    """Part of all steps, relative to the other stages: 3 and 1 is 0.75 and 0.25, and thirds need no decimals."""
+    """Text files, folders, patterns or URLs, or one prepared folder, as without stages."""
+    fraction: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """Fraction of all steps, relative to the other stages: 3 and 1 is 0.75 and 0.25, and thirds need no decimals."""
     context: int | None = Field(None, ge=2)
-    """Tokens a row, at most model.context; shorter rows make a batch of more of them: tokens a step stay the same."""
+    """Tokens per row, at most model.context; a batch has more of shorter rows: tokens per step stay the same."""
 
     @field_validator("texts", mode="before")
     @classmethod
@@ -231,7 +226,7 @@ class StageConfig(Section):
 
 
 class OptimConfig(Section):
-    """How the weights move."""
+    """How the weights are optimized."""
 
     optimizer: Literal["adam", "adamw", "muon"] = "adam"
     """adam: what the classic experiment used. adamw: with weight decay. muon: Muon for the layers' matrices, else adamw."""
@@ -242,15 +237,15 @@ class OptimConfig(Section):
     beta2: float = Field(0.999, gt=0, lt=1)
     """Memory of the squared gradient."""
     warmup: float = Field(0.0, ge=0, lt=1)
-    """Share of the steps over which the rate rises from zero."""
+    """Fraction of the steps over which the rate rises from zero."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
     """What the rate does after the warm-up; wsd holds it, then lets it fall to zero over the last steps."""
     cooldown: float = Field(0.4, gt=0, le=1)
-    """wsd only: the share of the steps over which the rate falls."""
+    """wsd only: the fraction of the steps over which the rate falls."""
     clip: float = Field(0.5, ge=0)
     """Gradients are scaled down to this norm; 0 turns clipping off."""
     ema_decay: float = Field(0.0, ge=0, lt=1)
-    """Above 0, a running mean of the weights with this decay is kept, measured and saved in place of the last weights."""
+    """Above 0, an exponential moving average (EMA) of the weights with this decay is measured and saved in place of them."""
 
     @model_validator(mode="after")
     def _decay_needs_adamw(self) -> Self:
@@ -260,7 +255,7 @@ class OptimConfig(Section):
 
 
 class PretrainLoop(Section):
-    """How long pretraining lasts, in what bites, and how often it looks up."""
+    """How long pretraining lasts, in what batches, and how often it is measured and saved."""
 
     epochs: float = Field(1.0, gt=0)
     """Passes over the training text; ignored when steps is given."""
@@ -269,9 +264,9 @@ class PretrainLoop(Section):
     minutes: float | None = Field(None, gt=0)
     """In place of both: as many steps as this machine does in so many minutes, timed at the start and then kept."""
     batch_size: int = Field(16, ge=1)
-    """Rows a forward pass."""
+    """Rows per forward pass."""
     accumulate: int = Field(1, ge=1)
-    """Forward passes an optimizer step: the same gradient as one batch this many times larger."""
+    """Forward passes per optimizer step: the same gradient as one batch this many times larger."""
     evaluate_every: int = Field(200, ge=1)
     """Steps between measurements on held-out text."""
     evaluate_tokens: int = Field(50_000, ge=1)
@@ -285,18 +280,18 @@ class PretrainLoop(Section):
 
 
 class FinetuneLoop(Section):
-    """How long fine-tuning lasts and in what bites."""
+    """How long fine-tuning lasts, and in what batches."""
 
     epochs: int = Field(15, ge=1)
     """Passes over the labelled rows; validation chooses among them."""
     min_steps: int = Field(0, ge=0)
-    """Few rows are read several times an epoch, until the run has at least this many steps."""
+    """Few rows are read several times per epoch, until the run has at least this many steps."""
     max_steps: int | None = Field(None, ge=1)
-    """Many rows are read in fewer epochs, whole ones and at least one, so that the run has no more steps than this."""
+    """Many rows are read in fewer epochs, full ones and at least one, so that the run has no more steps than this."""
     batch_size: int = Field(8, ge=1)
-    """Texts a forward pass."""
+    """Texts per forward pass."""
     accumulate: int = Field(1, ge=1)
-    """Forward passes an optimizer step."""
+    """Forward passes per optimizer step."""
     patience: int | None = Field(None, ge=1)
     """Stop after this many epochs without a better validation result; unset runs every epoch."""
     select: Literal["best", "last"] = "best"
@@ -311,32 +306,32 @@ class FinetuneLoop(Section):
     """Also measure the test file after every epoch, as the published experiment did; recorded, never used to choose."""
 
     @model_validator(mode="after")
-    def _the_last_needs_no_patience(self) -> Self:
+    def _patience_needs_a_selection(self) -> Self:
         if self.select == "last" and self.patience is not None:
             raise ValueError("loop.patience waits for a better epoch, which loop.select last does not look for")
         return self
 
 
 class TransferConfig(Section):
-    """What of the backbone moves while the new head learns."""
+    """What of the backbone is trained with the new head."""
 
     freeze: bool = False
     """Train the head alone."""
     unfreeze_every: int | None = Field(None, ge=1)
     """Gradual unfreezing: the head first, then one more layer from the top every so many epochs, the embedding last."""
     layer_decay: float = Field(1.0, gt=0, le=1)
-    """Each layer further down learns at this share of the rate of the one above; 1 is the same rate everywhere."""
+    """Each layer further down learns at this fraction of the rate of the one above; 1 is the same rate everywhere."""
     context: int | None = Field(None, ge=3)
     """Tokens of a text that are read, in place of what the pretrained network brings; learned positions bound it."""
     dropout: float | None = Field(None, ge=0, lt=1)
-    """Share of activations dropped in training, in place of what the pretrained network brings."""
+    """Fraction of activations dropped in training, in place of what the pretrained network brings."""
     attention: Literal["auto", "causal", "bidirectional"] = "auto"
     """What a token of the classifier sees: auto is what the pretrained network learnt with (from scratch: by its kind)."""
     class_weights: dict[str, float] | Literal["balanced"] | None = None
     """Weight of each class in the loss by label name, or balanced."""
 
     @model_validator(mode="after")
-    def _one_way_of_freezing(self) -> Self:
+    def _freezing_settings_exclude_each_other(self) -> Self:
         if self.freeze and self.unfreeze_every:
             raise ValueError("transfer.freeze and transfer.unfreeze_every exclude each other: choose one")
         if isinstance(self.class_weights, dict) and any(not weight > 0 for weight in self.class_weights.values()):
@@ -358,9 +353,9 @@ class RuntimeConfig(Section):
     deterministic: bool = False
     """On a GPU, the same bits every time, resumed or not: kernels that add in a fixed order, slower. A CPU has no others."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """Where torchrun starts several processes. ddp: each has the whole model. fsdp: each has a shard of model and optimizer."""
+    """Where torchrun starts several processes. ddp: each has the full model. fsdp: each has a shard of model and optimizer."""
     recompute: bool = False
-    """Keep less in memory: what is inside a layer is worked out again on the way back; slower, the same numbers."""
+    """Activation checkpointing: layers are recomputed in the backward pass; less memory, slower, the same numbers."""
     compile: bool | None = None
     """Let torch compile the network: slower to start, faster on a GPU, other bits. Unset, long pretraining on a GPU does so."""
     time_limit: float | None = Field(None, gt=0)
@@ -371,7 +366,7 @@ class PretrainConfig(Section):
     """Everything a pretraining run depends on besides its text."""
 
     objective: Literal["causal", "masked", "hybrid"] = "causal"
-    """causal: every next token from those before it. masked: hidden tokens from both sides. hybrid: both, in turns."""
+    """causal: every next token from those before it. masked: masked tokens from both sides. hybrid: both, in turns."""
     stages: list[StageConfig] = Field([])
     """In place of TEXTS, parts learnt one after the other: general text first, one's own last; shorter rows first."""
     masking: MaskingConfig = MaskingConfig()
@@ -391,15 +386,15 @@ class PretrainConfig(Section):
                     f"stages.{number}.context must be at most model.context, got {stage.context} and {self.model.context}"
                 )
         if self.loop.minutes is None and self.loop.steps is not None and self.loop.steps < len(self.stages):
-            raise ValueError(f"loop.steps must be one a stage at least, got {self.loop.steps} for {len(self.stages)}")
+            raise ValueError(f"loop.steps must be at least one per stage, got {self.loop.steps} for {len(self.stages)}")
         return self
 
     @model_validator(mode="after")
-    def _pairs_need_sight(self) -> Self:
+    def _next_sentence_needs_bidirectional_attention(self) -> Self:
         if self.next_sentence.weight and self.objective == "causal":
             raise ValueError(
-                "next_sentence.weight needs objective masked or hybrid, got causal: a start token that sees nothing cannot tell "
-                "whether two pieces follow each other"
+                "next_sentence.weight needs objective masked or hybrid, got causal: a start token that sees nothing cannot "
+                "tell whether two pieces follow each other"
             )
         return self
 

@@ -1,9 +1,4 @@
-"""Export a bundle by the name of a format: hf, onnx, compact.
-
-A bundle again, in fewer bytes: weights rounded, files named without their folders, as a thing to hand on.
-
-The ways out, by name.
-"""
+"""Export a bundle by the name of a format: hf (transformers), onnx, or compact (a smaller bundle)."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,41 +10,15 @@ from headstart.interop.hf_export import check_export_folder
 from headstart.store.bundle import Bundle, load_bundle, save_bundle
 from headstart.store.tensors import Storage
 
-
-def export_compact(
-    bundle: Bundle,
-    out: Path,
-    storage: Storage = "bf16",
-    more: dict[str, Any] | None = None,
-    also: Membership | None = None,
-) -> str:
-    """Write the folder; returns what it weighs, in words.
-
-    Args:
-        more: further facts about the model, for its card.
-        also: documents that it has seen beside those the bundle knows of.
-    """
-    check_export_folder(out)
-    known = Membership.read(bundle.path)
-    seen = known if also is None else also if known is None else known | also
-    told = replace(bundle, about=bundle.about | (more or {}))
-    save_bundle(out, told, storage=storage, extra=None if seen is None else {MEMBERSHIP_FILE: seen.to_bytes()})
-    return f"{_megabytes(bundle.path):.1f} MB in {bundle.name}, {_megabytes(out):.1f} MB in {out} ({storage})"
-
-
-def _megabytes(folder: Path) -> float:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
-
-
 EXPORT_FORMATS = ("hf", "onnx", "compact")
 
 
 def run_export(folder: Path, out: Path, to: str, check: str | None = None, weights: Storage | None = None) -> list[str]:
-    """Write a model in another format; returns what was written, in words.
+    """Write a model in another format; return a summary.
 
     Args:
-        check: for onnx, a file of texts to compare the answers on.
-        weights: for compact, what they are kept in; bf16 unless told.
+        check: for onnx, a file of texts to compare the predictions on.
+        weights: for compact, their storage type; bf16 by default.
     """
     if to not in EXPORT_FORMATS:
         raise UsageError(f"--to must be one of {', '.join(EXPORT_FORMATS)}, got {to!r}")
@@ -67,3 +36,31 @@ def run_export(folder: Path, out: Path, to: str, check: str | None = None, weigh
 
     architecture = export_hf(load_bundle(folder), out)
     return [f"{folder} as a stock {architecture} in {out}; README.md there says how to load it"]
+
+
+def export_compact(
+    bundle: Bundle,
+    out: Path,
+    storage: Storage = "bf16",
+    extra_about: dict[str, Any] | None = None,
+    extra_membership: Membership | None = None,
+) -> str:
+    """Write a bundle with rounded weights; return a summary of the sizes.
+
+    Args:
+        extra_about: further facts about the model, for its card.
+        extra_membership: documents that the model was trained on besides those that the bundle lists.
+    """
+    check_export_folder(out)
+    recorded = Membership.read(bundle.path)
+    membership = recorded if extra_membership is None else extra_membership  # an empty one is falsy
+    if recorded is not None and extra_membership is not None:
+        membership = recorded | extra_membership
+    extended = replace(bundle, about=bundle.about | (extra_about or {}))
+    extra = None if membership is None else {MEMBERSHIP_FILE: membership.to_bytes()}
+    save_bundle(out, extended, storage=storage, extra=extra)
+    return f"{_megabytes(bundle.path):.1f} MB in {bundle.name}, {_megabytes(out):.1f} MB in {out} ({storage})"
+
+
+def _megabytes(folder: Path) -> float:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6

@@ -1,4 +1,4 @@
-"""Whatever --from may name: a folder of ours, a starter, or `hf:` and a model of transformers, brought in on the way."""
+"""Load the model that `--from` names: a folder of Headstart's, a starter, or `hf:` and a model of transformers."""
 
 import atexit
 import shutil
@@ -10,12 +10,17 @@ from headstart.errors import UsageError
 from headstart.store.bundle import Bundle, HeadType, load_bundle
 
 HF_SCHEME = "hf:"
+_HEAD_PHRASES = {"classify": "classifier", "language": "language model"}
 _imported_cache: dict[tuple[object, ...], Path] = {}
-"""The bundles that this process has made of models from elsewhere; they go when it ends."""
+"""Temporary bundles of imported models, by folder and file times; they are deleted when the process ends."""
 
 
 def load_model_source(source: str, *, head_type: HeadType | None = None) -> Bundle:
-    """The model that `source` names."""
+    """Load a model, importing it first if it is one of transformers.
+
+    Args:
+        head_type: the type of head that the caller needs; a model of another type is refused.
+    """
     if not source.startswith(HF_SCHEME):
         return load_bundle(Path(source), head_type=head_type)
     from headstart.interop.hf_import import import_model, open_hf_folder
@@ -29,11 +34,8 @@ def load_model_source(source: str, *, head_type: HeadType | None = None) -> Bund
         import_model(source, folder, home / "bundle")
         _imported_cache[key] = home / "bundle"
     bundle = load_bundle(_imported_cache[key])
-    # a bundle names no folder, and a receipt names what was typed
+    # the bundle has lost the folder of its source, which receipts name as it was typed
     bundle = replace(bundle, about=bundle.about | {"imported_from": source})
     if head_type is not None and bundle.head_type != head_type:
-        raise UsageError(
-            f"{source} is a {'classifier' if bundle.labels else 'language model'}; this needs a "
-            f"{'language model' if bundle.labels else 'classifier'}"
-        )
+        raise UsageError(f"{source} is a {_HEAD_PHRASES[bundle.head_type]}; this needs a {_HEAD_PHRASES[head_type]}")
     return bundle

@@ -1,4 +1,4 @@
-"""Where a classifier goes wrong: the mistakes it was surest of, what it takes for what, and which rows it does worse on."""
+"""Error analysis of a classifier: its most confident mistakes, confused labels, and accuracy by slices of the rows."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from headstart.metrics import Evaluation, Reliability, number_bins, wilson
 
 MAX_SLICES = 12
-"""Different values a column may have before they are put together: numbers in quarters, others as the rest."""
+"""The number of distinct values of a column from which they are grouped: numbers by quartile, others as `(other)`."""
 OTHER = "(other)"
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One wrong answer."""
+    """One wrong prediction."""
 
     where: str
     text: str
@@ -25,12 +25,12 @@ class Mistake:
     answer: str
     probability: float
     words: tuple[tuple[str, float], ...] = ()
-    """What pushed the answer most, where that was asked for."""
+    """The words with the largest attribution, if they were requested."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Some of the rows, and how many of them were answered rightly, with the 95 % interval of that share (Wilson's)."""
+    """The accuracy on a group of rows, with its 95 % interval (Wilson's)."""
 
     name: str
     rows: int
@@ -42,49 +42,53 @@ class Slice:
 
 @dataclass(frozen=True)
 class ConfusedPair:
-    """A label that was taken for another."""
+    """A label that was predicted as another."""
 
     label: str
     answer: str
     rows: int
-    share: float
-    """Of the label's rows."""
+    fraction: float
+    """The fraction of the label's rows."""
 
 
 @dataclass(frozen=True)
 class ErrorAnalysis:
-    """All that is told about the mistakes on one file."""
+    """The error analysis of one file."""
 
     evaluation: Evaluation
     calibration: Reliability
     confused: tuple[ConfusedPair, ...]
     mistakes: tuple[Mistake, ...]
-    """The surest first."""
+    """The most confident first."""
     slices: dict[str, tuple[Slice, ...]]
-    """By what the rows were cut: length, label, and the columns asked for."""
+    """Slices by length, by label, and by the requested columns."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The analysis as JSON values."""
         return asdict(self)
 
 
 def slice_accuracy(
     groups: Sequence[str], right: NDArray[np.bool_], order: Sequence[str] | None = None
 ) -> tuple[Slice, ...]:
-    """The share of right answers of each group; in the order given, else by name."""
+    """The accuracy of each group, in the given order or by name."""
     names = np.asarray(groups, dtype=object)
-    found = []
+    slices = []
     for name in order or sorted(set(groups)):
-        own = right[names == name]
-        if len(own):
-            hits = int(own.sum())
-            low, high = wilson(hits, len(own))
-            found.append(Slice(name, len(own), hits, hits / len(own), low, high))
-    return tuple(found)
+        right_in_group = right[names == name]
+        rows = len(right_in_group)
+        if rows:
+            hits = int(right_in_group.sum())
+            low, high = wilson(hits, rows)
+            slices.append(Slice(name, rows, hits, hits / rows, low, high))
+    return tuple(slices)
 
 
 def slices_by_column(values: Sequence[object]) -> tuple[list[str], list[str]]:
-    """Rows cut by what a column says: each value by itself; where there are many, numbers in quarters, others the rest."""
+    """Group rows by the value of a column; return the group of each row, and the groups in order.
+
+    A column with many values is grouped by quartile if they are numbers, and by its most common values otherwise.
+    """
     texts = ["(empty)" if value is None else str(value).strip() or "(empty)" for value in values]
     counts = Counter(texts)
     if len(counts) <= MAX_SLICES:
@@ -92,8 +96,8 @@ def slices_by_column(values: Sequence[object]) -> tuple[list[str], list[str]]:
     numbers = [number for text in texts if (number := _number(text)) is not None]
     if len(numbers) == len(texts):
         return number_bins(numbers)
-    kept = [text for text, _ in counts.most_common(MAX_SLICES - 1)]
-    return [text if text in kept else OTHER for text in texts], [*kept, OTHER]
+    common = [text for text, _ in counts.most_common(MAX_SLICES - 1)]
+    return [text if text in common else OTHER for text in texts], [*common, OTHER]
 
 
 def _number(text: str) -> float | None:
@@ -106,17 +110,17 @@ def _number(text: str) -> float | None:
 
 def most_confused(evaluation: Evaluation) -> tuple[ConfusedPair, ...]:
     """Every pair of labels that was confused, the most frequent first."""
-    found = [
+    pairs = [
         ConfusedPair(label, answer, count, count / sum(row))
         for label, row in zip(evaluation.labels, evaluation.confusion, strict=True)
         for answer, count in zip(evaluation.labels, row, strict=True)
         if answer != label and count
     ]
-    return tuple(sorted(found, key=lambda pair: -pair.rows))
+    return tuple(sorted(pairs, key=lambda pair: -pair.rows))
 
 
-def most_confident_mistakes(shares: NDArray[np.float64], gold: NDArray[np.int64], count: int) -> list[int]:
-    """The rows answered wrongly with the most certainty."""
-    wrong = np.flatnonzero(shares.argmax(axis=1) != gold)
-    order = np.argsort(-shares[wrong].max(axis=1), kind="stable")
+def most_confident_mistakes(probabilities: NDArray[np.float64], gold: NDArray[np.int64], count: int) -> list[int]:
+    """The wrongly predicted rows, those with the highest probability first."""
+    wrong = np.flatnonzero(probabilities.argmax(axis=1) != gold)
+    order = np.argsort(-probabilities[wrong].max(axis=1), kind="stable")
     return [int(row) for row in wrong[order][:count]]

@@ -1,14 +1,12 @@
-"""Text files to token shards: in one process, by file in several, and merged.
+"""Turn text files into token shards: in one process or file by file in several, and merge folders of shards.
 
-Text files -> a tokenizer, or token shards ready to train on. Done again only when something changed.
-
-A corpus prepared file by file, in several processes: what is finished is kept, whatever happens to the rest.
-
-Shards prepared apart, on several machines perhaps, put together: the same folder as if prepared in one go.
+Work is repeated only when the text or the settings changed. With several processes, the finished parts of an
+interrupted run are reused. Shards that were prepared separately and merged equal those prepared in one run.
 """
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,95 +32,98 @@ from headstart.data.sources import expand_paths
 from headstart.errors import DataError, Interrupted, StoreError, UsageError
 from headstart.files import MANIFEST, atomic_folder, read_json, read_manifest
 from headstart.interrupts import StopRequested, StopSignal, handle_signals
-from headstart.progress import Progress, ProgressTask, SilentProgress, pluralize
+from headstart.progress import Progress, SilentProgress, pluralize
 from headstart.recipes.executors import run_parallel
 from headstart.tokenization.base import Tokenizer
 from headstart.tokenization.bpe import train_tokenizer
 from headstart.tokenization.tokenizer import TokenizerReport, load_tokenizer, tokenizer_report
 
-_CARD_CHARACTERS = 2_000_000
+_REPORT_CHARACTERS = 2_000_000
+_DOCUMENTS_PER_STOP_CHECK = 256
+
+PartJob = tuple[SourceFile, str]
+"""A file and the fingerprint of its part."""
+
+
+@dataclass(frozen=True)
+class PrepareRequest:
+    """The input and output of a corpus preparation."""
+
+    texts: Sequence[str]
+    """Text files, folders, patterns or URLs."""
+    out: Path
+    corpus: CorpusConfig
+    tokenizer_config: TokenizerConfig
+    """The settings of a tokenizer that is trained on this text; unused with `tokenizer`."""
+    tokenizer: Tokenizer | Path | None = None
+    """A tokenizer, or where to load one from; None trains one on this text."""
+    jobs: int | None = None
+    """The number of processes that encode file by file and keep finished files; None encodes all files in one pass. The
+    shards are the same."""
 
 
 def run_tokenizer(
     paths: Sequence[str], out: Path, config: TokenizerConfig, corpus: CorpusConfig, progress: Progress
 ) -> TokenizerReport:
     """Train a tokenizer on text, save it at `out`, and measure it on the beginning of the text."""
-    check_shards_folder(out, "tokenizer")
+    check_output_folder(out, "tokenizer")
     if (out / MANIFEST).is_file():
         raise UsageError(f"{out} already holds a tokenizer; choose another --out")
     files = _text_files(paths)
     tokenizer = train_tokenizer(_texts(files, corpus), config, progress)
-    card = tokenizer_report(tokenizer, _beginning(_texts(files, corpus)))
-    with atomic_folder(
-        out, kind="tokenizer", about={"digest": tokenizer.digest, "vocab_size": tokenizer.vocab_size}
-    ) as draft:
-        tokenizer.save(draft)
-    return card
+    report = tokenizer_report(tokenizer, _first_texts(_texts(files, corpus)))
+    _save_tokenizer(tokenizer, out)
+    return report
 
 
 def run_shared_tokenizer(
     stages: Sequence[Sequence[str]], out: Path, config: TokenizerConfig, corpus: CorpusConfig, progress: Progress
 ) -> Tokenizer:
-    """Train one tokenizer on the texts of several stages and save it at `out`, unless it is there already.
+    """Train one tokenizer on the texts of several stages and save it at `out`, unless it exists already.
 
-    However much of the text is read, each stage has an equal part in it: a tokenizer learnt from the first stage alone
-    would not know the words of the last.
+    Each stage contributes equally to the text that is read: a tokenizer trained on the first stage alone would not know
+    the words of the last.
     """
     files = [_text_files(paths) for paths in stages]
-    sources = describe_sources(sorted({file for part in files for file in part}))
+    sources = describe_sources(sorted({file for stage_files in files for file in stage_files}))
     settings = {"text_column": corpus.text_column, "documents": corpus.documents, "stages": files}
     mark = fingerprint(sources, f"trained {config.model_dump_json()}", settings)
     if (out / MANIFEST).is_file() and read_manifest(out, kind="tokenizer").get("fingerprint") == mark:
         return load_tokenizer(out)
-    tokenizer = train_tokenizer(_in_turns([_texts(part, corpus) for part in files]), config, progress)
-    about = {"digest": tokenizer.digest, "vocab_size": tokenizer.vocab_size, "fingerprint": mark}
-    with atomic_folder(out, kind="tokenizer", about=about) as draft:
-        tokenizer.save(draft)
-    return tokenizer
+    tokenizer = train_tokenizer(_interleave([_texts(stage_files, corpus) for stage_files in files]), config, progress)
+    return _save_tokenizer(tokenizer, out, mark)
 
 
-def run_prepare(
-    paths: Sequence[str],
-    out: Path,
-    corpus: CorpusConfig,
-    *,
-    tokenizer: Tokenizer | Path | None,
-    tokenizer_config: TokenizerConfig,
-    progress: Progress,
-    jobs: int | None = None,
-) -> Shards:
-    """Encode unlabelled text into shards at `out`, unless those are there already.
-
-    Args:
-        tokenizer: one in hand, a folder or file to load one from, or None to train one on this text.
-        jobs: work file by file in so many processes, keeping what is finished; None goes through all of it at once. The
-            shards are the same.
-    """
-    check_shards_folder(out, "shards")
-    files = _text_files(paths)
-    if isinstance(tokenizer, Path):
-        tokenizer = load_tokenizer(tokenizer)
+def run_prepare(request: PrepareRequest, progress: Progress) -> Shards:
+    """Encode unlabelled text into shards, unless up-to-date shards exist already."""
+    check_output_folder(request.out, "shards")
+    out, corpus = request.out, request.corpus
+    files = _text_files(request.texts)
+    tokenizer = load_tokenizer(request.tokenizer) if isinstance(request.tokenizer, Path) else request.tokenizer
     sources = describe_sources(files)
     settings: dict[str, Any] = {"text_column": corpus.text_column, "documents": corpus.documents}
-    if unwanted := excluded_sources(corpus):
-        settings["exclude"] = [[source.name, source.size, source.modified] for source in unwanted]
-    made_with = tokenizer.digest if tokenizer else f"trained {tokenizer_config.model_dump_json()}"
+    if excluded := excluded_sources(corpus):
+        settings["exclude"] = [[source.name, source.size, source.modified] for source in excluded]
+    made_with = tokenizer.digest if tokenizer else f"trained {request.tokenizer_config.model_dump_json()}"
     mark = fingerprint(sources, made_with, settings)
     made = Recipe(made_with, settings, tuple(source.modified for source in sources))
     if shards := _unchanged(out, mark, progress):
         return shards
-    if jobs is not None and len(files) > 1:
-        tokenizer = tokenizer or cached_tokenizer(
-            out, mark, lambda: train_tokenizer(_texts(files, corpus), tokenizer_config, progress)
+
+    def train() -> Tokenizer:
+        return train_tokenizer(_texts(files, corpus), request.tokenizer_config, progress)
+
+    if request.jobs is not None and len(files) > 1:
+        tokenizer = tokenizer or cached_tokenizer(out, mark, train)
+        shards = prepare_by_parts(
+            sources, out, corpus, tokenizer, made=made, mark=mark, jobs=request.jobs, progress=progress
         )
-        shards = prepare_by_parts(sources, out, corpus, tokenizer, made=made, mark=mark, jobs=jobs, progress=progress)
         return _announce(shards, progress)
-    if tokenizer is None:
-        tokenizer = train_tokenizer(_texts(files, corpus), tokenizer_config, progress)
-    guard = Decontaminator(unwanted, corpus) if unwanted else None
-    documents, extra = read_documents(files, corpus), guard.record if guard else None
-    if guard:
-        documents = guard.keep(documents)
+    tokenizer = tokenizer or train()
+    decontaminator = Decontaminator(excluded, corpus) if excluded else None
+    documents, extra = read_documents(files, corpus), decontaminator.record if decontaminator else None
+    if decontaminator:
+        documents = decontaminator.keep(documents)
     shards = write_shards(
         documents, tokenizer, out, sources=sources, fingerprint=mark, progress=progress, made=made, extra=extra
     )
@@ -130,8 +131,8 @@ def run_prepare(
 
 
 def _announce(shards: Shards, progress: Progress) -> Shards:
-    if words := describe_exclusions(shards):
-        progress.say(words)
+    if description := describe_exclusions(shards):
+        progress.say(description)
     return shards
 
 
@@ -145,13 +146,13 @@ def run_prepare_labelled(
     labels: LabelSet | None = None,
     train_name: str = "the training file",
 ) -> Shards:
-    """Encode labelled text into shards at `out`, unless those are there already.
+    """Encode labelled text into shards at `out`, unless up-to-date shards exist already.
 
     Args:
         labels: the classes of the training file, for validation and test files; None when this is the training file.
         train_name: the training file as the user wrote it, for the message about a label that it does not have.
     """
-    check_shards_folder(out, "shards")
+    check_output_folder(out, "shards")
     files = _text_files([path])
     if isinstance(tokenizer, Path):
         tokenizer = load_tokenizer(tokenizer)
@@ -160,7 +161,7 @@ def run_prepare_labelled(
         "text_column": config.text_column,
         "label_column": config.label_column,
         "labels": None if labels is None else labels.names,
-    } | ({"skip_empty": True} if config.skip_empty else {})  # shards of before stay as they are
+    } | ({"skip_empty": True} if config.skip_empty else {})  # else the fingerprints of older shards would change
     mark = fingerprint(sources, tokenizer.digest, settings)
     if shards := _unchanged(out, mark, progress):
         return shards
@@ -190,8 +191,8 @@ def _documents(texts: LabelledTexts) -> Iterator[Document]:
     return (Document(text, where) for text, where in zip(texts.texts, texts.where, strict=True))
 
 
-def check_shards_folder(out: Path, kind: str) -> None:
-    """Refuse to put a folder of ours in the place of something else: what is there would be gone."""
+def check_output_folder(out: Path, kind: str) -> None:
+    """Refuse to replace a folder that is neither empty nor a Headstart folder of this kind."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     manifest: Any = None
@@ -230,62 +231,56 @@ def _unchanged(out: Path, mark: str, progress: Progress) -> Shards | None:
 
 def _texts(files: Sequence[str], corpus: CorpusConfig) -> Iterator[str]:
     documents = read_documents(files, corpus)
-    if unwanted := excluded_sources(corpus):
-        documents = Decontaminator(unwanted, corpus).keep(documents)
+    if excluded := excluded_sources(corpus):
+        documents = Decontaminator(excluded, corpus).keep(documents)
     return (document.text for document in documents)
 
 
-def _in_turns(streams: Sequence[Iterator[str]]) -> Iterator[str]:
-    """The texts of all streams, always from the one that gave the fewest characters so far.
+def _interleave(streams: Sequence[Iterator[str]]) -> Iterator[str]:
+    """Yield the texts of all streams, each time from the one with the fewest characters so far.
 
-    >>> list(_in_turns([iter(["aa", "bb"]), iter(["c", "d", "e"])]))
+    >>> list(_interleave([iter(["aa", "bb"]), iter(["c", "d", "e"])]))
     ['aa', 'c', 'd', 'bb', 'e']
     """
-    given = dict.fromkeys(range(len(streams)), 0)
-    while given:
-        index = min(given, key=lambda stream: given[stream])
+    characters = dict.fromkeys(range(len(streams)), 0)
+    while characters:
+        index = min(characters, key=lambda stream: characters[stream])
         text = next(streams[index], None)
         if text is None:
-            del given[index]
+            del characters[index]
             continue
-        given[index] += len(text)
+        characters[index] += len(text)
         yield text
 
 
-def _beginning(texts: Iterator[str]) -> list[str]:
-    """The first texts, up to a size that is measured in seconds."""
-    taken: list[str] = []
+def _first_texts(texts: Iterator[str]) -> list[str]:
+    """Return the first texts, up to a size that is measured in seconds."""
+    first: list[str] = []
     characters = 0
     for text in texts:
-        taken.append(text)
+        first.append(text)
         characters += len(text)
-        if characters >= _CARD_CHARACTERS:
+        if characters >= _REPORT_CHARACTERS:
             break
-    return taken
-
-
-_DOCUMENTS_PER_CHECK = 256
-"""Documents between two looks at whether a stop was asked for."""
-
-PartJob = tuple[SourceFile, str]
-"""A file, and the fingerprint of its part."""
+    return first
 
 
 def parts_folder(out: Path) -> Path:
-    """Where the finished files of a corpus wait for the others."""
+    """Return the folder that holds the finished files of a corpus until all are done."""
     return out.with_name(f"{out.name}.parts")
 
 
 def cached_tokenizer(out: Path, mark: str, train: Callable[[], Tokenizer]) -> Tokenizer:
-    """The tokenizer that is trained for a corpus, once: a run that goes on finds it among the parts."""
+    """Train the tokenizer of a corpus, or load the one that an interrupted run left among the parts."""
     folder = parts_folder(out) / "tokenizer"
     if (folder / MANIFEST).is_file() and read_manifest(folder, kind="tokenizer").get("fingerprint") == mark:
         return load_tokenizer(folder)
-    return _cache_tokenizer(train(), folder, mark)
+    return _save_tokenizer(train(), folder, mark)
 
 
-def _cache_tokenizer(tokenizer: Tokenizer, folder: Path, mark: str) -> Tokenizer:
-    about = {"digest": tokenizer.digest, "vocab_size": tokenizer.vocab_size, "fingerprint": mark}
+def _save_tokenizer(tokenizer: Tokenizer, folder: Path, mark: str | None = None) -> Tokenizer:
+    about: dict[str, Any] = {"digest": tokenizer.digest, "vocab_size": tokenizer.vocab_size}
+    about |= {} if mark is None else {"fingerprint": mark}
     with atomic_folder(folder, kind="tokenizer", about=about) as draft:
         tokenizer.save(draft)
     return tokenizer
@@ -302,28 +297,27 @@ def prepare_by_parts(
     jobs: int,
     progress: Progress,
 ) -> Shards:
-    """Encode every file that is not done yet, in so many processes, and join them in the order given."""
+    """Encode every file that is not done yet, in `jobs` processes, and merge the parts in the order of `sources`."""
     work = parts_folder(out)
     if not (work / "tokenizer" / MANIFEST).is_file() or load_tokenizer(work / "tokenizer").digest != tokenizer.digest:
-        _cache_tokenizer(tokenizer, work / "tokenizer", mark)
+        _save_tokenizer(tokenizer, work / "tokenizer", mark)
     marks = {source: fingerprint([source], tokenizer.digest, made.settings) for source in sources}
-    there = {source: read_part(_part_folder(work, each), each) for source, each in marks.items()}
-    left = [(source, marks[source]) for source, part in there.items() if part is None]
+    finished = {source: read_part(_part_folder(work, part_mark), part_mark) for source, part_mark in marks.items()}
+    remaining = [(source, marks[source]) for source, part in finished.items() if part is None]
     with progress.task("prepare", len(marks), "files") as task, handle_signals() as stop:
-        task.advance(len(marks) - len(left))
-        if len(left) < len(marks):
-            progress.say(f"{len(marks) - len(left):,} of {len(marks):,} files were done already; going on")
+        task.advance(len(marks) - len(remaining))
+        if len(remaining) < len(marks):
+            progress.say(f"{len(marks) - len(remaining):,} of {len(marks):,} files were done already; going on")
         try:
-            for _ in _encode_parts(work, corpus, left, min(jobs, len(left)), stop):
+            for _ in _encode_parts(work, corpus, remaining, min(jobs, len(remaining)), stop):
                 task.advance()
         except StopRequested:
-            done = sum(_part_folder(work, each).is_dir() for each in marks.values())
+            done = sum(_part_folder(work, part_mark).is_dir() for part_mark in marks.values())
             raise Interrupted(
                 f"{stop.why}: {done:,} of {len(marks):,} files are done and kept in {work}; the same command goes on",
                 stop.reason or "",
             ) from None
-    found = {source: read_part(_part_folder(work, each), each) for source, each in marks.items()}
-    parts = [part for source in sources if (part := found[source])]
+    parts = [part for source in sources if (part := read_part(_part_folder(work, marks[source]), marks[source]))]
     assert len(parts) == len(sources), "a part is missing"
     shards = _merge_into_shards(parts, out, tokenizer, made, mark, progress)
     remove_parts(work)
@@ -334,13 +328,13 @@ def _merge_into_shards(
     parts: list[ShardPart], out: Path, tokenizer: Tokenizer, made: Recipe, mark: str, progress: Progress
 ) -> Shards:
     names = [source["name"] for part in parts for source in part.about["sources"]]
-    left_out = merged_exclusions(parts)
+    exclusions = merged_exclusions(parts)
     if not any(part.about["documents"] for part in parts):
-        record = left_out.get("left_out", {"exact": 0, "near": 0})
+        record = exclusions.get("left_out", {"exact": 0, "near": 0})
         if record["exact"] + record["near"]:
             raise all_excluded_error([str(file["name"]) for file in record["files"]])
         raise no_text_error(names)
-    extra = {"fingerprint": mark, **made.about(), **left_out}
+    extra = {"fingerprint": mark, **made.about(), **exclusions}
     return merge_parts(parts, tokenizer, out, labels=None, extra=extra, progress=progress)
 
 
@@ -349,88 +343,71 @@ def _part_folder(work: Path, mark: str) -> Path:
 
 
 def _encode_parts(
-    work: Path, corpus: CorpusConfig, left: Sequence[PartJob], processes: int, stop: StopSignal
+    work: Path, corpus: CorpusConfig, remaining: Sequence[PartJob], processes: int, stop: StopSignal
 ) -> Iterator[None]:
-    """Make the parts that are left; yields once for each."""
+    """Encode the remaining parts; yield once for each."""
     if processes > 1:
         arguments = (str(work), corpus.model_dump(), True)
-        kept = f"finished files are kept in {work}"
-        for done in run_parallel(_worker, arguments, left, processes, stop, "the same command", kept):
+        note = f"finished files are kept in {work}"
+        for done in run_parallel(_worker, arguments, remaining, processes, stop, "the same command", note):
             if done:
                 yield
         stop.check()
-    elif left:
-        make = _worker(str(work), corpus.model_dump(), False)
-        for job in left:
+    elif remaining:
+        encode = _worker(str(work), corpus.model_dump(), False)
+        for job in remaining:
             stop.check()
-            make(job, stop)
+            encode(job, stop)
             yield
 
 
-def _worker(work: str, settings: Mapping[str, Any], alone: bool) -> Callable[[PartJob, StopSignal], bool]:
-    """What a process does with the files it is given; `alone` keeps the tokenizer on the one core that is its share."""
-    if alone:
+def _worker(work: str, settings: Mapping[str, Any], in_subprocess: bool) -> Callable[[PartJob, StopSignal], bool]:
+    """Return the function that encodes one file; a subprocess keeps the tokenizer on one core."""
+    if in_subprocess:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
     corpus = CorpusConfig.model_validate(settings)
     tokenizer = load_tokenizer(Path(work) / "tokenizer")
-    unwanted = excluded_sources(corpus)
-    guard = Decontaminator(unwanted, corpus) if unwanted else None
+    excluded = excluded_sources(corpus)
+    decontaminator = Decontaminator(excluded, corpus) if excluded else None
 
-    def make(job: PartJob, stop: StopSignal) -> bool:
+    def encode(job: PartJob, stop: StopSignal) -> bool:
         source, mark = job
         documents = _stoppable(read_file_documents(source.name, corpus), stop)
-        if guard:
-            documents = guard.keep(documents, some=False)
+        if decontaminator:
+            documents = decontaminator.keep(documents, some=False)
+        extra = decontaminator.record if decontaminator else {}
+        folder = _part_folder(Path(work), mark)
         with SilentProgress().task("encode", None, "documents") as task:
-            _write(documents, tokenizer, Path(work), source, mark, guard, task)
+            write_part(documents, tokenizer, folder, source=source, fingerprint=mark, extra=extra, task=task)
         return True
 
-    return make
-
-
-def _write(
-    documents: Iterator[Document],
-    tokenizer: Tokenizer,
-    work: Path,
-    source: SourceFile,
-    mark: str,
-    guard: Decontaminator | None,
-    task: ProgressTask,
-) -> None:
-    extra = guard.record if guard else {}
-    write_part(documents, tokenizer, _part_folder(work, mark), source=source, fingerprint=mark, extra=extra, task=task)
+    return encode
 
 
 def _stoppable(documents: Iterator[Document], stop: StopSignal) -> Iterator[Document]:
     for number, document in enumerate(documents):
-        if number % _DOCUMENTS_PER_CHECK == 0:
+        if number % _DOCUMENTS_PER_STOP_CHECK == 0:
             stop.check()
         yield document
 
 
-def merge(folders: Sequence[str | Path], *, out: str | Path, progress: Progress | None = None) -> Shards:
-    """Put together shards that were prepared apart with one tokenizer."""
-    return run_merge([Path(folder) for folder in folders], Path(out), progress or SilentProgress())
-
-
 def run_merge(folders: Sequence[Path], out: Path, progress: Progress) -> Shards:
-    """Write the documents of all folders, in the order given, as one folder of shards at `out`."""
-    check_shards_folder(out, "shards")
+    """Merge prepared folders, in this order, into one folder of shards at `out`."""
+    check_output_folder(out, "shards")
     if any(out.resolve() == folder.resolve() for folder in folders):
         raise UsageError(f"{out} is one of the folders to merge; choose another --out")
-    opened = [_opened(folder) for folder in folders]
-    first = opened[0]
-    for shards in opened[1:]:
+    all_shards = [_open_shards(folder) for folder in folders]
+    first = all_shards[0]
+    for shards in all_shards[1:]:
         if shards.tokenizer_digest != first.tokenizer_digest:
             raise UsageError(
                 f"{first.folder} and {shards.folder} have different tokenizers; prepare them with the same --tokenizer"
             )
         if shards.labels != first.labels:
-            raise UsageError(
-                f"{first.folder} has {_labels(first)}, {shards.folder} has {_labels(shards)}; they cannot be merged"
-            )
-    parts = [ShardPart(shards.folder, shards.about) for shards in opened]
-    extra = _is_complete(parts) | merged_exclusions(parts)
+            labels = f"{first.folder} has {_describe_labels(first)}, {shards.folder} has {_describe_labels(shards)}"
+            raise UsageError(f"{labels}; they cannot be merged")
+    parts = [ShardPart(shards.folder, shards.about) for shards in all_shards]
+    extra = _merged_provenance(parts) | merged_exclusions(parts)
     if "left_out" not in extra and any("left_out" in part.about for part in parts):
         progress.say(
             "not all of these folders left out the same files, so that nothing is said to be left out of the whole"
@@ -439,28 +416,28 @@ def run_merge(folders: Sequence[Path], out: Path, progress: Progress) -> Shards:
     return merge_parts(parts, tokenizer, out, labels=first.labels, extra=extra, progress=progress)
 
 
-def _opened(folder: Path) -> Shards:
+def _open_shards(folder: Path) -> Shards:
     if not is_shards(folder):
-        read_manifest(folder, kind="shards", deep=False)  # says what it is instead
+        read_manifest(folder, kind="shards", deep=False)  # raises an error that names what the folder is
     return Shards.open(folder)
 
 
-def _labels(shards: Shards) -> str:
+def _describe_labels(shards: Shards) -> str:
     return "no labels" if shards.labels is None else f"the labels {', '.join(shards.labels)}"
 
 
-def _is_complete(parts: Sequence[ShardPart]) -> dict[str, Any]:
-    """Fingerprint, and what it is of: where all parts were read in the same way, that of the whole prepared in one go."""
-    made = [part.about.get("made") for part in parts]
-    first = made[0]
+def _merged_provenance(parts: Sequence[ShardPart]) -> dict[str, Any]:
+    """Return the fingerprint of merged parts: if all were read with the same settings, that of one preparation of all files."""
+    recipes = [part.about.get("made") for part in parts]
+    first = recipes[0]
     if first is None or any(
-        each is None or (each["tokenizer"], each["settings"]) != (first["tokenizer"], first["settings"])
-        for each in made
+        recipe is None or (recipe["tokenizer"], recipe["settings"]) != (first["tokenizer"], first["settings"])
+        for recipe in recipes
     ):
-        inner = [part.about["fingerprint"] for part in parts]
-        return {"fingerprint": fingerprint([], parts[0].about["tokenizer"], {"merged": inner})}
-    marks = [mark for each in made if each for mark in each["modified"]]
-    facts = [source for part in parts for source in part.about["sources"]]
-    sources = [SourceFile(fact["name"], fact["size"], mark) for fact, mark in zip(facts, marks, strict=True)]
-    whole = Recipe(first["tokenizer"], first["settings"], tuple(marks))
-    return {"fingerprint": fingerprint(sources, whole.tokenizer, whole.settings), **whole.about()}
+        fingerprints = [part.about["fingerprint"] for part in parts]
+        return {"fingerprint": fingerprint([], parts[0].about["tokenizer"], {"merged": fingerprints})}
+    modified = [time for recipe in recipes if recipe for time in recipe["modified"]]
+    records = [source for part in parts for source in part.about["sources"]]
+    sources = [SourceFile(record["name"], record["size"], time) for record, time in zip(records, modified, strict=True)]
+    merged = Recipe(first["tokenizer"], first["settings"], tuple(modified))
+    return {"fingerprint": fingerprint(sources, merged.tokenizer, merged.settings), **merged.about()}

@@ -211,7 +211,7 @@ class TuneRun:
         self.read()
         write_json(self.run.path / "environment.json", environment(self.runtime))
         models = {self.inputs["source"]: sha256_of(self.source.path / MANIFEST)} if self.source else {}
-        self.run.same_inputs(self.data.fingerprints() | models)
+        self.run.check_inputs_unchanged(self.data.fingerprints() | models)
 
     def read(self) -> None:
         """Read and check everything."""
@@ -470,7 +470,7 @@ def run_tune(
     with run.locked():
         tuning = TuneRun(run, config, dict(inputs), progress)
         tuning.inputs["until"] = _until(run, inputs["minutes"], jobs or 1)
-        with run.discarded_on_error(new=not resume):
+        with run.remove_on_error(new=not resume):
             tuning.prepare()
         with handle_signals(config.runtime.time_limit, since) as stop:
             found = tuning.go(stop, replace(grid, threads=config.runtime.threads))

@@ -463,12 +463,12 @@ def draw_reliability(found: ArmCalibration, width: float) -> Figure:
     for each in found.bins:
         # seeds answer the same texts: what they agree on is one observation, not several
         texts = max(1, round(each.rows / found.seeds))
-        bottom, top = wilson(round(each.right * texts), texts)
-        axes.plot([each.sure] * 2, [bottom, top], color=colour, linewidth=1.4, alpha=0.55)
+        bottom, top = wilson(round(each.accuracy * texts), texts)
+        axes.plot([each.confidence] * 2, [bottom, top], color=colour, linewidth=1.4, alpha=0.55)
     sizes = [8 + 70 * each.rows / most for each in found.bins]
     axes.scatter(
-        [each.sure for each in found.bins],
-        [each.right for each in found.bins],
+        [each.confidence for each in found.bins],
+        [each.accuracy for each in found.bins],
         s=sizes,
         color=colour,
         linewidths=0,

@@ -92,8 +92,8 @@ def _bins(places_SN: NDArray[np.int64], sure_SN: Floats, right_SN: NDArray[np.bo
             low=place / NUM_BINS,
             high=(place + 1) / NUM_BINS,
             rows=int(own.sum()),
-            sure=round(float(sure_SN[own].mean()), _DIGITS),
-            right=round(float(right_SN[own].mean()), _DIGITS),
+            confidence=round(float(sure_SN[own].mean()), _DIGITS),
+            accuracy=round(float(right_SN[own].mean()), _DIGITS),
         )
         for place in range(NUM_BINS)
         if (own := places_SN == place).any()

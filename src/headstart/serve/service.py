@@ -17,7 +17,7 @@ from headstart.data.labelled import TextInput
 from headstart.errors import HeadstartError, StoreError
 from headstart.files import read_json
 from headstart.predict.explain import RATING, Explanation, explain_prediction
-from headstart.predict.generate import Sampling, generate_pieces, load_language, next_token_candidates
+from headstart.predict.generate import Sampling, generate_pieces, load_language_model, next_token_candidates
 from headstart.predict.predictions import AnyPrediction
 from headstart.predict.predictor import Predictor
 from headstart.progress import pluralize
@@ -172,10 +172,10 @@ class Service:
             )
         for place, text in enumerate(texts):
             self._check_question(text, f"texts[{place}]", f"pairs[{place}]")
-        least = self._asked_rightly(lambda: predictor.least(abstain))
+        least = self._asked_rightly(lambda: predictor.min_probability(abstain))
         assert self._batcher is not None
         ids, shares = await self._batcher.ask(texts, deadline)
-        answers = predictor.answers(ids, shares, least)
+        answers = predictor.make_predictions(ids, shares, least)
         self.metrics.events["truncated"] += sum(answer.truncated for answer in answers)
         return answers
 
@@ -289,7 +289,7 @@ def _load(folder: Path, runtime: RuntimeConfig | None) -> tuple[Bundle, Any, Pre
     path = find_bundle(folder)
     facts = read_json(path / "bundle.json") if (path / "bundle.json").is_file() else {}
     if isinstance(facts, dict) and facts.get("head_type") == "language":
-        bundle, where = load_language(folder, runtime)
+        bundle, where = load_language_model(folder, runtime)
         return bundle, where, None
     predictor = Predictor.load(folder, runtime)
     return predictor.bundle, predictor.runtime, predictor

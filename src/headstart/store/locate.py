@@ -1,8 +1,7 @@
-"""From a path or starter:NAME to the folder of a bundle, without torch.
+"""Resolve a path or `starter:NAME` to the folder of a bundle, without torch.
 
-The starters: small pretrained backbones inside the package, named `starter:en` wherever a folder may stand.
-
-Which folder a person means by a model. No torch.
+Starters are small pretrained backbones that are shipped with the package; `starter:en` may be given wherever a model
+folder is expected.
 """
 
 from pathlib import Path
@@ -13,11 +12,11 @@ from headstart.store.run_folder import RunFolder
 
 STARTER_SCHEME = "starter:"
 STARTERS_FOLDER = Path(__file__).parent.parent / "starters"
-"""Where they lie: package data, one folder a language."""
+"""Package data: one folder per language."""
 
 
 def is_starter(source: Path | str) -> bool:
-    """Whether a name means a starter, whatever folders there are.
+    """Whether a name refers to a starter rather than to a folder.
 
     >>> is_starter("starter:en"), is_starter("runs/base")
     (True, False)
@@ -26,36 +25,36 @@ def is_starter(source: Path | str) -> bool:
 
 
 def display_name(folder: Path) -> str:
-    """A folder as a person knows it: a starter by its name."""
+    """The name of a model folder as users type it: `starter:NAME` for a starter, else its path."""
     return STARTER_SCHEME + folder.name if folder.parent == STARTERS_FOLDER else str(folder)
 
 
 def starters(home: Path | None = None) -> tuple[str, ...]:
-    """The names of those there are."""
-    found = (home or STARTERS_FOLDER).glob(f"*/{MANIFEST}")
-    return tuple(sorted(path.parent.name for path in found if not path.parent.name.startswith(".")))
+    """The names of the installed starters."""
+    manifests = (home or STARTERS_FOLDER).glob(f"*/{MANIFEST}")
+    return tuple(sorted(path.parent.name for path in manifests if not path.parent.name.startswith(".")))
 
 
 def starter_folder(source: Path | str, home: Path | None = None) -> Path:
-    """The folder of a starter by its name, `starter:en`.
+    """Return the folder of a starter such as `starter:en`.
 
     Args:
-        home: where to look, if not in the package.
+        home: the folder of the starters; that of the package by default.
     """
     name = str(source).removeprefix(STARTER_SCHEME)
-    there = starters(home)
-    if name in there:
+    installed = starters(home)
+    if name in installed:
         return (home or STARTERS_FOLDER) / name
-    if not there:
+    if not installed:
         raise UsageError(
             f"{source} is not there: this installation has no starters; "
             "make one (docs/starters.md), or name a pretrained folder"
         )
-    raise UsageError(f"no such starter: {source}; there are {', '.join(STARTER_SCHEME + each for each in there)}")
+    raise UsageError(f"no such starter: {source}; there are {', '.join(STARTER_SCHEME + name for name in installed)}")
 
 
 def find_bundle(folder: Path) -> Path:
-    """The bundle a person means: the folder itself, the `bundle` inside a run folder, or a starter by name."""
+    """Return the bundle that a path refers to: the folder itself, the `bundle` of a run folder, or a starter."""
     if is_starter(folder):
         return starter_folder(folder)
     if not folder.exists():
@@ -70,15 +69,15 @@ def find_bundle(folder: Path) -> Path:
         raise UsageError(f"{folder} has no finished model yet; go on with: headstart {kind} --resume --out {folder}")
     if (folder / MANIFEST).is_file():
         return folder
-    inside = sorted(folder.iterdir()) if folder.is_dir() else [folder]
-    if pickled := next((path for path in inside if is_pickled(path)), None):
+    entries = sorted(folder.iterdir()) if folder.is_dir() else [folder]
+    if pickled := next((path for path in entries if is_pickled(path)), None):
         raise UsageError(pickled_weights(pickled))
-    found = ", ".join(path.name for path in inside[:5]) if folder.is_dir() else "a file"
-    raise UsageError(f"{folder} holds no model of Headstart's; found: {found or 'nothing'}")
+    listing = ", ".join(path.name for path in entries[:5]) if folder.is_dir() else "a file"
+    raise UsageError(f"{folder} holds no model of Headstart's; found: {listing or 'nothing'}")
 
 
 def _suggest_starter(folder: Path) -> str:
-    """A question to add where a name is almost that of a starter: `starter`, `en`, `starter-en`."""
+    """Return a hint for names close to that of a starter, such as `starter`, `en` and `starter-en`; else an empty string."""
     word, _, language = str(folder).lower().replace("/", "-").replace("_", "-").partition("-")
     for name in starters():
         if (word in ("starter", "starters") and language in ("", name)) or (word == name and not language):

@@ -1,21 +1,14 @@
-"""Runs of a comparison, trials of a search and excerpts of texts, as files.
-
-One small file a finished run of a comparison, and one file on the data they share. No torch.
+"""Files of a comparison and of a search: run records, shared data, excerpts of texts and trials. This module needs no torch.
 
     comparison/
-      data.json                              Data: labels, the three splits, the right answers of test
-      cells/pretrained-all-seed0.json        Cell: one arm, one number of labels, one seed
+      data.json                              ComparisonData: labels, the three splits, the test labels
+      cells/pretrained-all-seed0.json        RunRecord: one arm, one label budget, one seed
+      quotes.json                            excerpts: {"format": 2, "texts": {"17": "the first words of test row 17 …"}}
+    tuning/
+      trials/0000.json                       Trial: the settings tried, and their validation metrics
 
-The recipe that runs the arms writes them, the report reads them, and neither knows the other.
-
-The few test texts that a report may quote, shortened: all of a person's text that a comparison folder ever holds. No torch.
-
-quotes.json: `{"format": 1, "texts": {"17": "the first words of test row 17 …"}}`, rows counted from 0
-
-One small file a finished trial of a search for settings: sealed, so that none is run twice. No torch.
-
-tuning/
-  trials/0000.json        Trial: what was set, and what validation said
+The recipes write these files and the report reads them; neither imports the other. Excerpts are the only text of the
+user's that a comparison folder holds; their rows are counted from 0.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,9 +22,11 @@ from headstart.files import FORMAT, read_checksummed, read_json, write_checksumm
 
 DATA = "data.json"
 RECORDS = "cells"
+EXCERPTS = "quotes.json"
+TRIALS = "trials"
 
 Budget = int | Literal["all"]
-"""How many labelled rows an arm may learn from."""
+"""The number of labelled rows that an arm is trained on."""
 Probability = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 Confusion = tuple[Annotated[tuple[Count, ...], Field(strict=False)], ...]
@@ -39,24 +34,26 @@ Confusion = tuple[Annotated[tuple[Count, ...], Field(strict=False)], ...]
 Probabilities = Annotated[
     tuple[Probability | Annotated[tuple[Probability, ...], Field(strict=False)], ...], Field(strict=False)
 ]
-"""Probabilities of some texts: of the second label where there are two, else of every label."""
+"""One entry per text: the probability of the second label if there are two labels, else of every label."""
 ARM = r"[a-z][a-z0-9_]*(:[A-Za-z0-9][A-Za-z0-9_.+-]*)?"
-"""An arm's name; behind the colon the folder, where several are compared."""
+"""The name of an arm, with the name of the backbone's folder after the colon if several are compared."""
+MAX_EXCERPT = 160
+"""Characters of an excerpt."""
 _DIGITS = 4
 _STEP = 10**-_DIGITS
 
 
 class _Record(BaseModel):
-    """Frozen, closed to names it does not know, and without conversions: "0.8" is not 0.8.
+    """Frozen and strict: unknown fields and conversions such as "0.8" to 0.8 are refused.
 
-    Tuples alone say `strict=False`, because JSON has lists only.
+    Tuples are declared with `strict=False`, because JSON has only lists.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Epoch(_Record):
-    """What one pass over the labelled rows left behind."""
+    """The metrics of one epoch."""
 
     epoch: int = Field(ge=1)
     train_loss: float
@@ -65,11 +62,11 @@ class Epoch(_Record):
     valid_macro_f1: Probability
     seconds: float = Field(ge=0)
     test_accuracy: Probability | None = None
-    """Only under the course's protocol, which looks at test after every epoch; nothing is chosen by it."""
+    """Only with the course's protocol, which evaluates test after every epoch; nothing is selected by it."""
 
 
 class Score(_Record):
-    """How many answers were right, by two measures."""
+    """Accuracy, macro-F1 and the confusion matrix."""
 
     accuracy: Probability
     macro_f1: Probability
@@ -77,7 +74,7 @@ class Score(_Record):
 
 
 class RunRecord(_Record):
-    """One arm, one number of labels, one seed: what it was set to, how it went, what it answered."""
+    """The settings, metrics and predictions of one run: one arm, one label budget, one seed."""
 
     arm: str = Field(pattern=f"^{ARM}$")
     labels: Budget
@@ -86,24 +83,24 @@ class RunRecord(_Record):
     setting: dict[str, Any]
     epochs: tuple[Epoch, ...] = Field(strict=False)
     best_epoch: int | None
-    """The epoch that validation chose; None for an arm that has no epochs."""
+    """The epoch selected on validation; None for an arm without epochs."""
     valid: Score
     test: Score
     predictions: tuple[Count, ...] = Field(strict=False)
     """Label indices of the test rows, in file order."""
     seconds: float = Field(ge=0)
     probabilities: Probabilities | None = None
-    """What stands behind `predictions`, rounded."""
+    """The rounded probabilities of the test rows."""
     valid_probabilities: Probabilities | None = None
-    """The same for the validation rows, where they are few enough for a small file."""
+    """The rounded probabilities of the validation rows, if these are few enough for a small file."""
     temperature: float = Field(1.0, gt=0)
-    """By what the scores were divided, fitted on validation; it is in the probabilities already."""
+    """The temperature fitted on validation; the probabilities include it."""
     tried: tuple[dict[str, Any], ...] = Field((), strict=False)
-    """Every setting that validation chose from, with its accuracy there; empty where there was one."""
+    """Every setting that was tried, with its validation accuracy; empty if there was only one."""
     extra: dict[str, Any] = {}
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_consistency(self) -> Self:
         numbers = {epoch.epoch for epoch in self.epochs}
         if (self.best_epoch is None) != (not numbers) or (numbers and self.best_epoch not in numbers):
             raise ValueError(f"best_epoch {self.best_epoch} is none of its {len(self.epochs)} epochs")
@@ -112,54 +109,53 @@ class RunRecord(_Record):
         self._check_probabilities(len(self.test.confusion))
         return self
 
-    def _check_probabilities(self, labels: int) -> None:
+    def _check_probabilities(self, num_labels: int) -> None:
         for name in ("probabilities", "valid_probabilities"):
             for row in getattr(self, name) or ():
-                shares = full_row(row)
-                if len(shares) != labels or abs(sum(shares) - 1) > labels * _STEP:
-                    raise ValueError(f"{name} holds {row}, which does not share 1 among {labels} labels")
+                probabilities = full_row(row)
+                if len(probabilities) != num_labels or abs(sum(probabilities) - 1) > num_labels * _STEP:
+                    raise ValueError(f"{name} holds {row}, which does not share 1 among {num_labels} labels")
         if self.probabilities is None:
             return
         if len(self.probabilities) != len(self.predictions):
-            found = f"{len(self.probabilities)} for {len(self.predictions)} predictions"
-            raise ValueError(f"probabilities are {found}")
-        for answer, row in zip(self.predictions, self.probabilities, strict=True):
-            shares = full_row(row)
-            if answer >= labels or shares[answer] < max(shares) - 2 * _STEP:
-                raise ValueError(f"the prediction {answer} is not the likeliest of probabilities {row}")
+            raise ValueError(f"probabilities are {len(self.probabilities)} for {len(self.predictions)} predictions")
+        for prediction, row in zip(self.predictions, self.probabilities, strict=True):
+            probabilities = full_row(row)
+            if prediction >= num_labels or probabilities[prediction] < max(probabilities) - 2 * _STEP:
+                raise ValueError(f"the prediction {prediction} is not the likeliest of probabilities {row}")
 
 
 class Split(_Record):
-    """One of the three files of labelled text."""
+    """The train, validation or test file."""
 
     name: str
     rows: int = Field(ge=0)
     counts: dict[str, Count]
     sha256: str
     gold: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
-    """The right answers in file order; kept for validation and test."""
+    """True label indices in file order, for validation and test."""
 
 
 class TestSplit(Split):
-    """The file that is read once: with its right answers."""
+    """The test file, with its true labels."""
 
-    __test__ = False  # a name that pytest would take for a test
+    __test__ = False  # pytest would collect a class of this name
 
     gold: tuple[Count, ...] = Field(strict=False)
     overlap: tuple[Count, ...] = Field((), strict=False)
-    """Rows whose text also stands in train, counted from 0; the report gives the accuracy with and without them."""
+    """Rows, from 0, whose text is in train too; the report gives the accuracy with and without them."""
     near: tuple[Count, ...] = Field((), strict=False)
-    """Rows whose text almost stands in train: words changed, or part of a longer text; treated like the others."""
+    """Rows that are near-duplicates of a text in train, or contained in a longer one; treated like `overlap`."""
     lengths: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
-    """Tokens of each text, in file order."""
+    """The number of tokens of each text, in file order."""
 
     @property
     def leaked(self) -> tuple[int, ...]:
-        """The rows that training may have seen the answers of."""
+        """The rows that training may have seen."""
         return tuple(sorted({*self.overlap, *self.near}))
 
     @model_validator(mode="after")
-    def _as_long_as_it_says(self) -> Self:
+    def _check_lengths(self) -> Self:
         if len(self.gold) != self.rows:
             raise ValueError(f"test.gold has {len(self.gold)} answers for {self.rows} rows")
         if self.lengths is not None and len(self.lengths) != self.rows:
@@ -171,7 +167,7 @@ class TestSplit(Split):
 
 
 class ComparisonData(_Record):
-    """What every cell of a comparison has in common."""
+    """The labels and splits that all runs of a comparison have in common."""
 
     labels: tuple[str, ...] = Field(strict=False, min_length=1)
     train: Split
@@ -180,14 +176,14 @@ class ComparisonData(_Record):
     notes: tuple[str, ...] = Field((), strict=False)
 
     @model_validator(mode="after")
-    def _gold_is_a_label(self) -> Self:
-        if any(answer >= len(self.labels) for answer in self.test.gold):
+    def _check_gold(self) -> Self:
+        if any(index >= len(self.labels) for index in self.test.gold):
             raise ValueError(f"test.gold has answer {max(self.test.gold)} of {len(self.labels)} labels")
         return self
 
 
 def arm_type(arm: str) -> str:
-    """What an arm is, without the name of its folder.
+    """The type of an arm, without the name of its folder.
 
     >>> arm_type("pretrained:base"), arm_type("tfidf")
     ('pretrained', 'tfidf')
@@ -195,21 +191,21 @@ def arm_type(arm: str) -> str:
     return arm.partition(":")[0]
 
 
-def round_probabilities(shares: Sequence[Sequence[float]]) -> Probabilities:
-    """Probabilities as a cell keeps them.
+def round_probabilities(probabilities: Sequence[Sequence[float]]) -> Probabilities:
+    """Round the probabilities of texts for a record.
 
     >>> round_probabilities([[0.25, 0.75], [0.123456, 0.876544]])
     (0.75, 0.8765)
     >>> round_probabilities([[0.2, 0.3, 0.5]])
     ((0.2, 0.3, 0.5),)
     """
-    if all(len(row) == 2 for row in shares):
-        return tuple(round(float(row[1]), _DIGITS) for row in shares)
-    return tuple(tuple(round(float(share), _DIGITS) for share in row) for row in shares)
+    if all(len(row) == 2 for row in probabilities):
+        return tuple(round(float(row[1]), _DIGITS) for row in probabilities)
+    return tuple(tuple(round(float(probability), _DIGITS) for probability in row) for row in probabilities)
 
 
 def full_row(row: float | tuple[float, ...]) -> tuple[float, ...]:
-    """The probability of every label, of a row of `Shares`.
+    """The probability of every label, from an entry of `Probabilities`.
 
     >>> full_row(0.75), full_row((0.2, 0.3, 0.5))
     ((0.25, 0.75), (0.2, 0.3, 0.5))
@@ -218,85 +214,87 @@ def full_row(row: float | tuple[float, ...]) -> tuple[float, ...]:
 
 
 def record_path(folder: Path, arm: str, labels: Budget, seed: int) -> Path:
-    """Where a cell of the comparison in `folder` stands."""
-    return folder / RECORDS / f"{arm.replace(':', '@')}-{labels}-seed{seed}.json"  # no file has a colon on Windows
+    """The file of a run of the comparison in `folder`."""
+    # file names have no colon on Windows
+    return folder / RECORDS / f"{arm.replace(':', '@')}-{labels}-seed{seed}.json"
 
 
-def write_record(folder: Path, cell: RunRecord) -> Path:
-    """Write a finished run into the comparison in `folder`, whole or not at all."""
-    path = record_path(folder, cell.arm, cell.labels, cell.seed)
+def write_record(folder: Path, record: RunRecord) -> Path:
+    """Write the record of a finished run into the comparison in `folder`."""
+    path = record_path(folder, record.arm, record.labels, record.seed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # the optional fields are those with defaults: they are written only where they say something
-    write_checksummed(path, {"format": FORMAT} | cell.model_dump(mode="json", exclude_defaults=True))
+    # exactly the optional fields have defaults
+    write_checksummed(path, {"format": FORMAT} | record.model_dump(mode="json", exclude_defaults=True))
     return path
 
 
 def read_record(path: Path) -> RunRecord:
-    """Read a finished run; a damaged file, or one under another run's name, is refused."""
-    cell = _read_record(path, RunRecord)
-    expected = record_path(path.parent.parent, cell.arm, cell.labels, cell.seed).name
+    """Read the record of a finished run; a damaged file, or one under another run's name, raises StoreError."""
+    record = _read_versioned(path, RunRecord, "compare anew")
+    expected = record_path(path.parent.parent, record.arm, record.labels, record.seed).name
     if path.name != expected:
         raise StoreError(f"{path} is damaged: it holds the run that belongs in {expected}")
-    return cell
+    return record
 
 
 def write_comparison_data(folder: Path, data: ComparisonData) -> None:
-    """Write what the cells of a comparison have in common."""
+    """Write what the runs of a comparison have in common."""
     folder.mkdir(parents=True, exist_ok=True)
     write_checksummed(folder / DATA, {"format": FORMAT} | data.model_dump(mode="json", exclude_none=True))
 
 
 def read_comparison_data(folder: Path) -> ComparisonData:
-    """Read what the cells of a comparison have in common."""
-    return _read_record(folder / DATA, ComparisonData)
+    """Read what the runs of a comparison have in common."""
+    return _read_versioned(folder / DATA, ComparisonData, "compare anew")
 
 
 R = TypeVar("R", bound=_Record)
 
 
-def _read_record(path: Path, kind: type[R]) -> R:
+def _read_versioned(path: Path, record_class: type[R], way_out: str, remedy: str = "") -> R:
+    """Read a checksummed record of the current format.
+
+    Args:
+        way_out: what to do about a file of another format.
+        remedy: what to do about a damaged file.
+    """
     content = read_checksummed(path)
-    found = content.pop("format", None)
-    if found != FORMAT:
-        raise StoreError(f"{path} {wrong_format_error(found, 'compare anew')}")
+    version = content.pop("format", None)
+    if version != FORMAT:
+        raise StoreError(f"{path} {wrong_format_error(version, way_out)}")
     try:
-        return kind.model_validate(content)
+        return record_class.model_validate(content)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in fault["loc"])
-        words = fault["msg"].removeprefix("Value error, ")
-        raise StoreError(f"{path} is damaged: {place + ': ' if place else ''}{words}") from None
+        field = ".".join(str(key) for key in fault["loc"])
+        message = fault["msg"].removeprefix("Value error, ")
+        raise StoreError(f"{path} is damaged: {field + ': ' if field else ''}{message}{remedy}") from None
 
 
-EXCERPTS = "quotes.json"
-MAX_EXCERPT = 160
-"""Characters of a quotation."""
+def shortened(text: str, max_length: int = MAX_EXCERPT) -> str:
+    """Put a text on one line without control characters, and cut it between words if it is too long.
 
-
-def shortened(text: str, longest: int = MAX_EXCERPT) -> str:
-    """A text in one line, cut between words where it is too long; what steers a terminal or a page is left out.
-
-    >>> shortened("one  two\\nthree\\x1b[0m four", longest=14)
+    >>> shortened("one  two\\nthree\\x1b[0m four", max_length=14)
     'one two …'
     """
-    line = "".join(mark if mark.isprintable() else " " for mark in text)
+    line = "".join(character if character.isprintable() else " " for character in text)
     line = " ".join(line.split())
-    if len(line) <= longest:
+    if len(line) <= max_length:
         return line
-    cut = line[: longest - 1]
-    between = cut.rpartition(" ")[0]
-    # a language without spaces is cut where it stands
-    return f"{between} …" if len(between) > longest // 3 else f"{cut}…"
+    cut = line[: max_length - 1]
+    at_word_end = cut.rpartition(" ")[0]
+    # in a language without spaces the text is cut within a word
+    return f"{at_word_end} …" if len(at_word_end) > max_length // 3 else f"{cut}…"
 
 
 def write_excerpts(folder: Path, texts: Mapping[int, str]) -> None:
-    """Keep the beginnings of these test rows, and of no others."""
-    kept = {str(row): shortened(text) for row, text in sorted(texts.items())}
-    write_json(folder / EXCERPTS, {"format": FORMAT, "texts": kept})
+    """Write excerpts of test rows."""
+    excerpts = {str(row): shortened(text) for row, text in sorted(texts.items())}
+    write_json(folder / EXCERPTS, {"format": FORMAT, "texts": excerpts})
 
 
 def read_excerpts(folder: Path) -> dict[int, str]:
-    """The texts that may be quoted, by test row; none where none were kept."""
+    """Read the excerpts by test row; empty if the comparison has none."""
     path = folder / EXCERPTS
     if not path.is_file():
         return {}
@@ -309,79 +307,62 @@ def read_excerpts(folder: Path) -> dict[int, str]:
 
 
 def _is_row(name: str) -> bool:
-    return name.isdecimal() and len(name) < 20  # Python reads no number of thousands of digits
+    return name.isdecimal() and len(name) < 20  # int() refuses thousands of digits
 
 
-TRIALS = "trials"
-
-
-class Trial(BaseModel):
-    """What one setting came to on validation."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+class Trial(_Record):
+    """The validation metrics of one trial of a search."""
 
     trial: int = Field(ge=0)
     settings: dict[str, float | int | str]
-    """What was searched, by dotted name."""
+    """The searched settings by dotted name."""
     state: Literal["done", "stopped", "failed"]
-    """stopped: given up half-way, where it was behind the others; failed: its loss was not finite."""
+    """stopped: pruned half-way, because it was behind the others; failed: its loss was not finite."""
     accuracy: float = Field(ge=0, le=1)
     loss: float
     macro_f1: float = Field(ge=0, le=1)
-    """Of the epoch that is kept; of a stopped one, of its last."""
+    """Metrics of the best epoch, or of the last epoch of a stopped trial."""
     epochs: int = Field(ge=0)
-    """That were run."""
+    """The number of epochs that were run."""
     half: tuple[float, float] | None = Field(None, strict=False)
     """Accuracy and loss half-way."""
     seconds: float = Field(ge=0)
 
     @property
     def rank(self) -> tuple[bool, float, float, int]:
-        """What is better comes later: finished before stopped, accuracy, the lower loss among equals, the earlier trial."""
+        """A sort key, larger is better: finished before stopped, accuracy, lower loss, earlier trial."""
         return self.state == "done", self.accuracy, -self.loss, -self.trial
 
 
 def trial_path(folder: Path, number: int) -> Path:
-    """Where trial `number` is kept."""
+    """The file of a trial."""
     return folder / TRIALS / f"{number:04d}.json"
 
 
 def write_trial(folder: Path, trial: Trial) -> None:
-    """Write a trial whole."""
+    """Write a finished trial."""
     path = trial_path(folder, trial.trial)
     path.parent.mkdir(exist_ok=True)
     write_checksummed(path, {"format": FORMAT, **trial.model_dump(mode="json")})
 
 
 def read_trials(folder: Path) -> list[Trial]:
-    """The finished trials, in order; a damaged one is named and refused."""
+    """Read the finished trials in order; a damaged one raises StoreError."""
     return [_read_trial_file(path) for path in sorted((folder / TRIALS).glob("[0-9]*.json"))]
 
 
 def read_trial(folder: Path, number: int) -> Trial:
-    """One finished trial."""
+    """Read one finished trial."""
     return _read_trial_file(trial_path(folder, number))
 
 
 def best_trial(trials: Iterable[Trial]) -> Trial:
-    """The trial that validation likes best."""
+    """The trial with the best validation metrics."""
     return max(trials, key=lambda trial: trial.rank)
 
 
 def _read_trial_file(path: Path) -> Trial:
-    content = read_checksummed(path)
-    found = content.pop("format", None)
-    if found != FORMAT:
-        raise StoreError(f"{path} {wrong_format_error(found, 'search again')}")
-    content.pop("seal", None)
-    try:
-        trial = Trial.model_validate(content)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        place = ".".join(map(str, fault["loc"]))
-        raise StoreError(
-            f"{path} is damaged: {place}: {fault['msg']}; take it away, and --resume runs it again"
-        ) from None
+    trial = _read_versioned(path, Trial, "search again", remedy="; take it away, and --resume runs it again")
     if path.name != f"{trial.trial:04d}.json":
         raise StoreError(f"{path} is damaged: it holds trial {trial.trial}")
     return trial

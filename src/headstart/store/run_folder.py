@@ -1,8 +1,8 @@
-"""A run as a folder: what was asked, where it ran, what it measured, and its result. No torch here.
+"""RunFolder: the settings, environment, metrics, checkpoints and result of one run, as files. This module needs no torch.
 
 run.json  config.json  environment.json  metrics.jsonl  checkpoints/  bundle/  result.json
 
-failed.json stands there from the moment training fails until someone goes on or begins again.
+failed.json exists from the moment training fails until the run is resumed or restarted.
 """
 
 import json
@@ -30,19 +30,19 @@ from headstart.files import (
 )
 from headstart.version import __version__
 
-if sys.platform != "win32":  # there the lock is a courtesy that is not offered
+if sys.platform != "win32":  # Windows has no fcntl, so run folders are not locked there
     import fcntl
 
 _SECONDS_BETWEEN_FLUSHES = 1.0
 _BEGINNING = re.compile(r"config\.json|\.lock|\.(config|run)\.json\.writing-\d+")
-"""What a process that was killed before it wrote run.json leaves: nothing that is worth keeping."""
+"""Files left by a process that was killed before it wrote run.json; they may be overwritten."""
 _FAILED = "failed.json"
 _UNSAVED = re.compile(
     r"(run|config|environment|inputs|plan|receipt|failed)\.json|metrics\.jsonl|\.lock|\.\w+\.jsonl?\.writing-\d+"
 )
-"""What a run that saved nothing leaves."""
+"""Files of a run that has saved neither a checkpoint nor a model."""
 _REUSED = re.compile(r"tokens(-\d+)?|tokenizer")
-"""Text that it prepared: whoever asks for the same finds it there, and anything else replaces it."""
+"""Prepared text. The next run reuses it if its settings match, and replaces it otherwise."""
 
 
 class RunFolder:
@@ -51,24 +51,24 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics = Metrics(path / "metrics.jsonl")
-        """The numbers of this run, in order."""
+        """The metrics of this run, in the order they were written."""
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
 
     @classmethod
     def create(cls, path: Path, *, kind: str, command: str, config: Section, inputs: dict[str, Any]) -> "RunFolder":
-        """Start a run in a new or empty folder, or in place of one that failed before it had saved anything.
+        """Start a run in a new or empty folder, or replace a run that failed before it saved anything.
 
         Args:
-            inputs: the files and folders the run reads, as the person wrote them; resuming reads them again.
+            inputs: the files and folders that the run reads, as the user typed them; resuming reads them again.
         """
-        room = _remove_unsaved_run(path)
+        emptied = _remove_unsaved_run(path)
         if (path / "run.json").exists():
             raise UsageError(f"{path} already holds a run; continue it with --resume, or choose another --out")
         if path.is_file():
             raise UsageError(f"{path} is a file; --out names a folder to write")
-        if path.is_dir() and not room and not all(_BEGINNING.fullmatch(entry.name) for entry in path.iterdir()):
+        if path.is_dir() and not emptied and not all(_BEGINNING.fullmatch(entry.name) for entry in path.iterdir()):
             raise UsageError(f"{path} is not empty; choose another --out")
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, *, kind: str) -> "RunFolder":
-        """An existing run of the expected kind."""
+        """Open an existing run of the expected kind."""
         if not (path / "run.json").is_file():
             raise UsageError(f"{path} holds no run; start one without --resume")
         run = cls(path)
@@ -97,12 +97,12 @@ class RunFolder:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What `run.json` says."""
+        """The content of `run.json`."""
         return read_checksummed(self.path / "run.json")
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What `config.json` says, if it is what the run was started with: with other settings it would be another run."""
+        """The content of `config.json`, which must be unchanged since the run was started."""
         path = self.path / "config.json"
         settings = read_json(path)
         if not isinstance(settings, dict) or self.facts.get("config", sha256_of(path)) != sha256_of(path):
@@ -111,58 +111,58 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """True once the result is there: it is written last."""
+        """Whether the run has a result, which is written last."""
         return (self.path / "result.json").is_file()
 
     @contextmanager
-    def discarded_on_error(self, new: bool) -> Iterator[None]:
-        """Take a new run folder away again when its inputs turn out to be wrong: nothing half-written stays behind."""
+    def remove_on_error(self, new: bool) -> Iterator[None]:
+        """Delete a new run folder if the block raises, for example because an input is wrong."""
         try:
             yield
-        except BaseException:  # an interruption here, too, leaves nothing that is worth resuming
+        except BaseException:  # an interrupted start leaves nothing to resume, either
             if new:
                 shutil.rmtree(self.path, ignore_errors=True)
             raise
 
     @contextmanager
-    def failure_noted(self) -> Iterator[None]:
-        """Leave a note where training fails: if nothing was saved, the same folder may be named again."""
+    def record_failure(self) -> Iterator[None]:
+        """Write failed.json if the block raises, so that a run that saved nothing can be restarted in the same folder."""
         try:
             yield
         except BaseException as error:
             if not isinstance(error, Interrupted) and self.path.is_dir():
-                with suppress(StoreError, OSError):  # a full disk must not hide what went wrong
-                    self.note(_FAILED, {"error": type(error).__name__})
+                with suppress(StoreError, OSError):  # a full disk must not replace the original error
+                    self.write_json(_FAILED, {"error": type(error).__name__})
             raise
 
-    def same_inputs(self, facts: dict[str, Any]) -> None:
-        """Remember what the run reads when it starts; refuse to go on when that has changed since."""
+    def check_inputs_unchanged(self, facts: dict[str, Any]) -> None:
+        """Record what a new run reads; refuse to resume a run whose inputs have changed since."""
         path = self.path / "inputs.json"
         if not path.is_file():
             write_checksummed(path, facts)
             return
-        before = read_checksummed(path)
+        recorded = read_checksummed(path)
         for name, value in facts.items():
-            if before.get(name) != value:
+            if recorded.get(name) != value:
                 raise UsageError(f"{name} is not what {self.path} was started with; put it back, or start another run")
 
-    def note(self, name: str, content: dict[str, Any], *, sealed: bool = False) -> None:
+    def write_json(self, name: str, content: dict[str, Any], *, checksummed: bool = False) -> None:
         """Write a JSON file of the run."""
-        (write_checksummed if sealed else write_json)(self.path / name, content)
+        (write_checksummed if checksummed else write_json)(self.path / name, content)
 
     def check_present(self) -> None:
-        """Refuse to go on in a folder that was moved or deleted: half of a run would come into being in its place."""
+        """Raise if the folder was moved or deleted, rather than write part of a run at its old path."""
         if not (self.path / "run.json").is_file():
             raise _missing_error(self.path)
 
-    def tidy(self) -> None:
-        """Let go of what only an unfinished run needs; the bundle and the result stay."""
+    def remove_checkpoints(self) -> None:
+        """Delete checkpoints and best-epoch weights, which only an unfinished run needs."""
         for leftover in (self.path / "checkpoints", *self.path.glob("best-epoch-*")):
             shutil.rmtree(leftover, ignore_errors=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep a second process out of the folder; the lock goes with the process, however it ends."""
+        """Hold an exclusive lock on the folder; the system releases it when the process ends."""
         if sys.platform == "win32":
             (self.path / _FAILED).unlink(missing_ok=True)
             yield
@@ -187,7 +187,7 @@ class RunFolder:
 
 
 class ReadOnlyRunFolder(RunFolder):
-    """A run folder as seen by a process that helps with the run: another one writes, and keeps the lock."""
+    """The run folder of a process other than the main one: it reads, and leaves writing and locking to the main process."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -195,37 +195,36 @@ class ReadOnlyRunFolder(RunFolder):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """The other process keeps everybody else out."""
+        """Do nothing: the main process holds the lock."""
         yield
 
     @contextmanager
-    def discarded_on_error(self, new: bool) -> Iterator[None]:  # noqa: ARG002
-        """The other process takes the folder away, if it has to go."""
+    def remove_on_error(self, new: bool) -> Iterator[None]:  # noqa: ARG002
+        """Do nothing: the main process deletes the folder."""
         yield
 
-    def same_inputs(self, facts: dict[str, Any]) -> None:
-        """The other process has looked."""
+    def check_inputs_unchanged(self, facts: dict[str, Any]) -> None:
+        """Do nothing: the main process checks the inputs."""
 
-    def note(self, name: str, content: dict[str, Any], *, sealed: bool = False) -> None:
-        """Nothing is written."""
+    def write_json(self, name: str, content: dict[str, Any], *, checksummed: bool = False) -> None:
+        """Do nothing: the main process writes."""
 
-    def tidy(self) -> None:
-        """Nothing is taken away."""
+    def remove_checkpoints(self) -> None:
+        """Do nothing: the main process deletes checkpoints."""
 
 
 def _remove_unsaved_run(path: Path) -> bool:
-    """Take away what a failed run left, if it had saved nothing; whatever is not known to be worthless is left alone."""
+    """Delete the files of a failed run that saved nothing. A folder with any unfamiliar file is left as it is."""
     if not (path / _FAILED).is_file():
         return False
-    saved = path / "checkpoints"
-    if saved.is_dir() and not any(saved.iterdir()):
-        saved.rmdir()
-    left = [entry for entry in path.iterdir() if not (_REUSED.fullmatch(entry.name) and entry.is_dir())]
-    if not all(_UNSAVED.fullmatch(entry.name) and entry.is_file() for entry in left):
+    checkpoints = path / "checkpoints"
+    if checkpoints.is_dir() and not any(checkpoints.iterdir()):
+        checkpoints.rmdir()
+    removable = [entry for entry in path.iterdir() if not (_REUSED.fullmatch(entry.name) and entry.is_dir())]
+    if not all(_UNSAVED.fullmatch(entry.name) and entry.is_file() for entry in removable):
         return False
-    for entry in sorted(
-        left, key=lambda entry: entry.name == _FAILED
-    ):  # the note last: until then it can be done again
+    # failed.json goes last, so that an interrupted removal is repeated
+    for entry in sorted(removable, key=lambda entry: entry.name == _FAILED):
         entry.unlink()
     return True
 
@@ -235,35 +234,38 @@ def _missing_error(path: Path) -> StoreError:
 
 
 class Metrics:
-    """An append-only file of JSON lines, each with its `kind`. Lines reach the file within seconds, and before a checkpoint."""
+    """An append-only file of JSON lines, each with a `kind`.
+
+    Lines are buffered for about a second, and flushed before a checkpoint.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._waiting: list[str] = []
+        self._pending: list[str] = []
         self._flushed = time.monotonic()
 
     def write(self, kind: str, **values: Any) -> None:
-        """Append one line. What a crash loses was written after the last checkpoint, and would be rewound anyway."""
-        self._waiting.append(json.dumps({"kind": kind, **values}, ensure_ascii=False, allow_nan=False) + "\n")
+        """Append one line. A crash loses only lines after the last checkpoint, which resuming would rewind anyway."""
+        self._pending.append(json.dumps({"kind": kind, **values}, ensure_ascii=False, allow_nan=False) + "\n")
         if kind != "step" or time.monotonic() - self._flushed > _SECONDS_BETWEEN_FLUSHES:
             self.flush()
 
     def flush(self) -> None:
-        """Write the lines that wait."""
+        """Write the buffered lines."""
         self._flushed = time.monotonic()
-        if not self._waiting:
+        if not self._pending:
             return
         try:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write("".join(self._waiting))
+                file.write("".join(self._pending))
         except FileNotFoundError:
             raise _missing_error(self.path.parent) from None
         except OSError as error:
             raise StoreError(f"cannot write {self.path}: {error.strerror}") from error
-        self._waiting.clear()
+        self._pending.clear()
 
     def size(self) -> int:
-        """Bytes written so far, once they have reached the disk: a checkpoint remembers this."""
+        """Sync the file to disk and return its size in bytes, which a checkpoint records."""
         self.flush()
         if not self.path.exists():
             return 0
@@ -272,16 +274,16 @@ class Metrics:
         return self.path.stat().st_size
 
     def rewind(self, size: int) -> None:
-        """Forget what was written after a checkpoint."""
-        self._waiting.clear()
-        found = self.path.stat().st_size if self.path.exists() else 0
-        if found < size:
-            raise StoreError(f"{self.path} is damaged: {found} bytes where {size} were written")
-        if found:
+        """Truncate the file to the size that a checkpoint recorded."""
+        self._pending.clear()
+        current = self.path.stat().st_size if self.path.exists() else 0
+        if current < size:
+            raise StoreError(f"{self.path} is damaged: {current} bytes where {size} were written")
+        if current:
             os.truncate(self.path, size)
 
     def read(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """The lines, all or of one kind. A last line without its end was being written when the power went: it is left out."""
+        """Read all lines, or those of one kind. An unterminated last line, cut short by a crash, is skipped."""
         self.flush()
         if not self.path.exists():
             return []
@@ -296,10 +298,10 @@ class Metrics:
 
 
 class NullMetrics(Metrics):
-    """The numbers of a run that another process writes down."""
+    """Metrics of a process that does not write: the main process does."""
 
     def write(self, kind: str, **values: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def rewind(self, size: int) -> None:
-        """Nothing."""
+        """Do nothing."""

@@ -1,6 +1,6 @@
-"""Proof that a backbone moved: which tensors, byte for byte, and which were born new. It fails closed.
+"""Load a pretrained backbone into a model, and record every tensor with its hash in a TransferReceipt.
 
-A wrong folder, another tokenizer, a missing or an extra tensor each stop with one sentence; nothing is ever loaded in part.
+A wrong folder, another tokenizer, a missing or an extra tensor raises an error; a partial load never happens.
 """
 
 import math
@@ -20,7 +20,7 @@ from headstart.tokenization.base import Tokenizer
 
 @dataclass(frozen=True)
 class TensorLine:
-    """One tensor of a receipt."""
+    """One tensor of a receipt, with the hash of its fp32 bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ class TensorLine:
 
 @dataclass(frozen=True)
 class TransferReceipt:
-    """What moved from where."""
+    """The tensors that were loaded from a source, and those that are newly initialized."""
 
     source: str
     tokenizer: str
@@ -37,11 +37,11 @@ class TransferReceipt:
     new: tuple[TensorLine, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The receipt as JSON values."""
         return asdict(self)
 
     def summary(self) -> str:
-        """One line for a person."""
+        """The receipt in one line."""
         moved = sum(math.prod(line.shape) for line in self.moved)
         new = sum(math.prod(line.shape) for line in self.new)
         return (
@@ -53,10 +53,10 @@ class TransferReceipt:
 def transfer(
     source: str, model: Model[Any], tokenizer: Tokenizer, bundle: Bundle | None = None, *, head: bool = False
 ) -> TransferReceipt:
-    """Move the backbone of a folder into a model whose head is new, and prove it.
+    """Load the backbone of a bundle into a model with a new head, and return the receipt.
 
     Args:
-        head: move the head as well, to go on with the same task on other text.
+        head: load the head as well, to continue the same task on other text.
     """
     bundle = bundle or load_bundle(Path(source))
     if bundle.tokenizer.digest != tokenizer.digest:
@@ -71,15 +71,17 @@ def transfer(
 
 
 def new_tensor_lines(module: nn.Module, name: str) -> tuple[TensorLine, ...]:
-    """The tensors of a module that was born new, for a receipt."""
-    own = module.state_dict()
-    return tuple(TensorLine(f"{name}.{key}", tuple(own[key].shape), tensor_sha256(own[key])) for key in sorted(own))
+    """The receipt's lines for the tensors of a newly initialized module."""
+    state = module.state_dict()
+    return tuple(
+        TensorLine(f"{name}.{key}", tuple(state[key].shape), tensor_sha256(state[key])) for key in sorted(state)
+    )
 
 
 def _move(source: str, folder: Path, module: nn.Module, name: str) -> tuple[TensorLine, ...]:
-    """Load one file into one module, whole, and hash what arrived."""
+    """Load one file into one module, and check the hash of every tensor."""
     path = folder / f"{name}.safetensors"
-    saved = load_packed(path)  # hashes are of fp32, in whatever the file keeps them
+    saved = load_packed(path)  # hashes are of the fp32 values, whatever the storage type
     try:
         load_into(module, saved, str(path))
     except StoreError as error:

@@ -115,8 +115,8 @@ def _check_sections(content: bytes, path: Path) -> None:
     fields: set[int] = set()
     place = 0
     while place < len(content):
-        key, place = _varint(content, place)
-        length, place = _varint(content, place)
+        key, place = read_varint(content, place)
+        length, place = read_varint(content, place)
         if key & 7 != 2:  # every section has its length in front
             break
         fields.add(key >> 3)
@@ -125,10 +125,10 @@ def _check_sections(content: bytes, path: Path) -> None:
         raise StoreError(f"{path} is not a SentencePiece model, or is damaged")
 
 
-def _varint(content: bytes, place: int) -> tuple[int, int]:
+def read_varint(content: bytes, place: int) -> tuple[int, int]:
     """The number at `place`, seven bits a byte, the lowest first, and where the next thing begins.
 
-    >>> _varint(bytes([0b1000_0001, 0b0000_0010]), 0)
+    >>> read_varint(bytes([0b1000_0001, 0b0000_0010]), 0)
     (257, 2)
     """
     number = 0

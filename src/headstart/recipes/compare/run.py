@@ -121,7 +121,7 @@ class ComparisonRun:
         """Read and check everything before the first run, and write down what was found."""
         self.read()
         write_json(self.run.path / "environment.json", environment(self.runtime))
-        self.run.same_inputs(self._fingerprints())
+        self.run.check_inputs_unchanged(self._fingerprints())
         self._write_data()
 
     def read(self, *, doubles: bool = True) -> None:
@@ -370,7 +370,7 @@ def run_compare(
         run, config = _started(out, config, inputs, grid, command)
     with run.locked():
         comparison = ComparisonRun(run, config, inputs, progress)
-        with run.discarded_on_error(new=not resume):
+        with run.remove_on_error(new=not resume):
             comparison.prepare()
         with handle_signals(config.runtime.time_limit, since) as stop:
             comparison.go(stop, replace(grid, threads=config.runtime.threads))

@@ -164,8 +164,8 @@ def _finetune(
     ranks: ProcessGroup,
 ) -> None:
     runtime = setup_runtime(config.runtime)
-    run.note("environment.json", environment(runtime) | for_several_processes(config.runtime, ranks))
-    with run.discarded_on_error(new=not resume):
+    run.write_json("environment.json", environment(runtime) | for_several_processes(config.runtime, ranks))
+    with run.remove_on_error(new=not resume):
         data = load_labelled_data(
             inputs["train"],
             inputs["valid"],
@@ -178,14 +178,14 @@ def _finetune(
         )
         data = note_pretraining_overlap(data, source.path if source else None, inputs["source"], progress)
         class_weights(config, data.task, data.train)
-        run.same_inputs(data.fingerprints())
+        run.check_inputs_unchanged(data.fingerprints())
         model, receipt = build_classifier(
             config.model, data, source, inputs["source"], config.runtime.seed, resolve_attention(config, source)
         )
     if receipt:
-        run.note("receipt.json", receipt.as_dict())
+        run.write_json("receipt.json", receipt.as_dict())
         progress.say(receipt.summary())
-    with run.failure_noted(), handle_signals(config.runtime.time_limit, since) as stop:
+    with run.record_failure(), handle_signals(config.runtime.time_limit, since) as stop:
         stop.consensus = ranks.consensus if ranks.world_size > 1 else None
         way = strategy_for(config.runtime, ranks)
         training = FinetuneTrainer(run, config, data, model, runtime, stop, progress, began=since, way=way)
@@ -235,8 +235,8 @@ def _write(
         about=result,
     )
     save_bundle(run.path / "bundle", bundle)
-    run.note("result.json", result)
-    run.tidy()
+    run.write_json("result.json", result)
+    run.remove_checkpoints()
     for line in summary_lines(settled, outcome.test or outcome.valid):
         progress.say(line)
     test = f"; test {outcome.test.headline} (read once)" if outcome.test else ""

@@ -175,7 +175,7 @@ class FinetuneTrainer:
             self.model.load_state_dict(before)
             left = max(0.0, TRAINING_FRACTION * budget - (time.monotonic() - self.began) - measuring)
             steps = max(1, min(wanted, int(left / (measuring + self.epoch_steps * a_step) * self.epoch_steps)))
-            self.run.note(path.name, {"steps": steps, "seconds_a_step": a_step}, sealed=True)
+            self.run.write_json(path.name, {"steps": steps, "seconds_a_step": a_step}, checksummed=True)
         steps = ranks.broadcast(lambda: int(read_checksummed(path)["steps"]))
         minutes, epochs, all_epochs = self.config.loop.minutes, steps / self.epoch_steps, wanted / self.epoch_steps
         self._say(f"{pluralize(steps, 'step')}, {epochs:.1f} epochs, in {pluralize(minutes, 'minute')}")

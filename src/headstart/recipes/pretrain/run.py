@@ -128,18 +128,18 @@ def _go(
     start_from, taught = load(source) if source else None, _load_teacher(inputs)
     with run.locked():
         runtime = setup_runtime(config.runtime)
-        run.note("environment.json", environment(runtime) | for_several_processes(config.runtime, ranks))
-        with run.discarded_on_error(new=not resume):
+        run.write_json("environment.json", environment(runtime) | for_several_processes(config.runtime, ranks))
+        with run.remove_on_error(new=not resume):
             own: Tokenizer | Path | None = start_from.tokenizer if start_from else None
             own = Path(inputs["tokenizer"]) if inputs["tokenizer"] else own
             shards = shared_shards(ranks, lambda: open_shards(texts, run.path, config, own, progress))
-            run.same_inputs(_input_facts(texts, config, shards, taught))
+            run.check_inputs_unchanged(_input_facts(texts, config, shards, taught))
             way = strategy_for(config.runtime, ranks)
             pretraining = PretrainTrainer(
                 run, config, shards, runtime, progress, start_from, taught, began=since, way=way
             )
             pretraining.prepare()
-        with run.failure_noted(), handle_signals(config.runtime.time_limit, since) as stop:
+        with run.record_failure(), handle_signals(config.runtime.time_limit, since) as stop:
             stop.consensus = ranks.consensus if ranks.world_size > 1 else None
             pretraining.go(stop, resume=resume)
 

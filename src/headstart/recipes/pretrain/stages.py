@@ -22,7 +22,7 @@ from headstart.data.next_sentence import NextSentenceDataset, weight_pairs
 from headstart.data.shards import Shards, is_shards
 from headstart.errors import DataError, UsageError
 from headstart.progress import Progress, pluralize
-from headstart.recipes.prepare import run_prepare, run_shared_tokenizer
+from headstart.recipes.prepare import PrepareRequest, run_prepare, run_shared_tokenizer
 from headstart.tokenization.base import SpecialIds, Tokenizer
 from headstart.tokenization.tokenizer import load_tokenizer
 
@@ -35,7 +35,7 @@ class Stage:
     """One stage, ready to be read. `first` and `steps` are known once the run is planned."""
 
     number: int
-    share: float
+    fraction: float
     config: PretrainConfig
     shards: Shards
     held_out: NDArray[np.int64]
@@ -208,7 +208,7 @@ def open_shards(
         if tuple(paths) not in opened:  # the same text in rows of another length is prepared once
             folder = out / (f"tokens-{number}" if len(wanted) > 1 else "tokens")
             opened[tuple(paths)] = run_prepare(
-                paths, folder, config.corpus, tokenizer=given, tokenizer_config=config.tokenizer, progress=progress
+                PrepareRequest(paths, folder, config.corpus, config.tokenizer, tokenizer=given), progress
             )
     return [opened[tuple(paths)] for paths in wanted]
 
@@ -218,7 +218,7 @@ def build_stages(
 ) -> list[Stage]:
     """The stages with their rows. No document that any stage holds out is learnt from in another."""
     wanted = config.stages or [StageConfig(texts=["TEXTS"])]
-    seed, total = config.runtime.seed, sum(stage.share for stage in wanted)
+    seed, total = config.runtime.seed, sum(stage.fraction for stage in wanted)
     sides = [part.split(config.corpus.held_out, seed) for part in shards]
     kept = np.concatenate([part.digests[held] for part, (_, held) in zip(shards, sides, strict=True)])
     stages = []
@@ -228,7 +228,7 @@ def build_stages(
         documents = train[~np.isin(part.digests[train], kept)]
         rows = PackedDataset(part, documents, special, context=context, layout=config.corpus.layout, seed=own)
         batch_size = config.loop.batch_size * config.model.context // context
-        stages.append(Stage(index + 1, stage.share / total, config, part, held, rows, special, batch_size, own))
+        stages.append(Stage(index + 1, stage.fraction / total, config, part, held, rows, special, batch_size, own))
         stages[-1].portion = portion
         _check(stages[-1], one_of=len(wanted))
         if config.next_sentence.weight:
@@ -247,7 +247,7 @@ def _check(stage: Stage, *, one_of: int) -> None:
 
 def assign_steps(stages: Sequence[Stage], steps: int) -> None:
     """Give each stage its part of the steps."""
-    ends = stage_borders(steps, [stage.share for stage in stages])
+    ends = stage_borders(steps, [stage.fraction for stage in stages])
     for stage, (first, end) in zip(stages, pairwise([0, *ends]), strict=True):
         stage.first, stage.steps = first, end - first
 

@@ -243,7 +243,7 @@ class PretrainTrainer:
             self.model.head = head
             receipt = receipt and replace(receipt, new=new_tensor_lines(head.pair, "head.pair"))
         if receipt:
-            self.run.note("receipt.json", receipt.as_dict())
+            self.run.write_json("receipt.json", receipt.as_dict())
             self.progress.say(receipt.summary())
         self.model.backbone.recompute = config.runtime.recompute
         if not self.way.sharded:
@@ -305,7 +305,7 @@ class PretrainTrainer:
         if several:
             plan["stages"] = [stage.plan() for stage in self.stages]
         if several or loop.minutes is not None:
-            self.run.note(path.name, plan, sealed=True)
+            self.run.write_json(path.name, plan, checksummed=True)
         return steps
 
     def _time(self) -> dict[str, Any]:
@@ -317,7 +317,7 @@ class PretrainTrainer:
             trial = replace(self._fresh_state(), ema=None)
             with closing(self._fit(trial, stage.fetch, 2**31)) as reports:
                 part, compiled = budget / len(self.stages), self.model.backbone.compiled
-                a_step += stage.share * seconds_per_step(reports, part, self.way.ranks, compiled=compiled)
+                a_step += stage.fraction * seconds_per_step(reports, part, self.way.ranks, compiled=compiled)
         self.model.load_state_dict(before)
         affordable = int(max(0.0, TRAINING_FRACTION * budget - (time.monotonic() - self.began)) / a_step)
         plan = {"steps": max(len(self.stages), affordable), "seconds_a_step": a_step}
@@ -478,8 +478,8 @@ class PretrainTrainer:
         )
         seen = membership_file([stage.shards for stage in self.stages], self.source, taught)
         save_bundle(self.run.path / "bundle", bundle, extra=seen)
-        self.run.note("result.json", result)
-        self.run.tidy()
+        self.run.write_json("result.json", result)
+        self.run.remove_checkpoints()
         for stage, part in zip(self.stages, scores, strict=True):
             end = f"; model in {self.run.path}" if stage is last else ""
             self.progress.say(f"{self._of(stage)}{part.words(tokens=True)}{end}")
