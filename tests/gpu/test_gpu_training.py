@@ -264,12 +264,12 @@ def test_a_layer_with_cudnn_attention_equals_one_without(heads, rotary, compiled
     x, grad = torch.randn(2, 4, 128, width, device="cuda")
     cos_sin = rotary_cos_sin(torch.arange(128, device="cuda"), width // heads) if rotary else None
     results = []
-    for steady in (False, True):
+    for use_cudnn in (False, True):
         called = torch.compile(layer) if compiled else layer
         layer.zero_grad()
         rows = x.clone().requires_grad_()
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            output, _ = called(rows, AttentionContext(None, cos_sin, steady=steady))
+            output, _ = called(rows, AttentionContext(None, cos_sin, steady=use_cudnn))
         output.float().backward(grad)
         results.append([output.float(), rows.grad, *(parameter.grad for parameter in layer.parameters())])
     for plain, cudnn in zip(*results, strict=True):
