@@ -52,7 +52,7 @@ from datasets import load_from_disk
 from headstart.data.shards import Shards
 from pathlib import Path
 shards, rows = Shards.open(Path(sys.argv[1])), load_from_disk(sys.argv[2])
-assert len(rows) == shards.documents, (len(rows), shards.documents)
+assert len(rows) == shards.num_documents, (len(rows), shards.num_documents)
 flat = shards.flat
 for start in range(0, len(rows), 1000):
     ids = [id for row in rows[start : start + 1000]["input_ids"] for id in row]
@@ -190,7 +190,7 @@ def ratios(sides: dict[str, list[dict]]) -> dict:
         theirs, ours = ([each[what] for each in sides[who]] for who in ("datasets", side))
         turns = [them / us for them, us in zip(theirs, ours, strict=True)]
         result[side][what] = round(statistics.median(theirs) / statistics.median(ours), 2)
-        result[side] |= {f"{what}_least": round(min(turns), 2), f"{what}_most": round(max(turns), 2)}
+        result[side] |= {f"{what}_min": round(min(turns), 2), f"{what}_max": round(max(turns), 2)}
     return result
 
 
@@ -293,7 +293,7 @@ def merge(bench: Bench, files: list[str]) -> dict:
     manifests = [(bench.work / name / "manifest.json").read_bytes() for name in ("merged", "fast")]
     for name in ("one", "two", "merged"):
         bench.clear(name)
-    return result | {"is_the_whole": manifests[0] == manifests[1]}
+    return result | {"identical": manifests[0] == manifests[1]}
 
 
 def main() -> None:

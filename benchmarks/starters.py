@@ -24,7 +24,8 @@ from headstart.files import read_json
 from headstart.interop.model_source import load_model_source
 from headstart.progress import Progress, SilentProgress
 from headstart.recipes import demo
-from headstart.recipes.compare.run import run_compare
+from headstart.recipes.compare.run import CompareRequest, run_compare
+from headstart.recipes.executors import Executor
 from headstart.report.load import load_comparison
 from headstart.report.statistics import paired_difference, summaries
 from headstart.store.locate import STARTERS_FOLDER, starters
@@ -45,7 +46,7 @@ def demo_data(work: Path) -> dict[str, str]:
     folder = work / "data"
     if not (folder / "train.jsonl").is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        demo.write_parts(demo.builtin_parts(), folder)
+        demo.write_splits(demo.split_reviews(), folder)
     return {name: str(folder / f"{name}.jsonl") for name in ("train", "valid", "test")}
 
 
@@ -56,18 +57,10 @@ def compare(
     device = {"runtime": {"device": arguments.device}} if arguments.device else {}
     config = merge_config(FinetuneConfig, preset_values("modern", "finetune"), settings, device)
     resume = (out / "run.json").is_file()
-    run_compare(
-        files["train"],
-        out,
-        config,
-        valid=files["valid"],
-        test=files["test"],
-        jobs=arguments.jobs,
-        texts=False,
-        resume=resume,
-        progress=progress,
-        **others,
+    request = CompareRequest(
+        **files, out=out, executor=Executor(jobs=arguments.jobs), quote_texts=False, resume=resume, **others
     )
+    run_compare(request, config, progress)
     return figures(out)
 
 
@@ -79,7 +72,7 @@ def figures(folder: Path) -> dict:
             accuracy = one.accuracy
             arms.append(
                 {"arm": one.arm, "labels": budget, "mean": accuracy.mean, "low": accuracy.low, "high": accuracy.high}
-                | {"seeds": len(one.cells), "seconds": round(one.seconds, 1), "worst": min(one.accuracies)}
+                | {"seeds": len(one.runs), "seconds": round(one.seconds, 1), "worst": min(one.accuracies)}
             )
         networks = [arm for arm in comparison.arms if arm.startswith("pretrained")]
         for arm in networks:
@@ -199,7 +192,7 @@ def main() -> None:
     parser.add_argument("--device")
     parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
-    arms, few = ("tfidf", "scratch", "pretrained"), demo.FINETUNE
+    arms, few = ("tfidf", "scratch", "pretrained"), demo.FINETUNE_SETTINGS
     if arguments.part == "about":
         result: dict | list = about()
     elif arguments.part == "demo":
@@ -210,8 +203,8 @@ def main() -> None:
             arguments,
             Aloud(),
             few,
-            source="starter:en",
-            labels=labels,
+            backbones=("starter:en",),
+            label_budgets=labels,
             arms=arms,
             seeds=5,
         )
@@ -220,18 +213,18 @@ def main() -> None:
         quick = {"loop": {"epochs": 4}}  # chosen on validation
         arms = ("tfidf", "pretrained")
         result = compare(
-            files, arguments.work / "books", arguments, Aloud(), quick, source="starter:fr", arms=arms, seeds=2
+            files, arguments.work / "books", arguments, Aloud(), quick, backbones=("starter:fr",), arms=arms, seeds=2
         )
     elif arguments.part == "folds":
         folders = [arguments.work / "folds" / str(fold) for fold in range(FOLDS)]
         for fold, folder in enumerate(folders):
             files = fold_files(arguments.data, folder / "rows", fold)
-            ways = {"source": arguments.way, "arms": ("tfidf", "pretrained"), "seeds": 3}
+            ways = {"backbones": tuple(arguments.way), "arms": ("tfidf", "pretrained"), "seeds": 3}
             compare(files, folder / "compared", arguments, Aloud(), {}, **ways)
         result = pooled([folder / "compared" for folder in folders])
     else:
         files, arms = demo_data(arguments.work), ("tfidf", "pretrained")
-        ways = {"source": arguments.way, "labels": (200,), "arms": arms, "seeds": 5}
+        ways = {"backbones": tuple(arguments.way), "label_budgets": (200,), "arms": arms, "seeds": 5}
         result = compare(files, arguments.work / "ways", arguments, Aloud(), few, **ways)
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
     if isinstance(result, dict):

@@ -61,7 +61,7 @@ def test_seeds_labels_and_arms_of_a_comparison_are_those_asked_for(reviews, tmp_
         test=reviews / "test.csv",
         valid=reviews / "valid.csv",
         seeds=2,
-        labels=(12,),
+        label_budgets=(12,),
         arms=("majority", "tfidf"),
         settings={"runtime.threads": 1, "tokenizer.vocab_size": 300},
     )
@@ -75,7 +75,7 @@ def test_several_pretrained_folders_are_passed_on(reviews, tmp_path):
             reviews / "train.csv",
             out=tmp_path / "cmp",
             test=reviews / "test.csv",
-            source=[reviews / "base", reviews / "base" / ".." / "base"],
+            backbone=[reviews / "base", reviews / "base" / ".." / "base"],
         )
     assert str(caught.value) == f"--from names {reviews / 'base'} twice; once is enough"
 
@@ -85,7 +85,7 @@ def test_choosing_is_passed_on(reviews, tmp_path):
         reviews / "train.csv",
         out=tmp_path / "cmp",
         test=reviews / "test.csv",
-        source=reviews / "base",
+        backbone=reviews / "base",
         arms=("frozen",),
         seeds=1,
         choose=True,

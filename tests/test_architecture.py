@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "predict": BASE | {"runtime", "interrupts", "tokenization", "data", "model", "train", "store"},
     "interop": BASE | {"runtime", "interrupts", "tokenization", "data", "model", "train", "store", "predict"},
     "report": BASE | {"store"},
-    "serve": BASE | {"runtime", "interrupts", "tokenization", "store", "predict"},
+    "serve": BASE | {"runtime", "interrupts", "tokenization", "store", "data", "predict"},
     "recipes": BASE
     | {
         "runtime",
@@ -74,6 +74,8 @@ CATCHES_ALL = {
     "files.py:_move_into_place": "an interruption, too, must not leave the place empty; raised again",
     "files.py:atomic_folder": "an interruption, too, must not leave a draft behind; raised again",
     "interrupts.py:handle_signals": "a process of several ignores signals while it ends; raised again",
+    "recipes/workers.py:_worker_main": "an error of a job, of whatever kind, is raised in the parent",
+    "recipes/workers.py:_error_reply": "an error that does not survive pickling is replaced by its text",
     "store/run_folder.py:remove_on_error": "an interruption, too, leaves no new folder behind; raised again",
     "store/run_folder.py:record_failure": "notes the kind of error in the folder; raised again",
     "tokenization/hf.py:read_engine": "the tokenizers library raises Exception itself; all others are raised again",

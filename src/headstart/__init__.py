@@ -30,9 +30,9 @@ if TYPE_CHECKING:
         pretrain,
         serve,
         train_tokenizer,
+        tune,
     )
     from headstart.estimator import TextClassifier, TextRegressor
-    from headstart.recipes.tune import tune
 
 __all__ = [
     "TextClassifier",

@@ -30,14 +30,15 @@ from headstart.predict.predictor import Predictor
 from headstart.progress import Progress, SilentProgress
 from headstart.recipes.bench import Bench, run_bench
 from headstart.recipes.compare.arms import DEFAULT_ARMS
-from headstart.recipes.compare.run import run_compare
+from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.evaluate import EvaluateRequest, run_error_analysis, run_evaluate
+from headstart.recipes.executors import Executor
 from headstart.recipes.finetune.run import default_preset, run_finetune
 from headstart.recipes.inspect import Inspection, InspectRequest, run_inspect
 from headstart.recipes.prepare import PrepareRequest, run_merge, run_prepare, run_tokenizer
 from headstart.recipes.pretrain.preset_search import AUTO_PRESET, choose_preset
 from headstart.recipes.pretrain.run import default_objective, run_pretrain
-from headstart.recipes.tune import tune as tune
+from headstart.recipes.tune import SEARCH_SPACE, TuneRequest, TuneResult, run_tune
 from headstart.serve.config import ServeCommandConfig
 from headstart.store.run_folder import RunFolder
 from headstart.store.tensors import Storage
@@ -207,16 +208,16 @@ def compare(
     *,
     out: str | Path,
     test: str | Path,
-    source: Paths | None = None,
+    backbone: Paths | None = None,
     valid: str | Path | None = None,
     seeds: int = 5,
-    labels: Budgets = None,
+    label_budgets: Budgets = None,
     arms: tuple[str, ...] = DEFAULT_ARMS,
     choose: bool = False,
     jobs: int | None = None,
     engine: str = "local",
     address: str | None = None,
-    texts: bool = True,
+    quote_texts: bool = True,
     preset: str | None = None,
     settings: Settings | None = None,
     resume: bool = False,
@@ -225,35 +226,78 @@ def compare(
     """Compare a pretrained backbone with random weights and the linear baselines; returns the report's path.
 
     Args:
-        source: the pretrained folder or starter, or several to be compared with each other.
-        labels: how many labelled rows to learn from, one number or several; None or "all" is all of them.
+        backbone: the pretrained folder or starter, or several to be compared with each other.
+        label_budgets: how many labelled rows to train on, one number or several; None or "all" is all of them.
         choose: try each network at its rate and at 3 times it, and let validation choose.
         jobs: runs at the same time, in processes of their own; a script must then guard its main part.
         engine: "ray" makes the runs on the Ray cluster at `address`, or on one that is started here.
-        texts: quote the beginnings of a few mistakes in the report; without it no text is kept.
+        quote_texts: quote the beginnings of a few mistakes in the report; without it no text is kept.
     """
-    sources = [] if source is None else _paths(source)
-    refuse_model_settings(next(iter(sources), None), settings)
-    return run_compare(
-        str(train),
-        Path(out),
-        resolve_settings(
-            FinetuneConfig, preset or default_preset(next(iter(_paths(source or ())), None)), "finetune", settings
-        ),
-        source=sources,
+    backbones = tuple(_paths(() if backbone is None else backbone))
+    first = next(iter(backbones), None)
+    refuse_model_settings(first, settings)
+    request = CompareRequest(
+        train=str(train),
+        out=Path(out),
+        backbones=backbones,
         valid=_text(valid),
         test=str(test),
         seeds=seeds,
-        labels=_budgets(labels),
+        label_budgets=_budgets(label_budgets),
         arms=arms,
         choose=choose,
-        jobs=jobs,
-        engine=engine,
-        address=address,
-        texts=texts,
+        executor=Executor(engine, jobs, address),
+        quote_texts=quote_texts,
         resume=resume,
-        progress=progress,
     )
+    config = resolve_settings(FinetuneConfig, preset or default_preset(first), "finetune", settings)
+    return run_compare(request, config, progress)
+
+
+def tune(
+    train: str | Path,
+    *,
+    out: str | Path,
+    backbone: str | Path,
+    valid: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+    minutes: float | None = None,
+    trials: int | None = None,
+    search: Sequence[str] = SEARCH_SPACE,
+    jobs: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    preset: str | None = None,
+    settings: Settings | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> TuneResult:
+    """Search for the settings of a fine-tuning that are best on validation.
+
+    Args:
+        backbone: a pretrained folder, hf: and a model of transformers, or "scratch".
+        minutes: no trial is begun that would end later; beside `trials`, whichever comes first.
+        search: what may be searched: lr, epochs, layer_decay, dropout, attention.
+        jobs: trials at the same time, in processes of their own; a script must then guard its main part.
+        engine: "ray" makes the trials on the Ray cluster at `address`, or on one that is started here.
+    """
+    refuse_model_settings(backbone, settings)
+    preset = preset or default_preset(str(backbone))
+    request = TuneRequest(
+        train=str(train),
+        out=Path(out),
+        backbone=str(backbone),
+        valid=_text(valid),
+        tokenizer=None if tokenizer is None else Path(tokenizer),
+        minutes=minutes,
+        trials=trials,
+        search=tuple(search),
+        preset=preset,
+        executor=Executor(engine, jobs, address),
+        resume=resume,
+    )
+    config = None if resume else resolve_settings(FinetuneConfig, preset, "finetune", settings)
+    return run_tune(request, config, progress)
 
 
 def load(folder: str | Path) -> Predictor:
@@ -347,12 +391,12 @@ def finetune_settings(preset: str, settings: Settings | None, backbone: str | Pa
     return resolve_settings(FinetuneConfig, preset, "finetune", settings)
 
 
-def _budgets(labels: Budgets) -> tuple[int | None, ...]:
-    given = [labels] if labels is None or isinstance(labels, (int, str)) else list(labels)
-    for count in given:
+def _budgets(budgets: Budgets) -> tuple[int | None, ...]:
+    counts = [budgets] if budgets is None or isinstance(budgets, (int, str)) else list(budgets)
+    for count in counts:
         if count not in (None, "all") and (isinstance(count, bool) or not isinstance(count, int)):
-            raise ConfigError(f"labels must be whole numbers or 'all', as in (50, 200, 'all'), got {count!r}")
-    return tuple(dict.fromkeys(count if isinstance(count, int) else None for count in given))
+            raise ConfigError(f"label_budgets must be whole numbers or 'all', as in (50, 200, 'all'), got {count!r}")
+    return tuple(dict.fromkeys(count if isinstance(count, int) else None for count in counts))
 
 
 def _paths(texts: Paths) -> list[str]:

@@ -32,7 +32,7 @@ from headstart.data.datasets import LabelledDataset, PackedDataset
 from headstart.data.shards import Shards
 from headstart.model.heads import Model, build_classifier_head, build_language_head
 from headstart.model.transformer import build_backbone
-from headstart.recipes.compare.run import run_compare
+from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.pretrain.run import run_pretrain
 from headstart.report.load import load_comparison
 from headstart.report.page import render
@@ -102,7 +102,7 @@ def comparison(data, language_model, tmp_path_factory):
 def compare(data, out, source, test="test.csv", **options):
     files = {"valid": str(data / "valid.csv"), "test": str(data / test)}
     config = finetune_config(loop__watch_test=True, loop__epochs=4, optim__lr=2e-3)
-    run_compare(str(data / "train.csv"), out, config, source=str(source), **files, **options)
+    run_compare(CompareRequest(str(data / "train.csv"), out, (str(source),), **files, **options), config)
 
 
 # 1. The classification vector was the last row of the padded batch.
@@ -147,7 +147,7 @@ def test_2_test_texts_that_stand_in_train_are_found_and_the_figure_is_given_with
     assert f"* without the {NUM_DUPLICATES} test texts that also stand in train." in page
     gold = comparison.data.test.gold
     for reading in protocol_accuracies(comparison, "all"):
-        (cell,) = comparison.of(reading.arm, "all")
+        (cell,) = comparison.runs_of(reading.arm, "all")
         right = [answer == truth for answer, truth in zip(cell.predictions, gold, strict=True)]
         assert reading.honest_every_row.mean == pytest.approx(sum(right) / len(right))
         assert reading.honest.mean == pytest.approx(sum(right[NUM_DUPLICATES:]) / len(right[NUM_DUPLICATES:]))
@@ -166,7 +166,7 @@ def test_3_one_seed_is_told_that_it_cannot_show_luck(comparison, tmp_path):
     assert "2 paired seeds" in " ".join(verdict(load_comparison(write_answers(tmp_path, answers))))
 
 
-@pytest.mark.parametrize("function", [run_compare, api.compare], ids=["recipe", "Python"])
+@pytest.mark.parametrize("function", [CompareRequest, api.compare], ids=["recipe", "Python"])
 def test_3_a_comparison_runs_several_seeds_unless_told_otherwise(function):
     assert inspect.signature(function).parameters["seeds"].default == 5
 
@@ -199,7 +199,7 @@ def test_5_the_language_model_is_measured_on_documents_it_never_learnt_from(lang
     shards = Shards.open(language_model / "tokens")
     train, held_out = shards.split(0.2, 0)
     assert len(held_out) > 10
-    assert len(train) + len(held_out) == shards.documents
+    assert len(train) + len(held_out) == shards.num_documents
     assert not set(shards.digests[train].tolist()) & set(shards.digests[held_out].tolist())  # not even a double
     result = json.loads((language_model / "result.json").read_text())
     assert result["steps"] == len(train)  # one pass, a document a step

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from headstart.errors import HeadstartError
 from headstart.interrupts import StopRequested, StopSignal, handle_signals
-from headstart.recipes.executors import run_parallel
+from headstart.recipes.workers import run_parallel
 
 HALTED, FAILED = 3, 1
 Job = tuple[int, float]

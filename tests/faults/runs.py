@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fixtures.tiny import finetune_config, pretrain_config, write_reviews
 from headstart.progress import SilentProgress
-from headstart.recipes.compare.run import run_compare
+from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.prepare import run_prepare_labelled
 from headstart.recipes.pretrain.run import run_pretrain
@@ -42,9 +42,11 @@ def go(kind: str, data: Path, out: Path, *, resume: bool, steps: int = STEPS) ->
         config = finetune_config(loop__epochs=6, optim__ema_decay=0.5)
         run_finetune(str(data / "train.csv"), out, config, source=str(data / "base"), resume=resume, **files)
     elif kind == "compare":
-        plan = {"seeds": 2, "labels": (16, None), "arms": ("majority", "scratch", "pretrained")}
+        plan = {"seeds": 2, "label_budgets": (16, None), "arms": ("majority", "scratch", "pretrained")}
         config = finetune_config(loop__epochs=2)
-        run_compare(str(data / "train.csv"), out, config, source=str(data / "base"), resume=resume, **files, **plan)
+        backbones = (str(data / "base"),)
+        request = CompareRequest(str(data / "train.csv"), out, backbones, resume=resume, **files, **plan)
+        run_compare(request, config)
     else:
         settings = {"loop__steps": steps, **PRETRAINING[kind]}
         if kind == "stages":

@@ -15,8 +15,7 @@ from headstart.config.schema import CorpusConfig, TokenizerConfig
 from headstart.files import read_json
 from headstart.progress import SilentProgress
 from headstart.recipes import demo
-from headstart.recipes import demo as demo_pretraining
-from headstart.recipes.demo import run_demo
+from headstart.recipes.demo import DemoRequest, run_demo
 from headstart.recipes.prepare import PrepareRequest, run_prepare, run_tokenizer
 from headstart.recipes.pretrain.run import run_pretrain
 from headstart.report.page import write_report
@@ -161,16 +160,17 @@ def test_every_command_says_and_writes_the_same_twice(data, tmp_path, capsys, mo
 @pytest.mark.slow
 def test_a_demo_told_twice_is_the_same_story(data, tmp_path, monkeypatch):
     monkeypatch.setattr(runtime, "free_cores", lambda: 1)
-    settings = demo_pretraining._SETTINGS
+    settings = demo.PRETRAIN_SETTINGS
     monkeypatch.setitem(settings, "loop", settings["loop"] | {"steps": 3})
     monkeypatch.setitem(settings, "tokenizer", {"vocab_size": 300})
-    monkeypatch.setitem(demo.FINETUNE_HERE, "loop", demo.FINETUNE_HERE["loop"] | {"epochs": 1})
+    finetune_settings = demo.FINETUNE_SETTINGS_AFTER_PRETRAINING
+    monkeypatch.setitem(finetune_settings, "loop", finetune_settings["loop"] | {"epochs": 1})
     monkeypatch.setattr(demo, "SEEDS", 1)
     mine = write_reviews(tmp_path / "mine")
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
-        run_demo(Path("demo"), str(mine), pretrain=True)
+        run_demo(DemoRequest(Path("demo"), str(mine), pretrain=True))
     one, two = (written(tmp_path / name) for name in ("one", "two"))
     different = [name for name in one if one[name] != two[name]]
     # a demo writes its data anew, and what the fingerprint of a corpus is made from has the time of that in it

@@ -15,8 +15,8 @@ from fixtures.tiny import (
     change_runtime,
     corpus,
     finetune_config,
-    kinds_of_network,
     language_model,
+    network_configs,
     pretrain_config,
     write_reviews,
 )
@@ -27,7 +27,7 @@ from headstart.files import read_json
 from headstart.interrupts import StopRequested, StopSignal
 from headstart.model.heads import Model, build_classifier_head
 from headstart.model.transformer import build_backbone
-from headstart.recipes.compare.run import run_compare
+from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.pretrain.run import run_pretrain
 from headstart.runtime import Runtime
@@ -37,6 +37,7 @@ from headstart.train.objectives import classification_loss, language_model_loss
 from headstart.train.optimizers import build_optimizer, set_trainable
 from headstart.train.parallel import SINGLE
 from headstart.train.scoring import score_texts
+from headstart.train.transfer_batch import to_device
 
 # importing the compiler warns about parts of torch that Headstart never touches
 pytestmark = [
@@ -93,19 +94,19 @@ def test_pretraining_resumes_and_a_comparison_runs_on_a_gpu(tmp_path):
         read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("uninterrupted", "resumed")
     )
     assert resumed == pytest.approx(uninterrupted, rel=1e-3)
-    page = run_compare(
+    request = CompareRequest(
         str(data / "train.csv"),
         tmp_path / "cmp",
-        finetune_config(runtime__device="cuda"),
-        source=str(tmp_path / "uninterrupted"),
+        backbones=(str(tmp_path / "uninterrupted"),),
         valid=str(data / "valid.csv"),
         test=str(data / "test.csv"),
         seeds=2,
     )
+    page = run_compare(request, finetune_config(runtime__device="cuda"))
     assert page.is_file()
 
 
-NETWORKS = kinds_of_network(width=64, depth=3, heads=4, feedforward=96, context=48)
+NETWORKS = network_configs(width=64, depth=3, heads=4, feedforward=96, context=48)
 del NETWORKS["classic"]  # its dropout and its heads use other kernels
 MODERN = NETWORKS["modern"]
 
@@ -124,8 +125,8 @@ def test_varlen_attention_equals_attention_with_a_mask(attention, padded, networ
         layout="documents" if padded else "packed",
         seed=1,
     )
-    plain = rows.batch(0, rows.rows, segments_always=True)
-    batch = plain.to(torch.device("cuda"))
+    plain = rows.batch(0, rows.num_rows, segments_always=True)
+    batch = to_device(plain, torch.device("cuda"))
     assert batch.cu_seqlens is not None
     real = batch.segments_BT != -1
     with torch.inference_mode():
@@ -239,7 +240,7 @@ def test_full_rows_need_no_mask(block, attention):
     shape = ModelConfig(block=block, width=200, depth=2, heads=2, feedforward=96, context=48)
     model = language_model(shape=shape).cuda().train()
     rows = PackedDataset(corpus([47] * 8), np.arange(8), SPECIAL, context=48, layout="packed", seed=1)
-    batch = rows.batch(0, 8).to(torch.device("cuda"))
+    batch = to_device(rows.batch(0, 8), torch.device("cuda"))
     assert batch.segments_BT is None
     segments = torch.zeros_like(batch.ids_BT)
     expected = model.backbone(batch.ids_BT, segments, attention)

@@ -87,7 +87,7 @@ def test_two_imported_models_are_arms_of_one_comparison(sources, data, tmp_path)
         data / "train.csv",
         out=tmp_path / "cmp",
         test=data / "test.csv",
-        source=[sources("bert"), sources("opt")],
+        backbone=[sources("bert"), sources("opt")],
         seeds=1,
         arms=("pretrained", "frozen", "scratch"),
         settings=SMALL | {"transfer.context": 40},

@@ -152,7 +152,7 @@ def test_an_imported_backbone_is_fine_tuned_compared_and_pretrained_further(tran
         data / "train.csv",
         out=tmp_path / "cmp",
         test=data / "test.csv",
-        source=source,
+        backbone=source,
         seeds=1,
         arms=("pretrained", "scratch"),
         settings=small,

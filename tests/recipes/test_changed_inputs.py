@@ -6,8 +6,8 @@ import pytest
 from fixtures.tiny import finetune_config, pretrain_config, write_reviews
 from headstart.errors import ConfigError, DataError, HeadstartError, Interrupted
 from headstart.metrics import evaluate_single_label
-from headstart.recipes.compare.baselines import score_of
-from headstart.recipes.compare.run import run_compare
+from headstart.recipes.compare.baselines import score_predictions
+from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.pretrain.run import run_pretrain
 
@@ -54,19 +54,18 @@ def test_a_comparison_does_not_go_on_with_other_rows(reviews, tmp_path):
     files = {"valid": str(reviews / "valid.csv"), "test": str(reviews / "test.csv")}
     arms = ("majority", "scratch")
     with pytest.raises(Interrupted):
-        run_compare(
-            str(reviews / "train.csv"), out, finetune_config(runtime__time_limit=1e-4), seeds=1, arms=arms, **files
-        )
+        request = CompareRequest(str(reviews / "train.csv"), out, seeds=1, arms=arms, **files)
+        run_compare(request, finetune_config(runtime__time_limit=1e-4))
     resumed_without_limit(out)
     edit(reviews / "train.csv")
     with pytest.raises(HeadstartError):
-        run_compare(None, out, None, resume=True)
+        run_compare(CompareRequest(None, out, resume=True), None)
 
 
 def test_macro_f1_is_one_measure_for_all_arms():
     gold, predicted = [0, 1, 0, 1], np.array([0, 1, 1, 1])
     network = evaluate_single_label(np.eye(3)[predicted], np.array(gold), ["a", "b", "never there"])
-    assert score_of(gold, predicted, 3).macro_f1 == pytest.approx(network.macro_f1)
+    assert score_predictions(gold, predicted, 3).macro_f1 == pytest.approx(network.macro_f1)
 
 
 def test_too_little_text_leaves_no_folder_behind(tmp_path):
@@ -80,5 +79,6 @@ def test_a_comparison_with_a_wrong_class_weight_leaves_no_folder_behind(reviews,
     files = {"valid": str(reviews / "valid.csv"), "test": str(reviews / "test.csv")}
     config = finetune_config(transfer__class_weights={"postive": 2.0})
     with pytest.raises(ConfigError):
-        run_compare(str(reviews / "train.csv"), tmp_path / "cmp", config, arms=("majority", "scratch"), **files)
+        arms = ("majority", "scratch")
+        run_compare(CompareRequest(str(reviews / "train.csv"), tmp_path / "cmp", arms=arms, **files), config)
     assert not (tmp_path / "cmp").exists()

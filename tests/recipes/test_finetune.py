@@ -9,7 +9,7 @@ from fixtures.tiny import Listener, finetune_config, pretrain_config, write_revi
 from headstart.errors import ConfigError, DataError, TransferError, UsageError
 from headstart.files import read_json
 from headstart.predict.generate import Sampling, run_generate
-from headstart.recipes.compare.run import run_compare
+from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.evaluate import EvaluateRequest, run_evaluate
 from headstart.recipes.finetune.dataset import build_classifier, load_labelled_data
 from headstart.recipes.finetune.run import run_finetune
@@ -244,16 +244,16 @@ def test_a_label_typo_between_splits_names_the_row(reviews, tmp_path):
 
 
 def test_a_comparison_has_every_arm_over_paired_seeds(reviews, tmp_path):
-    page = run_compare(
+    request = CompareRequest(
         str(reviews / "train.csv"),
         tmp_path / "cmp",
-        finetune_config(),
-        source=str(reviews / "base"),
+        backbones=(str(reviews / "base"),),
         valid=str(reviews / "valid.csv"),
         test=str(reviews / "test.csv"),
         seeds=2,
-        labels=(12, None),
+        label_budgets=(12, None),
     )
+    page = run_compare(request, finetune_config())
     assert page == tmp_path / "cmp" / "report.html"
     names = sorted(path.stem for path in (tmp_path / "cmp" / "cells").iterdir())
     assert names == sorted(
@@ -271,7 +271,7 @@ def test_a_comparison_has_every_arm_over_paired_seeds(reviews, tmp_path):
     ("settings", "message"),
     [
         (
-            {"source": None},
+            {"backbones": ()},
             "compare needs --from with a pretrained folder or a starter such as starter:en, or --arms without pretrained",
         ),
         (
@@ -279,19 +279,19 @@ def test_a_comparison_has_every_arm_over_paired_seeds(reviews, tmp_path):
             "--arms knows majority, tfidf, naive_bayes, nbsvm, scratch, pretrained, frozen, got 'bert'",
         ),
         ({"seeds": 0}, "--seeds must be at least 1, got 0"),
-        ({"labels": (1,)}, "--labels must be at least 2 or all, got 1"),
-        ({"labels": (4000,)}, "--labels 4000 is more than the 48 labelled rows there are to learn from"),
+        ({"label_budgets": (1,)}, "--labels must be at least 2 or all, got 1"),
+        ({"label_budgets": (4000,)}, "--labels 4000 is more than the 48 labelled rows there are to learn from"),
     ],
 )
 def test_a_wrong_comparison_is_a_wrong_question(reviews, tmp_path, settings, message):
     asked = {
-        "source": str(reviews / "base"),
+        "backbones": (str(reviews / "base"),),
         "test": str(reviews / "test.csv"),
         "valid": str(reviews / "valid.csv"),
         **settings,
     }
     with pytest.raises((ConfigError, UsageError)) as caught:
-        run_compare(str(reviews / "train.csv"), tmp_path / "cmp", finetune_config(), **asked)
+        run_compare(CompareRequest(str(reviews / "train.csv"), tmp_path / "cmp", **asked), finetune_config())
     assert str(caught.value) == message
 
 
@@ -361,14 +361,9 @@ def test_the_training_file_is_not_taken_for_a_test(reviews, tmp_path):
 
 def test_a_classifier_is_not_compared_as_if_it_were_pretrained(reviews, tmp_path):
     run = finetune(reviews, tmp_path / "clf", config=finetune_config(loop__epochs=1), test=False)
+    files = {"train": str(reviews / "train.csv"), "test": str(reviews / "test.csv")}
     with pytest.raises(UsageError) as caught:
-        run_compare(
-            str(reviews / "train.csv"),
-            tmp_path / "cmp",
-            finetune_config(),
-            source=str(run.path),
-            test=str(reviews / "test.csv"),
-        )
+        run_compare(CompareRequest(out=tmp_path / "cmp", backbones=(str(run.path),), **files), finetune_config())
     assert str(caught.value) == (
         f"{run.path} holds a classifier (from headstart finetune); this needs a language model (from headstart pretrain)"
     )

@@ -13,7 +13,7 @@ from headstart.data.hashing import text_digest
 from headstart.data.shards import Shards
 from headstart.errors import DataError, UsageError
 from headstart.files import read_json
-from headstart.recipes.compare.run import run_compare
+from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.inspect import InspectRequest, run_inspect
 from headstart.recipes.prepare import PrepareRequest, run_prepare
@@ -39,8 +39,8 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("leaks")
     (folder / "texts.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8")
     test = table(folder / "test.csv", TEST)
-    for name, left_out in (("base", None), ("clean", test)):
-        config = pretrain_config(loop__steps=1, corpus__exclude=left_out)
+    for name, excluded in (("base", None), ("clean", test)):
+        config = pretrain_config(loop__steps=1, corpus__exclude=excluded)
         run_pretrain([str(folder / "texts.txt")], folder / name, config)
     return folder
 
@@ -52,12 +52,12 @@ def test_what_is_left_out_is_not_in_the_shards_and_its_near_doubles_are_not_eith
 
 
 def test_what_was_left_out_is_on_the_record(folder):
-    left_out = read_json(folder / "clean" / "result.json")["left_out"]
-    assert (left_out["exact"], left_out["near"], left_out["kept"]) == (4, 3, 36)
-    (file,) = left_out["files"]
+    excluded = read_json(folder / "clean" / "result.json")["excluded"]
+    assert (excluded["exact"], excluded["near"], excluded["kept"]) == (4, 3, 36)
+    (file,) = excluded["files"]
     assert (file["name"], len(file["sha256"])) == (str(folder / "test.csv"), 64)
-    assert read_json(folder / "clean" / "inputs.json")["what was left out"] == left_out
-    assert read_json(folder / "base" / "result.json")["left_out"] is None  # control
+    assert read_json(folder / "clean" / "inputs.json")["what was left out"] == excluded
+    assert read_json(folder / "base" / "result.json")["excluded"] is None  # control
 
 
 def test_the_tokenizer_has_not_seen_it_either(folder):
@@ -74,22 +74,22 @@ def test_other_texts_to_leave_out_make_other_shards_and_the_same_ones_none(folde
         texts = [str(folder / "texts.txt")]
         return run_prepare(PrepareRequest(texts, tmp_path / "tokens", settings.corpus, settings.tokenizer), listener)
 
-    assert prepare(config).documents == 36
+    assert prepare(config).num_documents == 36
     assert listener.lines == [
-        f"left out because of {tmp_path / 'out.csv'}: 4 documents that stand there and 3 that almost do; 36 kept"
+        f"left out because of {tmp_path / 'out.csv'}: 4 documents that appear there and 3 that almost do; 36 kept"
     ]
     prepare(config)
     assert listener.lines[0].startswith(f"{tmp_path / 'tokens'} is up to date")
     table(tmp_path / "out.csv", TEXTS[:7])
-    assert prepare(config).documents == 33
-    assert prepare(pretrain_config()).documents == len(LINES)
+    assert prepare(config).num_documents == 33
+    assert prepare(pretrain_config()).num_documents == len(LINES)
 
 
 def test_several_files_are_separated_by_commas(folder, tmp_path):
     names = [table(tmp_path / "a.csv", TEXTS[:2]), table(tmp_path / "b.csv", TEXTS[2:4])]
     config = pretrain_config(loop__steps=1, corpus__exclude=", ".join(names))
     run = run_pretrain([str(folder / "texts.txt")], tmp_path / "run", config)
-    assert read_json(run.path / "result.json")["left_out"]["kept"] == 36
+    assert read_json(run.path / "result.json")["excluded"]["kept"] == 36
 
 
 def test_prepared_tokens_cannot_be_gone_through_again(folder, tmp_path):
@@ -107,13 +107,13 @@ def test_a_corpus_of_which_nothing_is_left_is_refused(folder, tmp_path):
     with pytest.raises(DataError) as caught:
         run_pretrain([texts], tmp_path / "run", pretrain_config(corpus__exclude=texts))
     assert str(caught.value) == (
-        f"every document stands in {texts}, which corpus.exclude names; nothing is left to learn from"
+        f"every document appears in {texts}, which corpus.exclude names; nothing is left to learn from"
     )
 
 
 def test_a_bundle_knows_what_it_was_pretrained_on(folder):
     for name, rows in (("base", [0, 1, 2, 3]), ("clean", [])):
-        known = Membership.read(folder / name / "bundle")
+        known = Membership.load(folder / name / "bundle")
         assert known.rows_in(TEST) == rows
         assert known.rows_in(TEXTS[4:]) == list(range(36))
     load_bundle(folder / "clean")  # the file is one of the manifest's
@@ -123,7 +123,7 @@ def test_a_model_that_went_on_remembers_both_texts(folder, tmp_path):
     (tmp_path / "more.txt").write_text("\n".join(reviews(20, seed=8)) + "\n", encoding="utf-8")
     config = pretrain_config(loop__steps=1)
     run = run_pretrain([str(tmp_path / "more.txt")], tmp_path / "on", config, source=str(folder / "clean"))
-    known = Membership.read(run.path / "bundle")
+    known = Membership.load(run.path / "bundle")
     assert known.rows_in([*TEXTS[4:], *reviews(20, seed=8)]) == list(range(56))
     assert known.rows_in(TEST) == []
 
@@ -148,7 +148,7 @@ def test_inspect_asks_the_model(folder, tmp_path, name, seen):
     found = run_inspect(
         InspectRequest(train, test=str(folder / "test.csv"), backbone=str(folder / name)), LabelledConfig()
     )
-    known = len(Membership.read(folder / name / "bundle"))
+    known = len(Membership.load(folder / name / "bundle"))
     assert [(one.rows, one.exact, one.near, one.documents) for one in found.pretraining] == [
         (6, 6, None, known),
         (4, seen, None, known),
@@ -173,16 +173,16 @@ def test_a_comparison_counts_near_doubles_like_exact_ones(folder, tmp_path):
     valid = table(tmp_path / "valid.csv", TEXTS[34:40])
     copies = [TEXTS[5], edited(TEXTS[6], 0.05, "changed"), *TEXTS[:3], f"{TEXTS[0]} {TEXTS[7]}"]
     test = table(tmp_path / "test.csv", copies)
-    page = run_compare(
+    request = CompareRequest(
         train,
         tmp_path / "cmp",
-        finetune_config(loop__epochs=1),
-        source=str(folder / "clean"),
+        backbones=(str(folder / "clean"),),
         valid=valid,
         test=test,
         seeds=1,
         arms=("majority", "pretrained"),
     )
+    page = run_compare(request, finetune_config(loop__epochs=1))
     data = read_json(tmp_path / "cmp" / "data.json")
     assert (data["test"]["overlap"], data["test"]["near"]) == ([0], [1, 5])
     assert f"1 of 6 texts of {test} also stands in {train}" in data["notes"]
@@ -192,7 +192,7 @@ def test_a_comparison_counts_near_doubles_like_exact_ones(folder, tmp_path):
     seen = f"1 of the 6 texts of {test} was in the pretraining text of {folder / 'clean'}, word for word"
     assert seen in data["notes"]
     comparison = load_comparison(Path(page).parent)
-    (cell,) = comparison.of("majority", "all")
+    (cell,) = comparison.runs_of("majority", "all")
     right = [cell.predictions[row] == data["test"]["gold"][row] for row in (2, 3, 4)]
     assert summarise(comparison, "majority", "all").without_overlap == pytest.approx(sum(right) / 3)
     assert "without the 1 test text that also stands in train and the 2 that almost do." in Path(page).read_text()

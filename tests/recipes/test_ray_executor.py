@@ -1,6 +1,6 @@
-"""Comparisons on a Ray cluster: the files of a local one, a death that costs its run alone, and a stop that saves.
+"""A comparison on a Ray cluster writes the files of a local one, survives the death of a process, and saves on a stop.
 
-These tests start a cluster of their own on this machine; they skip, saying so, where Ray (extra `cluster`) is not installed.
+These tests start a cluster on this machine; they are skipped where Ray (extra `cluster`) is not installed.
 """
 
 import os
@@ -19,8 +19,9 @@ from fixtures.tiny import write_reviews
 from headstart.errors import ConfigError, DataError, HeadstartError, UsageError
 from headstart.files import read_json
 from headstart.interrupts import StopRequested
-from headstart.recipes.executors import Executor, _do_remote, _FileStop, _rebuild_error, _workers
-from recipes.test_worker_processes import cells, command, once
+from headstart.recipes.executors import Executor
+from headstart.recipes.ray_cluster import _do_remote, _FileStopSignal, _rebuild_error, _workers
+from recipes.test_worker_processes import command, load_records, wait_until
 
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason='Ray is not installed: pip install "headstart[cluster]"'
@@ -39,11 +40,11 @@ def reviews(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address():
-    """A cluster of two cores; ended with its own process, by nobody else's."""
+    """The address of a cluster of two cores."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # sockets have short names
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # the path of a socket must be short
     words = ["start", "--head", "--block", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=2"]
     words += [
         "--include-dashboard=false",
@@ -57,7 +58,7 @@ def address():
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    once(lambda: _listens(port), process, 120)
+    wait_until(lambda: _listens(port), process, 120)
     yield f"127.0.0.1:{port}"
     process.terminate()
     process.wait(timeout=60)
@@ -65,13 +66,13 @@ def address():
 
 
 def _listens(port):
-    with socket.socket() as line:
-        return line.connect_ex(("127.0.0.1", port)) == 0
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-def compare(reviews, out, *more, seeds=2):
+def compare(reviews, out, *options, seeds=2):
     return subprocess.Popen(
-        command(reviews, out, *more, seeds=seeds),
+        command(reviews, out, *options, seeds=seeds),
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -80,42 +81,42 @@ def compare(reviews, out, *more, seeds=2):
 
 
 def workers():
-    """The processes of Ray that do a job of ours now."""
-    found = []
+    """List the processes of Ray that do one of our jobs."""
+    pids = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
                 with open(f"/proc/{entry}/cmdline", "rb") as file:
                     if file.read().startswith(b"ray::_do"):
-                        found.append(int(entry))
+                        pids.append(int(entry))
             except OSError:
                 continue
-    return found
+    return pids
 
 
 @needs_ray
 @pytest.mark.slow
-def test_a_cluster_gives_the_files_of_one_process(reviews, tmp_path, address):
+def test_a_cluster_writes_the_files_of_one_process(reviews, tmp_path, address):
     short = ["--loop.epochs", "2", "-q"]
     ray = compare(reviews, tmp_path / "ray", *short, "--engine", "ray", "--address", address)
-    _, said = ray.communicate(timeout=300)
-    assert (ray.returncode, said) == (0, "")
-    here = compare(reviews, tmp_path / "here", *short)
-    assert here.communicate(timeout=300)[1] == ""
-    assert cells(tmp_path / "ray") == cells(tmp_path / "here")
-    assert len(cells(tmp_path / "ray")) == 4
+    _, stderr = ray.communicate(timeout=300)
+    assert (ray.returncode, stderr) == (0, "")
+    local = compare(reviews, tmp_path / "local", *short)
+    assert local.communicate(timeout=300)[1] == ""
+    assert load_records(tmp_path / "ray") == load_records(tmp_path / "local")
+    assert len(load_records(tmp_path / "ray")) == 4
 
     def names(out):
         return sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
 
-    assert names(tmp_path / "ray") == names(tmp_path / "here")
+    assert names(tmp_path / "ray") == names(tmp_path / "local")
     for name in ("data.json", "ledger.json", "config.json", "quotes.json", "inputs.json"):
-        assert read_json(tmp_path / "ray" / name) == read_json(tmp_path / "here" / name), name
+        assert read_json(tmp_path / "ray" / name) == read_json(tmp_path / "local" / name), name
 
 
 @needs_ray
 @pytest.mark.slow
-def test_a_search_for_settings_on_a_cluster_is_that_of_one_process(reviews, tmp_path, address):
+def test_a_search_on_a_cluster_equals_that_of_one_process(reviews, tmp_path, address):
     pytest.importorskip("optuna", reason="needs the extra tune")
     shape = ["--tokenizer.vocab-size", "300", "--model.width", "16", "--model.depth", "1", "--model.context", "24"]
     words = [
@@ -129,43 +130,43 @@ def test_a_search_for_settings_on_a_cluster_is_that_of_one_process(reviews, tmp_
     ]
     words += ["--from", "scratch", "--trials", "3", "--loop.epochs", "1", "--runtime.threads", "1", *shape, "-q"]
     on_ray = ["--engine", "ray", "--address", address, "--jobs", "1"]
-    for name, more in (("ray", on_ray), ("here", [])):
-        done = subprocess.run(
-            [*words, *more, "--out", str(tmp_path / name)], env=ENVIRONMENT, capture_output=True, text=True
+    for name, options in (("ray", on_ray), ("local", [])):
+        completed = subprocess.run(
+            [*words, *options, "--out", str(tmp_path / name)], env=ENVIRONMENT, capture_output=True, text=True
         )
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (completed.returncode, completed.stderr) == (0, "")
 
     def trials(out):
-        found = [read_json(path) for path in sorted((out / "trials").iterdir())]
-        return [{key: value for key, value in trial.items() if key not in ("seconds", "seal")} for trial in found]
+        records = [read_json(path) for path in sorted((out / "trials").iterdir())]
+        return [{key: value for key, value in trial.items() if key not in ("seconds", "seal")} for trial in records]
 
-    assert trials(tmp_path / "ray") == trials(tmp_path / "here")
+    assert trials(tmp_path / "ray") == trials(tmp_path / "local")
     assert len(trials(tmp_path / "ray")) == 3
 
 
 @needs_ray
 @pytest.mark.slow
-def test_a_run_whose_process_is_killed_goes_on_from_its_checkpoint(reviews, tmp_path, address):
+def test_a_run_whose_process_is_killed_resumes_from_its_checkpoint(reviews, tmp_path, address):
     out = tmp_path / "ray"
     long = ["--loop.epochs", "150", "--loop.save-every", "20", "-q"]
     process = compare(reviews, out, *long, "--engine", "ray", "--address", address, "--jobs", "1", seeds=1)
-    once(lambda: any(out.glob("work/*/checkpoints/step-*/manifest.json")), process, 200)
-    (began,) = (path.stat().st_ino for path in out.glob("work/*/run.json"))
+    wait_until(lambda: any(out.glob("work/*/checkpoints/step-*/manifest.json")), process, 200)
+    (inode,) = (path.stat().st_ino for path in out.glob("work/*/run.json"))
     (killed,) = workers()
     os.kill(killed, signal.SIGKILL)
-    once(lambda: bool(workers()) and killed not in workers(), process, 200)
-    once(lambda: not any(out.glob("work/*/run.json")) or _grew(out), process, 200)
+    wait_until(lambda: bool(workers()) and killed not in workers(), process, 200)
+    wait_until(lambda: not any(out.glob("work/*/run.json")) or _grew(out), process, 200)
     after = [path.stat().st_ino for path in out.glob("work/*/run.json")]
-    assert after == [began]  # the same run, not another one in its place
-    _, said = process.communicate(timeout=300)
-    assert (process.returncode, said) == (0, "")
-    here = compare(reviews, tmp_path / "here", *long, seeds=1)
-    here.communicate(timeout=300)
-    assert cells(out) == cells(tmp_path / "here")
+    assert after == [inode]  # the same run, not another one in its place
+    _, stderr = process.communicate(timeout=300)
+    assert (process.returncode, stderr) == (0, "")
+    local = compare(reviews, tmp_path / "local", *long, seeds=1)
+    local.communicate(timeout=300)
+    assert load_records(out) == load_records(tmp_path / "local")
 
 
 def _grew(out, size={}):  # noqa: B006
-    """Whether a run has more to say than when it was last asked."""
+    """Return True if the metrics of a run have grown since the first call."""
     (path,) = out.glob("work/*/metrics.jsonl")
     before = size.setdefault(path, path.stat().st_size)
     return path.stat().st_size > before
@@ -173,53 +174,55 @@ def _grew(out, size={}):  # noqa: B006
 
 @needs_ray
 @pytest.mark.slow
-def test_a_wish_to_stop_reaches_the_cluster(reviews, tmp_path, address):
+def test_a_signal_stops_the_runs_on_a_cluster(reviews, tmp_path, address):
     out = tmp_path / "ray"
     process = compare(reviews, out, "--loop.epochs", "4000", "--engine", "ray", "--address", address)
-    once(lambda: len(list(out.glob("work/*/metrics.jsonl"))) == 2, process, 200)
+    wait_until(lambda: len(list(out.glob("work/*/metrics.jsonl"))) == 2, process, 200)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=200)
-    assert process.returncode == 130, said
-    assert f"Ctrl-C at scratch, all labels, seed 0; saved. Go on with: headstart compare --resume --out {out}" in said
+    _, stderr = process.communicate(timeout=200)
+    assert process.returncode == 130, stderr
+    assert f"Ctrl-C at scratch, all labels, seed 0; saved. Go on with: headstart compare --resume --out {out}" in stderr
     assert len(list(out.glob("work/*/checkpoints/step-*"))) >= 2
     assert not (out / ".stop").exists()
 
 
 @needs_ray
 @pytest.mark.slow
-def test_no_cluster_where_one_was_named_is_one_line(reviews, tmp_path):
+def test_an_unreachable_cluster_is_refused_in_one_line(reviews, tmp_path):
     process = compare(reviews, tmp_path / "ray", "--engine", "ray", "--address", "127.0.0.1:9")
-    said = process.communicate(timeout=200)[1].strip().splitlines()[-1]
+    last_line = process.communicate(timeout=200)[1].strip().splitlines()[-1]
     assert process.returncode == 2
-    assert said == "headstart: cannot reach a Ray cluster at 127.0.0.1:9: Connection refused"
+    assert last_line == "headstart: cannot reach a Ray cluster at 127.0.0.1:9: Connection refused"
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
 def test_without_ray_one_line_says_what_to_install(reviews, tmp_path):
     process = compare(reviews, tmp_path / "ray", "--engine", "ray", "--loop.epochs", "1")
-    said = process.communicate(timeout=200)[1]
+    stderr = process.communicate(timeout=200)[1]
     assert process.returncode == 2
-    assert said.strip().splitlines()[-1] == (
+    assert stderr.strip().splitlines()[-1] == (
         'headstart: --engine ray needs one more package; run: pip install "headstart[cluster]"'
     )
 
 
 @pytest.mark.parametrize(
-    ("engine", "message"),
+    ("executor", "message"),
     [
         (Executor("slurm"), "--engine must be local or ray, got 'slurm'"),
         (Executor("ray", jobs=0), "--jobs must be at least 1, got 0"),
         (Executor(address="head:6379"), "--address is that of a Ray cluster; it needs --engine ray"),
     ],
 )
-def test_engines_that_make_no_sense_are_refused(engine, message):
+def test_an_invalid_executor_is_refused(executor, message):
     with pytest.raises(UsageError) as caught:
-        engine.check()
+        executor.check()
     assert str(caught.value) == message
 
 
-def test_an_engine_knows_whether_runs_leave_this_process():
-    assert [each.is_apart for each in (Executor(), Executor(jobs=1), Executor(jobs=2), Executor("ray"))] == [
+def test_an_executor_knows_whether_runs_are_in_other_processes():
+    assert [
+        executor.is_multiprocess for executor in (Executor(), Executor(jobs=1), Executor(jobs=2), Executor("ray"))
+    ] == [
         False,
         False,
         True,
@@ -228,41 +231,41 @@ def test_an_engine_knows_whether_runs_leave_this_process():
 
 
 def squares(power):
-    """A worker that any process can make from its name."""
+    """Make a worker; any process can import this function by name."""
 
-    def work(job, stop):
+    def run_job(job, stop):
         stop.check()
         if job[0] < 0:
             raise DataError(f"{job[0]} is below zero")
         return job[0] ** int(power)
 
-    return work
+    return run_job
 
 
-def test_what_travels_is_names_and_plain_values(tmp_path, monkeypatch):
+def test_a_remote_job_takes_and_returns_plain_values(tmp_path, monkeypatch):
     monkeypatch.setitem(_workers, ("anything:squares", ("2",)), squares("2"))
-    here = str(tmp_path)
-    assert _do_remote("anything:squares", ["2"], [3], here, here) == {"result": 9}
-    assert _do_remote("anything:squares", ["2"], [-3], here, here) == {"error": ["DataError", "-3 is below zero"]}
+    folder = str(tmp_path)
+    assert _do_remote("anything:squares", ["2"], [3], folder, folder) == {"result": 9}
+    assert _do_remote("anything:squares", ["2"], [-3], folder, folder) == {"error": ["DataError", "-3 is below zero"]}
     (tmp_path / ".stop").touch()
-    assert _do_remote("anything:squares", ["2"], [3], here, here) == {"result": None}
-    missing = _do_remote("anything:squares", ["2"], [3], "/no/such/folder", here)
+    assert _do_remote("anything:squares", ["2"], [3], folder, folder) == {"result": None}
+    missing = _do_remote("anything:squares", ["2"], [3], "/no/such/folder", folder)
     assert missing["error"] == [
         "StoreError",
         f"{socket.gethostname()} does not see /no/such/folder; every machine of the cluster must see it",
     ]
 
 
-def test_an_error_from_another_machine_is_the_same_error():
-    found = _rebuild_error("ConfigError", "model.width must be 8")
-    assert (type(found), str(found)) == (ConfigError, "model.width must be 8")
+def test_an_error_from_another_machine_has_the_same_class_and_message():
+    error = _rebuild_error("ConfigError", "model.width must be 8")
+    assert (type(error), str(error)) == (ConfigError, "model.width must be 8")
     assert type(_rebuild_error("no such class", "x")) is HeadstartError
 
 
-def test_a_file_asks_to_stop(tmp_path):
-    stop = _FileStop(tmp_path / ".stop")
+def test_the_presence_of_a_file_is_a_stop_request(tmp_path):
+    stop = _FileStopSignal(tmp_path / ".stop")
     stop.check()
     (tmp_path / ".stop").touch()
-    stop._looked = time.monotonic() - 1
+    stop._last_check = time.monotonic() - 1
     with pytest.raises(StopRequested):
         stop.check()

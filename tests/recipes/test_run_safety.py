@@ -7,7 +7,7 @@ from fixtures.tiny import finetune_config, pretrain_config, write_reviews
 from headstart.errors import DataError, Interrupted, TrainingError, UsageError
 from headstart.files import read_json
 from headstart.progress import SilentProgress
-from headstart.recipes.compare.run import run_compare
+from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.prepare import run_prepare_labelled
 from headstart.recipes.pretrain.run import run_pretrain
@@ -23,11 +23,11 @@ def reviews(tmp_path_factory):
 
 LABELLED = {"train": "no.csv", "valid": None, "test": "not.csv", "source": "scratch", "tokenizer": None}
 TEXTS = {"texts": ["no.txt"], "tokenizer": None, "source": None}
-PLAN = {"seeds": 1, "labels": [None], "arms": ["majority"]}
+PLAN = {"backbones": [], "seeds": 1, "labels": [None], "arms": ["majority"], "choose": False, "texts": True}
 KINDS = {
     "pretrain": (lambda out: run_pretrain([], out, None, resume=True), TEXTS),
     "finetune": (lambda out: run_finetune(None, out, None, resume=True), LABELLED),
-    "compare": (lambda out: run_compare(None, out, None, resume=True), LABELLED | PLAN),
+    "compare": (lambda out: run_compare(CompareRequest(None, out, resume=True), None), LABELLED | PLAN),
 }
 
 

@@ -10,11 +10,11 @@ from headstart.config.schema import LabelledConfig, TokenizerConfig
 from headstart.errors import DataError, Interrupted
 from headstart.files import read_json
 from headstart.progress import SilentProgress
-from headstart.recipes.compare.run import run_compare
+from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.evaluate import EvaluateRequest, run_error_analysis, run_evaluate
 from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.prepare import run_prepare_labelled
-from headstart.recipes.tune import run_tune
+from headstart.recipes.tune import TuneRequest, run_tune
 from headstart.tokenization.bpe import train_tokenizer
 
 SKIP = {"labelled__skip_empty": True, "loop__epochs": 1}
@@ -73,16 +73,8 @@ def test_a_run_that_goes_on_leaves_out_the_same_rows(tmp_path):
 
 @pytest.mark.usefixtures("mails")
 def test_a_comparison_notes_it_for_its_report(tmp_path):
-    run_compare(
-        "train.csv",
-        tmp_path / "cmp",
-        finetune_config(**SKIP),
-        source=(),
-        test="test.csv",
-        seeds=1,
-        labels=(None,),
-        arms=("majority", "tfidf"),
-    )
+    request = CompareRequest("train.csv", tmp_path / "cmp", test="test.csv", seeds=1, arms=("majority", "tfidf"))
+    run_compare(request, finetune_config(**SKIP))
     assert read_json(tmp_path / "cmp" / "data.json")["notes"][:2] == NOTES
     assert NOTES[0] in (tmp_path / "cmp" / "report.html").read_text(encoding="utf-8")
 
@@ -106,7 +98,7 @@ def test_a_search_writes_the_setting_down_for_the_run_after_it(tmp_path):
     pytest.importorskip("optuna", reason="needs the extra tune")
     listener = Listener()
     config = finetune_config(**SKIP)
-    found = run_tune("train.csv", tmp_path / "tuned", config, source="scratch", trials=1, progress=listener)
+    found = run_tune(TuneRequest("train.csv", tmp_path / "tuned", "scratch", trials=1), config, listener)
     assert [line for line in listener.lines if "left out" in line] == NOTES[:1]
     assert tomllib.loads(found.toml.read_text(encoding="utf-8"))["labelled"] == {"skip_empty": True}
 
@@ -120,4 +112,4 @@ def test_prepared_rows_are_made_again_when_empty_ones_are_left_out(tmp_path):
     listener = Listener()
     skip = LabelledConfig(skip_empty=True)
     shards = run_prepare_labelled("train.csv", tmp_path / "shards", skip, tokenizer=tokenizer, progress=listener)
-    assert (shards.documents, listener.lines[0]) == (48, NOTES[0])
+    assert (shards.num_documents, listener.lines[0]) == (48, NOTES[0])

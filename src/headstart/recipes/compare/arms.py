@@ -1,13 +1,9 @@
 """The arms of a comparison, and one run of a network.
 
-The arms of a comparison by name, and the pretrained folders behind some of them.
-
 majority  tfidf  naive_bayes  nbsvm      need no network
 scratch                                  random weights
-pretrained  frozen                       the backbone of --from, moving or not; with several folders, an arm each:
-                                         pretrained:NAME after the folder
-
-One network of a comparison: fine-tuned from its start, its rate chosen on validation if asked, test read once.
+pretrained  frozen                       the backbone of --from, trained or frozen; with several folders, one arm per
+                                         folder: pretrained:NAME
 """
 
 import re
@@ -16,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +26,7 @@ from headstart.interop.model_source import load_model_source
 from headstart.interrupts import StopSignal
 from headstart.metrics import Evaluation, evaluate_single_label, softmax
 from headstart.progress import Progress
-from headstart.recipes.compare.baselines import VALID_PROBABILITIES
+from headstart.recipes.compare.baselines import MAX_VALID_PROBABILITIES
 from headstart.recipes.finetune.dataset import (
     EncodedSplit,
     LabelledData,
@@ -41,7 +38,7 @@ from headstart.recipes.finetune.run import SCRATCH
 from headstart.recipes.finetune.trainer import FinetuneOutcome, FinetuneTrainer
 from headstart.runtime import Runtime
 from headstart.store.bundle import Bundle
-from headstart.store.records import Budget, Epoch, RunRecord, Score, arm_type, round_probabilities
+from headstart.store.records import Budget, Epoch, RunRecord, Score, arm_type, record_path, round_probabilities
 from headstart.store.run_folder import RunFolder
 from headstart.tasks import AnyEvaluation
 from headstart.tokenization.base import Tokenizer
@@ -54,61 +51,90 @@ NETWORK_ARMS = ("scratch", *PRETRAINED)
 ARMS = ("majority", "tfidf", "naive_bayes", "nbsvm", *NETWORK_ARMS)
 DEFAULT_ARMS = ("majority", "tfidf", "scratch", "pretrained")
 
+LR_FACTORS = (1.0, 3.0)
+"""With --choose, validation chooses among these multiples of the configured learning rate."""
+FROZEN_LR_FACTOR = 10.0
+"""A head on a frozen backbone is trained at so many times the rate: it is one small layer with random weights."""
+_LINEAR_COST = 0.02
+
+
+class RunSpec(NamedTuple):
+    """One run of a comparison."""
+
+    arm: str
+    budget: Budget
+    seed: int
+
+    @property
+    def is_network(self) -> bool:
+        """True if the arm is trained by gradient descent, and so depends on the seed."""
+        return arm_type(self.arm) in NETWORK_ARMS
+
+    @property
+    def cost(self) -> float:
+        """The part of the progress bar for this run: linear arms take seconds, and would distort the remaining time."""
+        return 1.0 if self.is_network else _LINEAR_COST
+
+    @property
+    def row_and_column(self) -> tuple[str, str]:
+        """The row and column of the run in the table of runs."""
+        return self.arm, str(self.budget)
+
+    def describe(self) -> str:
+        """Describe the run in a few words."""
+        return f"{self.arm}, {self.budget} labels, seed {self.seed}"
+
+    def record_path(self, folder: Path) -> Path:
+        """Return the path of the run's record in the comparison in `folder`."""
+        return record_path(folder, self.arm, self.budget, self.seed)
+
 
 @dataclass(frozen=True)
-class PretrainedSource:
+class PretrainedBackbone:
     """A pretrained folder of a comparison."""
 
     path: str
-    """As the person wrote it."""
+    """As the user wrote it."""
     name: str
     bundle: Bundle
 
 
-def is_network(arm: str) -> bool:
-    """Whether an arm is trained by gradient, and so by seed."""
-    return arm_type(arm) in NETWORK_ARMS
+def pretrained_paths(backbones: Sequence[str]) -> tuple[str, ...]:
+    """Return the backbones that are pretrained; the word scratch is none.
 
-
-def source_folders(source: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The pretrained folders that were named; the word scratch is none.
-
-    >>> source_folders("runs/base"), source_folders(["a", "b"]), source_folders("scratch"), source_folders(None)
-    (('runs/base',), ('a', 'b'), (), ())
+    >>> pretrained_paths(["a", "b"]), pretrained_paths(["scratch"])
+    (('a', 'b'), ())
     """
-    given = (source,) if isinstance(source, str) else tuple(source or ())
-    return tuple(path for path in given if path != SCRATCH)
+    return tuple(path for path in backbones if path != SCRATCH)
 
 
-def source_names(paths: Sequence[str]) -> tuple[str, ...]:
-    """What folders are called: their last part, and as many parts before it as tell them apart.
+def backbone_names(paths: Sequence[str]) -> tuple[str, ...]:
+    """Name folders by their last path component, and by as many components before it as make the names unique.
 
-    >>> source_names(["runs/base", "runs/large/bundle"]), source_names(["a/base", "b/base"])
+    >>> backbone_names(["runs/base", "runs/large/bundle"]), backbone_names(["a/base", "b/base"])
     (('base', 'large'), ('a-base', 'b-base'))
     """
-    if len({Path(path).resolve() for path in paths}) < len(paths):
-        twice = next(path for path in paths if paths.count(path) > 1 or _same(path, paths))
+    resolved = [Path(path).resolve() for path in paths]
+    if len(set(resolved)) < len(paths):
+        twice = next(path for path in paths if resolved.count(Path(path).resolve()) > 1)
         raise UsageError(f"--from names {twice} twice; once is enough")
-    parts = [Path(path).resolve().parts for path in paths]
-    parts = [one[:-1] if one[-1] == "bundle" else one for one in parts]
+    all_parts = [path.parts[:-1] if path.parts[-1] == "bundle" else path.parts for path in resolved]
     depth = 1
-    while len(names := {_name(one[-depth:]) for one in parts}) < len(parts) and depth < max(map(len, parts)):
+    while len(names := {_name(parts[-depth:]) for parts in all_parts}) < len(paths) and depth < max(
+        map(len, all_parts)
+    ):
         depth += 1
-    if len(names) < len(parts):
+    if len(names) < len(paths):
         raise UsageError("the folders of --from cannot be told apart by name; rename one")
-    return tuple(_name(one[-depth:]) for one in parts)
+    return tuple(_name(parts[-depth:]) for parts in all_parts)
 
 
 def _name(parts: Sequence[str]) -> str:
     return re.sub(r"[^A-Za-z0-9_.+-]+", "_", "-".join(part.strip("/\\:") for part in parts)).lstrip("_.+-") or "model"
 
 
-def _same(path: str, paths: Sequence[str]) -> bool:
-    return sum(Path(other).resolve() == Path(path).resolve() for other in paths) > 1
-
-
 def expand_arms(arms: Sequence[str], paths: Sequence[str]) -> tuple[str, ...]:
-    """The arms that run: with several folders, one a folder where a folder is needed.
+    """Return the arms that run: with several folders, a pretrained arm becomes one arm per folder.
 
     >>> expand_arms(("scratch", "pretrained"), ["runs/a", "runs/b"])
     ('scratch', 'pretrained:a', 'pretrained:b')
@@ -120,188 +146,190 @@ def expand_arms(arms: Sequence[str], paths: Sequence[str]) -> tuple[str, ...]:
             raise UsageError(
                 f"compare needs --from with a pretrained folder or a starter such as starter:en, or --arms without {arm}"
             )
-    names = source_names(paths)
-    found = [
+    names = backbone_names(paths)
+    expanded = [
         [f"{arm}:{name}" for name in names] if arm in PRETRAINED and len(names) > 1 else [arm]
         for arm in dict.fromkeys(arms)
     ]
-    return tuple(arm for group in found for arm in group)
+    return tuple(arm for group in expanded for arm in group)
 
 
-def load_sources(paths: Sequence[str], tokenizer: str | Path | None) -> tuple[PretrainedSource, ...]:
-    """The language models to compare; a classifier has seen labels, and would make the comparison void."""
-    found = []
-    for path, name in zip(paths, source_names(paths), strict=True):
+def load_backbones(paths: Sequence[str], tokenizer: Path | None) -> tuple[PretrainedBackbone, ...]:
+    """Load the language models to compare; a classifier has seen labels, and would make the comparison void."""
+    backbones = []
+    for path, name in zip(paths, backbone_names(paths), strict=True):
         bundle = load_model_source(path, head_type="language")
-        if tokenizer is not None and load_tokenizer(Path(tokenizer)).digest != bundle.tokenizer.digest:
+        if tokenizer is not None and load_tokenizer(tokenizer).digest != bundle.tokenizer.digest:
             raise UsageError(
                 f"{path} was pretrained with another tokenizer than {tokenizer}; leave --tokenizer out to use its own"
             )
-        found.append(PretrainedSource(path, name, bundle))
-    return tuple(found)
+        backbones.append(PretrainedBackbone(path, name, bundle))
+    return tuple(backbones)
 
 
-def differences(sources: Sequence[PretrainedSource]) -> list[str]:
-    """What a reader must know of folders that are not alike: there is one arm from scratch."""
+def describe_differences(backbones: Sequence[PretrainedBackbone]) -> list[str]:
+    """Note backbones whose shape or tokenizer differ from the first one's: there is only one arm from scratch."""
     notes = []
-    for source in sources[1:]:
-        first = sources[0]
-        other = [
-            *(["shape"] if source.bundle.config != first.bundle.config else []),
-            *(["tokenizer"] if source.bundle.tokenizer.digest != first.bundle.tokenizer.digest else []),
+    for backbone in backbones[1:]:
+        first = backbones[0]
+        differences = [
+            *(["shape"] if backbone.bundle.config != first.bundle.config else []),
+            *(["tokenizer"] if backbone.bundle.tokenizer.digest != first.bundle.tokenizer.digest else []),
         ]
-        if other:
+        if differences:
             notes.append(
-                f"{source.path} has another {' and '.join(other)} than {first.path}, whose network scratch is: "
+                f"{backbone.path} has another {' and '.join(differences)} than {first.path}, whose network scratch is: "
                 "their difference is not pretraining alone"
             )
     return notes
 
 
 def encode_with(data: LabelledData, tokenizer: Tokenizer, path: str) -> LabelledData:
-    """The same rows in the tokens of another model."""
+    """Encode the same rows with the tokenizer of another model."""
     if tokenizer.digest == data.tokenizer.digest:
         return data
-    parts = (data.train, data.valid, data.test)
-    for part in parts:
-        if part is not None and is_shards(part.name):
-            raise UsageError(f"{part.name} was prepared with another tokenizer than {path}'s; give the file itself")
+    for split in (data.train, data.valid, data.test):
+        if split is not None and is_shards(split.name):
+            raise UsageError(f"{split.name} was prepared with another tokenizer than {path}'s; give the file itself")
 
-    def encode(part: EncodedSplit) -> EncodedSplit:
-        ids = (np.asarray(row, dtype=np.int32) for row in encode_inputs(tokenizer, part.text_inputs))
-        return replace(part, ids=tuple(ids))
+    def encode(split: EncodedSplit) -> EncodedSplit:
+        ids = (np.asarray(row, dtype=np.int32) for row in encode_inputs(tokenizer, split.text_inputs))
+        return replace(split, ids=tuple(ids))
 
     train, valid = encode(data.train), encode(data.valid)
     return replace(data, tokenizer=tokenizer, train=train, valid=valid, test=encode(data.test) if data.test else None)
 
 
-LEARNING_RATES = (1.0, 3.0)
-"""With --choose, the rates that validation chooses from, as multiples of the one that is set."""
-FROZEN_SETTINGS = 10.0
-"""A head alone is trained at so many times the rate: it is one small layer, and it starts from noise."""
-
-
 @dataclass(frozen=True)
-class NetworkJob:
-    """What one cell is made from."""
+class NetworkRun:
+    """What one run of a network reads, and where it writes."""
 
-    arm: str
-    budget: Budget
-    seed: int
+    spec: RunSpec
     data: LabelledData
     config: FinetuneConfig
-    shape: PretrainedSource | None
-    """The folder whose shape and reading the network has; None takes those of the settings."""
+    backbone: PretrainedBackbone | None
+    """The folder whose shape and attention direction the network has; None takes those of the settings."""
     choose: bool
-    work: Path
-    """Where unfinished runs live."""
+    """Let validation choose the learning rate."""
+    work_folder: Path
+    """The folder of the unfinished run; further candidates have the same name with a number."""
     receipt: Path
 
-    def settings(self) -> list[FinetuneConfig]:
-        """One configuration for each rate that is tried, the one that was set first."""
-        frozen = arm_type(self.arm) == "frozen"
-        rate = self.config.optim.lr * (FROZEN_SETTINGS if frozen else 1.0)
-        own = {"transfer": {"freeze": True, "unfreeze_every": None}} if frozen else {}
+    def candidates(self) -> list[FinetuneConfig]:
+        """Return one configuration per learning rate that is tried, the configured rate first."""
+        frozen = arm_type(self.spec.arm) == "frozen"
+        lr = self.config.optim.lr * (FROZEN_LR_FACTOR if frozen else 1.0)
+        transfer = {"transfer": {"freeze": True, "unfreeze_every": None}} if frozen else {}
         return [
             merge_config(
                 FinetuneConfig,
                 self.config.model_dump(),
-                {"runtime": {"seed": self.seed}, "optim": {"lr": float(f"{rate * factor:.12g}")}, **own},
+                {"runtime": {"seed": self.spec.seed}, "optim": {"lr": float(f"{lr * factor:.12g}")}, **transfer},
             )
-            for factor in (LEARNING_RATES if self.choose else LEARNING_RATES[:1])
+            for factor in (LR_FACTORS if self.choose else LR_FACTORS[:1])
         ]
+
+    def candidate_folder(self, index: int) -> Path:
+        """Return the run folder of a candidate."""
+        return self.work_folder if index == 0 else self.work_folder.with_name(f"{self.work_folder.name}-{index + 1}")
 
 
 def run_network(
-    job: NetworkJob, runtime: Runtime, stop: StopSignal, progress: Progress, *, say_truncation: bool
+    network_run: NetworkRun, runtime: Runtime, stop: StopSignal, progress: Progress, *, say_truncation: bool
 ) -> RunRecord:
-    """Train, choose by validation, read test once. On a stop the state is saved and Halt goes on to the caller."""
-    started = time.perf_counter()
-    settings = job.settings()
-    # where there is a choice to make, no candidate sees test
-    data = job.data if len(settings) == 1 else replace(job.data, test=None)
+    """Train every candidate, choose by validation and read test once. On a stop the state is saved."""
+    start = time.perf_counter()
+    candidates = network_run.candidates()
+    # where validation chooses among candidates, none of them sees test
+    data = network_run.data if len(candidates) == 1 else replace(network_run.data, test=None)
     outcomes: list[FinetuneOutcome] = []
-    for place, config in enumerate(settings):
-        training, resume = _training(job, config, place, data, runtime, stop, progress)
-        if say_truncation and not place:
-            training.say_truncation()
-        outcomes.append(training.go(resume=resume))
-    best = max(range(len(outcomes)), key=lambda place: _rank(outcomes[place], place))
-    cell = _run_record(job, settings, outcomes, best, runtime, stop)
-    for place in range(len(settings)):
-        shutil.rmtree(_folder(job, place), ignore_errors=True)
-    return cell.model_copy(update={"seconds": time.perf_counter() - started})
+    for index, config in enumerate(candidates):
+        trainer, resume = _trainer(network_run, config, index, data, runtime, stop, progress)
+        if say_truncation and not index:
+            trainer.say_truncation()
+        outcomes.append(trainer.go(resume=resume))
+    best = max(range(len(outcomes)), key=lambda index: _rank(outcomes[index], index))
+    record = _run_record(network_run, candidates, outcomes, best, runtime, stop)
+    for index in range(len(candidates)):
+        shutil.rmtree(network_run.candidate_folder(index), ignore_errors=True)
+    return record.model_copy(update={"seconds": time.perf_counter() - start})
 
 
-def _rank(outcome: FinetuneOutcome, place: int) -> tuple[float, float, int]:
-    """Validation accuracy; among equals the lower loss, then the earlier setting."""
-    return outcome.valid.selection_metric, -outcome.valid.loss, -place
+def _rank(outcome: FinetuneOutcome, index: int) -> tuple[float, float, int]:
+    """Rank by validation accuracy, then by lower loss, then by the earlier candidate."""
+    return outcome.valid.selection_metric, -outcome.valid.loss, -index
 
 
-def _folder(job: NetworkJob, place: int) -> Path:
-    return job.work if place == 0 else job.work.with_name(f"{job.work.name}-{place + 1}")
-
-
-def _training(
-    job: NetworkJob,
+def _trainer(
+    network_run: NetworkRun,
     config: FinetuneConfig,
-    place: int,
+    index: int,
     data: LabelledData,
     runtime: Runtime,
     stop: StopSignal,
     progress: Progress,
 ) -> tuple[FinetuneTrainer, bool]:
-    folder = _folder(job, place)
-    resume = (folder / "run.json").is_file()
+    """Build the trainer of a candidate; the second value says whether it resumes."""
+    path = network_run.candidate_folder(index)
+    resume = (path / "run.json").is_file()
     if resume:
-        run = RunFolder.open(folder, kind="cell")
+        folder = RunFolder.open(path, kind="cell")
     else:
-        shutil.rmtree(folder, ignore_errors=True)
-        run = RunFolder.create(folder, kind="cell", command="", config=config, inputs={})
-    bundle = job.shape.bundle if job.shape else None
-    shape: ModelConfig = model_config_for(bundle, config.transfer) if bundle else config.model
-    pretrained = None if arm_type(job.arm) == SCRATCH else bundle
-    name = job.shape.path if job.shape else SCRATCH
-    model, receipt = build_classifier(shape, data, pretrained, name, job.seed, resolve_attention(config, bundle))
+        shutil.rmtree(path, ignore_errors=True)
+        folder = RunFolder.create(path, kind="cell", command="", config=config, inputs={})
+    spec, backbone = network_run.spec, network_run.backbone
+    bundle = backbone.bundle if backbone else None
+    model_config: ModelConfig = model_config_for(bundle, config.transfer) if bundle else config.model
+    pretrained = None if arm_type(spec.arm) == SCRATCH else bundle
+    name = backbone.path if backbone else SCRATCH
+    model, receipt = build_classifier(
+        model_config, data, pretrained, name, spec.seed, resolve_attention(config, bundle)
+    )
     if receipt:
-        write_json(job.receipt, receipt.as_dict())
-    return FinetuneTrainer(run, config, data, model, runtime, stop, progress, quiet=True), resume
+        write_json(network_run.receipt, receipt.as_dict())
+    return FinetuneTrainer(folder, config, data, model, runtime, stop, progress, quiet=True), resume
 
 
 def _run_record(
-    job: NetworkJob,
-    settings: list[FinetuneConfig],
+    network_run: NetworkRun,
+    candidates: list[FinetuneConfig],
     outcomes: list[FinetuneOutcome],
     best: int,
     runtime: Runtime,
     stop: StopSignal,
 ) -> RunRecord:
-    config, outcome, test = settings[best], outcomes[best], job.data.test
-    assert test is not None
-    rows = job.data.rows(test, outcome.model.backbone.config.context, config.labelled)
-    scores = outcome.test_scores
-    if scores is None:
-        scores = score_texts(outcome.model, rows, runtime, stop.check)
+    spec, data = network_run.spec, network_run.data
+    config, outcome = candidates[best], outcomes[best]
+    assert data.test is not None
+    dataset = data.rows(data.test, outcome.model.backbone.config.context, config.labelled)
+    logits = outcome.test_scores
+    if logits is None:
+        logits = score_texts(outcome.model, dataset, runtime, stop.check)
     tried = [
-        {"lr": each.optim.lr, "valid_accuracy": found.valid.selection_metric, "valid_loss": found.valid.loss}
-        for each, found in zip(settings, outcomes, strict=True)
+        {"lr": candidate.optim.lr, "valid_accuracy": tried.valid.selection_metric, "valid_loss": tried.valid.loss}
+        for candidate, tried in zip(candidates, outcomes, strict=True)
     ]
-    frozen = {"freeze": True} if config.transfer.freeze else {}
-    few = outcome.valid_scores.size <= VALID_PROBABILITIES
-    epoch, whole = epoch_and_total_steps(len(job.data.train), config.loop)
+    freeze = {"freeze": True} if config.transfer.freeze else {}
+    save_valid = outcome.valid_scores.size <= MAX_VALID_PROBABILITIES
+    epoch_steps, total_steps = epoch_and_total_steps(len(data.train), config.loop)
     return RunRecord(
-        arm=job.arm,
-        labels=job.budget,
-        rows=len(job.data.train),
-        seed=job.seed,
-        setting={"lr": config.optim.lr, "epochs": whole // epoch, "batch_size": config.loop.batch_size, **frozen},
-        epochs=tuple(Epoch(**figures) for figures in outcome.epochs),
+        arm=spec.arm,
+        labels=spec.budget,
+        rows=len(data.train),
+        seed=spec.seed,
+        setting={
+            "lr": config.optim.lr,
+            "epochs": total_steps // epoch_steps,
+            "batch_size": config.loop.batch_size,
+            **freeze,
+        },
+        epochs=tuple(Epoch(**metrics) for metrics in outcome.epochs),
         best_epoch=outcome.best_epoch,
         valid=_score(outcome.valid),
-        test=_score(evaluate_single_label(scores, rows.labels, job.data.labels)),
-        predictions=tuple(int(label) for label in scores.argmax(axis=1)),
-        probabilities=round_probabilities(softmax(scores).tolist()),
-        valid_probabilities=round_probabilities(softmax(outcome.valid_scores).tolist()) if few else None,
+        test=_score(evaluate_single_label(logits, dataset.labels, data.labels)),
+        predictions=tuple(int(label) for label in logits.argmax(axis=1)),
+        probabilities=round_probabilities(softmax(logits).tolist()),
+        valid_probabilities=round_probabilities(softmax(outcome.valid_scores).tolist()) if save_valid else None,
         temperature=outcome.settled.temperature,
         tried=tuple(tried) if len(tried) > 1 else (),
         seconds=0.0,
@@ -309,5 +337,5 @@ def _run_record(
 
 
 def _score(evaluation: AnyEvaluation) -> Score:
-    assert isinstance(evaluation, Evaluation)  # a comparison is of classes, which is checked when it begins
+    assert isinstance(evaluation, Evaluation)  # checked when the comparison begins
     return Score(accuracy=evaluation.accuracy, macro_f1=evaluation.macro_f1, confusion=evaluation.confusion)
