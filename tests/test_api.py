@@ -54,7 +54,7 @@ def test_a_shape_beside_a_pretrained_folder_is_refused(reviews, tmp_path, settin
     assert not (tmp_path / "clf").exists()
 
 
-def test_seeds_labels_and_arms_of_a_comparison_are_those_asked_for(reviews, tmp_path):
+def test_a_comparison_uses_the_requested_seeds_budgets_and_arms(reviews, tmp_path):
     api.compare(
         reviews / "train.csv",
         out=tmp_path / "cmp",

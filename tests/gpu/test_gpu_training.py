@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fixtures.linear_loss import errors, far_target, oracle, question
+from fixtures.linear_loss import far_target_inputs, linear_loss_inputs, reference_loss, relative_errors
 from fixtures.tiny import (
     CPU,
     SPECIAL,
@@ -208,9 +208,10 @@ def test_a_compiled_network_learns_as_an_eager_one(tmp_path):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 100])
 def test_cudnn_attention_equals_torchs(head_dim, causal):
-    from headstart.model.attention import attend, wants_cudnn
+    from headstart.kernels.attention import cudnn_attention
+    from headstart.kernels.dispatch import supports_cudnn_attention
 
-    if not wants_cudnn(torch.device("cuda"), head_dim):
+    if not supports_cudnn_attention(torch.device("cuda"), head_dim):
         pytest.skip("no device on which cuDNN's attention is taken")
     torch.manual_seed(0)
     qkv = [torch.randn(4, 2, 256, head_dim, device="cuda") for _ in range(3)]
@@ -218,18 +219,17 @@ def test_cudnn_attention_equals_torchs(head_dim, causal):
     ours = [tensor.bfloat16().requires_grad_() for tensor in qkv]
     torchs = [tensor.bfloat16().requires_grad_() for tensor in qkv]
     expected = F.scaled_dot_product_attention(*exact, is_causal=causal)
-    output = attend(*ours, causal=causal)
+    output = cudnn_attention(*ours, causal=causal)
     torchs_output = F.scaled_dot_product_attention(*torchs, is_causal=causal)
     grad = torch.randn_like(expected)
     for result in (expected, output, torchs_output):
         result.backward(grad.to(result.dtype))
 
-    def relative_errors(result, inputs):
+    def errors_of(result, inputs):
         pairs = [(result, expected), *((a.grad, b.grad) for a, b in zip(inputs, exact, strict=True))]
         return [float((a.detach().double() - b.detach()).norm() / b.detach().norm()) for a, b in pairs]
 
-    errors_of_both = zip(relative_errors(output, ours), relative_errors(torchs_output, torchs), strict=True)
-    for error, torchs_error in errors_of_both:
+    for error, torchs_error in zip(errors_of(output, ours), errors_of(torchs_output, torchs), strict=True):
         assert error < 1.5 * torchs_error + 1e-3
 
 
@@ -255,22 +255,24 @@ def test_full_rows_need_no_mask(block, attention):
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("heads", "rotary"), [(4, False), (2, False), (4, True)])
 def test_a_layer_with_cudnn_attention_equals_one_without(heads, rotary, compiled):
-    from headstart.model.attention import AttentionContext, SelfAttention, rotary_cos_sin, wants_cudnn
+    from headstart.kernels.attention import AttentionContext
+    from headstart.kernels.dispatch import KernelPlan, supports_cudnn_attention
+    from headstart.model.attention import SelfAttention, rotary_cos_sin
 
     width = 200 if heads == 2 else 256
-    if not wants_cudnn(torch.device("cuda"), width // heads):
+    if not supports_cudnn_attention(torch.device("cuda"), width // heads):
         pytest.skip("cuDNN's attention is not available")
     torch.manual_seed(0)
     layer = SelfAttention(width, heads, 0.0, bias=True).cuda()
     x, grad = torch.randn(2, 4, 128, width, device="cuda")
     cos_sin = rotary_cos_sin(torch.arange(128, device="cuda"), width // heads) if rotary else None
     results = []
-    for use_cudnn in (False, True):
+    for kernel in ("sdpa", "cudnn"):
         called = torch.compile(layer) if compiled else layer
         layer.zero_grad()
         rows = x.clone().requires_grad_()
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            output, _ = called(rows, AttentionContext(None, cos_sin, steady=use_cudnn))
+            output = called(rows, AttentionContext(KernelPlan(attention=kernel), rotary=cos_sin))
         output.float().backward(grad)
         results.append([output.float(), rows.grad, *(parameter.grad for parameter in layer.parameters())])
     for plain, cudnn in zip(*results, strict=True):
@@ -287,12 +289,14 @@ def test_the_chunked_loss_equals_cross_entropy(rows, width, vocabulary, biased):
     from headstart.kernels.cross_entropy import chunked_loss_cuda, from_logits, logits_to_grad_reference
     from headstart.kernels.triton.cross_entropy import logits_to_grad
 
-    inputs = question(rows, width, vocabulary, biased=biased, scale=0.25, device="cuda")
-    expected = oracle(*inputs)
-    reference = errors(chunked_loss_cuda(*inputs, torch.bfloat16, way=from_logits(logits_to_grad_reference)), expected)
-    for options in ({}, {"rows": 256}, {"way": from_logits(logits_to_grad)}):
-        assert max(errors(chunked_loss_cuda(*inputs, torch.float32, **options), expected)) < 1e-5, options
-        bf16_errors = errors(chunked_loss_cuda(*inputs, torch.bfloat16, **options), expected)
+    inputs = linear_loss_inputs(rows, width, vocabulary, has_bias=biased, scale=0.25, device="cuda")
+    expected = reference_loss(*inputs)
+    reference = relative_errors(
+        chunked_loss_cuda(*inputs, torch.bfloat16, chunk_loss=from_logits(logits_to_grad_reference)), expected
+    )
+    for options in ({}, {"rows": 256}, {"chunk_loss": from_logits(logits_to_grad)}):
+        assert max(relative_errors(chunked_loss_cuda(*inputs, torch.float32, **options), expected)) < 1e-5, options
+        bf16_errors = relative_errors(chunked_loss_cuda(*inputs, torch.bfloat16, **options), expected)
         # the rounding of a single row is not averaged
         assert max(bf16_errors) < (0.01 if rows == 1 else 0.005), options
         no_worse = all(a < 1.05 * b + 1e-4 for a, b in zip(bf16_errors, reference, strict=True))
@@ -305,8 +309,8 @@ def test_a_row_whose_exponentials_overflow_is_computed_again(distance, biased):
     """A NaN stays a NaN."""
     from headstart.kernels.cross_entropy import chunked_loss_cuda
 
-    inputs = far_target(300, 200, 5001, biased=biased, distance=distance, device="cuda")
-    assert max(errors(chunked_loss_cuda(*inputs, torch.bfloat16), oracle(*inputs))) < 0.005
+    inputs = far_target_inputs(300, 200, 5001, has_bias=biased, distance=distance, device="cuda")
+    assert max(relative_errors(chunked_loss_cuda(*inputs, torch.bfloat16), reference_loss(*inputs))) < 0.005
     broken = inputs[0].clone()
     broken[7] = torch.nan
     assert chunked_loss_cuda(broken, *inputs[1:], torch.bfloat16)[0].isnan()
@@ -315,7 +319,7 @@ def test_a_row_whose_exponentials_overflow_is_computed_again(distance, biased):
 def test_the_loss_has_the_same_bits_twice():
     from headstart.kernels.cross_entropy import chunked_loss_cuda
 
-    inputs = question(3000, 200, 20001, biased=True, scale=0.25, device="cuda")
+    inputs = linear_loss_inputs(3000, 200, 20001, has_bias=True, scale=0.25, device="cuda")
     one, two = (chunked_loss_cuda(*inputs, torch.bfloat16, rows=1024) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
@@ -326,7 +330,7 @@ def test_the_loss_uses_triton_kernels_on_a_gpu():
     from headstart.kernels.triton.cross_entropy import from_exp_logits
 
     assert _best_chunk_loss(torch.device("cuda"), torch.bfloat16) is from_exp_logits
-    assert "by_scores" in _best_chunk_loss(torch.device("cuda"), torch.float32).__qualname__
+    assert "from_logits" in _best_chunk_loss(torch.device("cuda"), torch.float32).__qualname__
 
 
 class StopAfter(StopSignal):

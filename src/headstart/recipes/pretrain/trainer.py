@@ -125,7 +125,7 @@ def compiler_error(device: torch.device) -> str | None:
     """Why nothing can be compiled here, in one line; None where all is well. Tried on a few numbers."""
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device=device))
-    except (RuntimeError, OSError, ImportError) as error:  # no C compiler, no triton, an old GPU
+    except (RuntimeError, OSError, ImportError) as error:  # no C compiler, no code generator, an old GPU
         return (str(error).strip().splitlines() or [type(error).__name__])[0]
     return None
 
