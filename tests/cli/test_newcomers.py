@@ -70,7 +70,7 @@ def test_a_setting_without_its_section_is_suggested_in_python():
     import headstart
 
     with pytest.raises(ConfigError) as caught:
-        headstart.finetune("train.csv", source="scratch", out="x", settings={"label_column": "kind"})
+        headstart.finetune("train.csv", backbone="scratch", out="x", settings={"label_column": "kind"})
     assert str(caught.value) == "unknown setting label_column; did you mean labelled.label_column?"
 
 

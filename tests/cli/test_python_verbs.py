@@ -65,7 +65,7 @@ def test_wrong_settings_in_python_give_one_line(values, message):
 
 @pytest.mark.parametrize("values", [{"model.depth": 3}, {"model": {"depth": 3}}])
 def test_model_settings_beside_a_backbone_are_refused_nested_or_dotted(tmp_path, values):
-    assert message_of(lambda: headstart.finetune("a.csv", out=tmp_path, source="runs/base", settings=values)) == (
+    assert message_of(lambda: headstart.finetune("a.csv", out=tmp_path, backbone="runs/base", settings=values)) == (
         "model.depth is set, but runs/base brings its own; leave it out, or use backbone='scratch'"
     )
 
@@ -92,7 +92,7 @@ def test_numbers_of_labels_may_be_one_or_several(values, expected):
 @pytest.mark.parametrize("wrong", ["50", 0.5, True])
 def test_an_invalid_label_budget_is_refused(wrong):
     assert message_of(lambda: api._budgets((50, wrong))) == (
-        f"labels must be whole numbers or 'all', as in (50, 200, 'all'), got {wrong!r}"
+        f"label_budgets must be whole numbers or 'all', as in (50, 200, 'all'), got {wrong!r}"
     )
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from fixtures.linear_loss import far_target_inputs, linear_loss_inputs, reference_loss, relative_errors
+from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.tiny import (
     CPU,
     SPECIAL,
@@ -28,8 +29,6 @@ from headstart.interrupts import StopRequested, StopSignal
 from headstart.model.heads import Model, build_classifier_head
 from headstart.model.transformer import build_backbone
 from headstart.recipes.compare.run import CompareRequest, run_compare
-from headstart.recipes.finetune.run import run_finetune
-from headstart.recipes.pretrain.run import run_pretrain
 from headstart.runtime import Runtime
 from headstart.train.cuda_graphs import text_graphs
 from headstart.train.loop import TrainState, fit
@@ -85,11 +84,11 @@ def test_pretraining_resumes_and_a_comparison_runs_on_a_gpu(tmp_path):
     data = write_reviews(tmp_path / "data")
     text = [str(data / "texts.txt")]
     settings = {"runtime__device": "cuda", "runtime__precision": "fp32"}
-    run_pretrain(text, tmp_path / "uninterrupted", pretrain_config(**settings, loop__steps=20))
+    pretrain_run(text, tmp_path / "uninterrupted", pretrain_config(**settings, loop__steps=20))
     with pytest.raises(Interrupted):
-        run_pretrain(text, tmp_path / "resumed", pretrain_config(**settings, loop__steps=20, runtime__time_limit=1e-5))
+        pretrain_run(text, tmp_path / "resumed", pretrain_config(**settings, loop__steps=20, runtime__time_limit=1e-5))
     change_runtime(tmp_path / "resumed", time_limit=None)
-    run_pretrain([], tmp_path / "resumed", None, resume=True)
+    pretrain_run([], tmp_path / "resumed", None, resume=True)
     uninterrupted, resumed = (
         read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("uninterrupted", "resumed")
     )
@@ -198,7 +197,7 @@ def test_a_compiled_network_learns_as_an_eager_one(tmp_path):
         "runtime__device": "cuda",
     }
     for compiled in (False, True):
-        run_pretrain(
+        pretrain_run(
             [str(data / "texts.txt")], tmp_path / str(compiled), pretrain_config(**settings, runtime__compile=compiled)
         )
     eager, compiled = (read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("False", "True"))
@@ -366,18 +365,18 @@ def test_deterministic_pretraining_gives_the_same_bits_twice_and_when_resumed(na
     text = [str(data / "texts.txt")]
     settings = {"model__width": 32, "model__heads": 2, "loop__steps": 24, **PRETRAININGS[name]}
     for folder in ("one", "two"):
-        run_pretrain(text, tmp_path / folder, pretrain_config(**settings, **DETERMINISTIC))
+        pretrain_run(text, tmp_path / folder, pretrain_config(**settings, **DETERMINISTIC))
     assert weights(tmp_path / "one") == weights(tmp_path / "two")
     assert read_json(tmp_path / "one" / "environment.json")["deterministic"] is True
     stopped = pretrain_config(**settings, **DETERMINISTIC, runtime__time_limit=1e-5)
     with pytest.raises(Interrupted):
-        run_pretrain(text, tmp_path / "resumed", stopped)
+        pretrain_run(text, tmp_path / "resumed", stopped)
     change_runtime(tmp_path / "resumed", time_limit=None)
-    run_pretrain([], tmp_path / "resumed", None, resume=True)
+    pretrain_run([], tmp_path / "resumed", None, resume=True)
     assert weights(tmp_path / "resumed") == weights(tmp_path / "one")
     for file in ("result.json", "metrics.jsonl"):
         assert (tmp_path / "resumed" / file).read_bytes() == (tmp_path / "one" / file).read_bytes()
-    run_pretrain(text, tmp_path / "other", pretrain_config(**settings, **DETERMINISTIC, runtime__seed=1))
+    pretrain_run(text, tmp_path / "other", pretrain_config(**settings, **DETERMINISTIC, runtime__seed=1))
     assert weights(tmp_path / "other") != weights(tmp_path / "one")  # control
 
 
@@ -386,23 +385,23 @@ def test_deterministic_fine_tuning_gives_the_same_bits_twice_and_when_resumed(tm
 
     data = write_reviews(tmp_path / "data")
     shape = {"model__width": 32, "model__heads": 2, "model__block": "modern"}
-    run_pretrain([str(data / "texts.txt")], tmp_path / "base", pretrain_config(**shape, **DETERMINISTIC, loop__steps=4))
+    pretrain_run([str(data / "texts.txt")], tmp_path / "base", pretrain_config(**shape, **DETERMINISTIC, loop__steps=4))
     files = {name: str(data / f"{name}.csv") for name in ("valid", "test")}
-    inputs = {"source": str(tmp_path / "base"), **files}
+    inputs = {"backbone": str(tmp_path / "base"), **files}
     config = finetune_config(**DETERMINISTIC, optim__ema_decay=0.5)
     for name in ("one", "two"):
-        run_finetune(str(data / "train.csv"), tmp_path / name, config, **inputs)
+        finetune_run(str(data / "train.csv"), tmp_path / name, config, **inputs)
     assert weights(tmp_path / "one") == weights(tmp_path / "two")
-    run = FinetuneTrainer.go
+    run = FinetuneTrainer.train
 
     def stopped(trainer, *, resume):
         trainer.stop = StopAfter(10)
         return run(trainer, resume=resume)
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(FinetuneTrainer, "go", stopped)
-        run_finetune(str(data / "train.csv"), tmp_path / "resumed", config, **inputs)
-    run_finetune(None, tmp_path / "resumed", None, resume=True)
+        patch.setattr(FinetuneTrainer, "train", stopped)
+        finetune_run(str(data / "train.csv"), tmp_path / "resumed", config, **inputs)
+    finetune_run(None, tmp_path / "resumed", None, resume=True)
     assert weights(tmp_path / "resumed") == weights(tmp_path / "one")
 
 
@@ -416,11 +415,11 @@ def test_a_resumed_run_ends_within_the_tolerance_without_the_deterministic_mode(
     text = [str(data / "texts.txt")]
     settings = {"model__width": 32, "model__heads": 2, "model__block": "modern", "loop__steps": 24}
     settings["runtime__device"] = "cuda"
-    run_pretrain(text, tmp_path / "uninterrupted", pretrain_config(**settings))
+    pretrain_run(text, tmp_path / "uninterrupted", pretrain_config(**settings))
     with pytest.raises(Interrupted):
-        run_pretrain(text, tmp_path / "resumed", pretrain_config(**settings, runtime__time_limit=1e-5))
+        pretrain_run(text, tmp_path / "resumed", pretrain_config(**settings, runtime__time_limit=1e-5))
     change_runtime(tmp_path / "resumed", time_limit=None)
-    run_pretrain([], tmp_path / "resumed", None, resume=True)
+    pretrain_run([], tmp_path / "resumed", None, resume=True)
     uninterrupted, resumed = (
         read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("uninterrupted", "resumed")
     )
@@ -557,10 +556,10 @@ def test_a_resumed_run_with_captured_steps_ends_within_the_tolerance(tmp_path, m
     from headstart.recipes.finetune.trainer import FinetuneTrainer
 
     data = write_reviews(tmp_path / "data")
-    inputs = {"source": "scratch", **{name: str(data / f"{name}.csv") for name in ("valid", "test")}}
+    inputs = {"backbone": "scratch", **{name: str(data / f"{name}.csv") for name in ("valid", "test")}}
     config = finetune_config(runtime__device="cuda", optim__ema_decay=0.5)
-    run_finetune(str(data / "train.csv"), tmp_path / "uninterrupted", config, **inputs)
-    run, num_graphs = FinetuneTrainer.go, []
+    finetune_run(str(data / "train.csv"), tmp_path / "uninterrupted", config, **inputs)
+    run, num_graphs = FinetuneTrainer.train, []
 
     def stopped(trainer, *, resume):
         trainer.stop = StopAfter(10)
@@ -570,9 +569,9 @@ def test_a_resumed_run_with_captured_steps_ends_within_the_tolerance(tmp_path, m
             num_graphs.append(trainer._graphs.num_graphs)
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(FinetuneTrainer, "go", stopped)
-        run_finetune(str(data / "train.csv"), tmp_path / "resumed", config, **inputs)
-    run_finetune(None, tmp_path / "resumed", None, resume=True)
+        patch.setattr(FinetuneTrainer, "train", stopped)
+        finetune_run(str(data / "train.csv"), tmp_path / "resumed", config, **inputs)
+    finetune_run(None, tmp_path / "resumed", None, resume=True)
     uninterrupted, resumed = (
         read_json(tmp_path / name / "result.json")["valid"]["loss"] for name in ("uninterrupted", "resumed")
     )
@@ -582,7 +581,7 @@ def test_a_resumed_run_with_captured_steps_ends_within_the_tolerance(tmp_path, m
 
 def test_fine_tuning_with_class_weights_runs_on_a_gpu(tmp_path):
     data = write_reviews(tmp_path / "data")
-    inputs = {"source": "scratch", "valid": str(data / "valid.csv")}
+    inputs = {"backbone": "scratch", "valid": str(data / "valid.csv")}
     config = finetune_config(runtime__device="cuda", transfer__class_weights="balanced")
-    run_finetune(str(data / "train.csv"), tmp_path / "run", config, **inputs)
+    finetune_run(str(data / "train.csv"), tmp_path / "run", config, **inputs)
     assert (tmp_path / "run" / "result.json").is_file()
