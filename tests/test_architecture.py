@@ -79,7 +79,7 @@ CATCHES_ALL = {
     "store/run_folder.py:remove_on_error": "an interruption, too, leaves no new folder behind; raised again",
     "store/run_folder.py:record_failure": "notes the kind of error in the folder; raised again",
     "tokenization/hf.py:read_engine": "the tokenizers library raises Exception itself; all others are raised again",
-    "train/distributed.py:tell": "the other processes must hear that the first one failed; raised again",
+    "train/distributed.py:broadcast": "the other processes must hear that the first one failed; raised again",
 }
 """The functions that may catch everything, each with its reason."""
 

@@ -93,7 +93,7 @@ def test_signal_handlers_are_restored():
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_a_time_limit_counts_from_a_given_start(monkeypatch):
+def test_a_time_limit_counts_from_its_start(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: 100 + 121.0)
     assert StopSignal(time_limit=2, since=100.0).requested
     assert not StopSignal(time_limit=2).requested  # control

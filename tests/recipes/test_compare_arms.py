@@ -147,7 +147,7 @@ def test_every_row_of_test_is_read_once(reviews, tmp_path):
 
 def test_layer_decay_reaches_the_optimizer(reviews, tmp_path):
     trainer = build_trainer(reviews, tmp_path / "run", transfer__layer_decay=0.5, optim__lr=1.0)
-    assert {group["peak_lr"] for group in trainer.state.optimizer.param_groups} == {1.0, 0.5, 0.25, 0.125}
+    assert {group["max_lr"] for group in trainer.state.optimizer.param_groups} == {1.0, 0.5, 0.25, 0.125}
 
 
 def test_class_weights_go_by_name_and_reach_the_loss(reviews, tmp_path):

@@ -347,14 +347,14 @@ def test_prefetched_batches_are_run_in_their_turn():
     with Prefetcher(text_batches, 0, 16, runner.to_device, threaded=True) as prefetcher:
         for batches in prefetcher:
             _prepare_step(state, 16, CONFIG)
-            parts = [runner.forward_backward(batch, last=batch is batches[-1]) for batch in batches]
+            micro_losses = [runner.forward_backward(batch, last=batch is batches[-1]) for batch in batches]
             runner.clip_grad_norm(1 / 6, CONFIG.clip, state.optimizer)
             runner.step(state.optimizer)
             state.step += 1
             while state.step < 16 and not prefetcher.peek():
                 time.sleep(0.001)
             runner.prefetch(prefetcher.peek())
-            step_losses.append(sum(part.total.item() for part in parts) / 6)
+            step_losses.append(sum(loss.total.item() for loss in micro_losses) / 6)
             runner.zero_grad(state.optimizer)
     assert step_losses == pytest.approx(losses(train("causal")[0]), rel=1e-4)
     assert backend.num_replays > 2 * 12  # control

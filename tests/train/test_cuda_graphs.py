@@ -98,7 +98,7 @@ def test_captured_models_never_use_cudnn_attention(monkeypatch):
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000))
-def test_a_bucket_holds_the_row_and_there_are_at_most_sixteen(longest, context):
+def test_a_bucket_holds_the_row_and_there_are_sixteen_or_fewer(longest, context):
     length = bucket_length(longest, context)
     assert length >= longest
     assert length <= max(longest, context)

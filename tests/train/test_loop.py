@@ -242,7 +242,7 @@ def test_layer_decay_lowers_the_rate_of_layers_far_from_the_output():
     model = classifier()
     optimizer = build_optimizer(model, OptimConfig(lr=1.0), layer_decay=0.5)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    peaks = {names[id(p)]: group["peak_lr"] for group in optimizer.param_groups for p in group["params"]}
+    peaks = {names[id(p)]: group["max_lr"] for group in optimizer.param_groups for p in group["params"]}
     assert peaks["head.linear.weight"] == 1.0
     assert peaks["backbone.layers.1.up.weight"] == 0.5
     assert peaks["backbone.layers.0.up.weight"] == 0.25

@@ -99,7 +99,7 @@ def test_two_batches_have_one_shape_only_if_they_are_alike():
     assert len({first, other_attention, more_rows}) == 3
 
 
-def test_a_batch_without_padded_targets_does_not_share_the_shape_of_one_with_them():
+def test_batches_with_and_without_padded_targets_have_different_shapes():
     """A graph captured without ignored targets would count the padding."""
     exact, padded = (torch.full((4, 200), IGNORE_INDEX) for _ in range(2))
     exact.view(-1)[:512], padded.view(-1)[:500] = 5, 5

@@ -32,13 +32,13 @@ def test_a_step_in_which_something_was_compiled_does_not_count(monkeypatch):
     assert abs(estimate(monkeypatch, [30.0, 5.0, *[0.5] * 9, 20.0, *[0.5] * 50]) - 0.5) < 1e-9
 
 
-def test_two_steps_are_enough_where_they_take_long(monkeypatch):
+def test_two_slow_steps_suffice(monkeypatch):
     timed = []
     assert estimate(monkeypatch, [8.5, 8.0, *[8.0] * 60], budget=120, timed=timed) == 8.0
     assert timed == [8.5, 8.0]
 
 
-def test_two_steps_are_not_enough_where_the_first_one_compiles(monkeypatch):
+def test_two_steps_do_not_suffice_where_the_first_one_compiles(monkeypatch):
     timed = []
     assert estimate(monkeypatch, [30.0, 5.0, *[0.5] * 60], budget=120, timed=timed) == 0.5
     assert timed == [30.0, 5.0, *[0.5] * 13]

@@ -37,7 +37,7 @@ MIN_LABEL_ROWS = 5
 """Validation rows with a label, and without it, below which its threshold stays 0.5."""
 FOLDS = 5
 _TEMPERATURE_RANGE = (0.05, 20.0)
-_MORE_ROWS = "a larger validation file or labelled.valid_fraction gives more"
+_ROWS_HINT = "a larger validation file or labelled.valid_fraction gives more"
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def fit_temperature(logits: Floats, gold: Ints, decisions_per_text: int = 1) -> 
     """Return the temperature of lowest log-loss, or 1 and the reason why none can be fitted."""
     num_texts = len(gold) // decisions_per_text
     if len(gold) < MIN_ROWS * decisions_per_text:
-        return 1.0, f"{num_texts} validation rows are too few to fit on (at least {MIN_ROWS}; {_MORE_ROWS})"
+        return 1.0, f"{num_texts} validation rows are too few to fit on (at least {MIN_ROWS}; {_ROWS_HINT})"
     if len(np.unique(gold)) == 1:
         return 1.0, "the validation rows have one label only"
     if (logits.argmax(axis=1) == gold).all():

@@ -132,7 +132,7 @@ def _prepare_step(state: TrainState, steps: int, config: OptimConfig) -> float:
         state.model.train()
     factor = lr_factor(state.step, steps, config)
     for group in state.optimizer.param_groups:
-        group["lr"] = factor * group["peak_lr"]
+        group["lr"] = factor * group["max_lr"]
     seed_step(state.seed, state.step, state.strategy.ranks.rank)
     return factor
 

@@ -165,25 +165,25 @@ class ChainedOptimizer(Optimizer):
 
 
 def build_optimizer(model: Model, config: OptimConfig, layer_decay: float = 1.0) -> Optimizer:  # type: ignore[type-arg]
-    """Build an optimizer with one group per learning rate and decay; a group has its own `peak_lr` for the schedule."""
+    """Build an optimizer with one group per learning rate and decay; a group has its own `max_lr` for the schedule."""
     muon: dict[tuple[float, bool], list[nn.Parameter]] = {}
     adam: dict[tuple[float, bool], list[nn.Parameter]] = {}
     depth = model.backbone.config.depth
     for name, parameter in model.named_parameters():
-        peak_lr = config.lr * layer_decay ** layer_level(name, depth)
+        max_lr = config.lr * layer_decay ** layer_level(name, depth)
         decays = config.weight_decay > 0 and parameter.ndim > 1
         is_layer_matrix = parameter.ndim == 2 and name.startswith("backbone.layers.")
         groups = muon if config.optimizer == "muon" and is_layer_matrix else adam
-        groups.setdefault((peak_lr, decays), []).append(parameter)
+        groups.setdefault((max_lr, decays), []).append(parameter)
 
     def param_groups(groups: dict[tuple[float, bool], list[nn.Parameter]]) -> list[dict[str, object]]:
         return [
             {
                 "params": parameters,
-                "peak_lr": peak_lr,
+                "max_lr": max_lr,
                 "weight_decay": config.weight_decay if decays else 0.0,
             }
-            for (peak_lr, decays), parameters in groups.items()
+            for (max_lr, decays), parameters in groups.items()
         ]
 
     adam_class = Adam if config.optimizer == "adam" else AdamW
