@@ -52,7 +52,7 @@ from datasets import load_from_disk
 from headstart.data.shards import Shards
 from pathlib import Path
 shards, rows = Shards.open(Path(sys.argv[1])), load_from_disk(sys.argv[2])
-assert len(rows) == shards.documents, (len(rows), shards.documents)
+assert len(rows) == shards.num_documents, (len(rows), shards.num_documents)
 flat = shards.flat
 for start in range(0, len(rows), 1000):
     ids = [id for row in rows[start : start + 1000]["input_ids"] for id in row]

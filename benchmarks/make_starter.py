@@ -103,13 +103,15 @@ def main() -> None:
         }
     bundle, also = load_bundle(arguments.run, head_type="language"), None
     if arguments.seen:
-        also = Membership.of(text_digest(document.text) for document in read_documents(arguments.seen, CorpusConfig()))
+        also = Membership.from_digests(
+            text_digest(document.text) for document in read_documents(arguments.seen, CorpusConfig())
+        )
     if out.is_dir():
         shutil.rmtree(out)
     print(export_compact(bundle, out, arguments.weights, {"starter": facts}, extra_membership=also))
     for path in out.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)  # package data is there for everybody to read
-    known = Membership.read(out)
+    known = Membership.load(out)
     for path in arguments.held_out:
         texts = [document.text for document in read_documents([path], CorpusConfig())]
         seen = len(known.rows_in(texts)) if known else None

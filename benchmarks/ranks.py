@@ -63,7 +63,7 @@ def timed(way, portion: RankSlice, runtime) -> tuple[list[float], float, float, 
     rows = PackedDataset(Corpus(), np.arange(2000), SPECIAL, context=CONTEXT, layout="packed", seed=0)
 
     def fetch(step: int):
-        pieces = portion.pieces(BATCH, BATCH)
+        pieces = portion.micro_batches(BATCH, BATCH)
         begin = step * BATCH
         return [
             rows.batch(begin + first, last - first) if first < last else dummy_batch(rows.batch(begin, 1))

@@ -169,9 +169,9 @@ def build_dataset(
 
 def _build_task(rows: LabelledTexts, names: tuple[str, ...], config: FinetuneConfig) -> Task:
     pair = rows.pairs is not None
-    if rows.kind == "classes":
+    if rows.task_name == "classes":
         return SingleLabel(names, pair)
-    if rows.kind == "labels":
+    if rows.task_name == "labels":
         if not names:
             raise InputError("y has no label in any row; there is nothing to learn")
         return MultiLabel(names, pair)

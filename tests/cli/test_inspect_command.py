@@ -154,4 +154,4 @@ def test_texts_are_left_out_from_the_command_line(typed, tmp_path):
     )
     assert code == 0
     assert out.startswith(f"{tmp_path / 'tokens'}: 200 documents, ")
-    assert "left out because of train.csv: 40 documents that stand there and 0 that almost do; 200 kept" in err
+    assert "left out because of train.csv: 40 documents that appear there and 0 that almost do; 200 kept" in err

@@ -101,7 +101,7 @@ def test_text_is_read_with_the_settings_of_the_commands(tmp_path):
     given = {"corpus.text_column": "words", "tokenizer.vocab_size": 262}
     card = headstart.train_tokenizer(tmp_path / "a.csv", out=tmp_path / "tok", settings=given)
     shards = headstart.prepare(tmp_path / "a.csv", out=tmp_path / "tokens", settings=given)
-    assert (card.words, shards.documents) == (4, 2)
+    assert (card.words, shards.num_documents) == (4, 2)
 
 
 def test_the_columns_of_an_evaluation_can_be_named(tmp_path, trained):

@@ -1,4 +1,4 @@
-"""What is wrong with paths, with files as a whole, and between files: the whole line that tells it."""
+"""The complete messages about wrong paths, unreadable files and files that do not fit together."""
 
 import gzip
 import json
@@ -6,17 +6,17 @@ import json
 import pytest
 
 from headstart.config.schema import CorpusConfig, LabelledConfig
-from headstart.data import io as opening
+from headstart.data import io as data_io
 from headstart.data.corpus import read_documents
 from headstart.data.labelled import LabelSet, check_split, read_labelled
 from headstart.errors import DataError
 
-KNOWN = ".txt, .csv, .tsv, .jsonl, .ndjson, .json, .parquet, .spm, each also with .gz"
+KNOWN_SUFFIXES = ".txt, .csv, .tsv, .jsonl, .ndjson, .json, .parquet, .spm, each also with .gz"
 GOOD = b"text,label\na fine book,positive\na dull one,negative\n"
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+def _in_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -27,7 +27,7 @@ def message_of(read) -> str:
     return str(caught.value)
 
 
-def test_a_missing_file_is_told_with_the_nearest_name(tmp_path):
+def test_a_missing_file_is_reported_with_a_similar_name(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "reviews.csv").write_bytes(GOOD)
     read = lambda path: message_of(lambda: read_labelled(path, LabelledConfig()))  # noqa: E731
@@ -36,22 +36,22 @@ def test_a_missing_file_is_told_with_the_nearest_name(tmp_path):
     assert read("dat/reviews.csv") == "no such file: dat/reviews.csv (there is no folder dat)"
 
 
-def test_a_folder_is_no_labelled_file(tmp_path):
+def test_a_folder_is_refused_as_labelled_file(tmp_path):
     (tmp_path / "data").mkdir()
     assert message_of(lambda: read_labelled("data", LabelledConfig())) == (
         "data is a folder; labelled text is one file, or a pattern such as data/train-*.csv"
     )
 
 
-def write_own(folder, name: str = "run.json", kind: str = "pretrain") -> None:
-    """A folder as Headstart leaves it: what says so, and JSON that is not text."""
+def write_headstart_folder(folder, name: str = "run.json", kind: str = "pretrain") -> None:
+    """Write a folder as Headstart does: a marker, and JSON that is not text."""
     folder.mkdir(parents=True)
     (folder / name).write_text(json.dumps({"format": 1, "kind": kind}))
     (folder / "result.json").write_text('{"loss": 1}')
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "words"),
+    ("name", "kind", "shown"),
     [
         ("run.json", "pretrain", "run"),
         ("demo.json", "demo", "demo"),
@@ -59,15 +59,15 @@ def write_own(folder, name: str = "run.json", kind: str = "pretrain") -> None:
         ("manifest.json", "bundle", "bundle"),
     ],
 )
-def test_a_folder_of_headstarts_own_is_not_text(tmp_path, name, kind, words):
-    write_own(tmp_path / "own", name, kind)
+def test_a_folder_that_headstart_wrote_is_not_text(tmp_path, name, kind, shown):
+    write_headstart_folder(tmp_path / "own", name, kind)
     message = message_of(lambda: list(read_documents(["own"], CorpusConfig())))
-    assert message == f"own is a Headstart {words} folder, not text; name the text files"
+    assert message == f"own is a Headstart {shown} folder, not text; name the text files"
 
 
-def test_folders_of_headstarts_own_are_passed_over(tmp_path):
-    write_own(tmp_path / "data" / "runs" / "base")
-    write_own(tmp_path / "data" / "tok", "manifest.json", "tokenizer")
+def test_folders_that_headstart_wrote_are_skipped(tmp_path):
+    write_headstart_folder(tmp_path / "data" / "runs" / "base")
+    write_headstart_folder(tmp_path / "data" / "tok", "manifest.json", "tokenizer")
     message = message_of(lambda: list(read_documents(["data"], CorpusConfig())))
     assert message == "data holds no text, only folders that Headstart wrote"
     (tmp_path / "data" / "texts").mkdir()
@@ -98,7 +98,7 @@ def test_shards_without_their_manifest_are_not_text(tmp_path, content, state):
         ("a.jsonl.gz", "gunzip -c a.jsonl.gz | iconv -f cp1252 -t utf-8 > new.jsonl"),
     ],
 )
-def test_the_way_to_utf_8_can_be_copied(tmp_path, path, command):
+def test_the_suggested_conversion_to_utf_8_can_be_copied(tmp_path, path, command):
     content = b'{"text": "\xe9t\xe9"}\n'
     (tmp_path / path).write_bytes(gzip.compress(content) if path.endswith(".gz") else content)
     assert message_of(lambda: list(read_documents([path], CorpusConfig()))) == (
@@ -109,13 +109,16 @@ def test_the_way_to_utf_8_can_be_copied(tmp_path, path, command):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([], f"data holds no readable file; found: nothing; known: {KNOWN}"),
-        (["a.md", "b.pdf"], f"data holds no readable file; found: a.md, b.pdf; known: {KNOWN}"),
-        (["a.xlsx"], f"data holds no readable file; found: a.xlsx; known: {KNOWN}; save spreadsheets as CSV UTF-8"),
-        (list("abcdefg"), f"data holds no readable file; found: a, b, c, d, e and 2 more; known: {KNOWN}"),
+        ([], f"data holds no readable file; found: nothing; known: {KNOWN_SUFFIXES}"),
+        (["a.md", "b.pdf"], f"data holds no readable file; found: a.md, b.pdf; known: {KNOWN_SUFFIXES}"),
+        (
+            ["a.xlsx"],
+            f"data holds no readable file; found: a.xlsx; known: {KNOWN_SUFFIXES}; save spreadsheets as CSV UTF-8",
+        ),
+        (list("abcdefg"), f"data holds no readable file; found: a, b, c, d, e and 2 more; known: {KNOWN_SUFFIXES}"),
     ],
 )
-def test_a_folder_without_a_readable_file_is_told_with_what_is_in_it(tmp_path, names, message):
+def test_a_folder_without_a_readable_file_is_reported_with_its_content(tmp_path, names, message):
     (tmp_path / "data").mkdir()
     for name in names:
         (tmp_path / "data" / name).touch()
@@ -125,18 +128,21 @@ def test_a_folder_without_a_readable_file_is_told_with_what_is_in_it(tmp_path, n
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("*.csv", f"*.csv matches no readable file; found: nothing; known: {KNOWN}"),
+        ("*.csv", f"*.csv matches no readable file; found: nothing; known: {KNOWN_SUFFIXES}"),
         ("notes.md", "no such file: notes.md"),
         ("memory://nowhere/a.csv", "no such file: memory://nowhere/a.csv"),
-        ("memory://nowhere/*.csv", f"memory://nowhere/*.csv holds no readable file; found: nothing; known: {KNOWN}"),
-        ("memory://nowhere/a", f"memory://nowhere/a: no reader for this suffix; known: {KNOWN}"),
+        (
+            "memory://nowhere/*.csv",
+            f"memory://nowhere/*.csv holds no readable file; found: nothing; known: {KNOWN_SUFFIXES}",
+        ),
+        ("memory://nowhere/a", f"memory://nowhere/a: no reader for this suffix; known: {KNOWN_SUFFIXES}"),
     ],
 )
-def test_a_path_that_leads_nowhere_is_told(path, message):
+def test_a_path_without_a_file_is_reported(path, message):
     assert message_of(lambda: list(read_documents([path], CorpusConfig()))) == message
 
 
-def test_an_unknown_protocol_is_told():
+def test_an_unknown_protocol_is_reported():
     message = message_of(lambda: list(read_documents(["tape://a.csv"], CorpusConfig())))
     assert message == "cannot open tape://a.csv: Protocol not known: tape"
 
@@ -144,7 +150,7 @@ def test_an_unknown_protocol_is_told():
 @pytest.mark.parametrize(
     ("name", "content", "documents"), [("a.txt", b"", "line"), ("a.txt", b" \n\n", "line"), ("a.txt", b"", "file")]
 )
-def test_a_corpus_without_text_is_told(tmp_path, name, content, documents):
+def test_a_corpus_without_text_is_reported(tmp_path, name, content, documents):
     (tmp_path / name).write_bytes(content)
     message = message_of(lambda: list(read_documents([name], CorpusConfig(documents=documents))))
     assert message == "a.txt: no text in there; every document is empty"
@@ -170,7 +176,7 @@ def test_a_corpus_without_text_is_told(tmp_path, name, content, documents):
     ],
 )
 def test_a_line_beyond_the_limit_is_refused(tmp_path, monkeypatch, name, content, documents, message):
-    monkeypatch.setattr(opening, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(data_io, "MAX_LINE_BYTES", 100)
     (tmp_path / name).write_bytes(content)
     assert message_of(lambda: list(read_documents([name], CorpusConfig(documents=documents)))) == message
 
@@ -188,7 +194,7 @@ def test_pieces_and_labels_must_pair_up(tmp_path, texts, labels, message):
     assert message_of(lambda: read_labelled("r.review.spm", LabelledConfig())) == message
 
 
-def test_one_class_only_is_told(tmp_path):
+def test_a_single_class_is_reported(tmp_path):
     (tmp_path / "train.csv").write_bytes(b"text,label\nfine,1\ndull,1\n")
     train = read_labelled("train.csv", LabelledConfig())
     assert message_of(lambda: LabelSet.from_training(train)) == (
@@ -203,10 +209,10 @@ def test_one_class_only_is_told(tmp_path):
         ("5", "test.csv, row 3: label '5' does not occur in train.csv; its labels are negative, positive"),
     ],
 )
-def test_a_label_that_train_does_not_have_is_told_with_its_row(tmp_path, label, message):
+def test_a_label_missing_from_training_is_reported_with_its_row(tmp_path, label, message):
     (tmp_path / "train.csv").write_bytes(GOOD)
     (tmp_path / "test.csv").write_bytes(GOOD + f"so so,{label}\n".encode())
     train, test = (read_labelled(name, LabelledConfig()) for name in ("train.csv", "test.csv"))
     labels = LabelSet.from_training(train)
-    check_split(labels, train, "train.csv")  # control: what train has is let through
+    check_split(labels, train, "train.csv")  # control: the training rows pass
     assert message_of(lambda: check_split(labels, test, "train.csv")) == message

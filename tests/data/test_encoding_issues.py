@@ -1,4 +1,4 @@
-"""Signs of a wrong encoding are seen, and good text in any language is left alone."""
+"""Signs of a wrong encoding are recognised, and intact text in any language has none."""
 
 import pytest
 
@@ -15,21 +15,21 @@ GOOD = [
 
 
 @pytest.mark.parametrize("text", GOOD)
-def test_good_text_is_not_odd(text):
+def test_intact_text_has_no_encoding_issues(text):
     assert encoding_issues(text) == {}
 
 
 @pytest.mark.parametrize("text", GOOD[:4])
-@pytest.mark.parametrize("wrong", ["latin-1", "cp1252"])
-def test_text_read_in_a_wrong_encoding_is_mojibake(text, wrong):
-    spoilt = text.encode("utf-8").decode(wrong, "replace")
-    # five bytes mean nothing in Windows-1252: some readers put a replacement character, some put the byte
-    assert {"mojibake", "replacement characters"} & set(encoding_issues(spoilt))
-    assert wrong == "cp1252" or "mojibake" in encoding_issues(spoilt)
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
+def test_text_decoded_in_a_wrong_encoding_is_mojibake(text, encoding):
+    damaged = text.encode("utf-8").decode(encoding, "replace")
+    # five bytes are undefined in Windows-1252: some decoders use a replacement character, others keep the byte
+    assert {"mojibake", "replacement characters"} & set(encoding_issues(damaged))
+    assert encoding == "cp1252" or "mojibake" in encoding_issues(damaged)
 
 
 @pytest.mark.parametrize(
-    ("text", "kind"),
+    ("text", "issue"),
     [
         ("caf\ufffd", "replacement characters"),
         ("a\x07b", "control characters"),
@@ -39,5 +39,5 @@ def test_text_read_in_a_wrong_encoding_is_mojibake(text, wrong):
         ("Tom &amp; Jerry", "HTML"),
     ],
 )
-def test_other_damage_has_its_name(text, kind):
-    assert list(encoding_issues(text)) == [kind]
+def test_other_damage_is_reported_by_name(text, issue):
+    assert list(encoding_issues(text)) == [issue]

@@ -1,4 +1,4 @@
-"""Labels that are probably meant otherwise are remarked on where it is plain, and nowhere else."""
+"""Hints are given about labels that are clearly several labels or numbers, and about no others."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from headstart.data.labelled import label_hints, read_labelled
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+def _in_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -18,11 +18,11 @@ def hints(tmp_path, labels, column="label", **settings):
     return label_hints(read_labelled("mails.csv", config), config)
 
 
-PLAIN = ["complaint", "loan"] * 19
+SINGLE_LABELS = ["complaint", "loan"] * 19
 
 
-def test_labels_made_of_labels_are_remarked_on(tmp_path):
-    assert hints(tmp_path, [*PLAIN, "complaint|loan", "loan | complaint"]) == [
+def test_joined_labels_give_a_hint_about_the_separator(tmp_path):
+    assert hints(tmp_path, [*SINGLE_LABELS, "complaint|loan", "loan | complaint"]) == [
         "2 of 40 rows of mails.csv have labels such as 'complaint|loan', whose parts are labels too; if a text may have "
         "several, add labelled.separator '|'"
     ]
@@ -31,20 +31,20 @@ def test_labels_made_of_labels_are_remarked_on(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "settings"),
     [
-        ([*PLAIN, "complaint|loan"], {}),  # 1 of 39 is less than 5 %
-        ([*PLAIN, "complaint|card", "card|loan"], {}),  # card never stands alone
-        ([*PLAIN, "complaint|loan", "loan|complaint"], {"separator": "|"}),
-        ([*PLAIN, "complaint|loan", "loan|complaint"], {"task": "classes"}),
-        ([*PLAIN, "complaint|loan", "loan;complaint"], {}),  # each separator counts for itself
+        ([*SINGLE_LABELS, "complaint|loan"], {}),  # 1 of 39 is less than 5 %
+        ([*SINGLE_LABELS, "complaint|card", "card|loan"], {}),  # card never occurs alone
+        ([*SINGLE_LABELS, "complaint|loan", "loan|complaint"], {"separator": "|"}),
+        ([*SINGLE_LABELS, "complaint|loan", "loan|complaint"], {"task": "classes"}),
+        ([*SINGLE_LABELS, "complaint|loan", "loan;complaint"], {}),  # each separator is counted separately
     ],
-    ids=["few", "unknown parts", "named", "said", "two separators"],
+    ids=["few", "unknown parts", "separator set", "task set", "two separators"],
 )
-def test_other_labels_are_not(tmp_path, labels, settings):
+def test_other_labels_give_no_hint_about_a_separator(tmp_path, labels, settings):
     assert hints(tmp_path, labels, **settings) == []
 
 
 @pytest.mark.parametrize("column", ["stars", "Rating", "score"])
-def test_stars_read_as_names_are_remarked_on(tmp_path, column):
+def test_stars_read_as_names_give_a_hint_about_ratings(tmp_path, column):
     assert hints(tmp_path, [1, 2, 3, 4, 5, 5], column) == [
         f"the labels of mails.csv are 5 whole numbers ({column}), read as names without an order; "
         "labelled.task rating reads them as numbers"
@@ -60,7 +60,7 @@ def test_stars_read_as_names_are_remarked_on(tmp_path, column):
         ([1, 2, 3, 4], "stars", {"task": "classes"}),
         ([1, 2, 3, 4], "stars", {"task": "rating"}),
     ],
-    ids=["three", "another name", "a word", "said", "numbers already"],
+    ids=["three", "another name", "a word", "classes set", "rating set"],
 )
-def test_other_numbers_are_not(tmp_path, labels, column, settings):
+def test_other_numbers_give_no_hint_about_ratings(tmp_path, labels, column, settings):
     assert hints(tmp_path, labels, column, **settings) == []

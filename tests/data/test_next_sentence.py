@@ -1,4 +1,4 @@
-"""Pairs: adjacent or of two documents, half and half, each a function of (seed, epoch, index), and no giveaway."""
+"""Sentence pairs are adjacent or of two documents, depend on (seed, epoch, index) only, and do not leak the label."""
 
 from types import SimpleNamespace
 
@@ -24,17 +24,17 @@ def rows_of(sizes, *, context=12, seed=3):
 
 
 def pairs_of(rows, epoch=0):
-    return [rows.pair(epoch, index) for index in range(rows.rows)]
+    return [rows.pair(epoch, index) for index in range(rows.num_rows)]
 
 
 @given(lengths, contexts, st.integers(0, 5))
-def test_pieces_that_follow_are_adjacent_and_others_are_of_another_document(sizes, context, epoch):
+def test_true_pairs_are_adjacent_and_false_ones_are_of_two_documents(sizes, context, epoch):
     rows = rows_of(sizes, context=context)
     for pair in pairs_of(rows, epoch):
         (a, start, cut), (b, begin, end) = pair.a, pair.b
         length = [rows.corpus.lengths[rows.documents[document]] for document in (a, b)]
         assert 0 <= start < cut <= length[0]
-        assert 0 < begin < end <= length[1]  # no B opens a document, true or not
+        assert 0 < begin < end <= length[1]  # no B begins a document, true or not
         assert cut - start + end - begin + 2 <= context
         if pair.follows:
             assert (a, cut) == (b, begin)
@@ -43,104 +43,107 @@ def test_pieces_that_follow_are_adjacent_and_others_are_of_another_document(size
 
 
 @given(lengths, contexts)
-def test_a_row_holds_its_two_pieces_whole_and_padding_after_them(sizes, context):
+def test_a_row_is_its_two_pieces_and_then_padding(sizes, context):
     rows = rows_of(sizes, context=context)
-    batch = rows.batch(0, rows.rows)
+    batch = rows.batch(0, rows.num_rows)
     for row, pair in enumerate(pairs_of(rows)):
         a, b = (rows.corpus.ids(rows.documents[d])[start:stop].tolist() for d, start, stop in (pair.a, pair.b))
-        real = batch.segments_BT[row] != PADDING_SEGMENT
-        assert batch.ids_BT[row][real].tolist() == [SPECIAL.sos, *a, SPECIAL.eos, *b]
-        assert real.tolist() == sorted(real.tolist(), reverse=True)
-        assert (batch.ids_BT[row][~real] == SPECIAL.pad).all()
+        is_real = batch.segments_BT[row] != PADDING_SEGMENT
+        assert batch.ids_BT[row][is_real].tolist() == [SPECIAL.sos, *a, SPECIAL.eos, *b]
+        assert is_real.tolist() == sorted(is_real.tolist(), reverse=True)
+        assert (batch.ids_BT[row][~is_real] == SPECIAL.pad).all()
         assert batch.pairs_B[row] == pair.follows
 
 
 @given(lengths, contexts)
-def test_no_token_is_asked_for_from_another_piece(sizes, context):
+def test_no_target_is_a_token_of_the_other_piece(sizes, context):
     batch = rows_of(sizes, context=context).batch(0, 4)
     for ids, targets in zip(batch.ids_BT.tolist(), batch.targets.tolist(), strict=True):
         middle = ids.index(SPECIAL.eos)
         assert targets[middle - 1] == targets[middle] == targets[-1] == IGNORE_INDEX
-        for place, target in enumerate(targets):
-            assert target == IGNORE_INDEX or target == ids[place + 1]
+        for position, target in enumerate(targets):
+            assert target == IGNORE_INDEX or target == ids[position + 1]
         assert SPECIAL.eos not in targets
     assert batch.num_targets == int((batch.targets != IGNORE_INDEX).sum())
 
 
 @given(lengths, contexts, st.integers(0, 9), st.booleans())
-def test_only_real_tokens_are_hidden_never_the_borders(sizes, context, seed, next_token):
+def test_special_tokens_of_a_pair_are_never_masked(sizes, context, seed, next_token):
     rows = rows_of(sizes, context=context)
-    before = rows.batch(0, rows.rows)
+    before = rows.batch(0, rows.num_rows)
     after = mask_tokens(before, 0, MaskingConfig(rate=0.9), SPECIAL, VOCABULARY, seed, next_token=next_token)
     changed = after.ids_BT != before.ids_BT
     special = (before.ids_BT == SPECIAL.sos) | (before.ids_BT == SPECIAL.eos) | (before.ids_BT == SPECIAL.pad)
     assert not (changed & special).any()
-    asked = after.targets[after.targets != IGNORE_INDEX]
-    assert not torch.isin(asked, torch.tensor([SPECIAL.sos, SPECIAL.eos, SPECIAL.pad])).any()
+    targets = after.targets[after.targets != IGNORE_INDEX]
+    assert not torch.isin(targets, torch.tensor([SPECIAL.sos, SPECIAL.eos, SPECIAL.pad])).any()
     assert isinstance(after, NextSentenceBatch)
     assert torch.equal(after.pairs_B, before.pairs_B)
 
 
-def test_half_of_the_pairs_follow():
+def test_half_of_the_pairs_are_true():
     rows = rows_of([40] * 60, context=12)
     for epoch in range(3):
         labels = [pair.follows for pair in pairs_of(rows, epoch)]
         # four standard errors of a coin
-        assert np.mean(labels) == pytest.approx(0.5, abs=2 / np.sqrt(rows.rows))
-    measured = [pair.follows for pair in pairs_of(rows_of([40] * 60, seed=None))]
-    assert sum(measured) == len(measured) / 2  # exactly, where few pairs must tell something
+        assert np.mean(labels) == pytest.approx(0.5, abs=2 / np.sqrt(rows.num_rows))
+    evaluated = [pair.follows for pair in pairs_of(rows_of([40] * 60, seed=None))]
+    assert sum(evaluated) == len(evaluated) / 2  # exactly, in an evaluation
 
 
 @given(lengths, contexts)
-def test_the_lengths_do_not_give_the_answer_away(sizes, context):
-    """The same document cut the same way has a B of the same length, and at an end or not, whatever the answer is."""
+def test_the_lengths_of_pieces_do_not_leak_the_label(sizes, context):
+    """True and false pairs with the same A have a B of the same length that ends a document in both cases or in none."""
 
-    class Always(NextSentenceDataset):
-        answer = 0
+    class AlwaysTrue(NextSentenceDataset):
+        label_bits = 0
 
         def _draw(self, key, stream):
-            return self.answer if stream == 2_000_002 else super()._draw(key, stream)
+            return self.label_bits if stream == 2_000_002 else super()._draw(key, stream)
 
-    class Never(Always):
-        answer = 1
+    class AlwaysFalse(AlwaysTrue):
+        label_bits = 1
 
-    both = [kind(corpus(sizes), np.arange(len(sizes)), SPECIAL, context=context, seed=3) for kind in (Always, Never)]
+    both = [
+        dataset_class(corpus(sizes), np.arange(len(sizes)), SPECIAL, context=context, seed=3)
+        for dataset_class in (AlwaysTrue, AlwaysFalse)
+    ]
     for true, false in zip(*map(pairs_of, both), strict=True):
         assert true.follows
         assert true.a == false.a
         assert true.b[2] - true.b[1] == false.b[2] - false.b[1]
-        own, other = (both[0].corpus.lengths[both[0].documents[pair.b[0]]] for pair in (true, false))
-        if true.b[2] == own:
-            assert false.b[2] == other
+        true_length, false_length = (both[0].corpus.lengths[both[0].documents[pair.b[0]]] for pair in (true, false))
+        if true.b[2] == true_length:
+            assert false.b[2] == false_length
 
 
 @given(lengths, st.integers(0, 60), st.integers(1, 5))
 def test_a_pair_does_not_depend_on_what_was_read_before(sizes, first, count):
-    one, other = rows_of(sizes), rows_of(sizes)
-    other.batch(first + 17, 2)
-    a, b = one.batch(first, count), other.batch(first, count)
+    fresh, used = rows_of(sizes), rows_of(sizes)
+    used.batch(first + 17, 2)
+    a, b = fresh.batch(first, count), used.batch(first, count)
     assert torch.equal(a.ids_BT, b.ids_BT)
     assert torch.equal(a.pairs_B, b.pairs_B)
 
 
-def test_epochs_and_seeds_pair_anew():
-    found = {
+def test_every_epoch_and_seed_has_different_pairs():
+    epochs = {
         tuple((pair.a, pair.b) for pair in pairs_of(rows_of([30] * 8, seed=seed), epoch))
         for seed in range(3)
         for epoch in range(3)
     }
-    assert len(found) == 9
+    assert len(epochs) == 9
 
 
 @given(lengths, contexts)
-def test_an_epoch_reads_every_document_that_can_be_split(sizes, context):
+def test_an_epoch_reads_every_document_of_two_tokens_or_more(sizes, context):
     rows = rows_of(sizes, context=context)
     read = {pair.a[0] for pair in pairs_of(rows)}
     assert sorted(rows.documents[list(read)].tolist()) == [index for index, size in enumerate(sizes) if size > 1]
-    assert rows.short == sum(size < 2 for size in sizes)
+    assert rows.num_short == sum(size < 2 for size in sizes)
 
 
-def test_all_of_a_document_is_in_some_pair_when_nothing_is_longer():
+def test_every_token_of_a_document_is_in_some_pair():
     rows = rows_of([31, 31, 17, 9], context=12)
     covered = [np.zeros(size, dtype=bool) for size in (31, 31, 17, 9)]
     for pair in pairs_of(rows):
@@ -150,21 +153,23 @@ def test_all_of_a_document_is_in_some_pair_when_nothing_is_longer():
             covered[pair.a[0]][pair.a[1] : pair.a[2]] = True
     starts = sorted(pair.a[:2] for pair in pairs_of(rows))
     assert [start for start in starts if start[1] == 0] == [(document, 0) for document in range(4)]
-    assert all(part[0] for part in covered)
-    assert rows.inputs == 31 + 31 + 17 + 9 + 2 * rows.rows
+    assert all(tokens[0] for tokens in covered)
+    assert rows.num_tokens == 31 + 31 + 17 + 9 + 2 * rows.num_rows
 
 
-def test_a_double_of_the_document_is_no_other_document():
-    text, other = np.arange(4, 12), np.arange(6, 14)
-    documents = [text, text, text, other]
-    doubles = SimpleNamespace(lengths=np.full(4, 8), ids=lambda index: documents[index])
-    rows = NextSentenceDataset(doubles, np.arange(4), SPECIAL, context=12, seed=0)
-    apart = [pair for epoch in range(20) for pair in pairs_of(rows, epoch) if not pair.follows]
-    assert len(apart) > 20
-    assert all((pair.a[0] == 3) != (pair.b[0] == 3) for pair in apart)
-    only = SimpleNamespace(lengths=np.full(3, 8), ids=lambda _: text)
-    rows = NextSentenceDataset(only, np.arange(3), SPECIAL, context=12, seed=0)
-    assert all(pair.follows for epoch in range(5) for pair in pairs_of(rows, epoch))  # there is nothing else
+def test_a_duplicate_of_the_document_never_provides_b():
+    text, different = np.arange(4, 12), np.arange(6, 14)
+    documents = [text, text, text, different]
+    duplicates = SimpleNamespace(lengths=np.full(4, 8), ids=lambda index: documents[index])
+    rows = NextSentenceDataset(duplicates, np.arange(4), SPECIAL, context=12, seed=0)
+    false_pairs = [pair for epoch in range(20) for pair in pairs_of(rows, epoch) if not pair.follows]
+    assert len(false_pairs) > 20
+    assert all((pair.a[0] == 3) != (pair.b[0] == 3) for pair in false_pairs)
+    only_duplicates = SimpleNamespace(lengths=np.full(3, 8), ids=lambda _: text)
+    rows = NextSentenceDataset(only_duplicates, np.arange(3), SPECIAL, context=12, seed=0)
+    assert all(
+        pair.follows for epoch in range(5) for pair in pairs_of(rows, epoch)
+    )  # no document can provide a false B
 
 
 def test_too_few_documents_or_too_short_rows_are_refused():
@@ -178,22 +183,22 @@ def test_too_few_documents_or_too_short_rows_are_refused():
     assert str(caught.value) == "pairs need rows of 8 tokens or more, got 7; raise model.context"
 
 
-def test_what_is_read_left_to_right_is_plain_text():
+def test_causal_batches_of_a_hybrid_run_are_plain_text():
     sizes = [20] * 8
     plain = PackedDataset(corpus(sizes), np.arange(8), SPECIAL, context=12, layout="packed", seed=0)
     config = PretrainConfig(objective="hybrid")
-    kinds = []
-    for turn in range(40):
-        batch = make_batch(plain, 2 * turn, 2, config, SPECIAL, VOCABULARY, 0, rows_of(sizes))
-        kinds.append(isinstance(batch, NextSentenceBatch))
-        if not kinds[-1]:
-            assert torch.equal(batch.ids_BT, plain.batch(2 * turn, 2).ids_BT)
-    assert kinds == [not is_causal_batch(turn, 0, config.masking.causal) for turn in range(40)]
-    assert {True, False} == set(kinds)
+    is_pair_batch = []
+    for index in range(40):
+        batch = make_batch(plain, 2 * index, 2, config, SPECIAL, VOCABULARY, 0, rows_of(sizes))
+        is_pair_batch.append(isinstance(batch, NextSentenceBatch))
+        if not is_pair_batch[-1]:
+            assert torch.equal(batch.ids_BT, plain.batch(2 * index, 2).ids_BT)
+    assert is_pair_batch == [not is_causal_batch(index, 0, config.masking.causal) for index in range(40)]
+    assert {True, False} == set(is_pair_batch)
 
 
-def test_a_batch_moves_with_its_answers():
+def test_pair_labels_are_moved_and_weighted_with_their_batch():
     batch = rows_of([9, 9, 9]).batch(0, 3)
     assert batch.to(torch.device("meta")).pairs_B.device.type == "meta"
-    told = weight_pairs([batch, batch], 0.5)
-    assert [part.pair_weight for part in told] == [0.5 * 2 * batch.num_targets / 6] * 2
+    weighted = weight_pairs([batch, batch], 0.5)
+    assert [part.pair_weight for part in weighted] == [0.5 * 2 * batch.num_targets / 6] * 2

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fixtures.tiny import SPECIAL, VOCABULARY, corpus, pretrain_config
 from headstart.config.schema import IGNORE_INDEX
-from headstart.data.batch import WHOLE_BATCH, RankSlice
+from headstart.data.batch import FULL_BATCH, RankSlice
 from headstart.data.datasets import PackedDataset
 from headstart.data.next_sentence import NextSentenceDataset
 from headstart.recipes.pretrain.stages import Stage
@@ -18,7 +18,7 @@ from headstart.recipes.pretrain.stages import Stage
 
 @given(rows=st.integers(1, 200), size=st.integers(1, 40), world_size=st.integers(1, 9))
 def test_ranks_read_every_row_once_in_order_within_micro_batches(rows, size, world_size):
-    slices = [RankSlice(rank, world_size).pieces(rows, size) for rank in range(world_size)]
+    slices = [RankSlice(rank, world_size).micro_batches(rows, size) for rank in range(world_size)]
     read = [row for pieces in slices for first, last in pieces for row in range(first, last)]
     assert read == list(range(rows))
     for first, last in (piece for pieces in slices for piece in pieces):
@@ -29,7 +29,7 @@ def test_ranks_read_every_row_once_in_order_within_micro_batches(rows, size, wor
 
 
 def test_a_single_process_reads_batch_by_batch():
-    assert WHOLE_BATCH.pieces(10, 4) == [(0, 4), (4, 8), (8, 10)]
+    assert FULL_BATCH.micro_batches(10, 4) == [(0, 4), (4, 8), (8, 10)]
 
 
 def stage(objective, layout, pairs, portion):
@@ -67,7 +67,7 @@ CASES = [
 @given(step=st.integers(0, 60), world_size=st.integers(2, 6))
 @settings(max_examples=12)
 def test_a_step_holds_the_same_rows_for_any_number_of_processes(objective, layout, pairs, step, world_size):
-    single = stage(objective, layout, pairs, WHOLE_BATCH).fetch(step)
+    single = stage(objective, layout, pairs, FULL_BATCH).fetch(step)
     split = [stage(objective, layout, pairs, RankSlice(rank, world_size)).fetch(step) for rank in range(world_size)]
     assert list(rows_of(single)) == [row for batches in split for row in rows_of(batches)]
     assert sum(batch.num_targets for batch in single) == sum(
@@ -81,7 +81,7 @@ def test_two_steps_hold_different_rows():
 
 
 def test_a_single_process_has_no_dummy_batches():
-    batches = stage("causal", "packed", False, WHOLE_BATCH).fetch(0)
+    batches = stage("causal", "packed", False, FULL_BATCH).fetch(0)
     assert [tuple(batch.ids_BT.shape) for batch in batches] == [(4, 12)] * 3
     assert not any(batch.is_dummy for batch in batches)
-    assert torch.equal(batches[0].ids_BT, stage("causal", "packed", False, WHOLE_BATCH).fetch(0)[0].ids_BT)
+    assert torch.equal(batches[0].ids_BT, stage("causal", "packed", False, FULL_BATCH).fetch(0)[0].ids_BT)

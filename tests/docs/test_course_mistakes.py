@@ -199,7 +199,7 @@ def test_5_the_language_model_is_measured_on_documents_it_never_learnt_from(lang
     shards = Shards.open(language_model / "tokens")
     train, held_out = shards.split(0.2, 0)
     assert len(held_out) > 10
-    assert len(train) + len(held_out) == shards.documents
+    assert len(train) + len(held_out) == shards.num_documents
     assert not set(shards.digests[train].tolist()) & set(shards.digests[held_out].tolist())  # not even a double
     result = json.loads((language_model / "result.json").read_text())
     assert result["steps"] == len(train)  # one pass, a document a step

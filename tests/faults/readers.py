@@ -232,7 +232,7 @@ def _shards(folder: Path) -> None:
     shards = Shards.open(folder)
     for share in (0.1, 1e-12, 1 - 1e-12):
         shards.split(share, 0)
-    assert all(len(shards.ids(number)) >= 0 for number in range(min(shards.documents, 50)))
+    assert all(len(shards.ids(number)) >= 0 for number in range(min(shards.num_documents, 50)))
 
 
 def _tokenizer(folder: Path) -> None:

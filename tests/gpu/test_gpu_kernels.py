@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fixtures.tiny import kinds_of_network
+from fixtures.tiny import network_configs
 from headstart.config.schema import GenericConfig, ModelConfig
 from headstart.kernels import dispatch as stream
 from headstart.kernels import mlp as thought
@@ -110,7 +110,7 @@ def test_rows_that_are_looked_up_and_their_slopes(at):
 
 SIZES = {"width": 128, "depth": 2, "heads": 2, "feedforward": 192, "context": 64, "dropout": 0}
 GPT2 = GenericConfig(family="gpt2", norm_first=True, activation="gelu_tanh", positions=64, final_norm=True)
-NETWORKS = kinds_of_network(**SIZES) | {"gpt2": ModelConfig(block="generic", generic=GPT2, **SIZES)}
+NETWORKS = network_configs(**SIZES) | {"gpt2": ModelConfig(block="generic", generic=GPT2, **SIZES)}
 ROWS = {"whole rows": None, "documents between bounds": torch.tensor([0, 30, 64, 100, 128, 190, 192, 256])}
 
 

@@ -15,8 +15,8 @@ from fixtures.tiny import (
     change_runtime,
     corpus,
     finetune_config,
-    kinds_of_network,
     language_model,
+    network_configs,
     pretrain_config,
     write_reviews,
 )
@@ -37,6 +37,7 @@ from headstart.train.objectives import classification_loss, language_model_loss
 from headstart.train.optimizers import build_optimizer, set_trainable
 from headstart.train.parallel import SINGLE
 from headstart.train.scoring import score_texts
+from headstart.train.transfer_batch import to_device
 
 # importing the compiler warns about parts of torch that Headstart never touches
 pytestmark = [
@@ -103,7 +104,7 @@ def test_the_whole_story_runs_and_resumes(tmp_path):
     assert page.is_file()
 
 
-KINDS = kinds_of_network(width=64, depth=3, heads=4, feedforward=96, context=48)
+KINDS = network_configs(width=64, depth=3, heads=4, feedforward=96, context=48)
 del KINDS["classic"]  # its dropout and its heads go another way
 MODERN = KINDS["modern"]
 
@@ -122,8 +123,8 @@ def test_attention_between_bounds_is_attention_under_a_mask(attention, padded, k
         layout="documents" if padded else "packed",
         seed=1,
     )
-    plain = rows.batch(0, rows.rows, segments_always=True)
-    batch = plain.to(torch.device("cuda"))
+    plain = rows.batch(0, rows.num_rows, segments_always=True)
+    batch = to_device(plain, torch.device("cuda"))
     assert batch.cu_seqlens is not None
     real = batch.segments_BT != -1
     with torch.inference_mode():
@@ -236,7 +237,7 @@ def test_full_rows_without_bounds_are_read_as_under_a_mask(kind, attention):
     shape = ModelConfig(block=kind, width=200, depth=2, heads=2, feedforward=96, context=48)
     model = language_model(shape=shape).cuda().train()
     rows = PackedDataset(corpus([47] * 8), np.arange(8), SPECIAL, context=48, layout="packed", seed=1)
-    batch = rows.batch(0, 8).to(torch.device("cuda"))
+    batch = to_device(rows.batch(0, 8), torch.device("cuda"))
     assert batch.segments_BT is None
     segments = torch.zeros_like(batch.ids_BT)
     expected = model.backbone(batch.ids_BT, segments, attention)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fixtures.tiny import kinds_of_network
+from fixtures.tiny import network_configs
 from headstart.config.schema import GenericConfig, ModelConfig
 from headstart.kernels import mlp as thought
 from headstart.kernels.embedding import embedding_lookup
@@ -136,7 +136,7 @@ def through(config, monkeypatch, *, fused, steady, prepare=None):
 
 SIZES = {"width": 32, "depth": 2, "heads": 2, "feedforward": 48, "context": 16, "dropout": 0}
 GPT2 = GenericConfig(family="gpt2", norm_first=True, activation="gelu_tanh", positions=16, final_norm=True)
-NETWORKS = kinds_of_network(**SIZES) | {"gpt2": ModelConfig(block="generic", generic=GPT2, **SIZES)}
+NETWORKS = network_configs(**SIZES) | {"gpt2": ModelConfig(block="generic", generic=GPT2, **SIZES)}
 
 
 @pytest.mark.parametrize("steady", [False, True])

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fixtures.tiny import SPECIAL, VOCABULARY, corpus, kinds_of_network
+from fixtures.tiny import SPECIAL, VOCABULARY, corpus, network_configs
 from headstart.config.schema import PADDING_SEGMENT
 from headstart.data.batch import Batch
 from headstart.data.datasets import LabelledDataset, PackedDataset
@@ -17,7 +17,7 @@ from headstart.model.heads import Model, build_classifier_head
 from headstart.model.transformer import Backbone, build_backbone
 from headstart.train.objectives import class_logits
 
-SHAPES = kinds_of_network(width=16, depth=3, heads=2, feedforward=24, context=20)
+SHAPES = network_configs(width=16, depth=3, heads=2, feedforward=24, context=20)
 
 
 def one_by_one(query, key, value, cu_seqlens, _, longest, __, *, window_size):
@@ -48,7 +48,7 @@ def test_documents_read_between_bounds_are_read_as_under_a_mask(shape, attention
     sizes = [3, 17, 7, 2, 9, 5, 8, 33]
     backbone = build_backbone(SHAPES[shape], VOCABULARY, 0)
     rows = PackedDataset(corpus(sizes), np.arange(len(sizes)), SPECIAL, context=20, layout=layout, seed=1)
-    batch = rows.batch(0, rows.rows, segments_always=True).with_cu_seqlens()
+    batch = rows.batch(0, rows.num_rows, segments_always=True).with_cu_seqlens()
     real = batch.segments_BT != -1
     found = backbone(batch.ids_BT, batch.segments_BT, attention, batch.cu_seqlens, batch.unpadded_indices)
     expected = backbone(batch.ids_BT, batch.segments_BT, attention)
@@ -95,7 +95,7 @@ def test_rows_that_are_one_document_need_no_mask(shape, attention, monkeypatch):
 def test_a_batch_with_a_seam_or_padding_keeps_its_segments():
     for sizes, context in (([19, 9, 9], 20), ([19, 9], 20)):
         rows = PackedDataset(corpus(sizes), np.arange(len(sizes)), SPECIAL, context=context, layout="packed", seed=1)
-        batch = rows.batch(0, rows.rows).with_cu_seqlens()
+        batch = rows.batch(0, rows.num_rows).with_cu_seqlens()
         assert batch.without_segments() is batch
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fixtures.tiny import SPECIAL, VOCABULARY, kinds_of_network
+from fixtures.tiny import SPECIAL, VOCABULARY, network_configs
 from headstart.config.schema import PADDING_SEGMENT
 from headstart.data.datasets import LabelledDataset
 from headstart.model.attention import AttentionContext
@@ -12,7 +12,7 @@ from headstart.model.heads import Model, build_classifier_head
 from headstart.model.transformer import build_backbone
 from headstart.train.objectives import class_logits, classification_loss
 
-SHAPES = kinds_of_network(width=16, depth=3, heads=2, feedforward=24, context=20)
+SHAPES = network_configs(width=16, depth=3, heads=2, feedforward=24, context=20)
 LENGTHS = (3, 11, 7, 19, 2)
 
 

@@ -180,7 +180,7 @@ def test_a_model_is_pretrained_on_everything_but_validation_and_test(tmp_path, m
         f"all labels of the {rows['train']} rows to learn from, {rows['valid']} rows to validate on, "
         f"{rows['test']} to test on, a network of 0.0 M parameters"
     )
-    membership = Membership.read(out / "pretrained" / "bundle")
+    membership = Membership.load(out / "pretrained" / "bundle")
     rows = {name: demo._read_texts(str(out / "data" / f"{name}.jsonl")) for name in ("train", "valid", "test")}
     assert (membership.rows_in(rows["valid"]), membership.rows_in(rows["test"])) == ([], [])
     assert membership.rows_in(rows["train"])  # control

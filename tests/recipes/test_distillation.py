@@ -91,7 +91,7 @@ def test_what_the_teacher_read_is_remembered(folder, tmp_path):
         tokenizer=folder / "base" / "bundle" / "tokenizer",
         teacher=str(folder / "base"),
     )
-    known, before = (Membership.read(load_bundle(path).path) for path in (run.path, folder / "base"))
+    known, before = (Membership.load(load_bundle(path).path) for path in (run.path, folder / "base"))
     assert len(known) == len(before) + 40
 
 

@@ -39,8 +39,8 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("leaks")
     (folder / "texts.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8")
     test = table(folder / "test.csv", TEST)
-    for name, left_out in (("base", None), ("clean", test)):
-        config = pretrain_config(loop__steps=1, corpus__exclude=left_out)
+    for name, excluded in (("base", None), ("clean", test)):
+        config = pretrain_config(loop__steps=1, corpus__exclude=excluded)
         run_pretrain([str(folder / "texts.txt")], folder / name, config)
     return folder
 
@@ -52,12 +52,12 @@ def test_what_is_left_out_is_not_in_the_shards_and_its_near_doubles_are_not_eith
 
 
 def test_what_was_left_out_is_on_the_record(folder):
-    left_out = read_json(folder / "clean" / "result.json")["left_out"]
-    assert (left_out["exact"], left_out["near"], left_out["kept"]) == (4, 3, 36)
-    (file,) = left_out["files"]
+    excluded = read_json(folder / "clean" / "result.json")["excluded"]
+    assert (excluded["exact"], excluded["near"], excluded["kept"]) == (4, 3, 36)
+    (file,) = excluded["files"]
     assert (file["name"], len(file["sha256"])) == (str(folder / "test.csv"), 64)
-    assert read_json(folder / "clean" / "inputs.json")["what was left out"] == left_out
-    assert read_json(folder / "base" / "result.json")["left_out"] is None  # control
+    assert read_json(folder / "clean" / "inputs.json")["what was left out"] == excluded
+    assert read_json(folder / "base" / "result.json")["excluded"] is None  # control
 
 
 def test_the_tokenizer_has_not_seen_it_either(folder):
@@ -74,22 +74,22 @@ def test_other_texts_to_leave_out_make_other_shards_and_the_same_ones_none(folde
         texts = [str(folder / "texts.txt")]
         return run_prepare(PrepareRequest(texts, tmp_path / "tokens", settings.corpus, settings.tokenizer), listener)
 
-    assert prepare(config).documents == 36
+    assert prepare(config).num_documents == 36
     assert listener.lines == [
-        f"left out because of {tmp_path / 'out.csv'}: 4 documents that stand there and 3 that almost do; 36 kept"
+        f"left out because of {tmp_path / 'out.csv'}: 4 documents that appear there and 3 that almost do; 36 kept"
     ]
     prepare(config)
     assert listener.lines[0].startswith(f"{tmp_path / 'tokens'} is up to date")
     table(tmp_path / "out.csv", TEXTS[:7])
-    assert prepare(config).documents == 33
-    assert prepare(pretrain_config()).documents == len(LINES)
+    assert prepare(config).num_documents == 33
+    assert prepare(pretrain_config()).num_documents == len(LINES)
 
 
 def test_several_files_are_separated_by_commas(folder, tmp_path):
     names = [table(tmp_path / "a.csv", TEXTS[:2]), table(tmp_path / "b.csv", TEXTS[2:4])]
     config = pretrain_config(loop__steps=1, corpus__exclude=", ".join(names))
     run = run_pretrain([str(folder / "texts.txt")], tmp_path / "run", config)
-    assert read_json(run.path / "result.json")["left_out"]["kept"] == 36
+    assert read_json(run.path / "result.json")["excluded"]["kept"] == 36
 
 
 def test_prepared_tokens_cannot_be_gone_through_again(folder, tmp_path):
@@ -107,13 +107,13 @@ def test_a_corpus_of_which_nothing_is_left_is_refused(folder, tmp_path):
     with pytest.raises(DataError) as caught:
         run_pretrain([texts], tmp_path / "run", pretrain_config(corpus__exclude=texts))
     assert str(caught.value) == (
-        f"every document stands in {texts}, which corpus.exclude names; nothing is left to learn from"
+        f"every document appears in {texts}, which corpus.exclude names; nothing is left to learn from"
     )
 
 
 def test_a_bundle_knows_what_it_was_pretrained_on(folder):
     for name, rows in (("base", [0, 1, 2, 3]), ("clean", [])):
-        known = Membership.read(folder / name / "bundle")
+        known = Membership.load(folder / name / "bundle")
         assert known.rows_in(TEST) == rows
         assert known.rows_in(TEXTS[4:]) == list(range(36))
     load_bundle(folder / "clean")  # the file is one of the manifest's
@@ -123,7 +123,7 @@ def test_a_model_that_went_on_remembers_both_texts(folder, tmp_path):
     (tmp_path / "more.txt").write_text("\n".join(reviews(20, seed=8)) + "\n", encoding="utf-8")
     config = pretrain_config(loop__steps=1)
     run = run_pretrain([str(tmp_path / "more.txt")], tmp_path / "on", config, source=str(folder / "clean"))
-    known = Membership.read(run.path / "bundle")
+    known = Membership.load(run.path / "bundle")
     assert known.rows_in([*TEXTS[4:], *reviews(20, seed=8)]) == list(range(56))
     assert known.rows_in(TEST) == []
 
@@ -148,7 +148,7 @@ def test_inspect_asks_the_model(folder, tmp_path, name, seen):
     found = run_inspect(
         InspectRequest(train, test=str(folder / "test.csv"), backbone=str(folder / name)), LabelledConfig()
     )
-    known = len(Membership.read(folder / name / "bundle"))
+    known = len(Membership.load(folder / name / "bundle"))
     assert [(one.rows, one.exact, one.near, one.documents) for one in found.pretraining] == [
         (6, 6, None, known),
         (4, seen, None, known),

@@ -65,7 +65,7 @@ def test_a_tokenizer_can_be_given_or_named(tmp_path):
     by_name, _ = prepare(tmp_path, tokenizer=tmp_path / "tok")
     in_hand, said = prepare(tmp_path, tokenizer=load_tokenizer(tmp_path / "tok"))
     assert by_name.fingerprint == in_hand.fingerprint
-    assert said == [f"{tmp_path / 'out'} is up to date: 10 documents, {in_hand.tokens} tokens; reused"]
+    assert said == [f"{tmp_path / 'out'} is up to date: 10 documents, {in_hand.num_tokens} tokens; reused"]
 
 
 def test_unchanged_text_is_not_prepared_twice(tmp_path):
@@ -73,11 +73,11 @@ def test_unchanged_text_is_not_prepared_twice(tmp_path):
     assert said == []
     written = (tmp_path / "out" / "manifest.json").stat().st_ino
     again, said = prepare(tmp_path)
-    assert said == [f"{tmp_path / 'out'} is up to date: 10 documents, {first.tokens} tokens; reused"]
+    assert said == [f"{tmp_path / 'out'} is up to date: 10 documents, {first.num_tokens} tokens; reused"]
     assert (tmp_path / "out" / "manifest.json").stat().st_ino == written
     # what does not change the tokens does not matter
     _, said = prepare(tmp_path, corpus=CorpusConfig(held_out=0.5, layout="documents"))
-    assert said == [f"{tmp_path / 'out'} is up to date: 10 documents, {again.tokens} tokens; reused"]
+    assert said == [f"{tmp_path / 'out'} is up to date: 10 documents, {again.num_tokens} tokens; reused"]
 
 
 @pytest.mark.parametrize("change", ["text", "time", "settings", "tokenizer", "files"])
@@ -130,7 +130,7 @@ def test_something_else_at_the_output_is_left_alone(tmp_path, kind):
 
 def test_an_empty_folder_is_a_place_for_output(tmp_path):
     (tmp_path / "out").mkdir()
-    assert prepare(tmp_path)[0].documents == 10
+    assert prepare(tmp_path)[0].num_documents == 10
 
 
 def test_a_broken_file_is_told_and_leaves_nothing_behind(tmp_path):
@@ -168,12 +168,12 @@ def test_labelled_text_becomes_shards_with_labels(tmp_path):
     (tmp_path / "train.csv").write_text("text,label\nfine,pos\ndull,neg\nso fine,pos\n")
     (tmp_path / "test.csv").write_text("text,label\nvery dull,neg\n")
     train, _ = labelled(tmp_path, "train.csv", "train")
-    assert (train.labels, train.label_of.tolist()) == (("neg", "pos"), [1, 0, 1])
+    assert (train.labels, train.label_indices.tolist()) == (("neg", "pos"), [1, 0, 1])
     labels = LabelSet(train.labels)
     test, _ = labelled(tmp_path, "test.csv", "test", labels=labels, train_name="train.csv")
-    assert (test.labels, test.label_of.tolist()) == (("neg", "pos"), [0])
+    assert (test.labels, test.label_indices.tolist()) == (("neg", "pos"), [0])
     _, said = labelled(tmp_path, "train.csv", "train")
-    assert said == [f"{tmp_path / 'train'} is up to date: 3 documents, {train.tokens} tokens; reused"]
+    assert said == [f"{tmp_path / 'train'} is up to date: 3 documents, {train.num_tokens} tokens; reused"]
 
 
 def test_a_label_that_train_does_not_have_stops_the_preparation(tmp_path):
@@ -190,11 +190,11 @@ def test_changed_labels_beside_pieces_are_noticed(tmp_path):
     (tmp_path / "t.review.spm").write_text("▁fine\n▁dull\n", encoding="utf-8")
     (tmp_path / "t.label").write_text("1\n0\n")
     first, _ = labelled(tmp_path, "t.review.spm", "train")
-    assert first.label_of.tolist() == [1, 0]
+    assert first.label_indices.tolist() == [1, 0]
     (tmp_path / "t.label").write_text("0\n1\n")
     os.utime("t.label", ns=(1, 1))
     second, _ = labelled(tmp_path, "t.review.spm", "train")
-    assert second.label_of.tolist() == [0, 1]
+    assert second.label_indices.tolist() == [0, 1]
 
 
 def test_a_tokenizer_learns_nothing_from_what_is_left_out(tmp_path):

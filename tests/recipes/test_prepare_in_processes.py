@@ -81,9 +81,9 @@ def test_texts_are_left_out_of_parts_as_they_are_of_the_whole(files):
     heard = Listener()
     whole = prepare(files, "whole", corpus=corpus)
     prepare(files, "parts", 2, corpus=corpus, said=heard)
-    assert whole.about["left_out"]["exact"] >= 7
+    assert whole.about["excluded"]["exact"] >= 7
     assert content("parts") == content("whole")
-    assert heard.lines[-1].startswith("left out because of test.txt: 7 documents that stand there")
+    assert heard.lines[-1].startswith("left out because of test.txt: 7 documents that appear there")
 
 
 def test_a_corpus_that_is_left_out_altogether_is_refused_by_parts_too(files):
@@ -91,7 +91,7 @@ def test_a_corpus_that_is_left_out_altogether_is_refused_by_parts_too(files):
         with pytest.raises(DataError) as caught:
             prepare([files[0], files[0]], "out", jobs, corpus=CorpusConfig(exclude=files[0]))
         assert str(caught.value) == (
-            "every document stands in 0.txt, which corpus.exclude names; nothing is left to learn from"
+            "every document appears in 0.txt, which corpus.exclude names; nothing is left to learn from"
         )
     for jobs in (None, 2):
         with pytest.raises(DataError) as caught:
@@ -120,10 +120,12 @@ def test_halves_prepared_apart_merge_to_the_whole(files):
     prepare(files[2:], "two")
     merged = headstart.merge(["one", "two"], out="merged")
     assert content("merged") == content("whole")
-    assert Membership.of(merged.digests).to_bytes() == Membership.of(whole.digests).to_bytes()
+    assert Membership.from_digests(merged.digests).to_bytes() == Membership.from_digests(whole.digests).to_bytes()
     heard = Listener()
     prepare(files, "merged", said=heard)
-    assert heard.lines == [f"merged is up to date: {whole.documents} documents, {whole.tokens:,} tokens; reused"]
+    assert heard.lines == [
+        f"merged is up to date: {whole.num_documents} documents, {whole.num_tokens:,} tokens; reused"
+    ]
     headstart.merge(["two", "one"], out="turned")
     assert content("turned")["tokens.bin"] != content("whole")["tokens.bin"]
 
@@ -149,7 +151,7 @@ def test_what_is_left_out_of_some_is_said_of_none(files):
     prepare(files[3:], "two")
     heard = Listener()
     merged = run_merge([Path("one"), Path("two")], Path("merged"), heard)
-    assert "left_out" not in merged.about
+    assert "excluded" not in merged.about
     assert heard.lines == [
         "not all of these folders left out the same files, so that nothing is said to be left out of the whole"
     ]
@@ -205,7 +207,7 @@ def test_a_kill_repeats_no_finished_file(many):
     assert before.items() <= after.items()  # not one was written again
     last = command(many, "--jobs", "1", "-q")
     assert last.communicate(timeout=120) == (
-        f"out: 160,000 documents, {Shards.open(Path('out')).tokens:,} tokens\n",
+        f"out: 160,000 documents, {Shards.open(Path('out')).num_tokens:,} tokens\n",
         "",
     )
     prepare(many, "whole")

@@ -48,10 +48,10 @@ def test_held_out_documents_are_not_learnt_from(reviews, tmp_path):
         reviews, tmp_path / "run", listener, loop__steps=None, loop__batch_size=1, loop__accumulate=1
     )
     rows = rows_of(reviews, train)
-    said = f"{len(train)} documents to learn from, {len(held_out)} held out; {rows.inputs:,} tokens an epoch"
+    said = f"{len(train)} documents to learn from, {len(held_out)} held out; {rows.num_tokens:,} tokens an epoch"
     assert any(line.startswith(said) for line in listener.lines)
-    assert len(steps) == rows.rows  # one epoch, a row a step
-    assert sum(line["scored"] for line in steps) == rows.inputs  # every token once
+    assert len(steps) == rows.num_rows  # one epoch, a row a step
+    assert sum(line["scored"] for line in steps) == rows.num_tokens  # every token once
 
 
 def test_the_end_measures_all_held_out_text_and_the_way_there_a_part(reviews, tmp_path):
@@ -75,7 +75,7 @@ def test_an_epoch_is_as_many_steps_as_its_rows_fill(reviews, tmp_path):
     _, train, _ = sides(reviews)
     rows = rows_of(reviews, train)
     steps, _, result = pretrain(reviews, tmp_path / "run", loop__steps=None, loop__batch_size=2, loop__accumulate=3)
-    assert len(steps) == result["steps"] == round(rows.rows / 6)
+    assert len(steps) == result["steps"] == round(rows.num_rows / 6)
     assert result["tokens_seen"] == pytest.approx(sum(line["scored"] for line in steps), abs=6 * 24)
 
 
@@ -84,7 +84,7 @@ def test_a_document_a_row_is_another_layout(reviews, tmp_path):
     settings = {"loop__steps": None, "loop__batch_size": 8, "loop__accumulate": 1, "corpus__layout": "documents"}
     steps, _, _ = pretrain(reviews, tmp_path / "run", **settings)
     assert len(steps) == round(len(train) / 8)
-    assert len(steps) != round(rows_of(reviews, train).rows / 8)  # control: packed rows are fewer
+    assert len(steps) != round(rows_of(reviews, train).num_rows / 8)  # control: packed rows are fewer
 
 
 def test_another_tokenizer_than_that_of_the_shards_is_refused(reviews, tmp_path):

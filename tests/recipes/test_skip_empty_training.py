@@ -112,4 +112,4 @@ def test_prepared_rows_are_made_again_when_empty_ones_are_left_out(tmp_path):
     listener = Listener()
     skip = LabelledConfig(skip_empty=True)
     shards = run_prepare_labelled("train.csv", tmp_path / "shards", skip, tokenizer=tokenizer, progress=listener)
-    assert (shards.documents, listener.lines[0]) == (48, NOTES[0])
+    assert (shards.num_documents, listener.lines[0]) == (48, NOTES[0])

@@ -161,7 +161,7 @@ def test_epochs_are_passes_over_the_text_of_all_stages(reviews, tmp_path):
     config = pretrain_config(loop__steps=None, loop__epochs=2, stages=stages_of(reviews))
     run = run_pretrain([], tmp_path / "run", config)
     laid = build_stages(config, [Shards.open(run.path / f"tokens-{n}") for n in (1, 2, 2)], SPECIAL)
-    rows = sum(stage.rows.inputs for stage in laid)
+    rows = sum(stage.rows.num_tokens for stage in laid)
     assert read_json(run.path / "result.json")["tokens_seen"] == pytest.approx(2 * rows, rel=0.1)
 
 

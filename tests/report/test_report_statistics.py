@@ -170,7 +170,9 @@ def test_the_interval_of_macro_f1_is_about_what_drawing_texts_again_gives():
     predictions = np.where(rng.random(600) < 0.85, gold, 1 - gold)
     found = estimate(macro_f1_values(gold, predictions, 2)[None])
     drawn = [rng.integers(600, size=600) for _ in range(2000)]
-    low, high = np.quantile([score_predictions(gold[rows], predictions[rows], 2).macro_f1 for rows in drawn], (0.025, 0.975))
+    low, high = np.quantile(
+        [score_predictions(gold[rows], predictions[rows], 2).macro_f1 for rows in drawn], (0.025, 0.975)
+    )
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.01)
     accuracy = estimate((gold == predictions).astype(float)[None])
     assert found.high - found.low > 1.2 * (accuracy.high - accuracy.low)  # control: it is not accuracy's

@@ -92,15 +92,15 @@ def test_a_compact_bundle_is_a_bundle_and_the_receipt_proves_what_came_from_it(t
 
 def test_what_a_teacher_had_read_counts_as_seen(tmp_path):
     whole = language(tmp_path / "whole", "modern", "hybrid")
-    also = Membership.of([text_digest("read by the teacher")])
+    also = Membership.from_digests([text_digest("read by the teacher")])
     for name, more in (("with", also), ("without", None)):
         export_compact(whole, tmp_path / name, extra_membership=more)
-    known = Membership.read(tmp_path / "with")
+    known = Membership.load(tmp_path / "with")
     assert known.rows_in(["something else", "read by the teacher"]) == [1]
-    assert Membership.read(tmp_path / "without") is None  # control: this bundle was written without one
+    assert Membership.load(tmp_path / "without") is None  # control: this bundle was written without one
     seen = load_bundle(tmp_path / "with", head_type="language")
-    export_compact(seen, tmp_path / "both", extra_membership=Membership.of([text_digest("and more")]))
-    assert Membership.read(tmp_path / "both").rows_in(["and more", "read by the teacher", "nobody's"]) == [0, 1]
+    export_compact(seen, tmp_path / "both", extra_membership=Membership.from_digests([text_digest("and more")]))
+    assert Membership.load(tmp_path / "both").rows_in(["and more", "read by the teacher", "nobody's"]) == [0, 1]
 
 
 def test_the_file_is_half_or_a_quarter_of_what_it_was(tmp_path):

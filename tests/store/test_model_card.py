@@ -118,14 +118,14 @@ def test_names_in_sentences_stages_and_imports_lose_their_folders():
             "test": {"name": "/home/jane/a/test.csv"},
             "valid": {"name": "held-out rows of /home/jane/a/train.csv"},
         },
-        "stages": [{"texts": ["/home/jane/a/*.txt"], "left_out": {"files": [{"name": "a/test.csv", "size": 3}]}}],
+        "stages": [{"texts": ["/home/jane/a/*.txt"], "excluded": {"files": [{"name": "a/test.csv", "size": 3}]}}],
         "imported_from": "hf:/home/jane/tiny",
         "parameters": {"backbone": r"C:\Users\jane\base", "epochs": 3},
     }
     assert redact_paths(about) == {
         "notes": ["12 of 24 texts of test.csv also stand in train.csv"],
         "data": {"test": {"name": "test.csv"}, "valid": {"name": "held-out rows of train.csv"}},
-        "stages": [{"texts": ["*.txt"], "left_out": {"files": [{"name": "test.csv", "size": 3}]}}],
+        "stages": [{"texts": ["*.txt"], "excluded": {"files": [{"name": "test.csv", "size": 3}]}}],
         "imported_from": "hf:tiny",
         "parameters": {"backbone": "base", "epochs": 3},
     }

@@ -92,7 +92,7 @@ def test_the_receipt_of_continued_pretraining_names_the_starter(home, tmp_path):
 def test_generate_inspect_and_the_estimator_take_a_starter(home):
     sampling = headstart.api.Sampling(tokens=3)
     assert len(headstart.generate("starter:xx", "the film", sampling=sampling)) == 1
-    report = headstart.inspect(home / "train.csv", test=home / "test.csv", source="starter:xx")
+    report = headstart.inspect(home / "train.csv", test=home / "test.csv", backbone="starter:xx")
     assert [(one.source, one.exact) for one in report.pretraining if one.file.endswith("test.csv")] == [
         ("starter:xx", 0)
     ]
@@ -141,7 +141,7 @@ def test_both_starters_fit_in_a_wheel_of_40_megabytes():
 
 @shipped
 def test_the_english_starter_has_seen_no_row_that_the_demo_judges_by():
-    known = Membership.read(SHIPPED.get("en", Path("nowhere")))
+    known = Membership.load(SHIPPED.get("en", Path("nowhere")))
     if known is None:
         pytest.skip("this checkout has no starter:en")
     try:
@@ -161,4 +161,4 @@ def test_a_starter_has_seen_no_row_of_a_test_file(real_data, name, file):
     if name not in SHIPPED:
         pytest.skip(f"this checkout has no starter:{name}")
     texts = read_labelled(str(real_data / file), LabelledConfig()).texts
-    assert Membership.read(SHIPPED[name]).rows_in(texts) == []
+    assert Membership.load(SHIPPED[name]).rows_in(texts) == []

@@ -1,4 +1,4 @@
-"""Tiny tokenizers of both kinds, made on the spot, and the real French one where its folder is there."""
+"""Tiny tokenizers of both types, trained on the spot, and the published French one if its folder is present."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def bytepair() -> BPETokenizer:
 
 @pytest.fixture(scope="session")
 def piece_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny SentencePiece model, `tiny.model`, and nothing beside it."""
+    """A folder with a tiny SentencePiece model, `tiny.model`, and no other file."""
     folder = tmp_path_factory.mktemp("pieces")
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(FRENCH * 20),

@@ -1,4 +1,4 @@
-"""Byte-level BPE: nothing lost, nothing special from plain text, the same file every time."""
+"""Byte-level BPE: decoding is lossless, plain text has no special ids, and training is deterministic."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ TEXTS = st.text() | TRICKY.map("".join)
 
 
 @given(text=TEXTS)
-def test_any_text_comes_back_whole(bytepair, text):
+def test_any_text_decodes_to_itself(bytepair, text):
     assert bytepair.decode(bytepair.encode(text)) == text
 
 
@@ -39,12 +39,12 @@ def test_special_ids_never_come_from_plain_text(bytepair, text):
 
 
 @given(texts=st.lists(TEXTS, max_size=5))
-def test_a_batch_encodes_as_its_texts_do(bytepair, texts):
+def test_a_batch_encodes_as_its_texts_do_singly(bytepair, texts):
     assert bytepair.encode_batch(texts) == [bytepair.encode(text) for text in texts]
 
 
 @given(text=TEXTS)
-def test_a_saved_tokenizer_encodes_as_before(bytepair, tmp_path_factory, text):
+def test_a_saved_and_loaded_tokenizer_encodes_the_same(bytepair, tmp_path_factory, text):
     folder = tmp_path_factory.getbasetemp() / "saved-bytepair"
     if not folder.exists():
         folder.mkdir()
@@ -52,22 +52,22 @@ def test_a_saved_tokenizer_encodes_as_before(bytepair, tmp_path_factory, text):
     assert load_tokenizer(folder).encode(text) == bytepair.encode(text)
 
 
-def test_merges_are_used_and_words_cost_less_than_their_bytes(bytepair):
+def test_merges_make_words_shorter_than_their_bytes(bytepair):
     assert [bytepair.piece(id) for id in bytepair.encode("Le chat a lu")] == ["Le", "▁chat", "▁a", "▁lu"]
 
 
-def test_the_layout_of_ids_is_the_published_one(bytepair):
+def test_special_ids_come_first_and_then_bytes(bytepair):
     assert bytepair.special == SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
     assert [bytepair.piece(id) for id in range(5)] == [*SPECIAL_TOKENS, "!"]
 
 
-def test_pieces_that_do_not_print_show_their_bytes(bytepair):
+def test_unprintable_pieces_show_their_bytes(bytepair):
     shown = {bytepair.piece(id) for id in range(bytepair.vocab_size)}
     assert {"<0x0A>", "<0xC3>", "<0xFF>", "▁", "a"} <= shown
     assert len(shown) == bytepair.vocab_size  # control: no two ids look the same
 
 
-def test_special_ids_are_left_out_of_decoded_text(bytepair):
+def test_special_ids_are_ignored_by_decoding(bytepair):
     ids = bytepair.encode("Le chat")
     assert bytepair.decode([0, *ids, 3, 2, 1, 1]) == "Le chat"
 
@@ -81,17 +81,17 @@ def test_an_id_outside_the_vocabulary_is_refused(bytepair, id):
         assert str(caught.value) == f"id {id} is not in a vocabulary of 300"
 
 
-def test_the_letters_of_bytes_are_those_of_the_library():
+def test_the_byte_alphabet_is_that_of_the_library():
     assert set(byte_to_unicode()) == set(pre_tokenizers.ByteLevel.alphabet())
 
 
-def test_a_small_text_gives_a_smaller_vocabulary_and_says_so():
+def test_a_small_text_gives_a_smaller_vocabulary():
     small = train_tokenizer(["abab"], TokenizerConfig(vocab_size=1000))
     assert small.vocab_size == 261  # 4 special, 256 bytes, and "ab", the only pair seen twice
     assert small.piece(260) == "ab"
 
 
-def test_training_reads_no_further_than_asked():
+def test_training_reads_no_further_than_its_budget():
     def texts() -> Iterator[str]:
         yield "ab" * 10
         yield "cd" * 10
@@ -101,17 +101,17 @@ def test_training_reads_no_further_than_asked():
     learned = {few.piece(id) for id in range(260, few.vocab_size)}
     assert {"ab", "cd"} <= learned
     assert "cdcd" not in learned
-    assert "abab" in learned  # control: what is read whole gives longer pieces
+    assert "abab" in learned  # control: a text that is read completely gives longer pieces
 
 
-def test_a_text_cut_inside_a_character_trains_on_the_whole_ones():
+def test_a_text_truncated_inside_a_character_trains_on_the_complete_ones():
     cut = train_tokenizer(["ééé"], TokenizerConfig(megabytes=5e-6))
     assert cut.digest == train_tokenizer(["éé"], TokenizerConfig()).digest
     assert cut.digest != train_tokenizer(["ééé"], TokenizerConfig()).digest  # control
 
 
 @pytest.mark.parametrize(("texts", "documents"), [([], "0 documents"), ([""], "1 document"), (["", ""], "2 documents")])
-def test_training_on_nothing_is_refused(texts, documents):
+def test_training_without_text_is_refused(texts, documents):
     with pytest.raises(DataError) as caught:
         train_tokenizer(texts, TokenizerConfig())
     assert str(caught.value) == f"there is no text to train a tokenizer on: 0 bytes in {documents}"
@@ -120,7 +120,7 @@ def test_training_on_nothing_is_refused(texts, documents):
 LONE = r"a text holds the lone surrogate '\ud800' at character 2, which UTF-8 cannot write; remove it from the data"
 
 
-def test_a_lone_surrogate_is_refused_wherever_text_comes_in(bytepair, sentencepieces):
+def test_a_lone_surrogate_is_refused_by_training_and_encoding(bytepair, sentencepieces):
     for use in (
         bytepair.encode,
         lambda text: bytepair.encode_batch(["fine", text]),
@@ -134,8 +134,8 @@ def test_a_lone_surrogate_is_refused_wherever_text_comes_in(bytepair, sentencepi
         assert str(caught.value) == LONE
 
 
-def test_training_tells_how_much_it_read():
-    class Told:
+def test_training_reports_how_much_it_read():
+    class RecordingProgress:
         megabytes = 0.0
         notes: tuple[str, ...] = ()
 
@@ -151,14 +151,14 @@ def test_training_tells_how_much_it_read():
             assert (name, total, unit) == ("tokenizer: reading text", None, "MB")
             yield self
 
-    told = Told()
-    train_tokenizer(["ab " * 200_000] * 4, TokenizerConfig(vocab_size=262), told)
-    assert told.megabytes == pytest.approx(2.4)
-    assert told.notes == ("", "", "learning pieces")  # bounded batches: two full ones and the end
+    progress = RecordingProgress()
+    train_tokenizer(["ab " * 200_000] * 4, TokenizerConfig(vocab_size=262), progress)
+    assert progress.megabytes == pytest.approx(2.4)
+    assert progress.notes == ("", "", "learning pieces")  # bounded batches: two full ones and the end
 
 
 def test_no_piece_spans_more_than_64_bytes_however_long_the_word():
-    """Learning takes time in the square of the longest run, so the bound is what makes it linear."""
+    """Learning is quadratic in the longest word, so the bound makes it linear."""
     long = train_tokenizer(["a" * 100_000], TokenizerConfig())
     assert max(len(long.piece(id)) for id in range(260, long.vocab_size)) == 64
     assert len(long.encode("a" * 200_000)) == 2 * len(long.encode("a" * 100_000)) - 1 == 3125
@@ -167,8 +167,8 @@ def test_no_piece_spans_more_than_64_bytes_however_long_the_word():
 
 PROGRAM = """
 import sys
-from headstart.config import TokenizerConfig
-from headstart.text.tokenizer import train_tokenizer
+from headstart.config.schema import TokenizerConfig
+from headstart.tokenization.bpe import train_tokenizer
 words = ["mot%d" % (n * n % 97) for n in range(4000)]
 texts = [" ".join(words[start:start + 50]) + sys.argv[1] for start in range(0, 4000, 50)]
 print(train_tokenizer(texts, TokenizerConfig(vocab_size=500)).digest)
@@ -177,9 +177,9 @@ print(train_tokenizer(texts, TokenizerConfig(vocab_size=500)).digest)
 
 def digest_in_a_fresh_process(end: str, threads: int, hash_seed: int) -> str:
     source = str(Path(headstart.__file__).parents[1])
-    fresh = {"PYTHONPATH": source, "RAYON_NUM_THREADS": str(threads), "PYTHONHASHSEED": str(hash_seed)}
+    environment = {"PYTHONPATH": source, "RAYON_NUM_THREADS": str(threads), "PYTHONHASHSEED": str(hash_seed)}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, end], env=os.environ | fresh, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PROGRAM, end], env=os.environ | environment, capture_output=True, text=True, check=True
     )
     return done.stdout
 
@@ -191,14 +191,14 @@ def test_fresh_processes_train_the_same_file_on_any_number_of_threads():
     assert first != digest_in_a_fresh_process(" fin", threads=1, hash_seed=1)  # control: another text, another file
 
 
-def test_the_file_is_an_ordinary_one_of_the_library(bytepair, french, tmp_path):
+def test_the_library_reads_our_file_by_itself(bytepair, french, tmp_path):
     bytepair.save(tmp_path)
-    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    theirs.encode_special_tokens = True
-    assert [theirs.encode(text).ids for text in french] == bytepair.encode_batch(french)
+    reference = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    reference.encode_special_tokens = True
+    assert [reference.encode(text).ids for text in french] == bytepair.encode_batch(french)
 
 
-def test_saving_and_loading_keeps_every_byte_and_the_digest(bytepair, tmp_path):
+def test_saving_and_loading_preserves_every_byte_and_the_digest(bytepair, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()

@@ -1,4 +1,4 @@
-"""The quicker engine has the ids of the reference: on any text, because it is asked only where it cannot differ."""
+"""Gigatoken gives the ids of the reference, because it encodes only texts on which the two cannot differ."""
 
 import random
 import unicodedata
@@ -13,8 +13,8 @@ from headstart.config.schema import TokenizerConfig
 from headstart.tokenization.bpe import train_tokenizer
 from headstart.tokenization.bulk import (
     WordEncoder,
-    _is_borderline,
-    _is_plain,
+    _has_long_space,
+    _has_plain_words,
     _needs_check,
     gigatoken_encoder,
     is_plain_batch,
@@ -44,7 +44,7 @@ PIECES = st.sampled_from(
     ]
 )
 TEXTS = st.lists(st.one_of(PIECES, st.text(CHARACTERS, max_size=5)), max_size=20).map("".join)
-needs_it = pytest.mark.skipif(
+needs_gigatoken = pytest.mark.skipif(
     find_spec("gigatoken") is None, reason='gigatoken is not installed: pip install "headstart[fast]"'
 )
 
@@ -55,10 +55,10 @@ def tokenizer():
 
 
 def ids(encoder, texts):
-    return [np.frombuffer(row, "<u2").tolist() for row in encoder.packed(texts)]
+    return [np.frombuffer(row, "<u2").tolist() for row in encoder.encode_to_bytes(texts)]
 
 
-@needs_it
+@needs_gigatoken
 @settings(max_examples=500)
 @given(texts=st.lists(TEXTS, max_size=6))
 @example(
@@ -66,23 +66,23 @@ def ids(encoder, texts):
 )
 def test_both_engines_give_the_same_ids(tokenizer, texts):
     encoder = WordEncoder(tokenizer, "<u2")
-    assert encoder._quick is not None
+    assert encoder._gigatoken is not None
     assert ids(encoder, texts) == tokenizer.encode_batch(texts)
 
 
-@needs_it
-def test_every_character_that_is_called_plain_is_read_alike(tokenizer):
-    chance = random.Random(0)
+@needs_gigatoken
+def test_both_engines_agree_on_every_character_that_counts_as_plain(tokenizer):
+    rng = random.Random(0)
     letters = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
-    asked = letters[:0x3000] + chance.sample(letters[0x3000:], 20_000)
-    texts = [f"a{c}b 1{c}2 !{c}! {c}{c}  {c}\n{c}'s{c} {c}\t {c}" for c in asked]
-    sure = [text for text, fine in zip(texts, is_plain_batch(texts), strict=True) if fine]
-    assert len(sure) > 11_000
-    assert ids(gigatoken_encoder(tokenizer.content, "<u2"), sure) == tokenizer.encode_batch(sure)
+    sampled = letters[:0x3000] + rng.sample(letters[0x3000:], 20_000)
+    texts = [f"a{c}b 1{c}2 !{c}! {c}{c}  {c}\n{c}'s{c} {c}\t {c}" for c in sampled]
+    plain = [text for text, is_plain in zip(texts, is_plain_batch(texts), strict=True) if is_plain]
+    assert len(plain) > 11_000
+    assert ids(gigatoken_encoder(tokenizer.content, "<u2"), plain) == tokenizer.encode_batch(plain)
 
 
 @pytest.mark.parametrize(
-    ("text", "fine"),
+    ("text", "is_plain"),
     [
         ("a plain text, été 1984", True),
         ("電影 is a film 🙂", True),
@@ -96,9 +96,9 @@ def test_every_character_that_is_called_plain_is_read_alike(tokenizer):
         ("", True),
     ],
 )
-def test_what_may_be_read_otherwise_is_left_to_the_reference(text, fine):
-    assert is_plain_batch([text]) == [fine]
-    assert is_plain_batch(["one more", text]) == [True, fine]
+def test_long_words_and_growing_blocks_are_left_to_the_reference(text, is_plain):
+    assert is_plain_batch([text]) == [is_plain]
+    assert is_plain_batch(["one more", text]) == [True, is_plain]
 
 
 @settings(max_examples=300)
@@ -110,16 +110,16 @@ def test_what_may_be_read_otherwise_is_left_to_the_reference(text, fine):
         max_size=12,
     )
 )
-def test_texts_that_are_looked_at_together_are_called_what_each_is_called_alone(texts):
-    assert is_plain_batch(texts) == [_is_plain(text) and _is_borderline(text) for text in texts]
+def test_the_batch_filter_agrees_with_the_check_of_single_texts(texts):
+    assert is_plain_batch(texts) == [_has_plain_words(text) and not _has_long_space(text) for text in texts]
 
 
-def test_most_texts_need_no_second_look():
+def test_ordinary_texts_pass_the_batch_filter():
     texts = [TEXT, "a plain text, été 1984", "電影 is a film", "x" * 62 + " y", ""]
     assert _needs_check([text.encode() for text in texts]) == {3}
 
 
-def test_letters_that_were_added_lately_are_not_called_plain():
-    """Whatever this Python does not know yet is a letter to one engine and none to another."""
+def test_unassigned_characters_do_not_count_as_plain():
+    """A character that this Python does not know may be a letter to one engine only."""
     unknown = [chr(code) for code in range(0x10000, 0x1F300) if unicodedata.category(chr(code)) == "Cn"]
     assert not any(is_plain_batch(unknown))

@@ -1,4 +1,4 @@
-"""Where a tokenizer is looked for, and the report card of one."""
+"""Loading a tokenizer from files and folders, and reports of how well one fits a text."""
 
 import shutil
 from pathlib import Path
@@ -12,37 +12,37 @@ from headstart.tokenization.sentencepiece import SentencePieceTokenizer
 from headstart.tokenization.tokenizer import TokenizerReport, load_tokenizer, tokenizer_report
 
 
-@pytest.mark.parametrize("place", ["", "tokenizer", "bundle/tokenizer"])
-def test_a_folder_that_holds_a_tokenizer_folder_will_do(bytepair, tmp_path, place):
-    (tmp_path / place).mkdir(parents=True, exist_ok=True)
-    bytepair.save(tmp_path / place)
+@pytest.mark.parametrize("subfolder", ["", "tokenizer", "bundle/tokenizer"])
+def test_a_folder_that_contains_a_tokenizer_folder_is_accepted(bytepair, tmp_path, subfolder):
+    (tmp_path / subfolder).mkdir(parents=True, exist_ok=True)
+    bytepair.save(tmp_path / subfolder)
     assert load_tokenizer(tmp_path).digest == bytepair.digest
-    assert load_tokenizer(tmp_path / place / "tokenizer.json").digest == bytepair.digest
+    assert load_tokenizer(tmp_path / subfolder / "tokenizer.json").digest == bytepair.digest
 
 
 @pytest.mark.parametrize("name", ["sentencepiece.model", "anything.model"])
-def test_a_model_is_found_by_itself_or_by_its_folder(piece_folder, sentencepieces, tmp_path, name):
+def test_a_model_loads_from_its_path_or_its_folder(piece_folder, sentencepieces, tmp_path, name):
     shutil.copy(piece_folder / "tiny.model", tmp_path / name)
     assert load_tokenizer(tmp_path).digest == sentencepieces.digest
     assert load_tokenizer(tmp_path / name).digest == sentencepieces.digest
 
 
-@pytest.mark.parametrize("named", ["", "french.model"])
-def test_a_dictionary_beside_a_model_is_used(piece_folder, tmp_path, named):
+@pytest.mark.parametrize("name", ["", "french.model"])
+def test_a_dictionary_beside_a_model_is_used(piece_folder, tmp_path, name):
     shutil.copy(piece_folder / "tiny.model", tmp_path / "french.model")
     (tmp_path / "dict.txt").write_text("▁livre 2\n", encoding="utf-8")
-    found = load_tokenizer(tmp_path / named)
-    assert isinstance(found, SentencePieceTokenizer)
-    assert (found.vocab_size, found.piece(4)) == (5, "▁livre")
+    tokenizer = load_tokenizer(tmp_path / name)
+    assert isinstance(tokenizer, SentencePieceTokenizer)
+    assert (tokenizer.vocab_size, tokenizer.piece(4)) == (5, "▁livre")
 
 
-def test_a_path_that_is_not_there_is_a_wrong_question(tmp_path):
+def test_a_missing_path_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError) as caught:
         load_tokenizer(tmp_path / "gone")
     assert str(caught.value) == f"{tmp_path / 'gone'} does not exist; expected a tokenizer, or a folder that holds one"
 
 
-def test_a_file_of_another_kind_is_a_wrong_question(tmp_path):
+def test_a_file_of_another_type_is_a_usage_error(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("hello")
     with pytest.raises(UsageError) as caught:
@@ -50,7 +50,7 @@ def test_a_file_of_another_kind_is_a_wrong_question(tmp_path):
     assert str(caught.value) == f"{path} is not a tokenizer; expected tokenizer.json or a SentencePiece .model file"
 
 
-def test_a_folder_without_a_tokenizer_is_named(tmp_path):
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     (tmp_path / "dict.txt").write_text("a 1\n")
     with pytest.raises(StoreError) as caught:
         load_tokenizer(tmp_path)
@@ -59,7 +59,7 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path):
     )
 
 
-def test_a_folder_with_several_tokenizers_is_not_guessed_at(bytepair, piece_folder, tmp_path):
+def test_a_folder_with_several_tokenizers_is_refused(bytepair, piece_folder, tmp_path):
     bytepair.save(tmp_path)
     for name in ("b.model", "a.model"):
         shutil.copy(piece_folder / "tiny.model", tmp_path / name)
@@ -68,7 +68,7 @@ def test_a_folder_with_several_tokenizers_is_not_guessed_at(bytepair, piece_fold
     assert str(caught.value) == (f"{tmp_path} holds several tokenizers: tokenizer.json, a.model, b.model; name one")
 
 
-def test_the_report_card_of_bytes_is_counted_by_hand():
+def test_the_report_of_a_byte_tokenizer_has_the_expected_counts():
     only_bytes = train_tokenizer(["ab"], TokenizerConfig())
     assert only_bytes.vocab_size == 260
     assert tokenizer_report(only_bytes, iter(["aé b", "", "a"])) == TokenizerReport(
@@ -84,11 +84,11 @@ def test_the_report_card_of_bytes_is_counted_by_hand():
     )
 
 
-def test_the_report_card_counts_the_unknown(piece_folder: Path, tmp_path):
+def test_the_report_counts_unknown_tokens(piece_folder: Path, tmp_path):
     (tmp_path / "dict.txt").write_text("▁livre 2\n, 1\n▁ce 1\n▁chat 1\n", encoding="utf-8")
-    found = SentencePieceTokenizer.load(piece_folder / "tiny.model", tmp_path / "dict.txt")
-    assert found.pieces("ce livre, ce a") == ["▁ce", "▁livre", ",", "▁ce", "▁a"]
-    assert tokenizer_report(found, ["ce livre, ce a"] * 1200) == TokenizerReport(  # more than one batch
+    tokenizer = SentencePieceTokenizer.load(piece_folder / "tiny.model", tmp_path / "dict.txt")
+    assert tokenizer.pieces("ce livre, ce a") == ["▁ce", "▁livre", ",", "▁ce", "▁a"]
+    assert tokenizer_report(tokenizer, ["ce livre, ce a"] * 1200) == TokenizerReport(  # more than one batch
         documents=1200,
         characters=1200 * 14,
         bytes=1200 * 14,
@@ -104,7 +104,7 @@ def test_the_report_card_counts_the_unknown(piece_folder: Path, tmp_path):
 @pytest.mark.parametrize(
     ("texts", "counts"), [([], "0 documents, 0 words, 0 tokens"), ([" "], "1 document, 0 words, 1 token")]
 )
-def test_there_is_no_report_on_nothing(bytepair, texts, counts):
+def test_a_report_on_texts_without_words_is_refused(bytepair, texts, counts):
     with pytest.raises(DataError) as caught:
         tokenizer_report(bytepair, texts)
     assert str(caught.value) == f"there is no text to report on: {counts}"

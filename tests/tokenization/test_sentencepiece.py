@@ -1,4 +1,4 @@
-"""SentencePiece models: the published numbering, exact pieces, and damaged files refused."""
+"""SentencePiece models: ids by dictionary, exact pieces, and refusal of damaged files."""
 
 import json
 from pathlib import Path
@@ -44,13 +44,13 @@ def test_without_a_dictionary_the_model_numbers_its_own_pieces(sentencepieces):
     assert sentencepieces.piece(sentencepieces.vocab_size - 1) == engine.id_to_piece(len(engine) - 1)
 
 
-def test_known_text_comes_back(sentencepieces, french):
+def test_text_of_known_pieces_decodes_to_itself(sentencepieces, french):
     ids = [sentencepieces.encode(text) for text in french[:2]]
     assert all(3 not in row for row in ids)
     assert [sentencepieces.decode([0, *row, 2, 1, 1]) for row in ids] == french[:2]
 
 
-def test_what_is_unknown_is_gone_from_decoded_text(numbered):
+def test_unknown_pieces_are_missing_from_decoded_text(numbered):
     assert numbered.decode(numbered.encode("ce chat, ce livre")) == "ce, ce livre"
     assert numbered.decode([]) == ""
 
@@ -66,7 +66,7 @@ def test_special_ids_never_come_from_plain_text(sentencepieces, text):
 
 
 @given(texts=st.lists(TEXTS, max_size=4))
-def test_a_batch_encodes_as_its_texts_do(sentencepieces, texts):
+def test_a_batch_encodes_as_its_texts_do_singly(sentencepieces, texts):
     assert sentencepieces.encode_batch(texts) == [sentencepieces.encode(text) for text in texts]
 
 
@@ -78,7 +78,7 @@ def test_an_id_outside_the_vocabulary_is_refused(numbered, id):
         assert str(caught.value) == f"id {id} is not in a vocabulary of 8"
 
 
-def test_saving_and_loading_keeps_ids_and_digest(numbered, sentencepieces, tmp_path):
+def test_saving_and_loading_preserves_ids_and_digest(numbered, sentencepieces, tmp_path):
     folder = tmp_path / "tokenizer"
     folder.mkdir()
     numbered.save(folder)
@@ -100,7 +100,7 @@ def test_a_model_saved_without_a_dictionary_does_not_pick_one_up(sentencepieces,
 
 
 @pytest.mark.parametrize(
-    ("content", "fault"),
+    ("content", "message"),
     [
         (b"", " is empty; expected a line 'piece count' for each piece"),
         (b"a 1\nlivre\n", ", line 2: expected 'piece count', found 'livre'"),
@@ -113,19 +113,19 @@ def test_a_model_saved_without_a_dictionary_does_not_pick_one_up(sentencepieces,
         (b"a 1\n\xff 1\n", ", line 2: not UTF-8"),
     ],
 )
-def test_a_faulty_dictionary_is_named_with_its_line(piece_folder, tmp_path, content, fault):
+def test_a_faulty_dictionary_is_refused_with_its_line(piece_folder, tmp_path, content, message):
     path = tmp_path / "dict.txt"
     path.write_bytes(content)
     with pytest.raises(StoreError) as caught:
         SentencePieceTokenizer.load(piece_folder / "tiny.model", path)
-    assert str(caught.value) == f"{path}{fault}"
+    assert str(caught.value) == f"{path}{message}"
 
 
-def test_a_dictionary_divides_at_its_last_plain_space_only(piece_folder, tmp_path):
+def test_a_dictionary_line_is_split_at_its_last_plain_space_only(piece_folder, tmp_path):
     path = tmp_path / "dict.txt"
     path.write_text("▁ce 3\n▁livre\u2028 2\na\u00a0b c 1\n, 1\n▁chat 1", encoding="utf-8")
-    found = SentencePieceTokenizer.load(piece_folder / "tiny.model", path)
-    assert [found.piece(id) for id in range(4, 9)] == ["▁ce", "▁livre\u2028", "a\u00a0b c", ",", "▁chat"]
+    tokenizer = SentencePieceTokenizer.load(piece_folder / "tiny.model", path)
+    assert [tokenizer.piece(id) for id in range(4, 9)] == ["▁ce", "▁livre\u2028", "a\u00a0b c", ",", "▁chat"]
 
 
 def test_a_dictionary_of_another_model_is_refused(piece_folder, tmp_path):
@@ -137,47 +137,47 @@ def test_a_dictionary_of_another_model_is_refused(piece_folder, tmp_path):
     assert str(caught.value) == f"{path} does not belong to {model}: 2 of its 3 pieces are not in the model"
 
 
-@given(share=st.floats(0, 1, exclude_max=True))
+@given(fraction=st.floats(0, 1, exclude_max=True))
 @settings(max_examples=200)
-def test_a_model_cut_short_anywhere_is_refused(piece_folder, tmp_path_factory, share):
+def test_a_model_truncated_anywhere_is_refused(piece_folder, tmp_path_factory, fraction):
     content = (piece_folder / "tiny.model").read_bytes()
     path = tmp_path_factory.getbasetemp() / "short.model"
-    path.write_bytes(content[: int(share * len(content))])
+    path.write_bytes(content[: int(fraction * len(content))])
     with pytest.raises(StoreError) as caught:
         SentencePieceTokenizer.load(path)
     assert str(caught.value) == f"{path} is not a SentencePiece model, or is damaged"
 
 
-def test_a_model_cut_between_two_pieces_is_refused_although_the_library_loads_it(piece_folder, tmp_path):
+def test_a_model_truncated_between_two_pieces_is_refused_although_the_library_loads_it(piece_folder, tmp_path):
     content = (piece_folder / "tiny.model").read_bytes()
     path = tmp_path / "short.model"
     ends = [2 + content[1]]
     while content[ends[-1]] == 0x0A:  # the key of a piece; its length is one byte
         ends.append(ends[-1] + 2 + content[ends[-1] + 1])
-    assert len(ends) == 70  # control: every piece was found
+    assert len(ends) == 70  # control: every piece is counted
     path.write_bytes(content[: ends[40]])
     with pytest.raises(StoreError) as caught:
         SentencePieceTokenizer.load(path)
     assert str(caught.value) == f"{path} is not a SentencePiece model, or is damaged"
 
 
-@given(place=st.integers(0), byte=st.integers(0, 255))
-def test_a_model_with_a_changed_byte_is_refused_or_whole(piece_folder, tmp_path_factory, place, byte):
+@given(position=st.integers(0), byte=st.integers(0, 255))
+def test_a_model_with_a_changed_byte_is_refused_or_works(piece_folder, tmp_path_factory, position, byte):
     content = bytearray((piece_folder / "tiny.model").read_bytes())
-    content[place % len(content)] = byte
+    content[position % len(content)] = byte
     path = tmp_path_factory.getbasetemp() / "changed.model"
     path.write_bytes(content)
-    why = ""
+    message = ""
     try:
-        found = SentencePieceTokenizer.load(path)
+        tokenizer = SentencePieceTokenizer.load(path)
     except StoreError as error:
-        why = str(error)
-    if why:
-        assert why == f"{path} is not a SentencePiece model, or is damaged"
+        message = str(error)
+    if message:
+        assert message == f"{path} is not a SentencePiece model, or is damaged"
         return
-    ids = found.encode("Le chat <s> ü")
+    ids = tokenizer.encode("Le chat <s> ü")
     assert min(ids) >= 3
-    assert isinstance(found.decode(ids), str)
+    assert isinstance(tokenizer.decode(ids), str)
 
 
 def test_a_piece_that_is_not_utf8_is_refused(piece_folder, tmp_path):
@@ -202,21 +202,21 @@ def test_a_file_that_is_no_model_is_refused(tmp_path, capfd, content):
 
 @pytest.mark.data
 def test_the_published_french_vocabulary_has_its_size_and_check_value(cls_books):
-    found = load_tokenizer(cls_books / "sentencepiece.french.model")
-    assert found.vocab_size == 50_001
-    assert found.piece(1111) == "▁trop"
-    assert found.encode("trop") == [1111]
-    assert load_tokenizer(cls_books).digest == found.digest
+    tokenizer = load_tokenizer(cls_books / "sentencepiece.french.model")
+    assert tokenizer.vocab_size == 50_001
+    assert tokenizer.piece(1111) == "▁trop"
+    assert tokenizer.encode("trop") == [1111]
+    assert load_tokenizer(cls_books).digest == tokenizer.digest
 
 
 @pytest.mark.data
 @pytest.mark.parametrize(("split", "rows"), [("train", 1600), ("valid", 400), ("test", 2000)])
 def test_every_published_row_has_the_published_pieces(cls_books, split, rows):
-    found = load_tokenizer(cls_books)
+    tokenizer = load_tokenizer(cls_books)
     with (cls_books / f"{split}.jsonl").open(encoding="utf-8") as file:
         texts = [json.loads(line)["text"] for line in file]
     published = (cls_books / f"{split}.review.spm").read_text(encoding="utf-8").split("\n")[:-1]
     assert len(texts) == len(published) == rows
-    assert [" ".join(found.pieces(text)) for text in texts] == published
+    assert [" ".join(tokenizer.pieces(text)) for text in texts] == published
     joined = ["".join(row.split(" ")).replace("▁", " ").strip() for row in published]
-    assert [" ".join(found.pieces(text)) for text in joined] == published
+    assert [" ".join(tokenizer.pieces(text)) for text in joined] == published

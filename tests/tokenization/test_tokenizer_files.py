@@ -1,4 +1,4 @@
-"""A tokenizer.json is untrusted: it is exactly as ours, or it is named and refused in one line."""
+"""A tokenizer.json is untrusted: it has exactly our settings, or it is refused in one line."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from tokenizers import models, pre_tokenizers
 
 from headstart.config.schema import TokenizerConfig
 from headstart.errors import StoreError
-from headstart.tokenization import base as vocabulary
+from headstart.tokenization import base
 from headstart.tokenization.bpe import BPETokenizer, parse_engine, train_tokenizer
 from headstart.tokenization.tokenizer import load_tokenizer
 
@@ -21,40 +21,40 @@ SAMPLE = "une livre <eos>é\n\0中"
 NAME = Path("tokenizer.json")
 
 
-def settled(content: bytes) -> None:
-    """Either the file is refused in one line that names it, or it is a whole tokenizer."""
-    why = ""
+def assert_refused_or_works(content: bytes) -> None:
+    """The file is refused in one line that names it, or it is a working tokenizer."""
+    message = ""
     try:
-        found = BPETokenizer(parse_engine(content, NAME), content)
+        tokenizer = BPETokenizer(parse_engine(content, NAME), content)
     except StoreError as error:
-        why = str(error)
-    if why:
-        assert why.startswith("tokenizer.json is ")
-        assert "\n" not in why
+        message = str(error)
+    if message:
+        assert message.startswith("tokenizer.json is ")
+        assert "\n" not in message
         return
-    ids = found.encode(SAMPLE)
-    assert found.decode(ids) == SAMPLE
+    ids = tokenizer.encode(SAMPLE)
+    assert tokenizer.decode(ids) == SAMPLE
     assert min(ids) >= 4
-    assert all(found.piece(id) for id in range(found.vocab_size))
+    assert all(tokenizer.piece(id) for id in range(tokenizer.vocab_size))
 
 
-def test_the_unchanged_file_is_whole():
-    found = BPETokenizer(parse_engine(CONTENT, NAME), CONTENT)
-    assert found.vocab_size == 270
-    assert found.decode(found.encode(SAMPLE)) == SAMPLE
+def test_the_unchanged_file_works():
+    tokenizer = BPETokenizer(parse_engine(CONTENT, NAME), CONTENT)
+    assert tokenizer.vocab_size == 270
+    assert tokenizer.decode(tokenizer.encode(SAMPLE)) == SAMPLE
 
 
 @given(content=st.binary() | st.text().map(str.encode))
-def test_any_bytes_are_refused(content):
+def test_random_bytes_are_refused(content):
     with pytest.raises(StoreError):
         parse_engine(content, NAME)
 
 
 @given(data=st.data())
-def test_a_file_with_changed_bytes_is_refused_or_whole(data):
+def test_a_file_with_changed_bytes_is_refused_or_works(data):
     start = data.draw(st.integers(0, len(CONTENT)))
     length = data.draw(st.integers(0, 20) | st.just(len(CONTENT)))
-    settled(CONTENT[:start] + data.draw(st.binary(max_size=8)) + CONTENT[start + length :])
+    assert_refused_or_works(CONTENT[:start] + data.draw(st.binary(max_size=8)) + CONTENT[start + length :])
 
 
 JSON = st.recursive(
@@ -65,9 +65,9 @@ JSON = st.recursive(
 
 
 @given(data=st.data())
-def test_a_file_with_a_changed_value_is_refused_or_whole(data):
-    whole = json.loads(CONTENT)
-    inner: Any = whole
+def test_a_file_with_a_changed_value_is_refused_or_works(data):
+    settings = json.loads(CONTENT)
+    inner: Any = settings
     while True:
         keys = sorted(inner) if isinstance(inner, dict) else list(range(len(inner)))
         key = data.draw(st.sampled_from(keys))
@@ -78,27 +78,29 @@ def test_a_file_with_a_changed_value_is_refused_or_whole(data):
         inner[key] = data.draw(JSON)
     else:
         del inner[key]
-    settled(json.dumps(whole).encode("utf-8", errors="replace"))
+    assert_refused_or_works(json.dumps(settings).encode("utf-8", errors="replace"))
 
 
 def changed(*path: Any, to: Any) -> bytes:
-    whole = json.loads(CONTENT)
-    inner = whole
+    settings = json.loads(CONTENT)
+    inner = settings
     for key in path[:-1]:
         inner = inner[key]
     inner[path[-1]] = to
-    return json.dumps(whole).encode()
+    return json.dumps(settings).encode()
 
 
 VOCAB = json.loads(CONTENT)["model"]["vocab"]
 SWAPPED = VOCAB | {"<sos>": 1, "<pad>": 0}
 NO_BYTE = {"Zz" if piece == "Z" else piece: id for piece, id in VOCAB.items()}
 STRANGE = {"中" if id == 269 else piece: id for piece, id in VOCAB.items()}
-EXPECTED = '{"type": "Sequence", "pretokenizers": [{"type": "ByteLevel", "add_prefix_spac...'  # 80 letters are enough
+EXPECTED = (
+    '{"type": "Sequence", "pretokenizers": [{"type": "ByteLevel", "add_prefix_spac...'  # messages show 80 characters
+)
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "message"),
     [
         (b"[]", "it is not a JSON object"),
         (b"{}", "it has no model"),
@@ -118,29 +120,29 @@ EXPECTED = '{"type": "Sequence", "pretokenizers": [{"type": "ByteLevel", "add_pr
         (changed("model", "merges", 0, to=["a", "Z"]), 'its merge ["a", "Z"] is of pieces outside the vocabulary'),
     ],
 )
-def test_a_file_that_is_not_ours_is_refused_naming_what_differs(content, why):
+def test_a_file_with_other_settings_is_refused_naming_the_difference(content, message):
     with pytest.raises(StoreError) as caught:
         parse_engine(content, NAME)
-    assert str(caught.value) == f"tokenizer.json is not a tokenizer of Headstart: {why}"
+    assert str(caught.value) == f"tokenizer.json is not a tokenizer of Headstart: {message}"
 
 
 def test_merges_cannot_spell_a_special_token():
     """In place of three pieces, `os`, `eos` and `eos>`, the file lets `<` + `eos>` make id 2 from plain text."""
-    whole = json.loads(CONTENT)
+    settings = json.loads(CONTENT)
     pieces = dict(zip(["os", "eos", "eos>"], [267, 268, 269], strict=True))
-    whole["model"]["vocab"] = {piece: id for piece, id in VOCAB.items() if id < 267} | pieces
-    whole["model"]["merges"] = [["o", "s"], ["e", "os"], ["eos", ">"]]
-    parse_engine(json.dumps(whole).encode(), NAME)  # control: so far it is ours
-    whole["model"]["merges"].append(["<", "eos>"])
+    settings["model"]["vocab"] = {piece: id for piece, id in VOCAB.items() if id < 267} | pieces
+    settings["model"]["merges"] = [["o", "s"], ["e", "os"], ["eos", ">"]]
+    parse_engine(json.dumps(settings).encode(), NAME)  # control: so far it is accepted
+    settings["model"]["merges"].append(["<", "eos>"])
     with pytest.raises(StoreError) as caught:
-        parse_engine(json.dumps(whole).encode(), NAME)
+        parse_engine(json.dumps(settings).encode(), NAME)
     assert str(caught.value) == (
         'tokenizer.json is not a tokenizer of Headstart: its merge ["<", "eos>"] would make <eos> from plain text'
     )
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "message"),
     [
         (b"", "Expecting value: line 1 column 1 (char 0)"),
         (b"\xff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
@@ -152,24 +154,24 @@ def test_merges_cannot_spell_a_special_token():
         ),
     ],
 )
-def test_a_file_that_is_not_json_is_damaged(content, why):
+def test_a_file_that_is_not_json_is_damaged(content, message):
     with pytest.raises(StoreError) as caught:
         parse_engine(content, NAME)
-    assert str(caught.value) == f"tokenizer.json is damaged: {why}"
+    assert str(caught.value) == f"tokenizer.json is damaged: {message}"
 
 
 @pytest.mark.parametrize("depth", [50, 500, 900, 2000])
-def test_brackets_however_deep_are_refused(depth):
+def test_deeply_nested_brackets_are_refused(depth):
     nested = b'{"model": {"type": ' + b"[" * depth + b"]" * depth + b"}}"
-    settled(nested)
+    assert_refused_or_works(nested)
 
 
-def test_a_tokenizer_of_another_kind_is_refused(tmp_path):
-    theirs = tokenizers.Tokenizer(models.BPE())
-    theirs.pre_tokenizer = pre_tokenizers.Whitespace()
-    theirs.train_from_iterator(["une vie, une livre"])
+def test_a_tokenizer_with_another_pre_tokenizer_is_refused(tmp_path):
+    other_tokenizer = tokenizers.Tokenizer(models.BPE())
+    other_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    other_tokenizer.train_from_iterator(["une vie, une livre"])
     path = tmp_path / "tokenizer.json"
-    theirs.save(str(path))
+    other_tokenizer.save(str(path))
     with pytest.raises(StoreError) as caught:
         load_tokenizer(path)
     assert str(caught.value) == (
@@ -177,18 +179,18 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path):
     )
 
 
-def test_a_file_beyond_all_measure_is_not_read(tmp_path, monkeypatch):
+def test_a_file_beyond_the_size_limit_is_not_read(tmp_path, monkeypatch):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(CONTENT)
     load_tokenizer(path)  # control
-    monkeypatch.setattr(vocabulary, "SIZE_LIMIT", len(CONTENT) - 1)
+    monkeypatch.setattr(base, "SIZE_LIMIT", len(CONTENT) - 1)
     with pytest.raises(StoreError) as caught:
         load_tokenizer(path)
     size = len(CONTENT)
     assert str(caught.value) == f"{path} is not a tokenizer: {size} bytes are too many, the limit is {size - 1}"
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
+def test_an_unreadable_file_is_refused_by_name(tmp_path):
     with pytest.raises(StoreError) as caught:
         BPETokenizer.load(tmp_path / "gone.json")
     assert str(caught.value) == f"cannot read {tmp_path / 'gone.json'}: No such file or directory"

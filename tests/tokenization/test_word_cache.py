@@ -1,4 +1,4 @@
-"""Texts encoded by way of their words have the ids of texts encoded whole."""
+"""Texts that are encoded word by word have the ids of complete texts."""
 
 import json
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headstart.config.schema import TokenizerConfig
 from headstart.errors import DataError
-from headstart.tokenization import bulk as words
+from headstart.tokenization import bulk
 from headstart.tokenization.bpe import train_tokenizer
 from headstart.tokenization.bulk import WordEncoder
 
@@ -29,47 +29,47 @@ def tokenizer():
 
 
 def ids(encoder, texts):
-    return [np.frombuffer(row, "<u2").tolist() for row in encoder.packed(texts)]
+    return [np.frombuffer(row, "<u2").tolist() for row in encoder.encode_to_bytes(texts)]
 
 
 @settings(max_examples=400)
 @given(texts=st.lists(TEXTS, max_size=6))
 @example(texts=["a \n b", "a  ", "\n  b", "  a", " ", "", "a   b", " \t \n x", TEXT])
-def test_words_and_whole_texts_have_the_same_ids(tokenizer, texts):
+def test_words_and_complete_texts_have_the_same_ids(tokenizer, texts):
     encoder = WordEncoder(tokenizer, "<u2")
     expected = tokenizer.encode_batch(texts)
     assert ids(encoder, texts) == expected  # every word is new
-    assert ids(encoder, texts) == expected  # every word is known
+    assert ids(encoder, texts) == expected  # every word is cached
 
 
 @settings(max_examples=100)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=6))
-def test_neither_slices_nor_forgetting_change_an_id(tokenizer, texts):
+def test_neither_slices_nor_evictions_change_an_id(tokenizer, texts):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(words, "_SLICE", 3)
-        patch.setattr(words, "_MAX_CACHED", 4)
+        patch.setattr(bulk, "_SLICE_CHARACTERS", 3)
+        patch.setattr(bulk, "_MAX_CACHED", 4)
         encoder = WordEncoder(tokenizer, "<u2")
         for _ in range(3):
             assert ids(encoder, texts) == tokenizer.encode_batch(texts)
 
 
-def test_a_cut_that_is_not_allowed_would_be_noticed(tokenizer):
-    apart = [id for piece in ("a", " ", " ", " b") for id in tokenizer.encode(piece)]
-    assert apart != tokenizer.encode("a   b")
+def test_a_split_inside_white_space_would_change_ids(tokenizer):
+    separate = [id for piece in ("a", " ", " ", " b") for id in tokenizer.encode(piece)]
+    assert separate != tokenizer.encode("a   b")
 
 
-def test_what_is_kept_stays_within_its_bounds(tokenizer, monkeypatch):
-    monkeypatch.setattr(words, "_MAX_CACHED", 50)
+def test_the_cache_stays_within_its_bound(tokenizer, monkeypatch):
+    monkeypatch.setattr(bulk, "_MAX_CACHED", 50)
     encoder = WordEncoder(tokenizer, "<u2")
     for number in range(40):
-        texts = [f"word{number * 10 + place} the" for place in range(10)]
+        texts = [f"word{number * 10 + offset} the" for offset in range(10)]
         assert ids(encoder, texts) == tokenizer.encode_batch(texts)
-        assert len(encoder._known) <= 50 + len(texts)
+        assert len(encoder._cache) <= 50 + len(texts)
 
 
 def test_half_a_surrogate_pair_is_refused(tokenizer):
     with pytest.raises(DataError) as caught:
-        WordEncoder(tokenizer, "<u2").packed(["fine", "a \ud83d b"])
+        WordEncoder(tokenizer, "<u2").encode_to_bytes(["fine", "a \ud83d b"])
     assert "the lone surrogate '\\ud83d'" in str(caught.value)
 
 

@@ -27,6 +27,7 @@ from headstart.train.optimizers import (
     set_trainable,
 )
 from headstart.train.step import EagerStep
+from headstart.train.transfer_batch import to_device
 
 SIZES = [3, 11, 7, 2, 9, 5, 8, 12, 4, 6, 10, 3]
 
@@ -43,7 +44,7 @@ def train(model, config, steps, fetch, seed=0, objective=language_model_loss):
 def test_a_model_overfits_a_handful_of_rows():
     data = rows()
     model = language_model()
-    _, reports = train(model, OptimConfig(lr=1e-2), 150, lambda step: [data.batch(0, data.rows)])
+    _, reports = train(model, OptimConfig(lr=1e-2), 150, lambda step: [data.batch(0, data.num_rows)])
     assert reports[0].loss > 2.5
     assert reports[-1].loss < 0.35
 
@@ -297,7 +298,7 @@ def test_softmax_before_cross_entropy_would_be_noticed():
     """The published mistake keeps the loss above about ln(V) - 1; ours approaches 0 on a text learnt by heart."""
     data = rows()
     model = language_model()
-    _, reports = train(model, OptimConfig(lr=1e-2), 200, lambda step: [data.batch(0, data.rows)])
+    _, reports = train(model, OptimConfig(lr=1e-2), 200, lambda step: [data.batch(0, data.num_rows)])
     twice = torch.nn.functional.cross_entropy(
         torch.eye(VOCABULARY), torch.arange(VOCABULARY)
     )  # a perfect softmax, again
@@ -313,7 +314,9 @@ def test_prefetching_in_a_thread_keeps_batches_and_order(first, steps):
         return [data.batch(step * 2, 2)]
 
     def prefetched(*, threaded: bool) -> list[list[Batch]]:
-        with Prefetcher(fetch, first, steps, lambda batch: batch.to(CPU.device), threaded=threaded) as prefetcher:
+        with Prefetcher(
+            fetch, first, steps, lambda batch: to_device(batch, CPU.device), threaded=threaded
+        ) as prefetcher:
             return list(prefetcher)
 
     plain, ahead = prefetched(threaded=False), prefetched(threaded=True)
@@ -330,7 +333,7 @@ def test_an_error_in_the_prefetch_thread_is_raised_at_its_step():
 
     seen = []
     with (
-        Prefetcher(fetch, 0, 5, lambda batch: batch.to(CPU.device), threaded=True) as prefetcher,
+        Prefetcher(fetch, 0, 5, lambda batch: to_device(batch, CPU.device), threaded=True) as prefetcher,
         pytest.raises(TrainingError, match="no such row"),
     ):
         for batches in prefetcher:
@@ -410,6 +413,6 @@ def test_the_time_of_a_step_includes_fetching_and_excludes_its_caller(monkeypatc
 def test_a_step_moves_every_parameter(optimizer):
     model, data = language_model(), rows()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    train(model, OptimConfig(optimizer=optimizer, lr=1e-2), 2, lambda step: [data.batch(0, data.rows)])
+    train(model, OptimConfig(optimizer=optimizer, lr=1e-2), 2, lambda step: [data.batch(0, data.num_rows)])
     for name, parameter in model.named_parameters():
         assert not torch.equal(parameter, before[name]), name

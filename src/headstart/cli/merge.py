@@ -25,4 +25,4 @@ def merge(
 
     console = Console(quiet=quiet)
     shards = run_merge(folders, out, console)
-    console.result(f"{out}: {pluralize(shards.documents, 'document')}, {pluralize(shards.tokens, 'token')}")
+    console.result(f"{out}: {pluralize(shards.num_documents, 'document')}, {pluralize(shards.num_tokens, 'token')}")

@@ -75,4 +75,6 @@ def prepare(
         request = PrepareRequest(texts, out, settings.corpus, settings.tokenizer, tokenizer, jobs)
         shards = run_prepare(request, console)
     labels = f", {pluralize(len(shards.labels), 'label')}" if shards.labels else ""
-    console.result(f"{out}: {pluralize(shards.documents, 'document')}, {pluralize(shards.tokens, 'token')}{labels}")
+    console.result(
+        f"{out}: {pluralize(shards.num_documents, 'document')}, {pluralize(shards.num_tokens, 'token')}{labels}"
+    )

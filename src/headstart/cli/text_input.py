@@ -49,7 +49,7 @@ def output_dialect(file: str | None, out: Path | None) -> "CsvDialect | None":
     if file is None or suffix_of(file) != ".csv":
         return None
     dialect = detect_dialect(file)
-    return dialect if out is not None else replace(dialect, marked=False, told=False)
+    return dialect if out is not None else replace(dialect, has_bom=False, has_sep_line=False)
 
 
 def _training_columns(model: Path) -> tuple[bool | None, dict[str, str]]:

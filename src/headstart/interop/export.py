@@ -52,7 +52,7 @@ def export_compact(
         extra_membership: documents that the model was trained on besides those that the bundle lists.
     """
     check_export_folder(out)
-    recorded = Membership.read(bundle.path)
+    recorded = Membership.load(bundle.path)
     membership = recorded if extra_membership is None else extra_membership  # an empty one is falsy
     if recorded is not None and extra_membership is not None:
         membership = recorded | extra_membership

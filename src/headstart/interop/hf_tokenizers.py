@@ -41,7 +41,7 @@ def read_tokenizer(source: str, folder: Path, facts: Mapping[str, Any], *, exact
     if (bpe := _read_bpe(settings, path)) is not None:
         return bpe
     engine = read_engine(settings, str(path))
-    return HFTokenizer.of(settings, _read_special_ids(source, folder, engine, facts, exact), str(path))
+    return HFTokenizer.from_settings(settings, _read_special_ids(source, folder, engine, facts, exact), str(path))
 
 
 def _read_bpe(settings: Any, path: Path) -> Tokenizer | None:

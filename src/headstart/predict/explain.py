@@ -30,6 +30,7 @@ from headstart.predict.predictions import AnyPrediction, MultiLabelPrediction, P
 from headstart.predict.predictor import Predictor
 from headstart.tokenization.base import Tokenizer
 from headstart.train.objectives import class_logits
+from headstart.train.transfer_batch import to_device
 
 TOLERANCE = 0.01
 """The error of the sum, as a fraction of the change of the margin, above which the path is split further."""
@@ -97,7 +98,7 @@ def explain_prediction(predictor: Predictor, text: TextInput, label: str | None 
         raise UsageError(f"there is no label {label!r}; the labels are {', '.join(labels)}")
     explained = label or _predicted_label(predictor.predict([text])[0])
     tokenizer = predictor.bundle.tokenizer
-    batch = predictor.dataset([text]).batch([0]).to(predictor.runtime.device)
+    batch = to_device(predictor.dataset([text]).batch([0]), predictor.runtime.device)
     attribution = attribute(
         predictor.bundle.model,
         batch,

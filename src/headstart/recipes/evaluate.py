@@ -102,14 +102,14 @@ class _ScoredFile:
 def _score(predictor: Predictor, request: EvaluateRequest, progress: Progress | None) -> _ScoredFile:
     progress = progress or SilentProgress()
     texts = read_labelled(request.file, as_trained(predictor.bundle, request.labelled))
-    if texts.left_out:
-        progress.say(texts.left_out)
+    if texts.skip_note:
+        progress.say(texts.skip_note)
     for note in check_task(predictor.task, texts, f"the training data of {request.model}"):
         progress.say(note)
     rows = predictor.dataset(texts.text_inputs, predictor.task.gold(texts.labels))
     with progress.task(f"evaluating {request.file}", len(texts), "texts") as bar:
         logits = score_texts(predictor.bundle.model, rows, predictor.runtime, lambda: None, bar.advance)
-    evaluation = predictor.task.measure(logits, rows.labels, 0 if rows.windows else rows.long)
+    evaluation = predictor.task.measure(logits, rows.labels, 0 if rows.windows else rows.num_long)
     return _ScoredFile(texts, rows, logits, evaluation)
 
 

@@ -98,9 +98,9 @@ def fault_findings(one: InspectedFile) -> Iterator[Finding]:
     for fault, general in _FAULTS.items():
         rows = [row for row in one.file.rows if fault in row.faults]
         if rows:
-            description = _FAULTS_BY_TASK.get((fault, one.file.kind), general)
+            description = _FAULTS_BY_TASK.get((fault, one.file.task_name), general)
             yield _finding(fault, one, rows, f"{_verb(len(rows), 'have', 'has')} {description}")
-    for path in one.file.marked:
+    for path in one.file.files_with_bom:
         yield Finding(
             "byte order mark", one.file.name, 0, f"{path} begins with a byte order mark; it is not read as text"
         )
@@ -117,7 +117,7 @@ def label_findings(one: InspectedFile) -> Iterator[Finding]:
             rows = [row for row in one.file.rows if not set(names[1:]).isdisjoint(row.names)]
             listed = " and ".join(f"'{single_line(name)}'" for name in names)
             yield _finding("labels", one, rows, f"may be misspelt: {listed} are different labels")
-    if len(counts) == 1 and one.file.kind == "classes":
+    if len(counts) == 1 and one.file.task_name == "classes":
         yield Finding(
             "labels", one.file.name, len(one.file.rows), f"every row has the label '{single_line(next(iter(counts)))}'"
         )
@@ -142,7 +142,7 @@ def duplicate_findings(one: InspectedFile) -> Iterator[Finding]:
     """Find texts that occur more than once in a file, and those with more than one label."""
     repeats, texts, rows = count_duplicates(one.index.digests)
     if repeats:
-        first = one.index.first
+        first = one.index.first_rows
         pairs = [
             (one.rows[row], one.rows[first[digest]])
             for row, digest in enumerate(one.index.digests)
@@ -392,7 +392,7 @@ def run_inspect(
     if request.texts:
         overlaps += _overlaps_with_texts(files, request.texts, corpus or CorpusConfig(), progress)
     if bundle is not None:
-        membership = Membership.read(bundle)
+        membership = Membership.load(bundle)
         if membership is None:
             notes.append(
                 f"{request.backbone} does not know what it was pretrained on (no digests of its text were kept)"
@@ -446,7 +446,7 @@ def _facts(one: InspectedFile, tokenizer: Tokenizer | None, context: int | None,
         lengths=tuple(lengths),
         context=context if tokenizer else None,
         beyond=beyond,
-        kind=one.file.kind,
+        kind=one.file.task_name,
         without=without,
         values=values,
     )
@@ -499,5 +499,5 @@ def _overlap_with_model(one: InspectedFile, backbone: str, membership: Membershi
         exact=len(rows),
         near=None,
         examples=tuple(one.location(one.rows[row]) for row in rows[:NUM_EXAMPLES]),
-        false_positives=membership.false_positives,
+        false_positives=membership.false_positive_rate,
     )

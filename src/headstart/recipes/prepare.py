@@ -16,7 +16,7 @@ from headstart.data.decontamination import Decontaminator, all_excluded_error, d
 from headstart.data.formats import label_path
 from headstart.data.io import suffix_of
 from headstart.data.labelled import LabelledTexts, LabelSet, check_split, read_labelled
-from headstart.data.provenance import Recipe, SourceFile, describe_sources, fingerprint
+from headstart.data.provenance import FingerprintInputs, SourceFile, fingerprint, stat_sources
 from headstart.data.shards import (
     ShardPart,
     Shards,
@@ -85,7 +85,7 @@ def run_shared_tokenizer(
     the words of the last.
     """
     files = [_text_files(paths) for paths in stages]
-    sources = describe_sources(sorted({file for stage_files in files for file in stage_files}))
+    sources = stat_sources(sorted({file for stage_files in files for file in stage_files}))
     settings = {"text_column": corpus.text_column, "documents": corpus.documents, "stages": files}
     mark = fingerprint(sources, f"trained {config.model_dump_json()}", settings)
     if (out / MANIFEST).is_file() and read_manifest(out, kind="tokenizer").get("fingerprint") == mark:
@@ -100,13 +100,13 @@ def run_prepare(request: PrepareRequest, progress: Progress) -> Shards:
     out, corpus = request.out, request.corpus
     files = _text_files(request.texts)
     tokenizer = load_tokenizer(request.tokenizer) if isinstance(request.tokenizer, Path) else request.tokenizer
-    sources = describe_sources(files)
+    sources = stat_sources(files)
     settings: dict[str, Any] = {"text_column": corpus.text_column, "documents": corpus.documents}
     if excluded := excluded_sources(corpus):
         settings["exclude"] = [[source.name, source.size, source.modified] for source in excluded]
     made_with = tokenizer.digest if tokenizer else f"trained {request.tokenizer_config.model_dump_json()}"
     mark = fingerprint(sources, made_with, settings)
-    made = Recipe(made_with, settings, tuple(source.modified for source in sources))
+    made = FingerprintInputs(made_with, settings, tuple(source.modified for source in sources))
     if shards := _unchanged(out, mark, progress):
         return shards
 
@@ -123,7 +123,7 @@ def run_prepare(request: PrepareRequest, progress: Progress) -> Shards:
     decontaminator = Decontaminator(excluded, corpus) if excluded else None
     documents, extra = read_documents(files, corpus), decontaminator.record if decontaminator else None
     if decontaminator:
-        documents = decontaminator.keep(documents)
+        documents = decontaminator.filter(documents)
     shards = write_shards(
         documents, tokenizer, out, sources=sources, fingerprint=mark, progress=progress, made=made, extra=extra
     )
@@ -156,7 +156,7 @@ def run_prepare_labelled(
     files = _text_files([path])
     if isinstance(tokenizer, Path):
         tokenizer = load_tokenizer(tokenizer)
-    sources = describe_sources([*files, *(label_path(file) for file in files if suffix_of(file) == ".spm")])
+    sources = stat_sources([*files, *(label_path(file) for file in files if suffix_of(file) == ".spm")])
     settings = {
         "text_column": config.text_column,
         "label_column": config.label_column,
@@ -166,10 +166,14 @@ def run_prepare_labelled(
     if shards := _unchanged(out, mark, progress):
         return shards
     texts = read_labelled(path, config)
-    if texts.left_out:
-        progress.say(texts.left_out)
-    if texts.kind != "classes" or texts.pairs is not None:
-        has = "pairs of texts" if texts.pairs else {"labels": "several labels a text", "rating": "ratings"}[texts.kind]
+    if texts.skip_note:
+        progress.say(texts.skip_note)
+    if texts.task_name != "classes" or texts.pairs is not None:
+        has = (
+            "pairs of texts"
+            if texts.pairs
+            else {"labels": "several labels a text", "rating": "ratings"}[texts.task_name]
+        )
         raise DataError(f"{path} has {has}; prepared folders hold one class a text: give the file itself to finetune")
     if labels is None:
         labels = LabelSet.from_training(texts)
@@ -224,7 +228,7 @@ def _unchanged(out: Path, mark: str, progress: Progress) -> Shards | None:
         progress.say(f"{out} was made from other text or settings; preparing it anew")
         return None
     progress.say(
-        f"{out} is up to date: {pluralize(shards.documents, 'document')}, {pluralize(shards.tokens, 'token')}; reused"
+        f"{out} is up to date: {pluralize(shards.num_documents, 'document')}, {pluralize(shards.num_tokens, 'token')}; reused"
     )
     return shards
 
@@ -232,7 +236,7 @@ def _unchanged(out: Path, mark: str, progress: Progress) -> Shards | None:
 def _texts(files: Sequence[str], corpus: CorpusConfig) -> Iterator[str]:
     documents = read_documents(files, corpus)
     if excluded := excluded_sources(corpus):
-        documents = Decontaminator(excluded, corpus).keep(documents)
+        documents = Decontaminator(excluded, corpus).filter(documents)
     return (document.text for document in documents)
 
 
@@ -292,7 +296,7 @@ def prepare_by_parts(
     corpus: CorpusConfig,
     tokenizer: Tokenizer,
     *,
-    made: Recipe,
+    made: FingerprintInputs,
     mark: str,
     jobs: int,
     progress: Progress,
@@ -325,16 +329,16 @@ def prepare_by_parts(
 
 
 def _merge_into_shards(
-    parts: list[ShardPart], out: Path, tokenizer: Tokenizer, made: Recipe, mark: str, progress: Progress
+    parts: list[ShardPart], out: Path, tokenizer: Tokenizer, made: FingerprintInputs, mark: str, progress: Progress
 ) -> Shards:
     names = [source["name"] for part in parts for source in part.about["sources"]]
     exclusions = merged_exclusions(parts)
     if not any(part.about["documents"] for part in parts):
-        record = exclusions.get("left_out", {"exact": 0, "near": 0})
+        record = exclusions.get("excluded", {"exact": 0, "near": 0})
         if record["exact"] + record["near"]:
             raise all_excluded_error([str(file["name"]) for file in record["files"]])
         raise no_text_error(names)
-    extra = {"fingerprint": mark, **made.about(), **exclusions}
+    extra = {"fingerprint": mark, **made.manifest_entry(), **exclusions}
     return merge_parts(parts, tokenizer, out, labels=None, extra=extra, progress=progress)
 
 
@@ -374,7 +378,7 @@ def _worker(work: str, settings: Mapping[str, Any], in_subprocess: bool) -> Call
         source, mark = job
         documents = _stoppable(read_file_documents(source.name, corpus), stop)
         if decontaminator:
-            documents = decontaminator.keep(documents, some=False)
+            documents = decontaminator.filter(documents, allow_empty=True)
         extra = decontaminator.record if decontaminator else {}
         folder = _part_folder(Path(work), mark)
         with SilentProgress().task("encode", None, "documents") as task:
@@ -408,7 +412,7 @@ def run_merge(folders: Sequence[Path], out: Path, progress: Progress) -> Shards:
             raise UsageError(f"{labels}; they cannot be merged")
     parts = [ShardPart(shards.folder, shards.about) for shards in all_shards]
     extra = _merged_provenance(parts) | merged_exclusions(parts)
-    if "left_out" not in extra and any("left_out" in part.about for part in parts):
+    if "excluded" not in extra and any("excluded" in part.about for part in parts):
         progress.say(
             "not all of these folders left out the same files, so that nothing is said to be left out of the whole"
         )
@@ -439,5 +443,5 @@ def _merged_provenance(parts: Sequence[ShardPart]) -> dict[str, Any]:
     modified = [time for recipe in recipes if recipe for time in recipe["modified"]]
     records = [source for part in parts for source in part.about["sources"]]
     sources = [SourceFile(record["name"], record["size"], time) for record, time in zip(records, modified, strict=True)]
-    merged = Recipe(first["tokenizer"], first["settings"], tuple(modified))
-    return {"fingerprint": fingerprint(sources, merged.tokenizer, merged.settings), **merged.about()}
+    merged = FingerprintInputs(first["tokenizer"], first["settings"], tuple(modified))
+    return {"fingerprint": fingerprint(sources, merged.tokenizer, merged.settings), **merged.manifest_entry()}

@@ -428,7 +428,7 @@ def _corpus_section(about: Mapping[str, Any]) -> str:
     if len(sources) > _MAX_FILES:
         rows.append(f"| and {len(sources) - _MAX_FILES:,} more | | |")
     lines = ["## Data", "", "| file | bytes | sha256 |", "|---|---|---|", *rows, ""] if rows else []
-    if excluded := about.get("left_out"):
+    if excluded := about.get("excluded"):
         files = ", ".join(f"`{base_name(str(file['name']))}`" for file in excluded["files"])
         documents = pluralize(excluded["exact"] + excluded["near"], "document")
         lines += [f"Texts of {files} and their near-duplicates were left out: {documents}.", ""]

@@ -1,15 +1,11 @@
-"""Byte-level BPE: train, read and write.
+"""Byte-level BPE: training, encoding, and strict parsing of its `tokenizer.json`.
 
-The `tokenizer.json` of a byte-level BPE: how an engine of ours is set up, and how an untrusted file is read.
+The `tokenizers` library learns and applies the pieces. Every text can be encoded, there is no unknown token, and decoding
+restores the text.
 
-The file is an ordinary one of the `tokenizers` library, which can load it by itself. We take no more from it than the
-vocabulary and the merges, once everything else in it is found to say what our own set-up says; so a foreign or edited
-file cannot bring rules that we did not expect.
-
-Byte-level BPE, trained in the flow: every text can be written, nothing is unknown, and nothing is lost.
-
-Pieces are learned and applied by the `tokenizers` library; here is what of a corpus it reads, and how special tokens
-are kept from coming out of plain text.
+`tokenizer.json` is an ordinary file of the library, which can load it by itself. We take only the vocabulary and the
+merges from it, after a check that everything else equals our own settings, so that an edited file cannot introduce
+unexpected rules.
 """
 
 import json
@@ -25,7 +21,7 @@ from headstart.config.schema import TokenizerConfig
 from headstart.errors import DataError, StoreError
 from headstart.progress import Progress, ProgressTask, SilentProgress, pluralize
 from headstart.tokenization.base import (
-    SPECIAL_NAMES,
+    NUM_SPECIAL_IDS,
     TOKENIZER_FILE,
     LibraryTokenizer,
     SpecialIds,
@@ -36,38 +32,40 @@ from headstart.tokenization.base import (
 
 SPECIAL_TOKENS = ("<sos>", "<pad>", "<eos>", "<mask>")
 MAX_WORD_LENGTH = 64
-"""Bytes of the longest run that merges may span. Learning merges takes time in the square of the longest run, so that
-without this bound half a megabyte without a space takes a minute; few real words are cut."""
+"""Bytes of the longest pre-token. Learning merges is quadratic in its length: without a bound, half a megabyte without a
+space would take a minute. Few real words are longer."""
+_BATCH_BYTES = 1_000_000
+_NO_PROGRESS = SilentProgress()
 
 
 def build_engine(model: models.BPE) -> tokenizers.Tokenizer:
-    """The library's tokenizer around a model, set up as ours."""
+    """Return the library's tokenizer for a model, with our pre-tokenizer and decoder."""
     engine = tokenizers.Tokenizer(model)
-    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    engine.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.FixedLength(length=MAX_WORD_LENGTH)])
+    split_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    engine.pre_tokenizer = pre_tokenizers.Sequence([split_words, pre_tokenizers.FixedLength(length=MAX_WORD_LENGTH)])
     engine.decoder = decoders.ByteLevel()
     return engine
 
 
 def byte_to_unicode() -> dict[str, int]:
-    """The letter by which a byte-level file spells each byte: itself if it prints, else the next one from U+0100 on.
+    """Return the byte of each letter of a byte-level file: printable bytes are themselves, others follow from U+0100 on.
 
     >>> letters = byte_to_unicode()
     >>> letters["a"], letters["Ġ"], len(letters)
     (97, 32, 256)
     """
-    printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printing]
-    return {chr(byte): byte for byte in printing} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(unprintable)}
 
 
 def parse_engine(content: bytes, path: Path) -> tokenizers.Tokenizer:
-    """Make an engine from the bytes of a file; one that is not exactly as ours is refused, naming what differs."""
+    """Build an engine from the bytes of a file; a file with other settings than ours is refused, naming the difference."""
     try:
         settings = json.loads(content.decode("utf-8"))
-        return _engine_of(settings)
-    except _NotOurFormat as fault:
-        raise StoreError(f"{path} is not a tokenizer of Headstart: {fault}") from None
+        return _engine_from(settings)
+    except _NotOurFormat as difference:
+        raise StoreError(f"{path} is not a tokenizer of Headstart: {difference}") from None
     except RecursionError:
         raise StoreError(f"{path} is damaged: its brackets are nested too deep") from None
     except ValueError as error:  # wrong JSON, wrong UTF-8, or a number of many thousand digits
@@ -75,28 +73,28 @@ def parse_engine(content: bytes, path: Path) -> tokenizers.Tokenizer:
 
 
 class _NotOurFormat(Exception):
-    """What a file says that ours do not."""
+    """A difference between a file and ours."""
 
 
-def _engine_of(settings: Any) -> tokenizers.Tokenizer:
+def _engine_from(settings: Any) -> tokenizers.Tokenizer:
     if not isinstance(settings, dict):
         raise _NotOurFormat("it is not a JSON object")
     model = settings.get("model")
     if not isinstance(model, dict):
         raise _NotOurFormat("it has no model")
-    for name, expected in _MODEL_RULES.items():
+    for name, expected in _MODEL_SETTINGS.items():
         _compare(f"model.{name}", model.get(name), expected)
-    for name, expected in _rules().items():
+    for name, expected in _expected_settings().items():
         _compare(name, settings.get(name), expected)
-    vocab = _vocab_of(model.get("vocab"))
-    merges = _merges_of(model.get("merges"), vocab)
+    vocab = _checked_vocab(model.get("vocab"))
+    merges = _checked_merges(model.get("merges"), vocab)
     engine = build_engine(models.BPE(vocab=vocab, merges=merges))
     engine.add_special_tokens(list(SPECIAL_TOKENS))
     return engine
 
 
-# A setting that is off may be missing: versions of the library differ in which of those they write.
-_MODEL_RULES = {"type": "BPE"} | dict.fromkeys(
+# A setting that is off may be missing, because versions of the library differ in which of them they write.
+_MODEL_SETTINGS = {"type": "BPE"} | dict.fromkeys(
     (
         "dropout",
         "unk_token",
@@ -109,20 +107,20 @@ _MODEL_RULES = {"type": "BPE"} | dict.fromkeys(
 )
 
 
-def _rules() -> dict[str, Any]:
-    ours = json.loads(build_engine(models.BPE()).to_str())
+def _expected_settings() -> dict[str, Any]:
+    defaults = json.loads(build_engine(models.BPE()).to_str())
     names = ("normalizer", "pre_tokenizer", "decoder", "post_processor", "truncation", "padding")
     switches = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     tokens = [{"id": id, "content": token, **switches} for id, token in enumerate(SPECIAL_TOKENS)]
-    return {name: ours[name] for name in names} | {"added_tokens": tokens}
+    return {name: defaults[name] for name in names} | {"added_tokens": tokens}
 
 
-def _compare(name: str, found: Any, expected: Any) -> None:
-    if found != expected and (found or expected):
-        raise _NotOurFormat(f"its {name} is {_short(found)}, expected {_short(expected)}")
+def _compare(name: str, value: Any, expected: Any) -> None:
+    if value != expected and (value or expected):
+        raise _NotOurFormat(f"its {name} is {_excerpt(value)}, expected {_excerpt(expected)}")
 
 
-def _vocab_of(vocab: Any) -> dict[str, int]:
+def _checked_vocab(vocab: Any) -> dict[str, int]:
     if not isinstance(vocab, dict) or not all(type(id) is int for id in vocab.values()):
         raise _NotOurFormat("its vocabulary does not give each piece an id")
     if sorted(vocab.values()) != list(range(len(vocab))):
@@ -136,31 +134,27 @@ def _vocab_of(vocab: Any) -> dict[str, int]:
             raise _NotOurFormat(f"its vocabulary lacks the byte 0x{byte:02X}")
     for piece in vocab:
         if not piece or not letters.keys() >= set(piece):
-            raise _NotOurFormat(f"its vocabulary holds {_short(piece)}, which spells no bytes")
+            raise _NotOurFormat(f"its vocabulary holds {_excerpt(piece)}, which spells no bytes")
     return vocab
 
 
-def _merges_of(merges: Any, vocab: dict[str, int]) -> list[tuple[str, str]]:
+def _checked_merges(merges: Any, vocab: dict[str, int]) -> list[tuple[str, str]]:
     if not isinstance(merges, list):
         raise _NotOurFormat("it has no list of merges")
     for merge in merges:
         if not (isinstance(merge, list) and len(merge) == 2 and all(isinstance(part, str) for part in merge)):
-            raise _NotOurFormat(f"its merge {_short(merge)} is not two pieces")
-        whole = "".join(merge)
-        if not vocab.keys() >= {*merge, whole}:
-            raise _NotOurFormat(f"its merge {_short(merge)} is of pieces outside the vocabulary")
-        if whole in SPECIAL_TOKENS:
-            raise _NotOurFormat(f"its merge {_short(merge)} would make {whole} from plain text")
+            raise _NotOurFormat(f"its merge {_excerpt(merge)} is not two pieces")
+        merged = "".join(merge)
+        if not vocab.keys() >= {*merge, merged}:
+            raise _NotOurFormat(f"its merge {_excerpt(merge)} is of pieces outside the vocabulary")
+        if merged in SPECIAL_TOKENS:
+            raise _NotOurFormat(f"its merge {_excerpt(merge)} would make {merged} from plain text")
     return [(left, right) for left, right in merges]
 
 
-def _short(value: Any) -> str:
+def _excerpt(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-_BATCH_BYTES = 1_000_000
-_NO_PROGRESS = SilentProgress()
 
 
 class BPETokenizer(LibraryTokenizer):
@@ -169,26 +163,26 @@ class BPETokenizer(LibraryTokenizer):
     special = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
 
     def __init__(self, engine: tokenizers.Tokenizer, content: bytes) -> None:
-        """Made by `train_tokenizer` and `load`. `content` is the file of `engine`: saving must change no byte."""
+        """Use `train_tokenizer` or `load`. `content` is the file of `engine`, which `save` writes unchanged."""
         super().__init__(engine, TOKENIZER_FILE, content, engine.get_vocab_size())
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load a `tokenizer.json` that `save` wrote; any other is refused, naming what differs."""
+        """Load a `tokenizer.json` that `save` wrote; any other is refused, naming the difference."""
         content = read_limited(path)
         return cls(parse_engine(content, path), content)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some ids; bytes that make no whole character read as U+FFFD."""
+        """Return the text of some ids; bytes that form no complete character become U+FFFD."""
         for id in ids:
             check_id(id, self._vocab_size)
-        text: str = self._engine.decode([id for id in ids if id >= SPECIAL_NAMES], skip_special_tokens=False)
+        text: str = self._engine.decode([id for id in ids if id >= NUM_SPECIAL_IDS], skip_special_tokens=False)
         return text
 
     def piece(self, id: int) -> str:
-        """One id as a person reads it: spaces as ▁, and bytes that do not print as <0xC3>."""
+        """Return a readable form of one id: spaces as ▁, and unprintable bytes as <0xC3>."""
         check_id(id, self._vocab_size)
-        if id < SPECIAL_NAMES:
+        if id < NUM_SPECIAL_IDS:
             return SPECIAL_TOKENS[id]
         letters = byte_to_unicode()
         content = bytes(letters[letter] for letter in str(self._engine.id_to_token(id)))
@@ -200,14 +194,14 @@ class BPETokenizer(LibraryTokenizer):
 
 
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig, progress: Progress = _NO_PROGRESS) -> BPETokenizer:
-    """Learn the pieces of some texts. The same texts in the same order give the same file, byte for byte.
+    """Train on some texts; the same texts in the same order give the same file, byte for byte.
 
-    A small corpus has fewer pairs worth merging than `config.vocab_size` asks for; the vocabulary is then smaller.
+    The vocabulary is smaller than `config.vocab_size` if a small corpus has too few repeated pairs to merge.
     """
     engine = build_engine(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size,
-        min_frequency=2,  # a pair seen once is no regularity
+        min_frequency=2,  # a pair that occurs once is no pattern
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=sorted(byte_to_unicode()),
         show_progress=False,
@@ -218,21 +212,21 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig, progress: Pro
 
 
 def _batches(texts: Iterable[str], budget: int, task: ProgressTask) -> Iterator[list[str]]:
-    """Texts in lists of about a megabyte, until `budget` bytes are read; the text that reaches it is cut there."""
+    """Yield texts in batches of about a megabyte, until `budget` bytes are read; the last text is truncated to it."""
     batch: list[str] = []
-    documents = read = given = 0
+    num_documents = num_read = num_yielded = 0
     for text in texts:
-        content = as_utf8(text)[: budget - read]
-        documents += 1
-        read += len(content)
+        content = as_utf8(text)[: budget - num_read]
+        num_documents += 1
+        num_read += len(content)
         batch.append(content.decode("utf-8", errors="ignore"))
-        if read - given >= _BATCH_BYTES:
+        if num_read - num_yielded >= _BATCH_BYTES:
             yield batch
-            task.advance((read - given) / 1e6)
-            batch, given = [], read
-        if read >= budget:
+            task.advance((num_read - num_yielded) / 1e6)
+            batch, num_yielded = [], num_read
+        if num_read >= budget:
             break
-    if not read:
-        raise DataError(f"there is no text to train a tokenizer on: 0 bytes in {pluralize(documents, 'document')}")
+    if not num_read:
+        raise DataError(f"there is no text to train a tokenizer on: 0 bytes in {pluralize(num_documents, 'document')}")
     yield batch
-    task.advance((read - given) / 1e6, note="learning pieces")
+    task.advance((num_read - num_yielded) / 1e6, note="learning pieces")

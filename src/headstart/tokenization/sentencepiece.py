@@ -1,7 +1,7 @@
-"""SentencePiece models that exist already, with the vocabulary file that numbers their pieces.
+"""Existing SentencePiece models, with an optional vocabulary file that numbers their pieces.
 
-`dict.txt` has a line `piece count` for each piece; the first line is id 4. Without it the model's own pieces are
-numbered in their order, the ones that no text can give left out. Here no model is trained.
+`dict.txt` has a line `piece count` for each piece; the first line is id 4. Without it, the model's pieces are numbered in
+order, without control and unknown pieces. Headstart trains no SentencePiece models.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from headstart.errors import StoreError
 from headstart.tokenization.base import (
     DICTIONARY_FILE,
     MODEL_FILE,
-    SPECIAL_NAMES,
+    NUM_SPECIAL_IDS,
     SpecialIds,
     as_utf8,
     check_id,
@@ -33,29 +33,29 @@ class SentencePieceTokenizer:
     special = SpecialIds(sos=0, pad=1, eos=2, mask=None, unknown=_UNKNOWN)
 
     def __init__(self, engine: Any, pieces: Sequence[str], files: dict[str, bytes]) -> None:
-        """Made by `load`. `pieces` begin at id 4; `files` are what `save` writes."""
+        """Use `load`. `engine` is a `SentencePieceProcessor`, `pieces` begin at id 4, and `save` writes `files`."""
         self._engine = engine
         self._pieces = (*_SPECIAL_PIECES, *pieces)
-        self._ids = {piece: id for id, piece in enumerate(pieces, start=SPECIAL_NAMES)}
+        self._ids = {piece: id for id, piece in enumerate(pieces, start=NUM_SPECIAL_IDS)}
         self._files = files
         self._digest = files_digest(files)
 
     @classmethod
     def load(cls, path: Path, dictionary: Path | None = None) -> Self:
-        """Load a `.model` file, and number its pieces by `dictionary` if there is one."""
+        """Load a `.model` file, and number its pieces by `dictionary` if it is given."""
         content = read_limited(path)
-        engine, own = _parse_model(content, path)
+        engine, model_pieces = _parse_model(content, path)
         if dictionary is None:
-            return cls(engine, own, {MODEL_FILE: content})
-        listed = read_limited(dictionary)
-        pieces = _parse_dictionary(listed, dictionary)
-        strangers = len(set(pieces).difference(own))
-        # one made from a corpus may hold some characters that the model does not; one of another model, mostly such
-        if 2 * strangers > len(pieces):
+            return cls(engine, model_pieces, {MODEL_FILE: content})
+        dictionary_content = read_limited(dictionary)
+        pieces = _parse_dictionary(dictionary_content, dictionary)
+        num_unknown = len(set(pieces).difference(model_pieces))
+        # a dictionary of a corpus may have some characters that the model lacks; that of another model has mostly such
+        if 2 * num_unknown > len(pieces):
             raise StoreError(
-                f"{dictionary} does not belong to {path}: {strangers} of its {len(pieces)} pieces are not in the model"
+                f"{dictionary} does not belong to {path}: {num_unknown} of its {len(pieces)} pieces are not in the model"
             )
-        return cls(engine, pieces, {MODEL_FILE: content, DICTIONARY_FILE: listed})
+        return cls(engine, pieces, {MODEL_FILE: content, DICTIONARY_FILE: dictionary_content})
 
     @property
     def vocab_size(self) -> int:
@@ -66,10 +66,10 @@ class SentencePieceTokenizer:
         return self._digest
 
     def pieces(self, text: str) -> list[str]:
-        """The pieces of a text, those outside the vocabulary included."""
+        """Return the pieces of a text, including those outside of the vocabulary."""
         as_utf8(text)
-        found: list[str] = self._engine.encode(text, out_type=str)
-        return found
+        pieces: list[str] = self._engine.encode(text, out_type=str)
+        return pieces
 
     def encode(self, text: str) -> list[int]:
         return [self._ids.get(piece, _UNKNOWN) for piece in self.pieces(text)]
@@ -77,14 +77,14 @@ class SentencePieceTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         for text in texts:
             as_utf8(text)
-        found: list[list[str]] = self._engine.encode(list(texts), out_type=str)
-        return [[self._ids.get(piece, _UNKNOWN) for piece in pieces] for pieces in found]
+        rows: list[list[str]] = self._engine.encode(list(texts), out_type=str)
+        return [[self._ids.get(piece, _UNKNOWN) for piece in pieces] for pieces in rows]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some ids, as the model joins pieces; it is the normalised text, and what was unknown is gone."""
+        """Return the normalised text of some ids, without unknown pieces."""
         for id in ids:
             check_id(id, len(self._pieces))
-        text: str = self._engine.decode_pieces([self._pieces[id] for id in ids if id >= SPECIAL_NAMES])
+        text: str = self._engine.decode_pieces([self._pieces[id] for id in ids if id >= NUM_SPECIAL_IDS])
         return text
 
     def piece(self, id: int) -> str:
@@ -96,47 +96,47 @@ class SentencePieceTokenizer:
 
 
 def _parse_model(content: bytes, path: Path) -> tuple[Any, list[str]]:
-    """The library's model, and its pieces in order without those that stand for no text."""
+    """Return the library's model, and its pieces in order without control and unknown pieces."""
     _check_sections(content, path)
     engine = sentencepiece.SentencePieceProcessor()
     try:
         engine.LoadFromSerializedProto(content)
-        ordinary = (id for id in range(len(engine)) if not engine.is_control(id) and not engine.is_unknown(id))
-        return engine, [engine.id_to_piece(id) for id in ordinary]
-    except (RuntimeError, UnicodeDecodeError):  # their words name lines of C++ or a byte of a piece, and no cause
+        ordinary_ids = (id for id in range(len(engine)) if not engine.is_control(id) and not engine.is_unknown(id))
+        return engine, [engine.id_to_piece(id) for id in ordinary_ids]
+    except (RuntimeError, UnicodeDecodeError):  # the messages name lines of C++ code and no cause
         raise StoreError(f"{path} is not a SentencePiece model, or is damaged") from None
 
 
 def _check_sections(content: bytes, path: Path) -> None:
-    """Refuse a model that was cut short between two pieces, which the library loads as a smaller one.
+    """Refuse a model that is truncated between two pieces, which the library loads as a smaller one.
 
-    A model is a protobuf message: its pieces (field 1), then how it was trained (2), then how it normalises text (3).
+    A model is a protobuf message: pieces (field 1), training settings (field 2), and normalisation (field 3).
     """
     fields: set[int] = set()
-    place = 0
-    while place < len(content):
-        key, place = read_varint(content, place)
-        length, place = read_varint(content, place)
-        if key & 7 != 2:  # every section has its length in front
+    position = 0
+    while position < len(content):
+        key, position = read_varint(content, position)
+        length, position = read_varint(content, position)
+        if key & 7 != 2:  # every field must be length-delimited
             break
         fields.add(key >> 3)
-        place += length
-    if place != len(content) or not fields >= {1, 2, 3}:
+        position += length
+    if position != len(content) or not fields >= {1, 2, 3}:
         raise StoreError(f"{path} is not a SentencePiece model, or is damaged")
 
 
-def read_varint(content: bytes, place: int) -> tuple[int, int]:
-    """The number at `place`, seven bits a byte, the lowest first, and where the next thing begins.
+def read_varint(content: bytes, position: int) -> tuple[int, int]:
+    """Return the number at `position`, seven bits per byte, lowest first, and the position after it.
 
     >>> read_varint(bytes([0b1000_0001, 0b0000_0010]), 0)
     (257, 2)
     """
     number = 0
     for shift in range(0, 64, 7):
-        byte = content[place + shift // 7 : place + shift // 7 + 1] or b"\0"
+        byte = content[position + shift // 7 : position + shift // 7 + 1] or b"\0"
         number |= (byte[0] & 0x7F) << shift
         if byte[0] < 0x80:
-            return number, place + shift // 7 + 1
+            return number, position + shift // 7 + 1
     return number, len(content) + 1
 
 
@@ -148,13 +148,13 @@ def _parse_dictionary(content: bytes, path: Path) -> list[str]:
         raise StoreError(f"{path}, line {number}: not UTF-8") from None
     if lines == [""]:
         raise StoreError(f"{path} is empty; expected a line 'piece count' for each piece")
-    seen: dict[str, int] = {}
+    line_of: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
-        # a piece may hold white space of other kinds, so only the last plain space divides
+        # a piece may contain other white space, so the last plain space separates
         piece, _, count = line.rpartition(" ")
         if not piece or not (count.isascii() and count.isdigit()):
             raise StoreError(f"{path}, line {number}: expected 'piece count', found {line[:80]!r}")
-        if piece in seen:
-            raise StoreError(f"{path}, line {number}: {piece[:80]!r} stands on line {seen[piece]} already")
-        seen[piece] = number
-    return list(seen)
+        if piece in line_of:
+            raise StoreError(f"{path}, line {number}: {piece[:80]!r} stands on line {line_of[piece]} already")
+        line_of[piece] = number
+    return list(line_of)

@@ -297,7 +297,7 @@ class GraphedStep:
             static_batch = None if self.graphs.failed else self.graphs.layout(batch)
             if static_batch is None:
                 return self._eager.to_device(batch)
-            return static_batch.pinned() if self._eager.runtime.device.type == "cuda" else static_batch
+            return static_batch.pin_memory() if self._eager.runtime.device.type == "cuda" else static_batch
 
     def forward_backward(self, batch: Batch, *, last: bool) -> LossSum:
         """Compute the same sums and gradients as the eager step. The loss is detached, so that no autograd graph stays."""

@@ -18,6 +18,7 @@ from headstart.model.heads import ClassifierHead, LanguageHead, Model, NextSente
 from headstart.runtime import Runtime
 from headstart.train.distributed import SINGLE_PROCESS, ProcessGroup
 from headstart.train.objectives import class_logits, language_model_loss
+from headstart.train.transfer_batch import to_device
 
 GPU_TOKENS = 32768
 """Tokens per batch on a GPU where attention needs no mask; texts are batched by length, so there is little padding."""
@@ -79,14 +80,14 @@ def score_language(
     """
     model.eval()
     batch_rows = max(1, max_batch_tokens(runtime) // rows.context)
-    starts = range(0, rows.rows, batch_rows)
+    starts = range(0, rows.num_rows, batch_rows)
     sums = np.zeros((len(starts), 2))
     with torch.inference_mode(), without_compile(model):
         for index in rank_batches(len(starts), ranks, check):
             start = starts[index]
-            batch = (fetch or rows.batch)(start, min(batch_rows, rows.rows - start))
+            batch = (fetch or rows.batch)(start, min(batch_rows, rows.num_rows - start))
             with runtime.autocast():
-                loss_sum = language_model_loss(model, batch.to(runtime.device))
+                loss_sum = language_model_loss(model, to_device(batch, runtime.device))
             sums[index] = float(loss_sum.total), loss_sum.count
     nats, tokens = 0.0, 0
     for batch_nats, count in ranks.all_reduce(sums).tolist():  # added in order, whichever process computed them
@@ -113,7 +114,7 @@ def score_texts(
         for index in rank_batches(len(buckets), ranks, check):
             indices = buckets[index]
             # not in bf16: the logits of a text must not depend on the rest of its batch
-            batch_logits = class_logits(model, rows.batch(indices).to(runtime.device))
+            batch_logits = class_logits(model, to_device(rows.batch(indices), runtime.device))
             logits[indices] = batch_logits.cpu().double().numpy()  # in this order: Apple's GPUs have no float64
             if done:
                 done(len(indices))
@@ -141,13 +142,13 @@ def score_next_sentence(
     assert isinstance(model.head, NextSentenceHead)
     model.eval()
     batch_rows = max(1, max_batch_tokens(runtime) // rows.context)
-    starts = range(0, rows.rows, batch_rows)
+    starts = range(0, rows.num_rows, batch_rows)
     sums = np.zeros((len(starts), 2))
     with torch.inference_mode(), without_compile(model):
         for index in rank_batches(len(starts), ranks, check):
             start = starts[index]
-            pairs = rows.batch(start, min(batch_rows, rows.rows - start))
-            batch = replace(pairs, attention="bidirectional").to(runtime.device)
+            pairs = rows.batch(start, min(batch_rows, rows.num_rows - start))
+            batch = to_device(replace(pairs, attention="bidirectional"), runtime.device)
             assert batch.pairs_B is not None
             with runtime.autocast():
                 hidden_BTD = model.backbone(
@@ -159,4 +160,4 @@ def score_next_sentence(
     correct, nats = 0, 0.0
     for batch_correct, batch_nats in ranks.all_reduce(sums).tolist():
         correct, nats = correct + int(batch_correct), nats + batch_nats
-    return NextSentenceScore(correct / rows.rows, nats / rows.rows, rows.rows)
+    return NextSentenceScore(correct / rows.num_rows, nats / rows.num_rows, rows.num_rows)

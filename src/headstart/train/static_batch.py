@@ -4,12 +4,12 @@ B rows of a batch, T tokens of a row.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from headstart.config.schema import IGNORE_INDEX
 from headstart.data.batch import Batch
@@ -35,15 +35,6 @@ class StaticBatch(Batch):
         all_targets = self.num_targets == self.targets.numel()
         tensor_shapes = ((name, *value.shape) for name, value in self.tensors().items())
         return *tensor_shapes, all_targets, self.has_padded_targets, self.attention
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensor fields by name: the inputs of a CUDA graph."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-
-    def pinned(self) -> "StaticBatch":
-        """Return a copy in pinned memory, from which a GPU copies asynchronously."""
-        tensors: dict[str, Any] = {name: value.pin_memory() for name, value in self.tensors().items()}
-        return replace(self, **tensors)
 
 
 StaticLayout = Callable[[Batch], StaticBatch | None]

@@ -12,6 +12,7 @@ from headstart.kernels.embedding import CachedGradEmbedding
 from headstart.runtime import Runtime
 from headstart.train.objectives import LossSum, Objective
 from headstart.train.parallel import ParallelStrategy, local_tensor
+from headstart.train.transfer_batch import to_device
 
 Notify = Callable[[str], None]
 
@@ -58,7 +59,7 @@ class EagerStep:
 
     def to_device(self, batch: Batch) -> Batch:
         """Copy a batch to the device."""
-        return batch.to(self.runtime.device)
+        return to_device(batch, self.runtime.device)
 
     def forward_backward(self, batch: Batch, *, last: bool) -> LossSum:
         """Run the objective under autocast, then the backward pass of its sum."""

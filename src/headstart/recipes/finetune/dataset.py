@@ -137,7 +137,7 @@ def load_labelled_data(
     given = {train: _read(train, config, progress)}
     same = config.model_copy(update={"task": _kind(given[train])})
     given |= {name: _read(name, same, progress) for name in (valid, test) if name is not None}
-    notes = [one.left_out for one in given.values() if isinstance(one, LabelledTexts) and one.left_out]
+    notes = [one.skip_note for one in given.values() if isinstance(one, LabelledTexts) and one.skip_note]
     tokenizer = _tokenizer(given[train], tokenizer, tokenizer_config, notes, progress)
     training = _texts(given[train], tokenizer)
     task = infer_task(training, config)
@@ -201,9 +201,9 @@ def _overlaps(train: LabelledTexts, valid: LabelledTexts, test: LabelledTexts | 
         if judged is not None and len(set(judged.labels)) == 1:
             what = (
                 f"rating only ({judged.labels[0]:g})"
-                if judged.kind == "rating"
+                if judged.task_name == "rating"
                 else "label only ({})".format(
-                    ", ".join(judged.labels[0]) if judged.kind == "labels" else judged.labels[0]
+                    ", ".join(judged.labels[0]) if judged.task_name == "labels" else judged.labels[0]
                 )
             )
             notes.append(f"{judged.name} has one {what}: a score on it says little")
@@ -228,7 +228,7 @@ def _read(name: str, config: LabelledConfig, progress: Progress) -> InputTexts:
 
 
 def _kind(train: InputTexts) -> str:
-    return "classes" if isinstance(train, Shards) else train.kind
+    return "classes" if isinstance(train, Shards) else train.task_name
 
 
 def _tokenizer(
@@ -257,13 +257,13 @@ def _texts(given: InputTexts, tokenizer: Tokenizer) -> LabelledTexts:
             f"{given.folder} was prepared with another tokenizer than the rest; prepare it again with that one"
         )
     assert given.labels is not None
-    assert given.label_of is not None
+    assert given.label_indices is not None
     name = str(given.folder)
     return LabelledTexts(
         name=name,
-        texts=tuple(tokenizer.decode([int(token) for token in given.ids(i)]) for i in range(given.documents)),
-        labels=tuple(given.labels[int(label)] for label in given.label_of),
-        where=tuple(f"{name}, document {i + 1}" for i in range(given.documents)),
+        texts=tuple(tokenizer.decode([int(token) for token in given.ids(i)]) for i in range(given.num_documents)),
+        labels=tuple(given.labels[int(label)] for label in given.label_indices),
+        where=tuple(f"{name}, document {i + 1}" for i in range(given.num_documents)),
     )
 
 
@@ -340,7 +340,7 @@ def note_pretraining_overlap(
     data: LabelledData, source: Path | None, name: str | None, progress: Progress
 ) -> LabelledData:
     """The data with a note on how many of its test rows the pretrained model at `source` has seen, if it knows."""
-    known = Membership.read(source) if source is not None and data.test is not None else None
+    known = Membership.load(source) if source is not None and data.test is not None else None
     if known is None or data.test is None:
         return data
     rows = len(known.rows_in(data.test.texts))

@@ -118,7 +118,11 @@ class FinetuneTrainer:
     def say_truncation(self) -> None:
         """Long texts are never cut in silence."""
         parts = [(self.data.train, self.train), (self.data.valid, self.valid), (self.data.test, self.test)]
-        cut = [f"{rows.long:,} of {len(rows):,} in {part.name}" for part, rows in parts if part and rows and rows.long]
+        cut = [
+            f"{rows.num_long:,} of {len(rows):,} in {part.name}"
+            for part, rows in parts
+            if part and rows and rows.num_long
+        ]
         if not cut:
             return
         verb = (
@@ -234,7 +238,7 @@ class FinetuneTrainer:
         if passes != self._ordered:
             self._ordered, self._order = passes, seeded_permutation(len(self.train), self.seed, passes)
         order = self._order[place * self.rows_per_step : (place + 1) * self.rows_per_step]
-        pieces = self.way.portion.pieces(len(order), self.config.loop.batch_size)
+        pieces = self.way.portion.micro_batches(len(order), self.config.loop.batch_size)
         return [
             self.train.batch(order[first:last]) if first < last else dummy_batch(self.train.batch(order[:1]))
             for first, last in pieces
@@ -277,7 +281,7 @@ class FinetuneTrainer:
         return self._measured(rows, self._scores(model, rows))
 
     def _measured(self, rows: LabelledDataset, scores: NDArray[np.float64]) -> AnyEvaluation:
-        return self.task.measure(scores, rows.labels, 0 if rows.windows else rows.long)
+        return self.task.measure(scores, rows.labels, 0 if rows.windows else rows.num_long)
 
     def _scores(self, model: Model[ClassifierHead], rows: LabelledDataset) -> NDArray[np.float64]:
         factor, summand = self.affine

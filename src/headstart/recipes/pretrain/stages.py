@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config.schema import PretrainConfig, PretrainLoop, StageConfig
-from headstart.data.batch import WHOLE_BATCH, Batch, RankSlice, dummy_batch, slice_batch
+from headstart.data.batch import FULL_BATCH, Batch, RankSlice, dummy_batch, slice_batch
 from headstart.data.datasets import PackedDataset
 from headstart.data.decontamination import refuse_prepared_corpus
 from headstart.data.masking import make_batch
@@ -47,7 +47,7 @@ class Stage:
     """Read in place of `rows` wherever tokens are hidden, if the second question is asked."""
     first: int = 0
     steps: int = 0
-    portion: RankSlice = WHOLE_BATCH
+    portion: RankSlice = FULL_BATCH
     """The rows of each step that this process reads."""
 
     @property
@@ -63,12 +63,12 @@ class Stage:
     @property
     def tokens_seen(self) -> float:
         """Tokens that the steps of this stage read, as rows go on average."""
-        return self.steps * self.rows_per_step * self.reads.inputs / max(1, self.reads.rows)
+        return self.steps * self.rows_per_step * self.reads.num_tokens / max(1, self.reads.num_rows)
 
     def fetch(self, step: int) -> list[Batch]:
         """The batches of a step, counted from the first of this stage."""
         begin, size = step * self.rows_per_step, self.batch_size
-        pieces = self.portion.pieces(self.rows_per_step, size)
+        pieces = self.portion.micro_batches(self.rows_per_step, size)
         if not self.pairs:
             return [self._plain(begin, piece) for piece in pieces]
         # what a pair weighs depends on all rows of the step: they are laid out by every process
@@ -135,7 +135,7 @@ class Stage:
             "texts": texts,
             "tokens_seen": tokens,
             "corpus": self.shards.about.get("fingerprint"),
-            "left_out": self.shards.about.get("left_out"),
+            "excluded": self.shards.about.get("excluded"),
         }
 
     def words(self) -> str:
@@ -144,14 +144,15 @@ class Stage:
         where = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
         return (
             f"stage {self.number}: {where}, {pluralize(self.batch_size, 'row')} of {self.rows.context} tokens, "
-            f"{pluralize(len(self.rows.documents), 'document')}, {pluralize(self.reads.inputs, 'token')} an epoch"
+            f"{pluralize(len(self.rows.documents), 'document')}, {pluralize(self.reads.num_tokens, 'token')} an epoch"
         )
 
     def words_about_pairs(self, pairs: NextSentenceDataset) -> str:
         """One line for a person: what was paired, and what could not be."""
-        verb = "is" if pairs.short == 1 else "are"
-        short = f"; {pluralize(pairs.short, 'document')} of one token {verb} left out" if pairs.short else ""
-        return f"{pluralize(pairs.rows, 'pair')} of pieces an epoch from {pluralize(len(pairs.documents), 'document')}{short}"
+        verb = "is" if pairs.num_short == 1 else "are"
+        short = f"; {pluralize(pairs.num_short, 'document')} of one token {verb} left out" if pairs.num_short else ""
+        documents = pluralize(len(pairs.documents), "document")
+        return f"{pluralize(pairs.num_rows, 'pair')} of pieces an epoch from {documents}{short}"
 
 
 def describe_stages(stages: Sequence[Stage], context: int) -> Iterator[str]:
@@ -161,11 +162,11 @@ def describe_stages(stages: Sequence[Stage], context: int) -> Iterator[str]:
             yield stage.words()
         if stage.pairs:
             yield stage.words_about_pairs(stage.pairs)
-        elif stage.rows.truncated:
-            is_longer, are = ("is longer", "is") if stage.rows.truncated == 1 else ("are longer", "are")
+        elif stage.rows.num_truncated:
+            is_longer, are = ("is longer", "is") if stage.rows.num_truncated == 1 else ("are longer", "are")
             yield (
-                f"{pluralize(stage.rows.truncated, 'document')} {is_longer} than the context of {stage.rows.context} tokens "
-                f"and {are} cut there; corpus.layout packed would read all"
+                f"{pluralize(stage.rows.num_truncated, 'document')} {is_longer} than the context of "
+                f"{stage.rows.context} tokens and {are} cut there; corpus.layout packed would read all"
             )
     longest = max(stage.rows.context for stage in stages)
     if longest < context:
@@ -214,7 +215,7 @@ def open_shards(
 
 
 def build_stages(
-    config: PretrainConfig, shards: Sequence[Shards], special: SpecialIds, portion: RankSlice = WHOLE_BATCH
+    config: PretrainConfig, shards: Sequence[Shards], special: SpecialIds, portion: RankSlice = FULL_BATCH
 ) -> list[Stage]:
     """The stages with their rows. No document that any stage holds out is learnt from in another."""
     wanted = config.stages or [StageConfig(texts=["TEXTS"])]
@@ -237,10 +238,10 @@ def build_stages(
 
 
 def _check(stage: Stage, *, one_of: int) -> None:
-    if stage.rows.inputs < stage.rows.context:
+    if stage.rows.num_tokens < stage.rows.context:
         where = f" of stage {stage.number}" if one_of > 1 else ""
         raise DataError(
-            f"the training text{where} holds {stage.rows.inputs} tokens, less than one row of {stage.rows.context}; "
+            f"the training text{where} holds {stage.rows.num_tokens} tokens, less than one row of {stage.rows.context}; "
             "give more text or a smaller model.context"
         )
 
@@ -272,5 +273,5 @@ def stage_at(stages: Sequence[Stage], step: int) -> Stage:
 
 def total_steps(stages: list[Stage], loop: PretrainLoop) -> int:
     """Steps of a run that is given no minutes: as set, or what its epochs come to."""
-    epochs = [loop.epochs * stage.reads.rows / stage.rows_per_step for stage in stages]
+    epochs = [loop.epochs * stage.reads.num_rows / stage.rows_per_step for stage in stages]
     return loop.steps or max(len(stages), round(sum(epochs)))

@@ -192,14 +192,14 @@ def membership_file(shards: Iterable[Shards], *sources: Bundle | None) -> dict[s
         sources: the models it went on from or was taught by; where one does not know its own text, nothing is carried:
             half of the truth would pass for the whole.
     """
-    known = Membership.of([])
+    known = Membership.from_digests([])
     for source in filter(None, sources):
-        before = Membership.read(source.path)
+        before = Membership.load(source.path)
         if before is None:
             return {}
         known |= before
     for part in shards:
-        known |= Membership.of(part.digests)
+        known |= Membership.from_digests(part.digests)
     return {MEMBERSHIP_FILE: known.to_bytes()}
 
 
@@ -331,7 +331,7 @@ class PretrainTrainer:
         self.progress.say(
             f"{pluralize(sum(len(part.documents) for part in rows), 'document')} to learn from, "
             f"{sum(len(stage.held_out) for stage in stages):,} held out; "
-            f"{pluralize(sum(stage.reads.inputs for stage in stages), 'token')} an epoch; {parameters:,} parameters; "
+            f"{pluralize(sum(stage.reads.num_tokens for stage in stages), 'token')} an epoch; {parameters:,} parameters; "
             f"{pluralize(self.steps, 'step')} on {self.runtime.device}, {threads}"
         )
         for line in describe_stages(stages, self.config.model.context):
@@ -449,7 +449,7 @@ class PretrainTrainer:
             "held_out": asdict(score.text),
             "tokenizer": self.tokenizer.digest,
             "corpus": last.shards.about.get("fingerprint"),
-            "left_out": last.shards.about.get("left_out"),
+            "excluded": last.shards.about.get("excluded"),
             "sources": source_names(stage.shards.about for stage in self.stages),
         }
         if len(self.stages) > 1:
