@@ -139,7 +139,7 @@ def compared(kind: str, folder: Path, threads: int, rounds: int) -> list[dict]:
                     "count": len(batch),
                     "mean_tokens": round(tokens, 1),
                     "who": name,
-                    "texts_a_cpu_second": round(len(batch) / cpu[name], 1),
+                    "texts_per_cpu_second": round(len(batch) / cpu[name], 1),
                     "wall": round(wall[name] / wall["headstart"], 3),
                     "cpu": round(cpu[name] / cpu["headstart"], 3),
                     "pipeline_wall": round(min(wall[pipe] for pipe in PIPELINES) / wall[name], 2),

@@ -190,7 +190,7 @@ def ratios(sides: dict[str, list[dict]]) -> dict:
         theirs, ours = ([each[what] for each in sides[who]] for who in ("datasets", side))
         turns = [them / us for them, us in zip(theirs, ours, strict=True)]
         result[side][what] = round(statistics.median(theirs) / statistics.median(ours), 2)
-        result[side] |= {f"{what}_least": round(min(turns), 2), f"{what}_most": round(max(turns), 2)}
+        result[side] |= {f"{what}_min": round(min(turns), 2), f"{what}_max": round(max(turns), 2)}
     return result
 
 
@@ -293,7 +293,7 @@ def merge(bench: Bench, files: list[str]) -> dict:
     manifests = [(bench.work / name / "manifest.json").read_bytes() for name in ("merged", "fast")]
     for name in ("one", "two", "merged"):
         bench.clear(name)
-    return result | {"is_the_whole": manifests[0] == manifests[1]}
+    return result | {"identical": manifests[0] == manifests[1]}
 
 
 def main() -> None:

@@ -549,7 +549,7 @@ def train_and_judge(folder: Path, kind: str, seed: int) -> dict:
     whole = load_comparison(folder / "comparison")
     result: dict = {"kind": kind, "seed": seed}
     for seeds in (3, 5):
-        part = replace(whole, cells=tuple(cell for cell in whole.cells if cell.seed < seeds))
+        part = replace(whole, runs=tuple(cell for cell in whole.runs if cell.seed < seeds))
         points = gain(part, "all").points
         result[str(seeds)] = [round(value, 4) for value in (points.mean, points.low, points.high)]
     return result

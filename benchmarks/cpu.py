@@ -58,8 +58,8 @@ def ratios(result: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, flo
             table[name] = {
                 "wall": median(theirs["wall"]) / median(ours["wall"]),
                 "cpu": median(theirs["cpu"]) / median(ours["cpu"]),
-                "cpu_least": each[0],
-                "cpu_most": each[-1],
+                "cpu_min": each[0],
+                "cpu_max": each[-1],
             }
     return table
 
@@ -126,8 +126,8 @@ def curves(rounds: int, threads: int) -> list[dict[str, float | str]]:
                 {
                     "what": what,
                     "value": value,
-                    "tokens_a_cpu_second": round(tokens / median(result["headstart"]["cpu"])),
-                    "course_tokens_a_cpu_second": round(tokens / median(result["course"]["cpu"])),
+                    "tokens_per_cpu_second": round(tokens / median(result["headstart"]["cpu"])),
+                    "course_tokens_per_cpu_second": round(tokens / median(result["course"]["cpu"])),
                     "wall": round(ratio["wall"], 2),
                     "cpu": round(ratio["cpu"], 2),
                     "mfu": {name: used(shape, seconds, rate) for name, seconds in result.items()},
@@ -153,7 +153,7 @@ def profile(shape: Shape) -> dict[str, object]:
         "shape": asdict(shape),
         "loss": round(loss / whole, 3),
         "rows": [
-            {"name": event.key, "share": round(event.self_cpu_time_total / whole, 3), "calls": event.count}
+            {"name": event.key, "fraction": round(event.self_cpu_time_total / whole, 3), "calls": event.count}
             for event in rows
         ],
     }

@@ -249,7 +249,7 @@ def speed(tokenizer: BPETokenizer, texts: list[str], turns: int, sides: list[str
         "bytes": size,
         "texts": len(texts),
         "turns": turns,
-        "mb_a_second": rates,
+        "mb_per_second": rates,
         "median": middle,
         "times": against,
     }

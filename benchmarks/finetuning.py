@@ -171,9 +171,9 @@ def row(name: str, runtime: Runtime, rounds: int) -> dict[str, Any]:
     how_many = {"graphs": graphs.recorded, "failed": graphs.failed} if graphs else {}
     return {
         "batch": batch,
-        "tokens_a_text": mean,
+        "tokens_per_text": mean,
         "texts_per_second": result,
-        "ms_a_step": {arm: round(1000 * batch / rate, 3) for arm, rate in result.items()},
+        "ms_per_step": {arm: round(1000 * batch / rate, 3) for arm, rate in result.items()},
         "ready_s": ready,
         "ratios": faster,
         **how_many,

@@ -146,7 +146,10 @@ RENAMED: dict[str, dict[str, str | None]] = {
         "labelled.valid_share": "labelled.valid_fraction",
     },
     # keys of metrics and results: "macro_f1": "f1_macro", or several in a row "test/loss": "test/log_loss"; None: gone
-    "keys": {"share": "fraction"},
+    "keys": {
+        **{"share": "fraction", "worth": "gain", "flattery": "optimism", "sure": "confidence"},
+        **{f"bins/{index}/right": f"bins/{index}/accuracy" for index in range(15)},
+    },
     # strings that were recorded, such as arms and labels: "nbsvm": "nb-svm"
     "values": {},
     # parts of tensor names, replaced in this order: "backbone:layers.": "model:trunk.layers."

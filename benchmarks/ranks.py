@@ -3,9 +3,9 @@
 python benchmarks/ranks.py                 starts torchrun for each number of processes, writes docs/results/ranks.json
 python benchmarks/ranks.py --worlds 1,2    for some numbers of them
 
-Every process reads its part of the same steps of random tokens. Three ways take turns in the same processes: `apart`, which
+Every process reads its part of the same steps of random tokens. Three ways take turns in the same processes: `unsynchronized`, which
 adds nothing up (what the arithmetic alone takes), copies (ddp) and shards (fsdp). The communication share of a way is what a step
-costs more than one of `apart`: in processor time, which other work on the machine hardly changes, and in time on the clock.
+costs more than one of `unsynchronized`: in processor time, which other work on the machine hardly changes, and in time on the clock.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def measure() -> None:
     runtime = setup_runtime(RuntimeConfig(device="cpu", threads=1))
     with init_distributed() as ranks:
         portion = RankSlice(ranks.rank, ranks.world_size)
-        ways = {"apart": lambda: SINGLE}
+        ways = {"unsynchronized": lambda: SINGLE}
         if ranks.world_size > 1:
             ways |= {"ddp": lambda: DataParallel(ranks), "fsdp": lambda: FullyShardedParallel(ranks)}
         clock, processor, result = {}, {}, {}
@@ -106,7 +106,7 @@ def measure() -> None:
             each[ranks.rank] = statistics.median(clock[name])
             way["step_ms"] = round(1000 * float(ranks.all_reduce(each).max()), 1)
         if ranks.is_main:
-            print("MEASURED " + json.dumps({"processes": ranks.world_size, "ways": result}))
+            print("MEASURED " + json.dumps({"processes": ranks.world_size, "strategies": result}))
 
 
 def main() -> None:
@@ -141,7 +141,7 @@ def main() -> None:
         "load": round(os.getloadavg()[0], 1),
         "processor": platform.machine(),
         "torch": torch.__version__,
-        "tokens_a_step": BATCH * CONTEXT,
+        "tokens_per_step": BATCH * CONTEXT,
         "parameters": parameters,
         "steps": STEPS * ROUNDS,
         "date": time.strftime("%Y-%m-%d"),

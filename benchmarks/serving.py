@@ -219,12 +219,12 @@ def measure(servers: list[Running], rounds: int, seconds: float, texts: list[str
             "rates": [round(rate, 1) for rate in result],
             "rate": round(median, 1),
         }
-        row["cpu_ms_a_text"] = round(statistics.median(cpu[name, clients]), 2)
+        row["cpu_ms_per_text"] = round(statistics.median(cpu[name, clients]), 2)
         rows.append(
             row | {"p50_ms": round(p50, 1), "p99_ms": round(p99, 1), "headstart_ratio": round(ours / median, 2)}
         )
         print(
-            f"{name:>24}  {clients:>3} clients  {median:8.1f} texts/s, {row['cpu_ms_a_text']} ms of CPU a text, headstart serve has {ours / median:.2f} times that"
+            f"{name:>24}  {clients:>3} clients  {median:8.1f} texts/s, {row['cpu_ms_per_text']} ms of CPU a text, headstart serve has {ours / median:.2f} times that"
         )
     return rows
 
@@ -235,7 +235,7 @@ def overload(server: Running, sustainable: float, seconds: float, texts: list[st
     good = [took for status, took in seen if status == 200]
     counts = {str(code): sum(status == code for status, _ in seen) for code in sorted({status for status, _ in seen})}
     result = {
-        "asked_a_second": round(2 * sustainable, 1),
+        "requests_per_second": round(2 * sustainable, 1),
         "seconds": seconds,
         "deadline_ms": deadline_ms,
         "statuses": counts,

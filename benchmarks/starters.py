@@ -72,7 +72,7 @@ def figures(folder: Path) -> dict:
             accuracy = one.accuracy
             arms.append(
                 {"arm": one.arm, "labels": budget, "mean": accuracy.mean, "low": accuracy.low, "high": accuracy.high}
-                | {"seeds": len(one.cells), "seconds": round(one.seconds, 1), "worst": min(one.accuracies)}
+                | {"seeds": len(one.runs), "seconds": round(one.seconds, 1), "worst": min(one.accuracies)}
             )
         networks = [arm for arm in comparison.arms if arm.startswith("pretrained")]
         for arm in networks:

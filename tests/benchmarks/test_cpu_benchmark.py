@@ -55,7 +55,7 @@ def test_ratios_are_of_medians_and_rounds_of_their_own(module):
         "course": {"wall": [3.0, 4.0, 5.0], "cpu": [3.0, 5.0, 3.0]},
     }
     assert module("cpu").ratios(found) == {
-        "course": {"wall": 2.0, "cpu": 1.5, "cpu_least": 1.0, "cpu_most": 3.0},
+        "course": {"wall": 2.0, "cpu": 1.5, "cpu_min": 1.0, "cpu_max": 3.0},
     }
 
 

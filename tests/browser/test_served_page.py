@@ -1,4 +1,4 @@
-"""The page of a server in a real browser: narrow and wide, light and dark, by keyboard, with nothing from elsewhere."""
+"""The page of a server in a real browser: narrow and wide, light and dark, by keyboard, without other origins."""
 
 import csv
 import os
@@ -15,7 +15,7 @@ from fixtures.tiny import finetune_config, pretrain_config, write_reviews
 from headstart.cli.main import run
 
 SHOTS = os.environ.get("HEADSTART_SCREENSHOTS")
-"""A folder to leave pictures in, for whoever wants to look."""
+"""A folder for screenshots."""
 
 
 @pytest.fixture(scope="module")
@@ -48,32 +48,32 @@ def servers(folder, browser):
         yield classifier, language, locked
 
 
-def shot(page, name):
+def save_screenshot(page, name):
     if SHOTS:
         page.screenshot(path=Path(SHOTS) / f"{name}.png", full_page=True)
 
 
-def check_manners(page, url):
-    """No complaint, nothing from elsewhere, nothing wider than the window."""
-    assert page.complaints == []
-    assert page.asked
-    assert [asked for asked in page.asked if not asked.startswith((url, "data:", "blob:"))] == []
-    wide = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
-    assert wide[0] <= wide[1]
+def check_page(page, url):
+    """Check that there is no error, no request to another origin, and nothing wider than the window."""
+    assert page.errors == []
+    assert page.requested
+    assert [address for address in page.requested if not address.startswith((url, "data:", "blob:"))] == []
+    page_width, window_width = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+    assert page_width <= window_width
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_typing_gives_a_label_and_the_words_that_pushed_it(servers, browser_page, width, theme):
+def test_typing_shows_a_label_and_the_weights_of_words(servers, browser_page, width, theme):
     page = browser_page(width, 800, theme)
     page.goto(servers[0].url)
     page.locator("#text").press_sequentially("a superb and lovely film, but dull")
     page.wait_for_selector("#why:not([hidden])")
-    said = page.locator("#answer").inner_text()
-    assert said.split(",")[0] in ("negative", "positive")
-    assert "%" in said
+    status = page.locator("#answer").inner_text()
+    assert status.split(",")[0] in ("negative", "positive")
+    assert "%" in status
     assert page.locator("#answer").get_attribute("role") == "status"
-    assert page.locator("#shares li").count() == 2
+    assert page.locator("#probabilities li").count() == 2
     signs = page.locator("#words sup").all_inner_texts()
     assert set(signs) <= {"+", "−"}
     assert signs
@@ -82,14 +82,14 @@ def test_typing_gives_a_label_and_the_words_that_pushed_it(servers, browser_page
     assert all("for " in row or "against " in row for row in strongest)
     assert page.locator("#curves svg").count() == 2
     assert page.locator("#report a").is_visible()
-    check_manners(page, servers[0].url)
+    check_page(page, servers[0].url)
     assert (page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(22, 24, 27)") == (
         theme == "dark"
     )
-    shot(page, f"classifier-{width}-{theme}")
+    save_screenshot(page, f"classifier-{width}-{theme}")
 
 
-def test_the_page_can_be_used_without_a_mouse(servers, browser_page):
+def test_the_page_can_be_used_with_the_keyboard(servers, browser_page):
     page = browser_page()
     page.goto(servers[0].url)
     page.locator("#text:focus").wait_for()
@@ -106,7 +106,7 @@ def test_the_page_can_be_used_without_a_mouse(servers, browser_page):
     assert page.evaluate(unnamed) == []
 
 
-def test_a_text_longer_than_the_model_reads_is_said_to_be_cut(servers, browser_page):
+def test_the_page_says_that_a_long_text_was_truncated(servers, browser_page):
     page = browser_page()
     page.goto(servers[0].url)
     page.locator("#text").fill("the film was superb " * 20)
@@ -118,7 +118,7 @@ def test_a_text_longer_than_the_model_reads_is_said_to_be_cut(servers, browser_p
 
 
 @pytest.mark.parametrize(
-    ("precision", "separator", "encoding", "told"),
+    ("precision", "separator", "encoding", "declaration"),
     [
         ("", ",", "utf-8", ""),
         ("0.95", ";", "utf-8-sig", ""),
@@ -126,8 +126,8 @@ def test_a_text_longer_than_the_model_reads_is_said_to_be_cut(servers, browser_p
         ("", ";", "utf-8-sig", "sep=;\n"),
     ],
 )
-def test_a_csv_comes_back_as_the_command_line_would_label_it(
-    servers, browser_page, folder, tmp_path, precision, separator, encoding, told
+def test_a_labelled_csv_equals_the_output_of_predict(
+    servers, browser_page, folder, tmp_path, precision, separator, encoding, declaration
 ):
     rows = [["id, or number", "review", "label"]]
     for number in range(150):
@@ -135,7 +135,7 @@ def test_a_csv_comes_back_as_the_command_line_would_label_it(
     rows[7][1] = "  "
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
     with source.open("w", newline="", encoding=encoding) as file:
-        file.write(told)
+        file.write(declaration)
         csv.writer(file, delimiter=separator, quoting=csv.QUOTE_ALL).writerows(rows)
     page = browser_page(360, 800)
     page.goto(servers[0].url)
@@ -147,28 +147,29 @@ def test_a_csv_comes_back_as_the_command_line_would_label_it(
     assert page.locator("#column").evaluate("box => box.selectedOptions[0].textContent") == "review"
     page.locator("#label-rows").click()
     page.wait_for_selector("#download:not([hidden])")
-    said = page.locator("#file-status").inner_text()
-    assert said.startswith("Done: 149 rows labelled. 1 row without text left as they are.")
+    status = page.locator("#file-status").inner_text()
+    assert status.startswith("Done: 149 rows labelled. 1 row without text left as they are.")
     with page.expect_download() as download:
         page.locator("#download").click()
     assert download.value.suggested_filename == "in-labelled.csv"
-    words = ["predict", folder / "film-reviews", "--input", source, "--out", out, "--quiet", "--runtime.threads", 1]
-    words += ["--abstain", precision] if precision else []
-    assert run([str(word) for word in words]) == 0
-    both = [path.read_text(encoding=encoding) for path in (download.value.path(), out)]
-    assert all(text.startswith(told) for text in both)
-    found, wanted = (
-        list(csv.reader(text.removeprefix(told).splitlines(keepends=True), delimiter=separator)) for text in both
+    arguments = ["predict", folder / "film-reviews", "--input", source, "--out", out, "--quiet", "--runtime.threads", 1]
+    arguments += ["--abstain", precision] if precision else []
+    assert run([str(argument) for argument in arguments]) == 0
+    contents = [path.read_text(encoding=encoding) for path in (download.value.path(), out)]
+    assert all(text.startswith(declaration) for text in contents)
+    labelled, expected_rows = (
+        list(csv.reader(text.removeprefix(declaration).splitlines(keepends=True), delimiter=separator))
+        for text in contents
     )
-    assert found[0][:3] == rows[0]
+    assert labelled[0][:3] == rows[0]
     assert [path.read_bytes()[:1] == b"\xef" for path in (download.value.path(), out)] == [encoding == "utf-8-sig"] * 2
-    assert len(found) == len(wanted) == 151
-    for one, other in zip(found, wanted, strict=True):
-        for cell, expected in zip(one, other, strict=True):
-            # shares may differ in the last figure: they were read in other batches
+    assert len(labelled) == len(expected_rows) == 151
+    for row, expected_row in zip(labelled, expected_rows, strict=True):
+        for cell, expected in zip(row, expected_row, strict=True):
+            # probabilities may differ in the last digit: they were scored in other batches
             assert cell == expected or float(cell) == pytest.approx(float(expected), abs=2e-6)
-    check_manners(page, servers[0].url)
-    shot(page, f"file-{precision or 'all'}")
+    check_page(page, servers[0].url)
+    save_screenshot(page, f"file-{precision or 'all'}")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ def test_a_csv_comes_back_as_the_command_line_would_label_it(
         (b'a,b\n1,"2\n', "Row 1 opens a quotation mark that does not end."),
     ],
 )
-def test_a_file_that_cannot_be_read_is_told_why(servers, browser_page, tmp_path, content, line):
+def test_the_page_says_why_a_file_cannot_be_read(servers, browser_page, tmp_path, content, line):
     (tmp_path / "in.csv").write_bytes(content)
     page = browser_page()
     page.goto(servers[0].url)
@@ -188,11 +189,11 @@ def test_a_file_that_cannot_be_read_is_told_why(servers, browser_page, tmp_path,
     page.locator("#csv").set_input_files(tmp_path / "in.csv")
     page.wait_for_selector("#file-status.bad")
     assert page.locator("#file-status").inner_text() == line
-    assert page.complaints == []
+    assert page.errors == []
 
 
 @pytest.mark.parametrize(("width", "theme"), [(360, "light"), (1280, "dark")])
-def test_a_language_model_shows_what_may_come_next_and_goes_on(servers, browser_page, width, theme):
+def test_a_language_model_shows_candidates_and_generates(servers, browser_page, width, theme):
     page = browser_page(width, 800, theme)
     page.goto(servers[1].url)
     page.locator("#prompt").fill("the film")
@@ -202,16 +203,16 @@ def test_a_language_model_shows_what_may_come_next_and_goes_on(servers, browser_
     before = page.locator("#prompt").input_value()
     page.locator("#temperature").select_option("0")
     page.locator("#go-on").click()
-    page.wait_for_selector("#enough", state="hidden")
+    page.wait_for_selector("#stop-generating", state="hidden")
     page.locator("#next li").nth(5).wait_for()
     after = page.locator("#prompt").input_value()
     assert after.startswith(before)
     assert len(after) > len(before)
-    check_manners(page, servers[1].url)
-    shot(page, f"language-{width}-{theme}")
+    check_page(page, servers[1].url)
+    save_screenshot(page, f"language-{width}-{theme}")
 
 
-def test_a_server_that_needs_a_key_asks_for_it(servers, browser_page):
+def test_the_page_asks_for_the_key(servers, browser_page):
     page = browser_page(360, 700)
     page.goto(servers[2].url)
     page.wait_for_selector("#key-form:not([hidden])")
@@ -223,7 +224,7 @@ def test_a_server_that_needs_a_key_asks_for_it(servers, browser_page):
     assert page.locator("#name").inner_text() == "film-reviews"
 
 
-def test_the_report_beside_the_model_opens(servers, browser_page):
+def test_the_page_links_to_the_report(servers, browser_page):
     page = browser_page()
     page.goto(servers[0].url)
     page.locator("#report a").click()

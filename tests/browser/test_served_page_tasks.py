@@ -1,4 +1,4 @@
-"""The page of a server of several labels, of ratings and of pairs."""
+"""The page of servers of multi-label, regression and text-pair models."""
 
 import csv
 
@@ -14,7 +14,7 @@ from fixtures.tiny import finetune_config
 from headstart.cli.main import run
 from headstart.recipes.finetune.run import run_finetune
 
-KINDS = {
+TASKS = {
     "several": ("labels", ".jsonl", {}),
     "rating": ("ratings", ".csv", {"labelled__task": "rating"}),
     "pair": ("pairs", ".csv", {"labelled__text_column": "premise", "labelled__second_column": "hypothesis"}),
@@ -24,8 +24,8 @@ KINDS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = write_all(tmp_path_factory.mktemp("page"))
-    for name, (stem, suffix, more) in KINDS.items():
-        config = finetune_config(**{"loop__epochs": 2, "model__context": 40, **more})
+    for name, (stem, suffix, settings) in TASKS.items():
+        config = finetune_config(**{"loop__epochs": 2, "model__context": 40, **settings})
         run_finetune(str(folder / f"{stem}{suffix}"), folder / name, config, source="scratch")
     return folder
 
@@ -36,48 +36,48 @@ def servers(folder, browser):
         yield {"several": several, "rating": rating, "pair": pair}
 
 
-def typed(page, server, *texts):
+def type_texts(page, server, *texts):
     page.goto(server.url)
     page.wait_for_selector("#classify:not([hidden])")
     for box, text in zip(("#text", "#second"), texts, strict=False):
         page.locator(box).fill(text)
     page.wait_for_selector("#why:not([hidden])")
-    assert page.complaints == []
+    assert page.errors == []
     return page.locator("#answer").inner_text()
 
 
-def test_several_labels_have_a_bar_each_with_its_threshold(servers, browser_page):
+def test_a_multi_label_answer_has_a_bar_and_a_threshold_per_label(servers, browser_page):
     page = browser_page(360, 800)
-    said = typed(page, servers["several"], "the battle army of a battle")
-    bars = page.locator("#shares li").all_inner_texts()
+    answer = type_texts(page, servers["several"], "the battle army of a battle")
+    bars = page.locator("#probabilities li").all_inner_texts()
     assert len(bars) == 3
     assert all("(from " in bar for bar in bars)
     ticked = [bar.split("\n")[0].strip() for bar in bars if "✓" in bar]
-    assert said == (", ".join(ticked) or "None of its labels")
+    assert answer == (", ".join(ticked) or "None of its labels")
     assert not page.locator("#second").is_visible()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-def test_a_rating_is_a_number_on_a_bar(servers, browser_page):
+def test_a_rating_is_shown_as_a_number_on_a_bar(servers, browser_page):
     page = browser_page()
-    said = typed(page, servers["rating"], "great great great great")
-    assert 1 <= float(said) <= 5
-    assert page.locator("#shares li").all_inner_texts()[0].split()[:3] == ["1", "to", "5"]
+    answer = type_texts(page, servers["rating"], "great great great great")
+    assert 1 <= float(answer) <= 5
+    assert page.locator("#probabilities li").all_inner_texts()[0].split()[:3] == ["1", "to", "5"]
     assert page.locator("#why-title").inner_text() == "Words that pushed “rating”"
 
 
-def test_a_pair_has_two_boxes(servers, browser_page):
+def test_a_text_pair_is_typed_into_two_boxes(servers, browser_page):
     page = browser_page()
-    said = typed(page, servers["pair"], "the battle", "the army")
-    assert said.split(",")[0] in ("other", "same")
+    answer = type_texts(page, servers["pair"], "the battle", "the army")
+    assert answer.split(",")[0] in ("other", "same")
     page.locator("#second").fill("")
     page.wait_for_selector("#why", state="hidden")
     assert page.locator("#answer").inner_text() == "Nothing typed yet."
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_csv_comes_back_as_the_command_line_would_answer_it(servers, browser_page, folder, tmp_path, name):
-    source, out = folder / f"{KINDS[name][0]}-test.csv", tmp_path / "out.csv"
+@pytest.mark.parametrize("name", TASKS)
+def test_a_csv_of_every_task_equals_the_output_of_predict(servers, browser_page, folder, tmp_path, name):
+    source, out = folder / f"{TASKS[name][0]}-test.csv", tmp_path / "out.csv"
     page = browser_page()
     page.goto(servers[name].url)
     page.wait_for_selector("#file:not([hidden])")
@@ -88,10 +88,10 @@ def test_a_csv_comes_back_as_the_command_line_would_answer_it(servers, browser_p
         page.wait_for_selector("#download:not([hidden])")
         page.locator("#download").click()
     assert run(["predict", str(folder / name), "--input", str(source), "--out", str(out), "--quiet"]) == 0
-    ours, theirs = (
+    expected, downloaded = (
         list(csv.reader(path.read_text(encoding="utf-8").splitlines())) for path in (out, download.value.path())
     )
-    assert theirs[0] == ours[0]
-    for mine, other in zip(ours[1:], theirs[1:], strict=True):
-        for a, b in zip(mine, other, strict=True):
+    assert downloaded[0] == expected[0]
+    for expected_row, row in zip(expected[1:], downloaded[1:], strict=True):
+        for a, b in zip(expected_row, row, strict=True):
             assert a == b or float(a) == pytest.approx(float(b), abs=2e-6)

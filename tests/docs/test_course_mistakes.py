@@ -147,7 +147,7 @@ def test_2_test_texts_that_stand_in_train_are_found_and_the_figure_is_given_with
     assert f"* without the {NUM_DUPLICATES} test texts that also stand in train." in page
     gold = comparison.data.test.gold
     for reading in protocol_accuracies(comparison, "all"):
-        (cell,) = comparison.of(reading.arm, "all")
+        (cell,) = comparison.runs_of(reading.arm, "all")
         right = [answer == truth for answer, truth in zip(cell.predictions, gold, strict=True)]
         assert reading.honest_every_row.mean == pytest.approx(sum(right) / len(right))
         assert reading.honest.mean == pytest.approx(sum(right[NUM_DUPLICATES:]) / len(right[NUM_DUPLICATES:]))

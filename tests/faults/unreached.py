@@ -31,7 +31,7 @@ LOCATIONS = {
     ),
     **dict.fromkeys(("store/run_folder.py:read", "store/run_folder.py:open"), NAMES),
     **dict.fromkeys(("serve/batching.py", "serve/middleware.py", "serve/service.py", "serve/config.py"), OTHERS),
-    **dict.fromkeys(("serve/app.py:_left", "serve/app.py:_unexpected"), OTHERS),
+    **dict.fromkeys(("serve/app.py:_wait_for_disconnect", "serve/app.py:_handle_unexpected"), OTHERS),
     **dict.fromkeys(
         ("store/run_folder.py:flush", "store/bundle.py:load_bundle", "tokenization/base.py:as_utf8"), CALLER
     ),

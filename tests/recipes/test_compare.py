@@ -65,7 +65,7 @@ def test_each_of_several_pretrained_folders_is_an_arm(two):
     linear, networks = ARMS[:4], ["scratch", *(f"{arm}:{name}" for arm in ARMS[5:] for name in ("other", "small"))]
     assert comparison.arms == ("majority", "naive_bayes", "nbsvm", "tfidf", *networks)
     assert comparison.missing == ()
-    assert len(comparison.cells) == 3 * len(linear) + 4 * len(networks)
+    assert len(comparison.runs) == 3 * len(linear) + 4 * len(networks)
     assert sorted(path.name for path in two[0].glob("receipt*.json")) == ["receipt-other.json", "receipt.json"]
     assert read_json(two[0] / "receipt.json")["source"].endswith("small")
 
@@ -109,7 +109,7 @@ def test_a_run_of_one_folder_among_several_equals_its_fine_tuning(reviews, two, 
 
 def test_every_record_has_the_probabilities_of_test_and_validation(two):
     data = read_json(two[0] / "data.json")
-    for record in load_comparison(two[0]).cells:
+    for record in load_comparison(two[0]).runs:
         assert len(record.probabilities) == data["test"]["rows"]
         assert len(record.valid_probabilities) == len(data["valid"]["gold"])
         accuracy = np.mean((np.array(record.valid_probabilities) > 0.5) == data["valid"]["gold"])
@@ -122,19 +122,19 @@ def test_only_excerpts_of_the_listed_mistakes_are_saved(reviews, two):
     comparison = load_comparison(two[0])
     mistakes = error_tables(comparison).mistakes
     assert mistakes
-    assert comparison.quotes == {mistake.row: texts[mistake.row] for mistake in mistakes}
+    assert comparison.excerpts == {mistake.row: texts[mistake.row] for mistake in mistakes}
     assert comparison.data.test.lengths == tuple(
         len(ids) for ids in load_bundle(reviews / "small").tokenizer.encode_batch(texts)
     )
     page = (two[0] / "report.html").read_text("utf-8")
-    assert all(text in page for text in comparison.quotes.values())
+    assert all(text in page for text in comparison.excerpts.values())
 
 
 def test_without_quote_texts_no_file_contains_a_text(reviews, tmp_path):
     arms = ("majority", "scratch")
     for out, quote_texts in (("with", True), ("without", False)):
         compare(reviews, tmp_path / out, arms=arms, seeds=1, quote_texts=quote_texts)
-    quotes = load_comparison(tmp_path / "with").quotes  # control: the same runs have mistakes to quote
+    quotes = load_comparison(tmp_path / "with").excerpts  # control: the same runs have mistakes to quote
     assert quotes
     assert (
         error_tables(load_comparison(tmp_path / "without")).mistakes
@@ -386,6 +386,6 @@ def test_labels_that_a_subset_lacks_have_probability_zero(reviews, tmp_path):
     config = finetune_config()
     train = str(tmp_path / "train.csv")
     run_compare(CompareRequest(train, tmp_path / "cmp", arms=arms, seeds=1, label_budgets=(2,), **files), config)
-    for record in load_comparison(tmp_path / "cmp").cells:
+    for record in load_comparison(tmp_path / "cmp").runs:
         assert {len(row) for row in record.probabilities} == {3}
         assert min(min(row) for row in record.probabilities) == 0.0

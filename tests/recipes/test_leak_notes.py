@@ -192,7 +192,7 @@ def test_a_comparison_counts_near_doubles_like_exact_ones(folder, tmp_path):
     seen = f"1 of the 6 texts of {test} was in the pretraining text of {folder / 'clean'}, word for word"
     assert seen in data["notes"]
     comparison = load_comparison(Path(page).parent)
-    (cell,) = comparison.of("majority", "all")
+    (cell,) = comparison.runs_of("majority", "all")
     right = [cell.predictions[row] == data["test"]["gold"][row] for row in (2, 3, 4)]
     assert summarise(comparison, "majority", "all").without_overlap == pytest.approx(sum(right) / 3)
     assert "without the 1 test text that also stands in train and the 2 that almost do." in Path(page).read_text()

@@ -1,4 +1,4 @@
-"""What a head start was worth in epochs and in labels, each read off a curve whose answer is known."""
+"""The gain of pretraining in epochs and in labels, each read off a curve whose answer is known."""
 
 import json
 from dataclasses import replace
@@ -11,24 +11,24 @@ from hypothesis import strategies as st
 
 from fixtures.comparison_folder import make_comparison, write_answers
 from headstart.report.gain import (
-    MIN_COVERED,
+    MIN_TEXT_FRACTION,
     CurvePoint,
     best_so_far,
     epochs_needed,
     epochs_to_reach,
     gain,
+    isotonic,
     labels_needed,
     labels_to_reach,
-    running_maximum,
     text_variance_fraction,
 )
 from headstart.report.load import best_linear, load_comparison, pretrained_and_scratch
 from headstart.report.page import write_report
 
 
-def table(rights, texts=1000):
-    """One seed that is right on the first so many of a thousand texts."""
-    return np.array([[float(place < rights) for place in range(texts)]])
+def table(num_correct, texts=1000):
+    """One seed that is correct on the first so many of a thousand texts."""
+    return np.array([[float(index < num_correct) for index in range(texts)]])
 
 
 CURVE = np.stack([table(600), table(700), table(800)])
@@ -36,31 +36,31 @@ SIZES = (100, 400, 1600)
 
 
 @pytest.mark.parametrize(
-    ("rights", "expected"),
+    ("num_correct", "expected"),
     [(700, 400), (650, 200), (750, 800), (775, 1600 / 2**0.5), (800, 1600), (600, 100), (590, 100), (801, None)],
 )
-def test_a_place_between_two_numbers_of_labels_is_read_on_a_log_scale(rights, expected):
-    found = labels_to_reach(table(rights), CURVE, SIZES).at
-    assert found is expected is None or found == pytest.approx(expected)
+def test_a_point_between_two_numbers_of_labels_is_interpolated_on_a_log_scale(num_correct, expected):
+    result = labels_to_reach(table(num_correct), CURVE, SIZES).at
+    assert result is expected is None or result == pytest.approx(expected)
 
 
-def test_the_interval_is_the_places_that_cannot_be_told_apart():
-    found = labels_to_reach(table(700), CURVE, SIZES)
-    # a share x of the way to the next size they differ by x on 100 of 1000 texts: by .1 x, with variance .09 x² a text;
+def test_the_interval_of_labels_is_the_points_that_cannot_be_distinguished():
+    result = labels_to_reach(table(700), CURVE, SIZES)
+    # a fraction x of the way to the next size they differ by x on 100 of 1000 texts: by .1 x, with variance .09 x² per text;
     # .1 x = 1.962 sqrt(.09 x² / 999 + 2 / 1000²) gives x = .0282
-    assert found.low == pytest.approx(400 / 4**0.0282, rel=0.005)
-    assert found.high == pytest.approx(400 * 4**0.0282, rel=0.005)
-    assert (found.first, found.last) == (100, 1600)
+    assert result.low == pytest.approx(400 / 4**0.0282, rel=0.005)
+    assert result.high == pytest.approx(400 * 4**0.0282, rel=0.005)
+    assert (result.first, result.last) == (100, 1600)
     few = labels_to_reach(table(70, 100), np.stack([table(60, 100), table(70, 100), table(80, 100)]), SIZES)
-    assert few.low < found.low < found.high < few.high  # control: fewer texts say less
+    assert few.low < result.low < result.high < few.high  # control: fewer texts say less
 
 
-def test_an_accuracy_that_the_curve_cannot_be_told_from_at_its_end_has_no_upper_end():
+def test_an_accuracy_indistinguishable_from_the_end_of_the_curve_has_no_upper_end():
     assert labels_to_reach(table(799), CURVE, SIZES).high is None
     assert labels_to_reach(table(601), CURVE, SIZES).low == pytest.approx(100)
 
 
-def test_one_lucky_number_of_labels_is_not_where_the_curve_arrives():
+def test_a_lucky_number_of_labels_is_averaged_with_its_neighbour():
     lucky = np.stack([table(600), table(800), table(700), table(900)])
     # the two in the middle count as 750: 780 is a fifth of the way from there to 900
     assert labels_to_reach(table(780), lucky, (100, 200, 400, 800)).at == pytest.approx(400 * 2**0.2)
@@ -70,22 +70,25 @@ curves = st.lists(st.integers(0, 60), min_size=2, max_size=6)
 
 
 @given(curves)
-def test_a_curve_that_never_falls_rises_keeps_its_mean_and_is_left_alone_once_it_does(rights):
-    curve = np.stack([table(right, 60) for right in rights])
-    found = running_maximum(curve)
-    levels = found.mean(axis=(1, 2))
+def test_the_isotonic_curve_never_falls_keeps_the_mean_and_leaves_rising_curves_unchanged(num_correct):
+    curve = np.stack([table(right, 60) for right in num_correct])
+    result = isotonic(curve)
+    levels = result.mean(axis=(1, 2))
     assert (np.diff(levels) >= -1e-12).all()
     assert levels.mean() == pytest.approx(curve.mean())
-    assert found.shape == curve.shape
-    # the levels, not every text: means that are equal but for rounding may be pooled once more
-    assert running_maximum(found).mean(axis=(1, 2)) == pytest.approx(levels)
-    if rights == sorted(rights):
-        assert (found == curve).all()
+    assert result.shape == curve.shape
+    # the levels, not every text: means that are equal up to rounding may be pooled again
+    assert isotonic(result).mean(axis=(1, 2)) == pytest.approx(levels)
+    if num_correct == sorted(num_correct):
+        assert (result == curve).all()
 
 
 @given(curves, st.integers(0, 60), st.integers(0, 60))
-def test_a_better_arm_is_never_worth_fewer_labels(rights, one, other):
-    curve, sizes = np.stack([table(right, 60) for right in rights]), [2**place for place in range(4, 4 + len(rights))]
+def test_a_better_arm_never_saves_fewer_labels(num_correct, one, other):
+    curve, sizes = (
+        np.stack([table(right, 60) for right in num_correct]),
+        [2**power for power in range(4, 4 + len(num_correct))],
+    )
     low, high = (labels_to_reach(table(right, 60), curve, sizes) for right in sorted((one, other)))
     assert (low.at or np.inf) <= (high.at or np.inf) + 1e-9
     assert (low.low or np.inf) <= (low.at or np.inf) + 1e-9
@@ -94,8 +97,11 @@ def test_a_better_arm_is_never_worth_fewer_labels(rights, one, other):
 
 @given(curves, st.integers(0, 60), st.randoms(use_true_random=False))
 @example([0, 51, 32, 40], 41, Random(0))  # 41 are as many as the last three have on average: a tie from 32 labels on
-def test_the_order_of_test_texts_changes_no_number_of_labels(rights, right, chance):
-    curve, sizes = np.stack([table(each, 60) for each in rights]), [2**place for place in range(4, 4 + len(rights))]
+def test_the_order_of_test_texts_does_not_change_the_number_of_labels(num_correct, right, chance):
+    curve, sizes = (
+        np.stack([table(count, 60) for count in num_correct]),
+        [2**power for power in range(4, 4 + len(num_correct))],
+    )
     order = chance.sample(range(60), 60)
     one = labels_to_reach(table(right, 60), curve, sizes)
     other = labels_to_reach(table(right, 60)[:, order], curve[:, :, order], sizes)
@@ -103,17 +109,17 @@ def test_the_order_of_test_texts_changes_no_number_of_labels(rights, right, chan
         assert getattr(other, name) == pytest.approx(getattr(one, name))
 
 
-def test_the_interval_of_labels_holds_the_truth_as_often_as_it_says():
-    """Scratch gains 6 points each time labels grow fourfold; a head start of 4 points at 200 is worth 200 * 4^(2/3)."""
+def test_the_interval_of_labels_contains_the_truth_95_times_in_100():
+    """Scratch gains 6 points each time labels grow fourfold; a gain of 4 points at 200 labels equals 200 * 4^(2/3)."""
     rng = np.random.default_rng(5)
-    held, trials, seeds, texts = 0, 200, 3, 300
+    contained, trials, seeds, texts = 0, 200, 3, 300
     sizes, levels, truth = (50, 200, 800, 3200), (0.60, 0.66, 0.72, 0.78), 200 * 4 ** (4 / 6)
     for _ in range(trials):
-        ease = rng.random(texts)  # a text is as hard for all, but for what is drawn anew each run
+        ease = rng.random(texts)  # half of a text's difficulty is common to all runs, half is drawn for each
         tables = [_runs(rng, ease, level, seeds) for level in (0.70, *levels)]
-        found = labels_to_reach(tables[0], np.stack(tables[1:]), sizes)
-        held += found.low is not None and found.low <= truth <= (found.high or np.inf)
-    assert held / trials >= 0.95 - 3 * (0.95 * 0.05 / trials) ** 0.5
+        result = labels_to_reach(tables[0], np.stack(tables[1:]), sizes)
+        contained += result.low is not None and result.low <= truth <= (result.high or np.inf)
+    assert contained / trials >= 0.95 - 3 * (0.95 * 0.05 / trials) ** 0.5
 
 
 def _runs(rng, ease, level, seeds):
@@ -122,19 +128,19 @@ def _runs(rng, ease, level, seeds):
     return (mixed < level + luck).astype(float)
 
 
-def test_a_comparison_with_one_number_of_labels_has_no_curve(tmp_path):
+def test_a_comparison_with_one_number_of_labels_saves_no_labels(tmp_path):
     comparison = load_comparison(write_answers(tmp_path, {"scratch": {0: "1100"}, "pretrained": {0: "1110"}}))
     assert labels_needed(comparison, "pretrained", "scratch", "all") is None
 
 
-def test_an_arm_that_shares_no_seed_with_the_curve_gets_no_labels(tmp_path):
+def test_an_arm_without_common_seeds_saves_no_labels(tmp_path):
     write_answers(tmp_path, {"scratch": {0: "1100"}, "pretrained": {1: "1110"}})
     write_answers(tmp_path, {"scratch": {0: "1100"}, "pretrained": {1: "1110"}}, budget=8)
     assert labels_needed(load_comparison(tmp_path), "pretrained", "scratch", 8) is None
     assert gain(load_comparison(tmp_path), 8) is None
 
 
-def test_all_labels_and_as_many_by_number_are_one_place_of_the_curve(tmp_path):
+def test_all_labels_and_the_same_number_of_labels_are_one_point_of_the_curve(tmp_path):
     for budget in (8, 1600, "all"):
         write_answers(tmp_path, {"scratch": {0: "1100"}, "pretrained": {0: "1110"}}, budget=budget)
     assert labels_needed(load_comparison(tmp_path), "pretrained", "scratch", 8).needed.at is None
@@ -149,13 +155,15 @@ def test_all_labels_and_as_many_by_number_are_one_place_of_the_curve(tmp_path):
         ((0.5, 0.6, 0.651, 0.652), (0.65, 0.65), CurvePoint(3, 3, None, 1, 4)),
     ],
 )
-def test_epochs_are_those_that_scratch_needs_for_what_pretrained_has_after_one(tmp_path, scratch, pretrained, expected):
+def test_epochs_needed_are_those_until_scratch_reaches_the_first_epoch_of_pretrained(
+    tmp_path, scratch, pretrained, expected
+):
     answers = {arm: dict.fromkeys(range(3), "10" * 30) for arm in ("scratch", "pretrained")}
     curves = {"scratch": scratch, "pretrained": pretrained}
-    found = epochs_needed(
+    result = epochs_needed(
         load_comparison(write_answers(tmp_path, answers, curves=curves)), "pretrained", "scratch", "all"
     )
-    assert (found.needed, found.accuracy, found.one_run) == (expected, pytest.approx(pretrained[0]), False)
+    assert (result.needed, result.accuracy, result.one_run) == (expected, pytest.approx(pretrained[0]), False)
 
 
 def test_seeds_that_differ_widen_the_interval_of_epochs(tmp_path):
@@ -164,90 +172,92 @@ def test_seeds_that_differ_widen_the_interval_of_epochs(tmp_path):
         answers = {"scratch": {seed: "10" * 30}, "pretrained": {seed: "10" * 30}}
         curves = {"scratch": [value + shift for value in rise], "pretrained": (0.66, 0.9)}
         write_answers(tmp_path, answers, curves=curves)
-    found = epochs_needed(load_comparison(tmp_path), "pretrained", "scratch", "all").needed
+    result = epochs_needed(load_comparison(tmp_path), "pretrained", "scratch", "all").needed
     # 4.30 * .05 / sqrt(3) = .124 either side of .66: from epoch 2 (.55) to epoch 7 (.80)
-    assert found == CurvePoint(5, 2, 7, 1, 7)
+    assert result == CurvePoint(5, 2, 7, 1, 7)
 
 
-def test_one_lucky_epoch_of_many_is_no_upper_end():
-    """Once the seeds stand a hair below, once they jump above together; what comes after says whether it was luck."""
+def test_one_lucky_epoch_is_not_the_upper_end():
+    """Seeds that jump above at different epochs do not stay there; seeds that jump together do."""
     start, below = np.full(3, 0.7), np.full((3, 8), 0.69)
     lucky, lasting = below.copy(), below.copy()
     lucky[0, 3], lucky[1, 4], lucky[2, 5] = 0.75, 0.76, 0.77
     lasting[:, 3:] = 0.75
     assert epochs_to_reach(start, lasting, 0.0, 2000) == CurvePoint(4, 4, 4, 1, 8)
-    found = epochs_to_reach(start, lucky, 0.0, 2000)
-    assert (found.at, found.high) == (4, None)
+    result = epochs_to_reach(start, lucky, 0.0, 2000)
+    assert (result.at, result.high) == (4, None)
 
 
-def test_a_curve_that_falls_again_keeps_the_upper_end_it_had():
+def test_a_curve_that_falls_again_keeps_its_upper_end():
     start, rise_and_fall = np.full(5, 0.7), np.array([0.5, 0.6, 0.8, 0.8, 0.6, 0.5])
     luck = np.linspace(-0.01, 0.01, 5)[:, None]
     assert epochs_to_reach(start, rise_and_fall + luck, 0.2, 2000) == CurvePoint(3, 3, 3, 1, 6)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 8))
-def test_the_ends_in_epochs_lie_on_either_side(seed, seeds, epochs):
+def test_the_interval_of_epochs_contains_its_point(seed, seeds, epochs):
     rng = np.random.default_rng(seed)
-    found = epochs_to_reach(rng.uniform(0.6, 0.8, seeds), rng.uniform(0.5, 0.9, (seeds, epochs)), 0.3, 400)
-    low, at, high = (np.inf if each is None else each for each in (found.low, found.at, found.high))
+    result = epochs_to_reach(rng.uniform(0.6, 0.8, seeds), rng.uniform(0.5, 0.9, (seeds, epochs)), 0.3, 400)
+    low, at, high = (np.inf if end is None else end for end in (result.low, result.at, result.high))
     assert 1 <= low <= at <= high
 
 
 @given(st.integers(0, 10_000), st.integers(2, 5))
-def test_the_best_epoch_of_a_seed_is_chosen_without_it(seed, seeds):
+def test_the_best_epoch_of_a_seed_is_selected_by_the_other_seeds(seed, seeds):
     curve = np.random.default_rng(seed).uniform(0.5, 0.9, (seeds, 6))
-    found = best_so_far(curve)
-    for place in range(seeds):
-        others = np.delete(curve, place, axis=0).mean(axis=0)
-        assert found[place].tolist() == [curve[place, others[: epoch + 1].argmax()] for epoch in range(6)]
+    result = best_so_far(curve)
+    for seed_index in range(seeds):
+        others = np.delete(curve, seed_index, axis=0).mean(axis=0)
+        assert result[seed_index].tolist() == [curve[seed_index, others[: epoch + 1].argmax()] for epoch in range(6)]
 
 
-def test_texts_count_as_much_on_validation_as_their_share_on_test():
-    """Both arms are better on test than after their first epochs, where right and wrong spread more."""
+def test_the_text_fraction_of_the_variance_is_taken_from_test():
+    """Both arms are better on test than after their first epochs, where correctness varies more."""
     ours, theirs = np.ones((3, 200)), np.ones((3, 200))
     ours[:, :10], theirs[:, -10:] = 0, 0
     assert text_variance_fraction(ours, theirs) == pytest.approx(
         0.1 / 0.095 * 200 / 199
     )  # they never err on the same text
     # arms that err alike on test, or never, may still have differed after an epoch
-    assert text_variance_fraction(ours, ours) == text_variance_fraction(np.ones((3, 9)), np.ones((3, 9))) == MIN_COVERED
+    assert (
+        text_variance_fraction(ours, ours)
+        == text_variance_fraction(np.ones((3, 9)), np.ones((3, 9)))
+        == MIN_TEXT_FRACTION
+    )
     start, curve = np.full(3, 0.65), np.tile([0.5, 0.6, 0.7, 0.8], (3, 1))
     assert epochs_to_reach(start, curve, 0.0, 200) == CurvePoint(3, 3, 3, 1, 4)  # control
-    # 1.97 sqrt((.2275 + .24) 1.06 / 200) = .098: .6 and .7 cannot be told from .65, .8 can
+    # 1.97 sqrt((.2275 + .24) 1.06 / 200) = .098: .6 and .7 cannot be distinguished from .65, .8 can
     assert epochs_to_reach(start, curve, 1.06, 200) == CurvePoint(3, 2, 4, 1, 4)
 
 
-def test_arms_without_epochs_have_no_head_start_in_them(tmp_path):
+def test_arms_without_epochs_save_no_epochs(tmp_path):
     comparison = load_comparison(write_answers(tmp_path, {"tfidf": {0: "1100"}, "pretrained": {0: "1110"}}))
     assert epochs_needed(comparison, "pretrained", "tfidf", "all") is None
 
 
-def test_validation_chooses_among_pretrained_folders_and_among_linear_arms(tmp_path):
+def test_validation_selects_among_pretrained_folders_and_among_linear_arms(tmp_path):
     arms = {"majority": 0.99, "naive_bayes": 0.8, "nbsvm": 0.9, "tfidf": 0.7, "scratch": 0.6, "pretrained": 0.7}
     comparison = load_comparison(make_comparison(tmp_path, arms=arms, seeds=2))
     assert (pretrained_and_scratch(comparison), best_linear(comparison)) == (("pretrained", "scratch"), "nbsvm")
     flipped = tuple(
-        cell.model_copy(update={"valid": cell.valid.model_copy(update={"accuracy": 1.0})})
-        if cell.arm == "tfidf"
-        else cell
-        for cell in comparison.cells
+        run.model_copy(update={"valid": run.valid.model_copy(update={"accuracy": 1.0})}) if run.arm == "tfidf" else run
+        for run in comparison.runs
     )
-    assert best_linear(replace(comparison, cells=flipped)) == "tfidf"
+    assert best_linear(replace(comparison, runs=flipped)) == "tfidf"
 
 
-def test_the_json_tells_what_pretraining_was_worth_from_all_labels_to_few(tmp_path):
+def test_results_json_has_the_gain_from_all_labels_to_few(tmp_path):
     arms = {"majority": 0.5, "tfidf": 0.7, "scratch": 0.7, "pretrained": 0.8}
     folder = make_comparison(tmp_path, arms=arms, seeds=3, budgets=(50, 400, "all"), texts=800)
     write_report(folder)
-    found = json.loads((folder / "results.json").read_text())["worth"]
-    assert [(each["budget"], each["measurable"]) for each in found] == [("all", True), (400, True), (50, True)]
-    few = found[-1]
+    result = json.loads((folder / "results.json").read_text())["gain"]
+    assert [(row["budget"], row["measurable"]) for row in result] == [("all", True), (400, True), (50, True)]
+    few = result[-1]
     assert (few["arm"], few["other"], few["labels"]["rows"]) == ("pretrained", "scratch", 50)
     assert few["labels"]["needed"]["low"] > 50
     assert few["linear_labels"]["other"] == "tfidf"
-    assert found[0]["labels"]["needed"]["at"] is None
-    assert found[0]["epochs"]["needed"]["last"] == 15
+    assert result[0]["labels"]["needed"]["at"] is None
+    assert result[0]["epochs"]["needed"]["last"] == 15
     page = (folder / "report.html").read_text("utf-8")
     assert "What pretraining was worth" in page
     assert '<th role="columnheader">labels saved</th>' in page
@@ -255,8 +265,8 @@ def test_the_json_tells_what_pretraining_was_worth_from_all_labels_to_few(tmp_pa
     assert "more than 0" not in page
 
 
-def test_texts_bring_a_third_of_the_spread_at_least():
-    alike = np.tile([1.0, 0.0, 1.0, 1.0], (3, 1))  # both arms err on the same texts: nothing is of the texts
+def test_the_text_fraction_of_the_variance_is_at_least_a_third():
+    alike = np.tile([1.0, 0.0, 1.0, 1.0], (3, 1))  # both arms err on the same texts: their difference has no variance
     assert text_variance_fraction(alike, alike) == pytest.approx(1 / 3)
     ours, theirs = np.tile([1.0, 0.0] * 20, (3, 1)), np.tile([0.0, 1.0] * 20, (3, 1))
-    assert text_variance_fraction(ours, theirs) > 1 / 3  # control: where they bring more, more counts
+    assert text_variance_fraction(ours, theirs) > 1 / 3  # control: a larger fraction is used as it is

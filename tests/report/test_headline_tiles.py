@@ -1,4 +1,4 @@
-"""What pretraining was worth at a glance, and the figures with and without leaked texts."""
+"""The headline tiles of a report, and estimates with and without leaked texts."""
 
 import pytest
 
@@ -7,12 +7,12 @@ from headstart.report.load import load_comparison
 from headstart.report.page import render
 from headstart.report.statistics import differences_without_leaks
 from headstart.report.summary import headline_tiles
-from report.test_error_tables import words
+from report.test_error_tables import page_text
 
 ARMS = {"majority": 0.5, "tfidf": 0.84, "scratch": 0.75, "pretrained": 0.8}
 
 
-def test_points_labels_and_epochs_each_with_an_interval(tmp_path):
+def test_the_tiles_show_points_labels_and_epochs_with_intervals(tmp_path):
     make_comparison(tmp_path, arms=ARMS, seeds=4, budgets=(100, 400, "all"), texts=1500)
     accuracy, labels, epochs = headline_tiles(load_comparison(tmp_path))
     assert (accuracy.name, accuracy.unit, accuracy.value[0]) == ("accuracy", "points", "+")
@@ -24,9 +24,9 @@ def test_points_labels_and_epochs_each_with_an_interval(tmp_path):
     assert (epochs.name, epochs.unit) == ("epochs saved", "epochs")
     assert int(epochs.value) >= 3
     assert epochs.note.endswith(f"where the from-scratch network is after {int(epochs.value) + 1}")
-    text = words(render(load_comparison(tmp_path)))
-    for each in (accuracy, labels, epochs):
-        assert f"{each.name} {each.value} {each.unit} {each.interval} {each.note}" in text
+    text = page_text(render(load_comparison(tmp_path)))
+    for tile in (accuracy, labels, epochs):
+        assert f"{tile.name} {tile.value} {tile.unit} {tile.interval} {tile.note}" in text
 
 
 def test_one_seed_proves_nothing_and_one_number_of_labels_measures_no_labels(tmp_path):
@@ -39,7 +39,7 @@ def test_one_seed_proves_nothing_and_one_number_of_labels_measures_no_labels(tmp
     assert (epochs.value, epochs.interval) == ("–", "one seed: no proof")
 
 
-def test_a_gain_that_cannot_be_measured_is_not_counted_in_labels(tmp_path):
+def test_a_gain_that_is_not_measurable_has_no_number_of_labels(tmp_path):
     make_comparison(tmp_path, arms={"scratch": 0.7, "pretrained": 0.7}, seeds=2, budgets=("all",), texts=60)
     make_comparison(tmp_path, arms={"scratch": 0.7, "pretrained": 0.5}, seeds=2, budgets=(800, "all"), texts=60)
     accuracy, labels, _ = headline_tiles(load_comparison(tmp_path))
@@ -47,8 +47,8 @@ def test_a_gain_that_cannot_be_measured_is_not_counted_in_labels(tmp_path):
     assert (labels.value, labels.note) == ("–", "there is no measurable gain to count in labels")
 
 
-def test_a_head_start_that_cannot_be_measured_in_epochs_is_not_counted(tmp_path):
-    """After one epoch the two stand where they stand after one epoch: no number, and no interval of nothing."""
+def test_a_gain_that_is_not_measurable_in_epochs_has_no_number_of_epochs(tmp_path):
+    """The pretrained arm is not ahead after one epoch: there is no number and no interval."""
     answers = {"scratch": {0: "1100", 1: "1010"}, "pretrained": {0: "1111", 1: "0111"}}
     curves = {"scratch": (0.6, 0.7), "pretrained": (0.5, 0.7)}
     epochs = headline_tiles(load_comparison(write_answers(tmp_path, answers, curves=curves)))[2]
@@ -56,35 +56,35 @@ def test_a_head_start_that_cannot_be_measured_in_epochs_is_not_counted(tmp_path)
     assert epochs.note == "after one epoch it is not measurably above the from-scratch network"
 
 
-def test_without_both_networks_there_is_nothing_to_glance_at(tmp_path):
+def test_without_both_networks_there_are_no_tiles(tmp_path):
     assert (
         headline_tiles(load_comparison(write_answers(tmp_path, {"tfidf": {0: "1101"}, "scratch": {0: "1100"}}))) == []
     )
 
 
-def test_every_arm_and_the_gain_stand_with_and_without_leaked_texts(tmp_path):
+def test_every_arm_and_the_gain_are_estimated_with_and_without_leaked_texts(tmp_path):
     answers = {
         "tfidf": {0: "10101111"},
         "scratch": {0: "11001100", 1: "11101100"},
         "pretrained": {0: "11111100", 1: "11111110"},
     }
     comparison = load_comparison(write_answers(tmp_path, answers, overlap=(0,), near=(3,)))
-    found = differences_without_leaks(comparison)
-    assert [(each.arm, each.other) for each in found] == [
+    rows = differences_without_leaks(comparison)
+    assert [(row.arm, row.other) for row in rows] == [
         ("tfidf", None),
         ("scratch", None),
         ("pretrained", None),
         ("pretrained", "scratch"),
     ]
-    assert [each.clean.texts for each in found] == [6] * 4
-    assert [each.every.mean for each in found] == [0.75, 9 / 16, 13 / 16, 0.25]
-    assert [each.clean.mean for each in found] == pytest.approx([5 / 6, 7 / 12, 9 / 12, 2 / 12])
-    text = words(render(comparison))
+    assert [row.clean.texts for row in rows] == [6] * 4
+    assert [row.every.mean for row in rows] == [0.75, 9 / 16, 13 / 16, 0.25]
+    assert [row.clean.mean for row in rows] == pytest.approx([5 / 6, 7 / 12, 9 / 12, 2 / 12])
+    text = page_text(render(comparison))
     assert "Pretrained − from scratch +25.0" in text
-    assert "without the 1 test text that also stands in train and the 1 that almost does, all labels." in text
+    assert "without the 1 test text that also appears in train and the 1 that almost does, all labels." in text
 
 
-def test_nothing_leaked_or_everything_leaked_gives_no_second_column(tmp_path):
+def test_no_leaked_text_or_only_leaked_texts_give_no_estimates(tmp_path):
     answers = {"scratch": {0: "1100"}}
     assert differences_without_leaks(load_comparison(write_answers(tmp_path / "a", answers))) == []
     assert differences_without_leaks(load_comparison(write_answers(tmp_path / "b", answers, overlap=range(4)))) == []

@@ -1,4 +1,4 @@
-"""The page says what each arm was set to, and what validation had to choose from."""
+"""The page shows the settings of each arm and the candidates that validation selected from."""
 
 from fixtures.comparison_folder import write_answers
 from headstart.report.load import load_comparison
@@ -7,7 +7,7 @@ from headstart.report.tables import setting_rows
 from headstart.store.records import read_record, record_path, write_record
 
 
-def test_settings_and_choices_are_told(tmp_path):
+def test_the_page_shows_settings_and_candidates(tmp_path):
     answers = {"majority": {0: "1010"}, "tfidf": {0: "1111"}, "scratch": {0: "1101", 1: "1100"}}
     folder = write_answers(tmp_path, answers)
     tfidf = read_record(record_path(folder, "tfidf", "all", 0))

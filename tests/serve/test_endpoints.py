@@ -1,4 +1,4 @@
-"""A served answer is the answer of `headstart predict`: alone, in company, and whatever else is asked at the same time."""
+"""The server gives the answers of `headstart predict`, for single requests and for many at once."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ from headstart.predict.generate import Sampling, next_token_candidates, run_gene
 from headstart.predict.predictor import Predictor
 from headstart.store.bundle import load_bundle
 
-ONE = RuntimeConfig(threads=1, device="cpu")
+ONE_THREAD = RuntimeConfig(threads=1, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -25,46 +25,46 @@ def texts(served):
 
 
 @pytest.fixture(scope="module")
-def alone(served, texts):
-    return [Predictor.load(served / "clf", ONE).predict([text])[0] for text in texts]
+def expected(served, texts):
+    return [Predictor.load(served / "clf", ONE_THREAD).predict([text])[0] for text in texts]
 
 
-def check(found, answers):
-    for told, answer in zip(found, answers, strict=True):
-        assert told["label"] == answer.label
-        assert list(told["probabilities"]) == list(answer.probabilities)
-        assert told["probabilities"] == pytest.approx(answer.probabilities, abs=1e-6)
-        assert told["probability"] == pytest.approx(answer.probability, abs=1e-6)
-        assert (told["truncated"], told["abstained"]) == (answer.truncated, answer.abstained)
+def check(received, answers):
+    for prediction, answer in zip(received, answers, strict=True):
+        assert prediction["label"] == answer.label
+        assert list(prediction["probabilities"]) == list(answer.probabilities)
+        assert prediction["probabilities"] == pytest.approx(answer.probabilities, abs=1e-6)
+        assert prediction["probability"] == pytest.approx(answer.probability, abs=1e-6)
+        assert (prediction["truncated"], prediction["abstained"]) == (answer.truncated, answer.abstained)
 
 
-def test_one_text_is_answered_as_predict_answers_it(ask, texts, alone):
-    for text, answer in zip(texts[:5], alone[:5], strict=True):
+def test_a_single_text_gets_the_answer_of_predict(ask, texts, expected):
+    for text, answer in zip(texts[:5], expected[:5], strict=True):
         reply = ask.post("/predict", json={"text": text})
         assert reply.status_code == 200
         assert reply.json()["labels"] == ["negative", "positive"]
         check(reply.json()["predictions"], [answer])
 
 
-def test_many_texts_are_answered_in_their_order(ask, texts, alone):
-    check(ask.post("/predict", json={"texts": texts}).json()["predictions"], alone)
-    assert len({answer.label for answer in alone}) == 2  # control: the answers do differ
-    assert {answer.truncated for answer in alone} == {True, False}
+def test_answers_are_in_the_order_of_the_texts(ask, texts, expected):
+    check(ask.post("/predict", json={"texts": texts}).json()["predictions"], expected)
+    assert len({answer.label for answer in expected}) == 2  # control: the answers do differ
+    assert {answer.truncated for answer in expected} == {True, False}
 
 
-def test_a_crowd_gets_the_same_answers_as_each_alone(ask, texts, alone):
-    def one(number):
-        place = number % len(texts)
-        few = slice(place, place + 1 + number % 4)
-        check(ask.post("/predict", json={"texts": texts[few]}).json()["predictions"], alone[few])
+def test_concurrent_requests_get_the_same_answers_as_single_ones(ask, texts, expected):
+    def request(number):
+        start = number % len(texts)
+        few = slice(start, start + 1 + number % 4)
+        check(ask.post("/predict", json={"texts": texts[few]}).json()["predictions"], expected[few])
         return len(texts[few])
 
     before = count(ask, "headstart_batches_total"), count(ask, "headstart_texts_total")
-    with ThreadPoolExecutor(24) as crowd:
-        read = sum(crowd.map(one, range(200)))
+    with ThreadPoolExecutor(24) as clients:
+        sent = sum(clients.map(request, range(200)))
     batches, seen = count(ask, "headstart_batches_total") - before[0], count(ask, "headstart_texts_total") - before[1]
-    assert seen == read
-    assert batches < 200  # control: they did share batches
+    assert seen == sent
+    assert batches < 200  # control: requests did share batches
 
 
 def count(ask, name):
@@ -72,14 +72,14 @@ def count(ask, name):
     return int(line.split()[1])
 
 
-def test_the_command_line_says_the_same(ask, served, texts, tmp_path):
+def test_the_server_and_the_command_line_give_the_same_answers(ask, served, texts, tmp_path):
     with (tmp_path / "in.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["text"], *([text] for text in texts)])
     out = tmp_path / "out.jsonl"
-    words = ["predict", served / "clf", "--input", tmp_path / "in.csv", "--out", out, "--quiet", "--abstain", "0.5"]
-    assert run([*map(str, words)]) == 0
-    told = ask.post("/predict", json={"texts": texts, "abstain": 0.5}).json()["predictions"]
-    for line, answer in zip(out.read_text().splitlines(), told, strict=True):
+    arguments = ["predict", served / "clf", "--input", tmp_path / "in.csv", "--out", out, "--quiet", "--abstain", "0.5"]
+    assert run([*map(str, arguments)]) == 0
+    answers = ask.post("/predict", json={"texts": texts, "abstain": 0.5}).json()["predictions"]
+    for line, answer in zip(out.read_text().splitlines(), answers, strict=True):
         row = json.loads(line)
         assert (row["label"], row["truncated"], row["abstained"]) == (
             answer["label"],
@@ -89,30 +89,30 @@ def test_the_command_line_says_the_same(ask, served, texts, tmp_path):
         assert row["probabilities"] == pytest.approx(answer["probabilities"], abs=2e-6)
 
 
-def test_what_is_not_sure_enough_is_withheld_and_said_to_be(ask, served, texts):
-    predictor = Predictor.load(served / "clf", ONE)
-    wanted = ask.get("/about").json()["precisions"][-1]
+def test_answers_below_the_precision_abstain(ask, served, texts):
+    predictor = Predictor.load(served / "clf", ONE_THREAD)
+    precision = ask.get("/about").json()["precisions"][-1]
     check(
-        ask.post("/predict", json={"texts": texts, "abstain": wanted}).json()["predictions"],
-        predictor.predict(texts, abstain=wanted),
+        ask.post("/predict", json={"texts": texts, "abstain": precision}).json()["predictions"],
+        predictor.predict(texts, abstain=precision),
     )
 
 
-def test_an_explanation_is_the_one_of_explain(ask, served):
-    predictor = Predictor.load(served / "clf", ONE)
+def test_the_server_gives_the_explanation_of_explain_prediction(ask, served):
+    predictor = Predictor.load(served / "clf", ONE_THREAD)
     for label in (None, "negative"):
-        found = explain_prediction(predictor, "a superb film with a dull plot", label)
-        told = ask.post("/explain", json={"text": "a superb film with a dull plot", "label": label}).json()
-        assert told["label"] == found.label
-        assert [word["text"] for word in told["words"]] == [word.text for word in found.words]
-        assert [word["weight"] for word in told["words"]] == pytest.approx(
-            [word.weight for word in found.words], abs=1e-3
+        explanation = explain_prediction(predictor, "a superb film with a dull plot", label)
+        received = ask.post("/explain", json={"text": "a superb film with a dull plot", "label": label}).json()
+        assert received["label"] == explanation.label
+        assert [word["text"] for word in received["words"]] == [word.text for word in explanation.words]
+        assert [word["weight"] for word in received["words"]] == pytest.approx(
+            [word.weight for word in explanation.words], abs=1e-3
         )
-        assert told["truncated"] is False
+        assert received["truncated"] is False
     assert ask.post("/explain", json={"text": "dull " * 99}).json()["truncated"] is True
 
 
-def streamed(ask, body):
+def read_stream(ask, body):
     reply = ask.post("/generate", json=body)
     assert reply.headers["content-type"].startswith("text/event-stream")
     events = [json.loads(line.removeprefix("data: ")) for line in reply.text.split("\n\n") if line]
@@ -121,36 +121,40 @@ def streamed(ask, body):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
 def test_a_stream_is_the_continuation_that_generate_gives(ask_language, served, temperature):
-    (whole,) = run_generate(served / "base", "the film", sampling=Sampling(40, temperature, seed=3), runtime=ONE)
+    (full_text,) = run_generate(
+        served / "base", "the film", sampling=Sampling(40, temperature, seed=3), runtime=ONE_THREAD
+    )
     body = {"prompt": "the film", "tokens": 40, "temperature": temperature, "seed": 3}
-    text, done, events = streamed(ask_language, body)
-    assert text == whole
+    text, done, events = read_stream(ask_language, body)
+    assert text == full_text
     assert done in ("length", "end")
     assert events > 3  # control: in pieces
-    assert ask_language.post("/generate", json=body | {"stream": False}).json() == {"text": whole, "done": done}
+    assert ask_language.post("/generate", json=body | {"stream": False}).json() == {"text": full_text, "done": done}
 
 
-def test_letters_of_several_bytes_arrive_whole(ask_language, served):
-    """A model that hardly learnt anything writes half letters: what is streamed is what stands in the end."""
+def test_multi_byte_characters_are_streamed_complete(ask_language, served):
+    """An untrained model generates incomplete UTF-8: the streamed pieces still add up to the final text."""
     for seed in range(4):
         sampling = Sampling(60, 3.0, seed=seed)
-        (whole,) = run_generate(served / "base", "é", sampling=sampling, runtime=ONE)
-        assert streamed(ask_language, {"prompt": "é", "tokens": 60, "temperature": 3.0, "seed": seed})[0] == whole
+        (full_text,) = run_generate(served / "base", "é", sampling=sampling, runtime=ONE_THREAD)
+        assert (
+            read_stream(ask_language, {"prompt": "é", "tokens": 60, "temperature": 3.0, "seed": seed})[0] == full_text
+        )
 
 
-def test_the_next_pieces_are_the_likeliest(ask_language, served):
+def test_next_returns_the_most_probable_pieces(ask_language, served):
     bundle = load_bundle(served / "base")
-    found = next_token_candidates(bundle.model, bundle.tokenizer, "the film", 5, CPU)
-    told = ask_language.post("/next", json={"prompt": "the film", "count": 5}).json()["pieces"]
-    assert [piece["text"] for piece in told] == [text for text, _ in found]
-    shares = [piece["weight"] for piece in told]
-    assert shares == pytest.approx([share for _, share in found], abs=1e-6)
-    assert shares == sorted(shares, reverse=True)
-    (greedy,) = run_generate(served / "base", "the film", sampling=Sampling(1), runtime=ONE)
-    assert told[0]["text"] == greedy
+    candidates = next_token_candidates(bundle.model, bundle.tokenizer, "the film", 5, CPU)
+    pieces = ask_language.post("/next", json={"prompt": "the film", "count": 5}).json()["pieces"]
+    assert [piece["text"] for piece in pieces] == [text for text, _ in candidates]
+    probabilities = [piece["weight"] for piece in pieces]
+    assert probabilities == pytest.approx([probability for _, probability in candidates], abs=1e-6)
+    assert probabilities == sorted(probabilities, reverse=True)
+    (greedy,) = run_generate(served / "base", "the film", sampling=Sampling(1), runtime=ONE_THREAD)
+    assert pieces[0]["text"] == greedy
 
 
-def test_the_server_says_what_it_holds(ask, ask_language):
+def test_about_describes_the_model_and_its_run(ask, ask_language):
     about = ask.get("/about").json()
     assert (about["name"], about["head_type"], about["labels"]) == ("clf", "classify", ["negative", "positive"])
     assert [chart["title"] for chart in about["curves"]] == ["Loss", "Accuracy"]

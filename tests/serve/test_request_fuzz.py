@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is one that the OpenAPI document promises, and never the server's own fault."""
+"""Fuzzing: every response is one of the OpenAPI document, and never an internal error."""
 
 import json
 
@@ -16,7 +16,7 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=3),
     max_leaves=8,
 )
-several = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few_examples = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def check(reply, document, path):
@@ -41,27 +41,27 @@ def document_of(ask, documents):
 
 
 @pytest.mark.parametrize("path", POSTS)
-@several
+@few_examples
 @given(body=st.dictionaries(names, anything, max_size=4) | anything)
-def test_made_up_json_never_breaks_the_server(ask, ask_language, documents, path, body):
-    for one in (ask, ask_language):
+def test_random_json_never_causes_an_internal_error(ask, ask_language, documents, path, body):
+    for client in (ask, ask_language):
         content = json.dumps(body)  # with NaN and Infinity, as Python writes them
-        check(one.post(path, content=content, headers=JSON), document_of(one, documents), path)
+        check(client.post(path, content=content, headers=JSON), document_of(client, documents), path)
 
 
 @pytest.mark.parametrize("path", POSTS[:2])
-@several
+@few_examples
 @given(body=st.binary(max_size=200))
-def test_made_up_bytes_never_break_the_server(ask, documents, path, body):
+def test_random_bytes_never_cause_an_internal_error(ask, documents, path, body):
     check(ask.post(path, content=body, headers=JSON), document_of(ask, documents), path)
 
 
-@several
+@few_examples
 @given(
     texts=st.lists(st.text(max_size=80), min_size=1, max_size=6),
     abstain=st.none() | st.floats(0.01, 0.99),
 )
-def test_every_text_of_letters_is_answered(ask, documents, texts, abstain):
+def test_every_non_empty_text_is_answered(ask, documents, texts, abstain):
     reply = ask.post("/predict", json={"texts": texts, "abstain": abstain})
     check(reply, document_of(ask, documents), "/predict")
     if reply.status_code == 200:
@@ -71,21 +71,21 @@ def test_every_text_of_letters_is_answered(ask, documents, texts, abstain):
         assert any(not text.strip() for text in texts) or "no threshold gave" in reply.text
 
 
-def test_the_document_says_what_is_asked_and_answered(ask):
+def test_the_openapi_document_lists_all_paths_and_fields(ask):
     document = ask.get("/openapi.json").json()
     assert set(document["paths"]) == {*POSTS, "/health", "/ready", "/metrics", "/about"}
-    answer = document["components"]["schemas"]["Answer"]["properties"]
+    answer = document["components"]["schemas"]["SingleLabelAnswer"]["properties"]
     assert list(answer) == ["label", "probability", "probabilities", "truncated", "abstained"]
     assert answer["truncated"]["description"].startswith("True when the text was longer")
 
 
 @pytest.mark.slow
-def test_schemathesis_finds_nothing(classifier, tmp_path):
+def test_schemathesis_finds_no_fault(classifier, tmp_path):
     pytest.importorskip("schemathesis", reason="schemathesis is not installed")
     import subprocess
     import sys
 
-    words = [
+    arguments = [
         "run",
         f"{classifier.url}/openapi.json",
         "--max-examples",
@@ -95,13 +95,13 @@ def test_schemathesis_finds_nothing(classifier, tmp_path):
         "--seed",
         "1",
     ]
-    words += [
+    arguments += [
         "--checks",
         "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
     ]
-    words += ["--mode", "all", "--no-color"]
+    arguments += ["--mode", "all", "--no-color"]
     code = "from schemathesis.cli import schemathesis; schemathesis()"
     done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

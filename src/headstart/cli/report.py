@@ -48,7 +48,7 @@ def show(folder: Path, page: Path, console: Console) -> None:
         for summary in summaries(comparison, budget):
             estimate = summary.accuracy
             interval = f"{100 * estimate.low:.1f} to {100 * estimate.high:.1f}"
-            figures = (format_percent(estimate.mean), interval, f"{summary.macro_f1:.3f}", str(len(summary.cells)))
+            figures = (format_percent(estimate.mean), interval, f"{summary.macro_f1:.3f}", str(len(summary.runs)))
             rows.append((summary.arm, str(budget), *figures))
     console.table(["arm", "labels", "accuracy", "95 % interval", "macro-F1", "seeds"], rows)
     console.result()

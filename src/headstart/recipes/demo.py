@@ -217,7 +217,7 @@ def pretrain_small(texts: Path, held_out: list[str], out: Path, command: str, pr
 def describe_gain(folder: Path) -> str:
     """Describe the gain from pretraining with most labels, over TF-IDF and over random weights, also where it is none."""
     comparison = load_comparison(folder)
-    budget = comparison.main
+    budget = comparison.largest_budget
     labels = "all labels" if budget == "all" else f"{budget:,} labels"
     gains = []
     for arm, name in (("tfidf", "TF-IDF + logistic regression"), ("scratch", "the same network from random weights")):

@@ -1,15 +1,7 @@
-"""Figures and their style.
+"""Figures of a comparison as matplotlib `Figure` objects, their style, and their bytes as SVG and PNG.
 
-The look that all figures share: colours, names, an empty figure, a line with its band, and the bytes of a file.
-
-No pyplot: nothing global is touched and no window can open. Colours are after Okabe and Ito, told apart by
-colour-blind readers too. The same figure gives the same SVG bytes.
-
-The figures of a comparison, as matplotlib `Figure` objects drawn at any width.
-
-Lines carry their names, so there is no legend to look up.
-
-Reliability diagrams: how many answers are right among those that are equally sure.
+No pyplot: no global state is touched and no window can open. Colours are after Okabe and Ito, which colour-blind readers
+can distinguish. The same figure gives the same SVG bytes. Lines are labelled at their ends, so there is no legend.
 """
 
 import io
@@ -17,6 +9,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -46,39 +39,46 @@ COLOURS = {
     "pretrained": "#0072b2",
 }
 FURTHER = {"further-1": "#a8324e", "further-2": "#4f6d00", "further-3": "#5145a8", "further-4": "#00707a"}
-"""For arms that are told apart by a folder's name: which one it is follows from the name alone."""
+"""Colours of arms that differ by the name of a folder; the name alone decides which."""
 OTHER = "#8a6d00"
 INK, FAINT, PAPER = "#333333", "#d9d9d9", "#ffffff"
 SHORT = {"naive_bayes": "naive Bayes", "nbsvm": "NB-SVM", "tfidf": "TF-IDF", "scratch": "from scratch"}
 _STYLE: Any = {
-    "svg.fonttype": "none",  # text stays text: it can be found, copied, read aloud, and takes the page's font
+    "svg.fonttype": "none",  # text stays text: it can be searched, copied and read aloud, and takes the font of the page
     "svg.hashsalt": "headstart",
-    "font.family": "DejaVu Sans",  # matplotlib brings it along, so PNGs look the same everywhere
+    "font.family": "DejaVu Sans",  # matplotlib ships it, so PNGs look the same everywhere
     "font.size": 10,
 }
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
-_MAX_WIDTH = 6.0
+_MIN_WIDTH_WITH_NOTE = 6.0  # inches
+_MAX_LABELS_WITH_NUMBERS = 10
+_MAX_LABELS_UNROTATED = 3
+RELIABILITY_WIDTH = 2.9
+
+Band = tuple[float, float, float]
+"""The lower edge, the line, the upper edge."""
 
 
 def svg(figure: Figure) -> str:
-    """The figure as SVG, the same text every time."""
-    return _saved(figure, "svg").decode("utf-8")
+    """Return the figure as SVG, the same text every time."""
+    return _render(figure, "svg").decode("utf-8")
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as PNG, sharp enough for a slide."""
-    return _saved(figure, "png")
+    """Return the figure as PNG, sharp enough for a slide."""
+    return _render(figure, "png")
 
 
-def _saved(figure: Figure, kind: str) -> bytes:
+def _render(figure: Figure, file_format: str) -> bytes:
     buffer = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
-        figure.savefig(buffer, format=kind, dpi=200, metadata=_NO_METADATA if kind == "svg" else {"Software": None})
+        metadata = _NO_METADATA if file_format == "svg" else {"Software": None}
+        figure.savefig(buffer, format=file_format, dpi=200, metadata=metadata)
     return buffer.getvalue()
 
 
 def new_figure(width: float, title: str = "", note: str = "", *, height: float | None = None) -> tuple[Figure, Axes]:
-    """An empty figure; `note` follows the title where there is room, for the reader who meets the figure alone."""
+    """Return an empty figure; `note` follows the title where there is room, for a figure that is shown by itself."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(
             figsize=(width, height or max(3.1, width * 0.52)),
@@ -88,7 +88,9 @@ def new_figure(width: float, title: str = "", note: str = "", *, height: float |
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
     axes.set_facecolor("none")
-    axes.set_title(f"{title} ({note})" if note and width >= _MAX_WIDTH else title, loc="left", color=INK, fontsize=10)
+    axes.set_title(
+        f"{title} ({note})" if note and width >= _MIN_WIDTH_WITH_NOTE else title, loc="left", color=INK, fontsize=10
+    )
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, labelcolor=INK)
     axes.set_axisbelow(True)
@@ -98,61 +100,57 @@ def new_figure(width: float, title: str = "", note: str = "", *, height: float |
 
 
 class PercentFormatter(Formatter):
-    """A share in per cent, with a decimal where the ticks are closer than one."""
+    """Formats a fraction in per cent, with a decimal where ticks are less than one per cent apart."""
 
-    def __call__(self, share: float, _place: int | None = None) -> str:
-        return f"{100 * share:.0f} %"
+    def __call__(self, fraction: float, _position: int | None = None) -> str:
+        return f"{100 * fraction:.0f} %"
 
     def format_ticks(self, values: Sequence[float]) -> list[str]:
-        """The ticks of an axis, all with the same decimals."""
+        """Format the ticks of an axis, all with the same decimals."""
         digits = 1 if any(later - earlier < 0.0099 for earlier, later in pairwise(values)) else 0
-        return [f"{100 * share:.{digits}f} %" for share in values]
+        return [f"{100 * fraction:.{digits}f} %" for fraction in values]
 
 
 def round_ticks(count: int = 7) -> MaxNLocator:
-    """Ticks at 1, 2, 5, 10 per cent and so on, not at every 2.5."""
+    """Return a locator of ticks at 1, 2, 5, 10 per cent and so on, not at every 2.5."""
     return MaxNLocator(nbins=count, steps=[1, 2, 5, 10])
 
 
-Band = tuple[float, float, float]
-"""The lower edge, the line, the upper edge."""
-
-
-def draw_line(axes: Axes, arm: str, places: list[float], bands: list[Band], marker: str = "") -> None:
-    """A line with a band around it; a single place is a dot."""
+def draw_line(axes: Axes, arm: str, xs: list[float], bands: list[Band], marker: str = "") -> None:
+    """Draw a line with a band around it; a single point is a dot."""
     colour = arm_colour(arm)
     lows, levels, highs = zip(*bands, strict=True)
-    axes.fill_between(places, lows, highs, color=colour, alpha=0.18, linewidth=0)
-    dot = marker or ("o" if len(places) == 1 else "")
-    axes.plot(places, levels, color=colour, linewidth=2.2, marker=dot, markersize=5, clip_on=False)
+    axes.fill_between(xs, lows, highs, color=colour, alpha=0.18, linewidth=0)
+    dot = marker or ("o" if len(xs) == 1 else "")
+    axes.plot(xs, levels, color=colour, linewidth=2.2, marker=dot, markersize=5, clip_on=False)
 
 
 def label_line_ends(axes: Axes, ends: list[tuple[float, str]]) -> None:
-    """Write each arm's name and number right of its line, moved apart where lines end close together."""
+    """Write the name and value of each arm right of its line, spaced out where lines end close together."""
     low, high = axes.get_ylim()
     gap = 0.068 * (high - low)
     heights: list[float] = []
     for level, _ in sorted(ends):
         heights.append(max(level, heights[-1] + gap) if heights else level)
-    over = heights[-1] - (high - gap / 2) if heights else 0.0
-    if over > 0:
-        heights[-1] -= over
+    overflow = heights[-1] - (high - gap / 2) if heights else 0.0
+    if overflow > 0:
+        heights[-1] -= overflow
         for index in range(len(heights) - 2, -1, -1):
             heights[index] = min(heights[index], heights[index + 1] - gap)
     for (level, arm), height in zip(sorted(ends), heights, strict=True):
-        _name(axes, arm, level, (1.0, height), ("axes fraction", "data"))
+        _annotate(axes, arm, level, (1.0, height), ("axes fraction", "data"))
     axes.set_ylim(low, high)
 
 
-def label_line_end(axes: Axes, arm: str, place: float, level: float) -> None:
-    """The same for a line that ends before the others: beside its last point."""
-    _name(axes, arm, level, (place, level), "data")
+def label_line_end(axes: Axes, arm: str, x: float, level: float) -> None:
+    """Write the name and value of an arm beside the last point of a line that ends before the others."""
+    _annotate(axes, arm, level, (x, level), "data")
 
 
-def _name(axes: Axes, arm: str, level: float, at: tuple[float, float], units: str | tuple[str, str]) -> None:
+def _annotate(axes: Axes, arm: str, level: float, xy: tuple[float, float], units: str | tuple[str, str]) -> None:
     axes.annotate(
         f"{shorten(short_name(arm), 22)} {100 * level:.1f}",
-        at,
+        xy,
         xytext=(7, 0),
         xycoords=units,
         textcoords="offset points",
@@ -163,7 +161,7 @@ def _name(axes: Axes, arm: str, level: float, at: tuple[float, float], units: st
 
 
 def arm_hue(arm: str) -> str:
-    """The name of an arm's colour.
+    """Return the name of an arm's colour.
 
     >>> arm_hue("scratch"), arm_hue("distilled"), arm_hue("pretrained:books") in FURTHER
     ('scratch', 'other', True)
@@ -174,11 +172,12 @@ def arm_hue(arm: str) -> str:
 
 
 def arm_colour(arm: str) -> str:
+    """Return the colour of an arm."""
     return (COLOURS | FURTHER).get(arm_hue(arm), OTHER)
 
 
 def short_name(arm: str) -> str:
-    """An arm in the fewest words, for lines and tables.
+    """Name an arm briefly, for lines and tables.
 
     >>> short_name("tfidf"), short_name("pretrained:books")
     ('TF-IDF', 'pretrained books')
@@ -187,101 +186,99 @@ def short_name(arm: str) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    # a dollar sign would start matplotlib's formulas
+    """Cut a text after `limit` characters, and escape the dollar signs that would start a formula."""
     shown = text if len(text) <= limit else text[: limit - 1] + "…"
     return shown.replace("$", r"\$")
 
 
-_LIMIT_OF_NUMBERS = 10
-_FEW = 3
-
-
 @dataclass(frozen=True)
 class ReportFigure:
-    """A figure and what it shows, in a sentence that also serves who cannot see it."""
+    """A figure and its caption, which also describes it to readers who cannot see it."""
 
     name: str
     caption: str
     draw: Callable[[float], Figure]
-    """Draws at a width in inches, so that a telephone gets a figure of its own instead of a shrunken one."""
+    """Draws at a width in inches, so that a phone gets its own figure instead of a shrunken one."""
 
 
 def report_figures(comparison: ComparisonResults) -> list[ReportFigure]:
-    """Every figure that the comparison has the numbers for, in the order of the page."""
-    found = []
+    """Return every figure that the comparison has the numbers for, in the order of the page."""
+    figures = []
     over = "seeds and test texts" if len(comparison.seeds) > 1 else "test texts"
     if len(comparison.budgets) > 1:
         caption = f"Test accuracy by number of labels: mean over seeds, and the band its 95 % interval over {over}."
-        found.append(ReportFigure("budgets", caption, lambda width: draw_budgets(comparison, width)))
-    if _trained(comparison):
-        found.append(_curves(comparison, "curves", "validation", lambda epoch: epoch.valid_accuracy))
-    if _looked_at_test(comparison):
-        found.append(_curves(comparison, "curves-test", "test", lambda epoch: epoch.test_accuracy or 0.0))
+        figures.append(ReportFigure("budgets", caption, lambda width: draw_budgets(comparison, width)))
+    if _trained_runs(comparison):
+        figures.append(_curves(comparison, "curves", "validation", lambda epoch: epoch.valid_accuracy))
+    if _has_test_curves(comparison):
+        figures.append(_curves(comparison, "curves-test", "test", lambda epoch: epoch.test_accuracy or 0.0))
     caption = f"Test accuracy: a dot is a seed, the tick is their mean, the bar its 95 % interval over {over}."
-    caption += _absent(comparison)
-    found.append(ReportFigure("test", caption, lambda width: draw_test(comparison, width)))
-    return found
+    caption += _absent_arms(comparison)
+    figures.append(ReportFigure("test", caption, lambda width: draw_test(comparison, width)))
+    return figures
 
 
 def confusion_figures(comparison: ComparisonResults) -> list[ReportFigure]:
-    """One small matrix for every arm that does not always say the same."""
+    """Return one small matrix for every arm except the majority class."""
     return [
         ReportFigure(
-            f"confusion-{arm.replace(':', '-')}", _confusion_caption(comparison, arm), _confusion(comparison, arm)
+            f"confusion-{arm.replace(':', '-')}",
+            _confusion_caption(comparison, arm),
+            partial(draw_confusion, comparison, arm),
         )
         for arm in comparison.arms
-        if arm != "majority" and comparison.of(arm, comparison.main)
+        if arm != "majority" and comparison.runs_of(arm, comparison.largest_budget)
     ]
 
 
 def _curves(comparison: ComparisonResults, name: str, split: str, value: Callable[[Epoch], float]) -> ReportFigure:
-    seeds = _seeds(comparison)
+    seeds = _num_seeds(comparison)
     caption = f"Accuracy on {split} after every epoch"
     caption += f": mean of {seeds} seeds, and the band from the worst seed to the best." if seeds > 1 else ", one seed."
     if split == "test":
         caption += " Nothing was chosen by these numbers."
-    caption += _absent(comparison)
+    caption += _absent_arms(comparison)
     return ReportFigure(name, caption, lambda width: draw_curves(comparison, width, split, value))
 
 
-def _absent(comparison: ComparisonResults) -> str:
-    """Whom one looks for in vain in a figure of the most labels."""
-    names = " and ".join(arm_name(arm) for arm in comparison.absent(comparison.main))
+def _absent_arms(comparison: ComparisonResults) -> str:
+    """Name the arms that a figure of the largest budget lacks."""
+    names = " and ".join(arm_name(arm) for arm in comparison.arms_without_runs(comparison.largest_budget))
     return f" {capitalize(names)}: no finished run with so many labels." if names else ""
 
 
-def _looked_at_test(comparison: ComparisonResults) -> bool:
-    epochs = [epoch for cell in _trained(comparison) for epoch in cell.epochs]
+def _has_test_curves(comparison: ComparisonResults) -> bool:
+    epochs = [epoch for run in _trained_runs(comparison) for epoch in run.epochs]
     return bool(epochs) and all(epoch.test_accuracy is not None for epoch in epochs)
 
 
-def _trained(comparison: ComparisonResults) -> list[RunRecord]:
-    """The runs with all labels that went through epochs."""
-    return [cell for arm in comparison.arms for cell in comparison.of(arm, comparison.main) if cell.epochs]
+def _trained_runs(comparison: ComparisonResults) -> list[RunRecord]:
+    """Return the runs at the largest budget that have epochs."""
+    return [run for arm in comparison.arms for run in comparison.runs_of(arm, comparison.largest_budget) if run.epochs]
 
 
-def _seeds(comparison: ComparisonResults) -> int:
-    return len({cell.seed for cell in _trained(comparison)})
+def _num_seeds(comparison: ComparisonResults) -> int:
+    return len({run.seed for run in _trained_runs(comparison)})
 
 
 def draw_curves(comparison: ComparisonResults, width: float, split: str, value: Callable[[Epoch], float]) -> Figure:
-    """Accuracy by epoch, with the arms that have no epochs as level lines."""
+    """Draw accuracy by epoch, with the arms that have no epochs as horizontal lines."""
     figure, axes = new_figure(width, f"accuracy on {split}", _seeds_and_labels(comparison))
     ends: list[tuple[float, str]] = []
     last = 1
     for arm in comparison.arms:
-        cells = comparison.of(arm, comparison.main)
-        curves = [{epoch.epoch: value(epoch) for epoch in cell.epochs} for cell in cells]
-        shared = sorted(set.intersection(*map(set, curves))) if curves else []
-        if shared:
-            rows = [[curve[epoch] for curve in curves] for epoch in shared]
-            draw_line(axes, arm, [float(epoch) for epoch in shared], [(min(row), mean(row), max(row)) for row in rows])
+        runs = comparison.runs_of(arm, comparison.largest_budget)
+        curves = [{epoch.epoch: value(epoch) for epoch in run.epochs} for run in runs]
+        epochs = sorted(set.intersection(*map(set, curves))) if curves else []
+        if epochs:
+            rows = [[curve[epoch] for curve in curves] for epoch in epochs]
+            draw_line(axes, arm, [float(epoch) for epoch in epochs], [(min(row), mean(row), max(row)) for row in rows])
             ends.append((mean(rows[-1]), arm))
-            last = max(last, *shared)
+            last = max(last, *epochs)
     for arm in comparison.arms:
-        cells = comparison.of(arm, comparison.main)
-        if cells and not any(cell.epochs for cell in cells):
-            level = mean([(cell.valid if split == "validation" else cell.test).accuracy for cell in cells])
+        runs = comparison.runs_of(arm, comparison.largest_budget)
+        if runs and not any(run.epochs for run in runs):
+            level = mean([(run.valid if split == "validation" else run.test).accuracy for run in runs])
             axes.axhline(level, color=arm_colour(arm), linewidth=1.4, linestyle=(0, (5, 3)), zorder=1)
             ends.append((level, arm))
     axes.set_xlim(1 if last > 1 else 0.5, last + (0 if last > 1 else 0.5))
@@ -293,25 +290,26 @@ def draw_curves(comparison: ComparisonResults, width: float, split: str, value: 
 
 
 def draw_budgets(comparison: ComparisonResults, width: float) -> Figure:
-    """Test accuracy by number of labels, on a log scale, with the interval that the tables give."""
+    """Draw test accuracy by number of labels, on a log scale, with the interval of the tables."""
     figure, axes = new_figure(width, "accuracy on test", "mean over seeds, band its 95 % interval")
     ends: list[tuple[float, str]] = []
     rows_of = {budget: comparison.rows_of(budget) for budget in comparison.budgets}
     for arm in comparison.arms:
-        found = [summarise(comparison, arm, budget) for budget in comparison.budgets]
-        there = [summary for summary in found if summary is not None]
-        bands = [(summary.accuracy.low, summary.accuracy.mean, summary.accuracy.high) for summary in there]
-        if arm == "majority":  # a floor to stand above, not one of those that learn
+        by_budget = [summarise(comparison, arm, budget) for budget in comparison.budgets]
+        measured = [summary for summary in by_budget if summary is not None]
+        bands = [(summary.accuracy.low, summary.accuracy.mean, summary.accuracy.high) for summary in measured]
+        if arm == "majority":  # a floor, which does not learn
             bands = [(level, level, level) for _, level, _ in bands]
-        draw_line(axes, arm, [float(rows_of[summary.budget]) for summary in there], bands, "o")
-        if there[-1].budget == comparison.main:
-            ends.append((there[-1].accuracy.mean, arm))
-        else:  # beside the last axis it would seem to have been run with all labels
-            label_line_end(axes, arm, float(rows_of[there[-1].budget]), there[-1].accuracy.mean)
-    places = list(rows_of.values())
+        draw_line(axes, arm, [float(rows_of[summary.budget]) for summary in measured], bands, "o")
+        if measured[-1].budget == comparison.largest_budget:
+            ends.append((measured[-1].accuracy.mean, arm))
+        else:  # at the right edge it would seem to have been run with all labels
+            label_line_end(axes, arm, float(rows_of[measured[-1].budget]), measured[-1].accuracy.mean)
+    sizes = list(rows_of.values())
     axes.set_xscale("log")
-    axes.set_xlim(places[0] * 0.93, places[-1])
-    axes.set_xticks(_spread_labels(places, width), [f"{place:,}" for place in _spread_labels(places, width)])
+    axes.set_xlim(sizes[0] * 0.93, sizes[-1])
+    ticks = _readable_ticks(sizes, width)
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(round_ticks())
     axes.set_xlabel("labelled texts to learn from", color=INK)
@@ -319,34 +317,34 @@ def draw_budgets(comparison: ComparisonResults, width: float) -> Figure:
     return figure
 
 
-def _spread_labels(places: list[int], width: float) -> list[int]:
-    """The places whose numbers do not run into each other on a log scale, the last one among them.
+def _readable_ticks(sizes: list[int], width: float) -> list[int]:
+    """Return the sizes whose numbers do not overlap on a log scale, including the last one.
 
-    >>> _spread_labels([50, 100, 110, 1600], width=3.9)
+    >>> _readable_ticks([50, 100, 110, 1600], width=3.9)
     [50, 110, 1600]
     """
-    least = math.log(places[-1] / places[0]) * 0.33 / max(1.0, width - 2.2)  # a number takes about 0.33 inches
-    kept = [places[-1]]
-    for place in reversed(places[:-1]):
-        if math.log(kept[0] / place) >= least:
-            kept.insert(0, place)
-    return kept
+    min_distance = math.log(sizes[-1] / sizes[0]) * 0.33 / max(1.0, width - 2.2)  # a number takes about 0.33 inches
+    ticks = [sizes[-1]]
+    for size in reversed(sizes[:-1]):
+        if math.log(ticks[0] / size) >= min_distance:
+            ticks.insert(0, size)
+    return ticks
 
 
 def draw_test(comparison: ComparisonResults, width: float) -> Figure:
-    """Who won on test: every seed of every arm, best arm on top."""
-    ranked = sorted(summaries(comparison, comparison.main), key=lambda summary: summary.accuracy.mean)
+    """Draw the test accuracy of every seed of every arm, the best arm on top."""
+    ranked = sorted(summaries(comparison, comparison.largest_budget), key=lambda summary: summary.accuracy.mean)
     figure, axes = new_figure(width, height=0.5 * len(ranked) + 0.75)
-    for place, summary in enumerate(ranked):
-        colour, found = arm_colour(summary.arm), summary.accuracy
-        axes.plot([found.low, found.high], [place, place], color=colour, linewidth=7, alpha=0.28, solid_capstyle="butt")
-        axes.scatter(
-            summary.accuracies, [place] * len(summary.accuracies), s=22, color=colour, alpha=0.85, linewidths=0
+    for row, summary in enumerate(ranked):
+        colour, accuracy = arm_colour(summary.arm), summary.accuracy
+        axes.plot(
+            [accuracy.low, accuracy.high], [row, row], color=colour, linewidth=7, alpha=0.28, solid_capstyle="butt"
         )
-        axes.plot([found.mean] * 2, [place - 0.24, place + 0.24], color=colour, linewidth=2.2)
+        axes.scatter(summary.accuracies, [row] * len(summary.accuracies), s=22, color=colour, alpha=0.85, linewidths=0)
+        axes.plot([accuracy.mean] * 2, [row - 0.24, row + 0.24], color=colour, linewidth=2.2)
         axes.annotate(
-            f"{100 * found.mean:.1f} %",
-            (1.02, place),
+            f"{100 * accuracy.mean:.1f} %",
+            (1.02, row),
             xycoords=("axes fraction", "data"),
             color=colour,
             va="center",
@@ -362,41 +360,41 @@ def draw_test(comparison: ComparisonResults, width: float) -> Figure:
     return figure
 
 
-def confusion_width(labels: int) -> float:
-    """Inches in which the numbers of so many labels do not touch.
+def confusion_width(num_labels: int) -> float:
+    """Return the inches in which the numbers of so many labels do not touch.
 
     >>> confusion_width(2), confusion_width(8), confusion_width(77)
     (2.9, 4.7, 7.4)
     """
-    return 2.9 if labels <= _FEW else min(7.4, round(1.5 + 0.4 * labels, 1))
+    return 2.9 if num_labels <= _MAX_LABELS_UNROTATED else min(7.4, round(1.5 + 0.4 * num_labels, 1))
 
 
 def draw_confusion(comparison: ComparisonResults, arm: str, width: float) -> Figure:
-    """Share of each true label (row) given each answer (column), over all seeds."""
+    """Draw the fraction of each true label (row) that got each prediction (column), over all seeds."""
     size = len(comparison.labels)
     figure, axes = new_figure(width, height=width * 0.86)
-    colour, points = arm_colour(arm), 10 if size <= _FEW else 8
-    for row, shares in enumerate(_shares(comparison.of(arm, comparison.main), size)):
-        for column, share in enumerate(shares):
-            alpha = 0.06 + 0.42 * share  # pale enough for the page's ink, by day and by night
+    colour, font_size = arm_colour(arm), 10 if size <= _MAX_LABELS_UNROTATED else 8
+    for row, fractions in enumerate(_confusion_fractions(comparison.runs_of(arm, comparison.largest_budget), size)):
+        for column, fraction in enumerate(fractions):
+            alpha = 0.06 + 0.42 * fraction  # pale enough for the text colour, in the light and the dark theme
             box = Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, facecolor=colour, alpha=alpha, linewidth=0)
             axes.add_patch(box)
-            if size <= _LIMIT_OF_NUMBERS:
+            if size <= _MAX_LABELS_WITH_NUMBERS:
                 axes.text(
                     column,
                     row,
-                    f"{100 * share:.0f}",
+                    f"{100 * fraction:.0f}",
                     ha="center",
                     va="center",
                     color=INK,
                     weight="bold",
-                    fontsize=points,
+                    fontsize=font_size,
                 )
     axes.set_xlim(-0.5, size - 0.5)
     axes.set_ylim(size - 0.5, -0.5)
-    names = [shorten(label, 12) for label in comparison.labels] if size <= 2 * _LIMIT_OF_NUMBERS else []
-    turned = 0 if size <= _FEW else 90
-    axes.set_xticks(range(len(names)), names, color=INK, rotation=turned, fontsize=9)
+    names = [shorten(label, 12) for label in comparison.labels] if size <= 2 * _MAX_LABELS_WITH_NUMBERS else []
+    rotation = 0 if size <= _MAX_LABELS_UNROTATED else 90
+    axes.set_xticks(range(len(names)), names, color=INK, rotation=rotation, fontsize=9)
     axes.set_yticks(range(len(names)), names, color=INK, fontsize=9)
     axes.grid(visible=False)
     axes.set_xlabel("answered", color=INK, fontsize=9)
@@ -405,71 +403,62 @@ def draw_confusion(comparison: ComparisonResults, arm: str, width: float) -> Fig
     return figure
 
 
-def _confusion(comparison: ComparisonResults, arm: str) -> Callable[[float], Figure]:
-    return lambda width: draw_confusion(comparison, arm, width)
-
-
 def _confusion_caption(comparison: ComparisonResults, arm: str) -> str:
-    seeds = len(comparison.of(arm, comparison.main))
+    seeds = len(comparison.runs_of(arm, comparison.largest_budget))
     together = f", {seeds} seeds together" if seeds > 1 else ""
     return f"Share of each true label given each answer on test{together}."
 
 
-def _shares(cells: tuple[RunRecord, ...], size: int) -> list[list[float]]:
-    total = [
-        [sum((cell.test.confusion or ())[row][column] for cell in cells) for column in range(size)]
-        for row in range(size)
+def _confusion_fractions(runs: tuple[RunRecord, ...], size: int) -> list[list[float]]:
+    counts = [
+        [sum((run.test.confusion or ())[row][column] for run in runs) for column in range(size)] for row in range(size)
     ]
-    return [[count / max(1, sum(row)) for count in row] for row in total]
+    return [[count / max(1, sum(row)) for count in row] for row in counts]
 
 
 def _seeds_and_labels(comparison: ComparisonResults) -> str:
-    seeds = _seeds(comparison)
+    seeds = _num_seeds(comparison)
     runs = f"mean of {seeds} seeds, band from worst to best" if seeds > 1 else "one seed"
-    return f"{comparison.rows_of(comparison.main):,} labels, {runs}"
+    return f"{comparison.rows_of(comparison.largest_budget):,} labels, {runs}"
 
 
-RELIABILITY_WIDTH = 2.9
-
-
-def reliability_diagrams(found: list[ArmCalibration]) -> list[ReportFigure]:
-    """One small diagram an arm."""
+def reliability_diagrams(calibrations: list[ArmCalibration]) -> list[ReportFigure]:
+    """Return one small diagram per arm."""
     return [
-        ReportFigure(f"calibration-{each.arm.replace(':', '-')}", reliability_caption(each), _drawn(each))
-        for each in found
+        ReportFigure(
+            f"calibration-{calibration.arm.replace(':', '-')}",
+            reliability_caption(calibration),
+            partial(draw_reliability, calibration),
+        )
+        for calibration in calibrations
     ]
 
 
-def reliability_caption(found: ArmCalibration) -> str:
-    """What a diagram shows, in a sentence that also serves who cannot see it."""
-    together = f", {found.seeds} seeds together" if found.seeds > 1 else ""
+def reliability_caption(calibration: ArmCalibration) -> str:
+    """Describe a diagram, also for readers who cannot see it."""
+    together = f", {calibration.seeds} seeds together" if calibration.seeds > 1 else ""
     return (
-        f"Right answers by certainty{together}: calibration error {100 * found.ece:.1f} points "
-        f"(95 % interval {100 * found.low:.1f} to {100 * found.high:.1f})."
+        f"Right answers by certainty{together}: calibration error {100 * calibration.ece:.1f} points "
+        f"(95 % interval {100 * calibration.low:.1f} to {100 * calibration.high:.1f})."
     )
 
 
-def _drawn(found: ArmCalibration) -> Callable[[float], Figure]:
-    return lambda width: draw_reliability(found, width)
-
-
-def draw_reliability(found: ArmCalibration, width: float) -> Figure:
-    """A dot a bin, as large as the bin is full, with the 95 % interval of its share; on the diagonal all is well."""
+def draw_reliability(calibration: ArmCalibration, width: float) -> Figure:
+    """Draw accuracy by confidence: a dot per bin, sized by its texts, with its 95 % interval; the diagonal is perfect."""
     figure, axes = new_figure(width, height=width * 0.86)
-    colour = arm_colour(found.arm)
-    low = min(0.5, *(each.low for each in found.bins))
+    colour, bins = arm_colour(calibration.arm), calibration.bins
+    low = min(0.5, *(bin_.low for bin_ in bins))
     axes.plot([low, 1], [low, 1], color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-    most = max(each.rows for each in found.bins)
-    for each in found.bins:
-        # seeds answer the same texts: what they agree on is one observation, not several
-        texts = max(1, round(each.rows / found.seeds))
-        bottom, top = wilson(round(each.accuracy * texts), texts)
-        axes.plot([each.confidence] * 2, [bottom, top], color=colour, linewidth=1.4, alpha=0.55)
-    sizes = [8 + 70 * each.rows / most for each in found.bins]
+    for bin_ in bins:
+        # seeds predict the same texts: what they agree on is one observation, not several
+        texts = max(1, round(bin_.rows / calibration.seeds))
+        bottom, top = wilson(round(bin_.accuracy * texts), texts)
+        axes.plot([bin_.confidence] * 2, [bottom, top], color=colour, linewidth=1.4, alpha=0.55)
+    max_rows = max(bin_.rows for bin_ in bins)
     axes.scatter(
-        [each.confidence for each in found.bins],
-        [each.accuracy for each in found.bins],
-        s=sizes,
+        [bin_.confidence for bin_ in bins],
+        [bin_.accuracy for bin_ in bins],
+        s=[8 + 70 * bin_.rows / max_rows for bin_ in bins],
         color=colour,
         linewidths=0,
         zorder=3,
@@ -483,5 +472,5 @@ def draw_reliability(found: ArmCalibration, width: float) -> Figure:
     axes.xaxis.grid(visible=True, color=FAINT, linewidth=0.8)
     axes.set_xlabel("sure", color=INK, fontsize=9)
     axes.set_ylabel("right", color=INK, fontsize=9)
-    axes.set_title(f"{short_name(found.arm)}", color=colour, fontsize=10, weight="bold", loc="left")
+    axes.set_title(short_name(calibration.arm), color=colour, fontsize=10, weight="bold", loc="left")
     return figure

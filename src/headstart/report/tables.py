@@ -1,4 +1,4 @@
-"""The same numbers that the page shows, for programs: a table of runs, and all that was computed from them."""
+"""The numbers of a report for programs: results.csv, a row per run, and results.json."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ from typing import Any
 from headstart.files import FORMAT
 from headstart.report.error_tables import error_tables
 from headstart.report.figures import short_name
-from headstart.report.gain import Gain, gain
+from headstart.report.gain import gains
 from headstart.report.intervals import Estimate
 from headstart.report.load import SCRATCH, ComparisonResults, best_linear, network_arms, pretrained_and_scratch
 from headstart.report.reliability import arm_calibrations
@@ -31,7 +31,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Difference:
-    """How two arms compare, with so many labels."""
+    """The difference of two arms with one budget."""
 
     arm: str
     other: str
@@ -40,88 +40,82 @@ class Difference:
 
 
 def results_csv(comparison: ComparisonResults) -> str:
-    """A row a run, in the order of arms, labels and seeds."""
+    """Format a row per run, in the order of arms, labels and seeds."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for cell in comparison.cells:
-        scores = [cell.valid.accuracy, cell.valid.macro_f1, cell.test.accuracy, cell.test.macro_f1]
-        setting = json.dumps(cell.setting, sort_keys=True, ensure_ascii=False)
-        last = [cell.best_epoch, len(cell.epochs), cell.seconds, setting]
-        writer.writerow([cell.arm, cell.labels, cell.rows, cell.seed, *scores, *last])
+    for run in comparison.runs:
+        metrics = [run.valid.accuracy, run.valid.macro_f1, run.test.accuracy, run.test.macro_f1]
+        setting = json.dumps(run.setting, sort_keys=True, ensure_ascii=False)
+        training = [run.best_epoch, len(run.epochs), run.seconds, setting]
+        writer.writerow([run.arm, run.labels, run.rows, run.seed, *metrics, *training])
     return buffer.getvalue()
 
 
 def results_json(comparison: ComparisonResults) -> dict[str, Any]:
-    """Everything the page says in numbers, for programs; no text of anybody's in it.
+    """Return every number of the page for programs; no user text is in it.
 
-    `protocols` is there where test was measured after every epoch, `calibration` where probabilities were kept, `errors`
-    where a network has run, `leaks` where a test text (almost) stands in train.
+    The key `protocols` exists where test was measured after every epoch, `calibration` where probabilities were kept,
+    `errors` where a network has run, `leaks` where a test text also appears in train, exactly or nearly.
     """
-    read = [reading.as_dict() for budget in comparison.budgets for reading in protocol_accuracies(comparison, budget)]
-    found = error_tables(comparison)
-    further = {
-        "protocols": read,
-        "calibration": [each.as_dict() for each in arm_calibrations(comparison, comparison.main)],
-        "errors": found.as_dict() if found else None,
-        "leaks": [each.as_dict() for each in differences_without_leaks(comparison)],
+    errors = error_tables(comparison)
+    protocols = [row for budget in comparison.budgets for row in protocol_accuracies(comparison, budget)]
+    optional = {
+        "protocols": [row.as_dict() for row in protocols],
+        "calibration": [row.as_dict() for row in arm_calibrations(comparison, comparison.largest_budget)],
+        "errors": errors.as_dict() if errors else None,
+        "leaks": [row.as_dict() for row in differences_without_leaks(comparison)],
     }
     return {
         "format": FORMAT,
         "verdict": verdict(comparison),
-        "arms": [_plain(summary) for budget in comparison.budgets for summary in summaries(comparison, budget)],
+        "arms": [_summary_dict(summary) for budget in comparison.budgets for summary in summaries(comparison, budget)],
         "differences": [asdict(difference) for difference in differences(comparison)],
-        "worth": [found.as_dict() for found in gains(comparison)],
+        "gain": [row.as_dict() for row in gains(comparison)],
         "missing": list(comparison.missing),
-    } | {name: value for name, value in further.items() if value}
+    } | {name: value for name, value in optional.items() if value}
 
 
 def differences(comparison: ComparisonResults) -> list[Difference]:
-    """The pairs worth reading: what pretraining gave, and each network against the best linear arm."""
+    """Estimate each network against random weights and against the best linear arm, the pretrained one first."""
     first, linear = pretrained_and_scratch(comparison)[0], best_linear(comparison)
-    tried = sorted(network_arms(comparison), key=lambda arm: (arm != first, arm == SCRATCH))
-    pairs = [(arm, SCRATCH) for arm in tried if arm != SCRATCH] + [(arm, linear) for arm in tried if linear]
-    found = []
+    networks = sorted(network_arms(comparison), key=lambda arm: (arm != first, arm == SCRATCH))
+    pairs = [(arm, SCRATCH) for arm in networks if arm != SCRATCH] + [(arm, linear) for arm in networks if linear]
+    rows = []
     for budget in reversed(comparison.budgets):
         for arm, other in pairs:
             estimate = paired_difference(comparison, arm, other, budget)
             if estimate is not None:
-                found.append(Difference(arm, other, budget, estimate))
-    return found
-
-
-def gains(comparison: ComparisonResults) -> list[Gain]:
-    """What pretraining was worth, from all labels to few."""
-    found = [gain(comparison, budget) for budget in reversed(comparison.budgets)]
-    return [each for each in found if each is not None]
+                rows.append(Difference(arm, other, budget, estimate))
+    return rows
 
 
 def setting_rows(comparison: ComparisonResults) -> list[str]:
-    """What each arm was set to with the most labels, over its seeds, and what validation had to choose from."""
-    found = []
-    for summary in summaries(comparison, comparison.main):
-        used = dict.fromkeys(_listed(cell.setting) for cell in summary.cells if cell.setting)
-        tried = dict.fromkeys(_listed(one) for cell in summary.cells for one in map(_set, cell.tried))
+    """Describe the settings of each arm at the largest budget, and the candidates that validation selected from."""
+    lines = []
+    for summary in summaries(comparison, comparison.largest_budget):
+        used = dict.fromkeys(_format_setting(run.setting) for run in summary.runs if run.setting)
+        tried = dict.fromkeys(_format_setting(_without_metrics(row)) for run in summary.runs for row in run.tried)
         chosen = f", chosen on validation from {'; '.join(tried)}" if tried else ""
         if used:
-            found.append(f"{short_name(summary.arm)}: {' or '.join(used)}{chosen}")
-    return found
+            lines.append(f"{short_name(summary.arm)}: {' or '.join(used)}{chosen}")
+    return lines
 
 
-def _set(tried: dict[str, Any]) -> dict[str, Any]:
+def _without_metrics(tried: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in tried.items() if not name.startswith("valid_")}
 
 
-def _listed(setting: dict[str, Any]) -> str:
+def _format_setting(setting: dict[str, Any]) -> str:
     return ", ".join(f"{name} {format_value(value)}" for name, value in sorted(setting.items()))
 
 
-def _plain(summary: Summary) -> dict[str, Any]:
+def _summary_dict(summary: Summary) -> dict[str, Any]:
     return {
         "arm": summary.arm,
         "labels": summary.budget,
-        "rows": max(cell.rows for cell in summary.cells),
-        "seeds": [cell.seed for cell in summary.cells],
+        "rows": max(run.rows for run in summary.runs),
+        "seeds": [run.seed for run in summary.runs],
         "test_accuracy": asdict(summary.accuracy),
         "test_accuracies": list(summary.accuracies),
         "test_accuracy_sd": summary.sd,
@@ -135,5 +129,5 @@ def _plain(summary: Summary) -> dict[str, Any]:
 
 
 def format_value(value: Any) -> str:
-    """A value of a JSON file as a person would write it."""
+    """Format a JSON value, with strings unquoted."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Where a server listens, and how much of what it takes at once. No torch, no web framework."""
+"""Settings of the server: address, key and limits. No torch, no web framework."""
 
 import os
 from pathlib import Path
@@ -45,21 +45,21 @@ class ServeConfig(Section):
     """Print a line a request: method, path, status, milliseconds. Never its text."""
 
     @model_validator(mode="after")
-    def _a_request_fits(self) -> "ServeConfig":
+    def _request_fits_into_queue(self) -> "ServeConfig":
         if self.texts > self.queue:
             raise ValueError(f"serve.texts ({self.texts}) must not be above serve.queue ({self.queue})")
         return self
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """True if only this machine can reach the server."""
         return self.host in LOOPBACK or self.host.startswith("127.")
 
     def hosts(self) -> frozenset[str] | None:
-        """The names under which the server may be asked; None is any.
+        """Return the host names that requests may use; None allows any.
 
-        A page elsewhere can point a name of its own at 127.0.0.1 (DNS rebinding) and read what it was not given: on this
-        machine's own address only this machine's own names count.
+        A web page elsewhere can point its own name at 127.0.0.1 (DNS rebinding) and read the answers, so a server on a
+        loopback address accepts only loopback names.
         """
         named = {name.strip().lower() for name in (self.allow_hosts or "").split(",") if name.strip()}
         if self.loopback:
@@ -75,7 +75,7 @@ class ServeCommandConfig(Section):
 
 
 def api_key(config: ServeConfig) -> str | None:
-    """The key that requests must bring: from a file or a variable, never from the command line, which others can read."""
+    """Return the API key from a file or an environment variable, never from the command line, which others can read."""
     if config.api_key_file is not None:
         try:
             key = Path(config.api_key_file).read_text(encoding="utf-8").strip()

@@ -1,4 +1,4 @@
-"""What may be asked and what is answered, as the OpenAPI document says it."""
+"""Request and response bodies, as the OpenAPI document describes them."""
 
 from typing import Annotated, Self
 
@@ -6,8 +6,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 
 def _valid_unicode(text: str) -> str:
-    """JSON can write half of a character (a lone surrogate), which is no text."""
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
+    """Reject lone surrogates, which JSON can encode although they are not text."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("holds half a character (a lone surrogate)")
     return text
 
@@ -24,7 +24,7 @@ class _Response(BaseModel):
 
 
 class PredictRequest(_Request):
-    """One text or several; of a model that reads pairs, the second text of each beside it."""
+    """One text or several; for a model of text pairs, also the second text of each."""
 
     text: Text | None = None
     """One text; or give `texts`."""
@@ -35,10 +35,10 @@ class PredictRequest(_Request):
     pairs: list[Text] | None = Field(None, min_length=1)
     """The second texts that belong to `texts`, as many."""
     abstain: float | None = Field(None, gt=0, lt=1)
-    """The share of answers that should be right, such as 0.95; what is not sure enough for it is `abstain`."""
+    """The fraction of answers that should be right, such as 0.95; a less certain answer is `abstain`."""
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> Self:
+    def _check_combination(self) -> Self:
         if (self.text is None) == (self.texts is None):
             raise ValueError("give either text or texts")
         if (self.pair is not None and self.text is None) or (self.pairs is not None and self.texts is None):
@@ -47,47 +47,47 @@ class PredictRequest(_Request):
             raise ValueError(f"texts has {len(self.texts)} and pairs {len(self.pairs)}; expected as many")
         return self
 
-    def all(self) -> list[str | tuple[str, str]]:
-        """The texts, or pairs of them, however they were given."""
+    def text_inputs(self) -> list[str | tuple[str, str]]:
+        """Return the texts or pairs of texts of the request."""
         texts = [self.text] if self.text is not None else list(self.texts or ())
-        seconds = [self.pair] if self.pair is not None else self.pairs
-        return list(texts) if seconds is None else list(zip(texts, seconds, strict=True))
+        pairs = [self.pair] if self.pair is not None else self.pairs
+        return list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
 
 
 class SingleLabelAnswer(_Response):
     """The answer to one text."""
 
     label: str
-    """The likeliest, or `abstain`."""
+    """The most probable label, or `abstain`."""
     probability: float
-    """Of the likeliest."""
+    """The probability of the most probable label."""
     probabilities: dict[str, float]
-    """Of every label, in label order; calibrated on validation."""
+    """The probability of every label, in label order, calibrated on validation."""
     truncated: bool
     """True when the text was longer than the model reads, and its end was not read."""
     abstained: bool
 
 
 class MultiLabelAnswer(_Response):
-    """The answer to one text of a model that gives any number of labels."""
+    """The answer to one text of a multi-label classifier."""
 
     labels: list[str]
-    """Those whose probability reaches their threshold."""
+    """The labels whose probability reaches their threshold."""
     probabilities: dict[str, float]
-    """Of every label by itself, in label order; calibrated on validation."""
+    """The probability of every label by itself, in label order, calibrated on validation."""
     truncated: bool
 
 
 class RegressionAnswer(_Response):
-    """The answer to one text of a model that gives a number."""
+    """The answer to one text of a regression model."""
 
     value: float
-    """Within the bounds that `/about` names."""
+    """A number within the bounds that `/about` names."""
     truncated: bool
 
 
 class PredictAnswer(_Response):
-    """The answers in the order of the texts; `/about` says of which kind."""
+    """The answers in the order of the texts; `/about` names the task."""
 
     labels: list[str]
     predictions: list[SingleLabelAnswer] | list[MultiLabelAnswer] | list[RegressionAnswer]
@@ -101,23 +101,23 @@ ANSWER_TYPES: dict[str, type[SingleLabelAnswer | MultiLabelAnswer | RegressionAn
 
 
 class ExplainRequest(_Request):
-    """A text, and the label that is to be explained: the classifier's own answer, if none is named."""
+    """A text, and the label to explain; by default the label that the classifier predicts."""
 
     text: Text
     pair: Text | None = None
-    """The second text, of a model that reads pairs."""
+    """The second text, for a model of text pairs."""
     label: Text | None = None
 
 
 class Weight(_Response):
-    """A word, and how much it spoke for the label: below 0, against it."""
+    """A word, and how much it contributed to the label; a negative weight is evidence against it."""
 
     text: str
     weight: float
 
 
 class ExplainAnswer(_Response):
-    """The words that were read, in order; their weights add up to margin - baseline, but for the error."""
+    """The words in order; their weights add up to margin - baseline, up to the error."""
 
     label: str
     words: list[Weight]
@@ -128,18 +128,18 @@ class ExplainAnswer(_Response):
 
 
 class GenerateRequest(_Request):
-    """A prompt, and how the next token is chosen."""
+    """A prompt, and how the next token is sampled."""
 
     prompt: Text = ""
     tokens: int = Field(50, ge=1)
-    """At most so many tokens."""
+    """The maximum number of tokens."""
     temperature: float = Field(0.0, ge=0, le=100)
-    """0 always takes the likeliest token."""
+    """0 always takes the most probable token."""
     top_k: int | None = Field(None, ge=1)
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int = Field(0, ge=0, lt=2**31)
     stream: bool = True
-    """Server-sent events as the text grows: `{"text": piece}`, at last `{"done": reason}`; false waits for the whole."""
+    """Send server-sent events as the text grows: `{"text": piece}`, finally `{"done": reason}`; false sends one response."""
 
 
 class GenerateAnswer(_Response):
@@ -147,26 +147,26 @@ class GenerateAnswer(_Response):
 
     text: str
     done: str
-    """Why it ended: `end` of the text, `length`, or `deadline`."""
+    """The reason for the end: `end` of the text, `length`, or `deadline`."""
 
 
 class NextRequest(_Request):
-    """A text, and how many ways to go on are wanted."""
+    """A prompt, and how many candidates for the next token to return."""
 
     prompt: Text
     count: int = Field(5, ge=1, le=50)
 
 
 class NextAnswer(_Response):
-    """The likeliest pieces of text that come next, with their probabilities as weights; an empty one is the end."""
+    """The most probable next pieces of text, with their probabilities as weights; an empty piece is the end."""
 
     pieces: list[Weight]
 
 
 class ErrorBody(_Response):
-    """Why there is no answer."""
+    """An error."""
 
     error: str
-    """A word for programs."""
+    """A code for programs."""
     detail: str
     """A sentence for people."""
