@@ -173,20 +173,20 @@ def without_bound(tokenizer: BPETokenizer) -> dict:
 
 def fast(tokenizer: BPETokenizer) -> Encode:
     encoder = WordEncoder(tokenizer, CODE)
-    assert encoder._quick is not None
-    return encoder.packed
+    assert encoder._gigatoken is not None
+    return encoder.encode_to_bytes
 
 
 def without_fast(tokenizer: BPETokenizer) -> Encode:
     encoder = WordEncoder(tokenizer, CODE)
-    encoder._quick = None
-    return encoder.packed
+    encoder._gigatoken = None
+    return encoder.encode_to_bytes
 
 
 def alone(tokenizer: BPETokenizer) -> Encode:
     engine = gigatoken_encoder(tokenizer.content, CODE)
     assert engine is not None
-    return engine.packed
+    return engine.encode_to_bytes
 
 
 def kitoken(tokenizer: BPETokenizer) -> Encode:

@@ -147,8 +147,14 @@ RENAMED: dict[str, dict[str, str | None]] = {
     },
     # keys of metrics and results: "macro_f1": "f1_macro", or several in a row "test/loss": "test/log_loss"; None: gone
     "keys": {
-        **{"share": "fraction", "worth": "gain", "flattery": "optimism", "sure": "confidence"},
+        "scored": "num_targets",
+        "target": "task",
+        "share": "fraction",
+        "worth": "gain",
+        "flattery": "optimism",
+        "sure": "confidence",
         **{f"bins/{index}/right": f"bins/{index}/accuracy" for index in range(15)},
+        "left_out": "excluded",
     },
     # strings that were recorded, such as arms and labels: "nbsvm": "nb-svm"
     "values": {},

@@ -250,6 +250,15 @@ def test_a_split_depends_on_texts_and_seed_only(tokenizer, tmp_path):
     ]  # the old ones keep their side
 
 
+def test_a_split_never_changes_between_versions(tokenizer, tmp_path):
+    """Held-out documents of existing shards must stay held out."""
+    shards = write([f"book {number}" for number in range(20)], tokenizer, tmp_path / "s")
+    assert [shards.split(0.3, seed)[1].tolist() for seed in (0, 1)] == [
+        [0, 5, 10, 16, 18],
+        [1, 3, 5, 10, 12, 19],
+    ]
+
+
 def test_a_single_document_cannot_be_split(tokenizer, tmp_path):
     shards = write(["fine", " fine "], tokenizer, tmp_path / "s")
     with pytest.raises(DataError) as caught:

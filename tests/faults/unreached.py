@@ -20,14 +20,15 @@ LOCATIONS = {
     **dict.fromkeys(
         (
             "data/io.py:_open_raw",
-            "data/io.py:_iconv",
+            "data/io.py:_iconv_command",
             "data/io.py:missing_file_error",
             "store/locate.py:find_bundle",
         ),
         NAMES,
     ),
     **dict.fromkeys(
-        ("tokenization/tokenizer.py:_find", "data/decontamination.py:read", "store/records.py:read_excerpts"), NAMES
+        ("tokenization/tokenizer.py:_find_file", "data/decontamination.py:load", "store/records.py:read_excerpts"),
+        NAMES,
     ),
     **dict.fromkeys(("store/run_folder.py:read", "store/run_folder.py:open"), NAMES),
     **dict.fromkeys(("serve/batching.py", "serve/middleware.py", "serve/service.py", "serve/config.py"), OTHERS),
@@ -35,7 +36,7 @@ LOCATIONS = {
     **dict.fromkeys(
         ("store/run_folder.py:flush", "store/bundle.py:load_bundle", "tokenization/base.py:as_utf8"), CALLER
     ),
-    **dict.fromkeys(("tokenization/base.py:check_id", "data/shards.py:_mapped"), CALLER),
+    **dict.fromkeys(("tokenization/base.py:check_id", "data/shards.py:_memmap"), CALLER),
 }
 """By file, or by file and function."""
 WORDS = (

@@ -134,7 +134,7 @@ def _read_texts(files: list[str], corpus: CorpusConfig) -> list[str]:
 
 def describe_exclusions(shards: Shards) -> str | None:
     """Describe what was excluded from shards; None if nothing was to be excluded."""
-    excluded = shards.about.get(EXCLUDED_KEY)
+    excluded = shards.excluded
     if excluded is None:
         return None
     names = ", ".join(str(file["name"]) for file in excluded["files"])
@@ -149,6 +149,6 @@ def describe_exclusions(shards: Shards) -> str | None:
 def refuse_prepared_corpus(path: str, shards: Shards, corpus: CorpusConfig) -> None:
     """Refuse to exclude texts from shards that contain them: their text is no longer available for comparison."""
     requested = [source.name for source in excluded_sources(corpus)]
-    done = [file["name"] for file in (shards.about.get(EXCLUDED_KEY) or {"files": []})["files"]]
+    done = [file["name"] for file in (shards.excluded or {"files": []})["files"]]
     if requested and requested != done:
         raise UsageError(f"{path} is prepared already; give corpus.exclude to headstart prepare, and prepare it again")

@@ -140,6 +140,11 @@ class Shards:
         names = self.about["labels"]
         return None if names is None else tuple(names)
 
+    @property
+    def excluded(self) -> dict[str, Any] | None:
+        """The record of excluded documents (files, exact, near, kept), or None if nothing was to be excluded."""
+        return self.about.get(EXCLUDED_KEY)
+
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """The number of tokens of each document."""

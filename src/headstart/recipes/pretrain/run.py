@@ -196,5 +196,5 @@ def _input_facts(
     facts = {name: read_json(part.folder / MANIFEST)["files"] for name, part in zip(names, shards, strict=True)}
     if teaching:
         facts[f"the teacher ({teaching.name})"] = read_json(teaching.bundle.path / MANIFEST)["files"]
-    excluded = [part.about.get("excluded") for part in shards]
+    excluded = [part.excluded for part in shards]
     return facts | ({"what was left out": excluded[0] if len(excluded) == 1 else excluded} if any(excluded) else {})

@@ -135,7 +135,7 @@ class Stage:
             "texts": texts,
             "tokens_seen": tokens,
             "corpus": self.shards.about.get("fingerprint"),
-            "excluded": self.shards.about.get("excluded"),
+            "excluded": self.shards.excluded,
         }
 
     def words(self) -> str:

@@ -449,7 +449,7 @@ class PretrainTrainer:
             "held_out": asdict(score.text),
             "tokenizer": self.tokenizer.digest,
             "corpus": last.shards.about.get("fingerprint"),
-            "excluded": last.shards.about.get("excluded"),
+            "excluded": last.shards.excluded,
             "sources": source_names(stage.shards.about for stage in self.stages),
         }
         if len(self.stages) > 1:
