@@ -21,7 +21,7 @@ from headstart.config.merge import merge_config
 from headstart.config.schema import PretrainConfig, RuntimeConfig
 from headstart.data.datasets import PackedDataset
 from headstart.data.masking import make_batch
-from headstart.model import attention
+from headstart.kernels import dispatch
 from headstart.model.heads import Model, build_language_head
 from headstart.model.transformer import build_backbone
 from headstart.runtime import setup_runtime
@@ -115,7 +115,7 @@ class Headstart:
         self.reports = fit(state, fetch, objective, config.optim, 1 << 20, runtime, graphs=graphs)
 
     def __call__(self) -> float:
-        attention.CUDNN = self.cudnn
+        dispatch.CUDNN_ATTENTION = self.cudnn
         return next(self.reports).loss
 
     def close(self) -> None:

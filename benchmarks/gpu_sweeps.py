@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
+from headstart.kernels.attention import cudnn_attention
 from headstart.kernels.cross_entropy import (
     _add_product,
     chunk_rows,
@@ -17,7 +18,6 @@ from headstart.kernels.cross_entropy import (
     from_logits,
     logits_to_grad_reference,
 )
-from headstart.model.attention import attend
 
 ATTENTION = {  # rows, heads, tokens, width of a head, causal
     "classic": (128, 2, 256, 100, True),
@@ -41,7 +41,7 @@ TILES = (  # rows, places, columns, warps, stages, group
     (128, 128, 64, 4, 3, 64),
     (128, 128, 64, 8, 3, 64),
 )
-"""What a program of the product that writes powers makes (`product_kernel.Tile`)."""
+"""What a program of the product that writes powers makes (`kernels.triton.mlp.MatmulTile`)."""
 TINY_ATTENTION = {"tiny": (2, 2, 16, 12, True)}
 TINY_LOSS = {"tiny": (300, 12, 101, True)}
 
@@ -108,7 +108,7 @@ def _ways(shape: tuple, device: str) -> dict[str, Callable[[Tensor, Tensor, Tens
         "flash": chosen(SDPBackend.FLASH_ATTENTION),
         "efficient": chosen(SDPBackend.EFFICIENT_ATTENTION),
         "cudnn": chosen(SDPBackend.CUDNN_ATTENTION),
-        "headstart's attend": lambda q, k, v: attend(q, k, v, causal=causal),
+        "headstart's attend": lambda q, k, v: cudnn_attention(q, k, v, causal=causal),
         "cudnn, heads to 64s": widened,
         "varlen": between,
     }
@@ -155,8 +155,10 @@ def loss_rows(device: str, *, tiny: bool) -> Iterator[dict]:
             from headstart.kernels.triton.cross_entropy import logits_to_grad
 
             old = from_logits(logits_to_grad)
-            ways["by scores"] = lambda a=inputs, old=old: chunked_loss_cuda(*a, way=old)
-        ways["without triton"] = lambda a=inputs: chunked_loss_cuda(*a, way=from_logits(logits_to_grad_reference))
+            ways["by scores"] = lambda a=inputs, old=old: chunked_loss_cuda(*a, chunk_loss=old)
+        ways["without triton"] = lambda a=inputs: chunked_loss_cuda(
+            *a, chunk_loss=from_logits(logits_to_grad_reference)
+        )
         ways["full scores"] = lambda a=inputs: _full_scores(*a)
         for way_name, way in (ways | _pieces(*inputs, rows=taken)).items():
             row: dict = {"shape": name, "way": way_name}
@@ -203,14 +205,14 @@ def _pieces(
     }
     if hidden.is_cuda:
         from headstart.kernels.triton.cross_entropy import from_exp_logits, logits_to_grad
-        from headstart.kernels.triton.mlp import Tile
+        from headstart.kernels.triton.mlp import MatmulTile
 
         pieces["slopes"] = lambda: logits_to_grad(*inputs)
         for most, warps in KERNELS:
             name = f"slopes, {most} by {warps} warps"
-            pieces[name] = lambda most=most, warps=warps: logits_to_grad(*inputs, most=most, warps=warps)
+            pieces[name] = lambda most=most, warps=warps: logits_to_grad(*inputs, max_block=most, warps=warps)
         for sizes in TILES:
-            tile = Tile(*sizes)
+            tile = MatmulTile(*sizes)
             pieces[f"powers, {'x'.join(map(str, tile))}"] = lambda tile=tile: from_exp_logits(
                 exact, table, *inputs[1:], scores, tile=tile
             )

@@ -8,7 +8,7 @@ from fixtures.tiny import SHAPE, SPECIAL, corpus, language_model
 from headstart.config.merge import merge_config
 from headstart.config.schema import GenericConfig, OptimConfig, RuntimeConfig
 from headstart.data.datasets import PackedDataset
-from headstart.model.transformer import Backbone
+from headstart.kernels import dispatch
 from headstart.runtime import setup_runtime
 from headstart.train.distributed import SINGLE_PROCESS
 from headstart.train.loop import TrainState, fit
@@ -75,7 +75,7 @@ def test_a_group_of_one_has_the_losses_of_no_group(strategy_class, group):
 @pytest.mark.parametrize("strategy_class", [DataParallel, FullyShardedParallel])
 def test_a_group_of_one_works_with_a_separate_residual(strategy_class, shape, group, monkeypatch):
     """As with fused kernels: the bias of a layer may be resharded before the next layer would add it."""
-    monkeypatch.setattr(Backbone, "_fused", lambda self, ids: torch.is_grad_enabled())
+    monkeypatch.setattr(dispatch, "_can_fuse_training", lambda *_, **__: torch.is_grad_enabled())
     check_equals_single(strategy_class, "cpu", "fp32", recompute=False, shape=shape)
 
 

@@ -71,7 +71,7 @@ FEW = " --loop.epochs 1 --loop.min-steps 0"
 """For the presets of the starters, which take minutes."""
 SMALLER_PYTHON = (
     ('settings={"loop.epochs": 2}', "settings={'loop.steps': 2, 'tokenizer.vocab_size': 300, 'model.width': 16}"),
-    ('source="python/base")', 'source="python/base", settings={"loop.epochs": 1})'),
+    ('backbone="python/base")', 'backbone="python/base", settings={"loop.epochs": 1})'),
 )
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fixtures.linear_loss import errors, far_target, oracle, question
+from fixtures.linear_loss import far_target_inputs, linear_loss_inputs, reference_loss, relative_errors
+from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.tiny import (
     CPU,
     SPECIAL,
@@ -28,8 +29,6 @@ from headstart.interrupts import StopRequested, StopSignal
 from headstart.model.heads import Model, build_classifier_head
 from headstart.model.transformer import build_backbone
 from headstart.recipes.compare.run import CompareRequest, run_compare
-from headstart.recipes.finetune.run import run_finetune
-from headstart.recipes.pretrain.run import run_pretrain
 from headstart.runtime import Runtime
 from headstart.train.cuda_graphs import text_graphs
 from headstart.train.loop import TrainState, fit
@@ -85,11 +84,11 @@ def test_the_whole_story_runs_and_resumes(tmp_path):
     data = write_reviews(tmp_path / "data")
     text = [str(data / "texts.txt")]
     settings = {"runtime__device": "cuda", "runtime__precision": "fp32"}
-    run_pretrain(text, tmp_path / "whole", pretrain_config(**settings, loop__steps=20))
+    pretrain_run(text, tmp_path / "whole", pretrain_config(**settings, loop__steps=20))
     with pytest.raises(Interrupted):
-        run_pretrain(text, tmp_path / "cut", pretrain_config(**settings, loop__steps=20, runtime__time_limit=1e-5))
+        pretrain_run(text, tmp_path / "cut", pretrain_config(**settings, loop__steps=20, runtime__time_limit=1e-5))
     change_runtime(tmp_path / "cut", time_limit=None)
-    run_pretrain([], tmp_path / "cut", None, resume=True)
+    pretrain_run([], tmp_path / "cut", None, resume=True)
     whole, cut = (read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("whole", "cut"))
     assert cut == pytest.approx(whole, rel=1e-3)
     request = CompareRequest(
@@ -196,7 +195,7 @@ def test_a_compiled_network_learns_as_a_plain_one(tmp_path):
         "runtime__device": "cuda",
     }
     for compiled in (False, True):
-        run_pretrain(
+        pretrain_run(
             [str(data / "texts.txt")], tmp_path / str(compiled), pretrain_config(**settings, runtime__compile=compiled)
         )
     plain, compiled = (read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("False", "True"))
@@ -206,9 +205,10 @@ def test_a_compiled_network_learns_as_a_plain_one(tmp_path):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head", [64, 100])
 def test_attention_of_steady_rows_is_attention(head, causal):
-    from headstart.model.attention import attend, wants_cudnn
+    from headstart.kernels.attention import cudnn_attention
+    from headstart.kernels.dispatch import supports_cudnn_attention
 
-    if not wants_cudnn(torch.device("cuda"), head):
+    if not supports_cudnn_attention(torch.device("cuda"), head):
         pytest.skip("no device on which cuDNN's attention is taken")
     torch.manual_seed(0)
     parts = [torch.randn(4, 2, 256, head, device="cuda") for _ in range(3)]
@@ -216,7 +216,7 @@ def test_attention_of_steady_rows_is_attention(head, causal):
     rough = [part.bfloat16().requires_grad_() for part in parts]
     usual = [part.bfloat16().requires_grad_() for part in parts]
     expected = F.scaled_dot_product_attention(*exact, is_causal=causal)
-    found = attend(*rough, causal=causal)
+    found = cudnn_attention(*rough, causal=causal)
     theirs = F.scaled_dot_product_attention(*usual, is_causal=causal)
     slope = torch.randn_like(expected)
     for mixed in (expected, found, theirs):
@@ -252,22 +252,24 @@ def test_full_rows_without_bounds_are_read_as_under_a_mask(kind, attention):
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("heads", "rotary"), [(4, False), (2, False), (4, True)])
 def test_attention_over_steady_rows_is_that_over_others(heads, rotary, compiled):
-    from headstart.model.attention import AttentionContext, SelfAttention, rotary_cos_sin, wants_cudnn
+    from headstart.kernels.attention import AttentionContext
+    from headstart.kernels.dispatch import KernelPlan, supports_cudnn_attention
+    from headstart.model.attention import SelfAttention, rotary_cos_sin
 
     width = 200 if heads == 2 else 256
-    if not wants_cudnn(torch.device("cuda"), width // heads):
+    if not supports_cudnn_attention(torch.device("cuda"), width // heads):
         pytest.skip("cuDNN's attention is not there")
     torch.manual_seed(0)
     layer = SelfAttention(width, heads, 0.0, bias=True).cuda()
     x, slopes = torch.randn(2, 4, 128, width, device="cuda")
     turned = rotary_cos_sin(torch.arange(128, device="cuda"), width // heads) if rotary else None
     found = []
-    for steady in (False, True):
+    for kernel in ("sdpa", "cudnn"):
         called = torch.compile(layer) if compiled else layer
         layer.zero_grad()
         rows = x.clone().requires_grad_()
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            mixed, _ = called(rows, AttentionContext(None, turned, steady=steady))
+            mixed = called(rows, AttentionContext(KernelPlan(attention=kernel), rotary=turned))
         mixed.float().backward(slopes)
         found.append([mixed.float(), rows.grad, *(parameter.grad for parameter in layer.parameters())])
     for one, other in zip(*found, strict=True):
@@ -284,12 +286,14 @@ def test_the_loss_in_bites_is_plain_cross_entropy(rows, width, vocabulary, biase
     from headstart.kernels.cross_entropy import chunked_loss_cuda, from_logits, logits_to_grad_reference
     from headstart.kernels.triton.cross_entropy import logits_to_grad
 
-    asked = question(rows, width, vocabulary, biased=biased, scale=0.25, device="cuda")
-    expected = oracle(*asked)
-    usual = errors(chunked_loss_cuda(*asked, torch.bfloat16, way=from_logits(logits_to_grad_reference)), expected)
-    for way in ({}, {"rows": 256}, {"way": from_logits(logits_to_grad)}):
-        assert max(errors(chunked_loss_cuda(*asked, torch.float32, **way), expected)) < 1e-5, way
-        found = errors(chunked_loss_cuda(*asked, torch.bfloat16, **way), expected)
+    asked = linear_loss_inputs(rows, width, vocabulary, has_bias=biased, scale=0.25, device="cuda")
+    expected = reference_loss(*asked)
+    usual = relative_errors(
+        chunked_loss_cuda(*asked, torch.bfloat16, chunk_loss=from_logits(logits_to_grad_reference)), expected
+    )
+    for way in ({}, {"rows": 256}, {"chunk_loss": from_logits(logits_to_grad)}):
+        assert max(relative_errors(chunked_loss_cuda(*asked, torch.float32, **way), expected)) < 1e-5, way
+        found = relative_errors(chunked_loss_cuda(*asked, torch.bfloat16, **way), expected)
         # a single row is one throw of the dice
         assert max(found) < (0.01 if rows == 1 else 0.005), way
         assert rows == 1 or all(a < 1.05 * b + 1e-4 for a, b in zip(found, usual, strict=True)), (way, found, usual)
@@ -301,8 +305,8 @@ def test_a_row_whose_powers_overflow_is_done_again(distance, biased):
     """And what is no number stays none."""
     from headstart.kernels.cross_entropy import chunked_loss_cuda
 
-    asked = far_target(300, 200, 5001, biased=biased, distance=distance, device="cuda")
-    assert max(errors(chunked_loss_cuda(*asked, torch.bfloat16), oracle(*asked))) < 0.005
+    asked = far_target_inputs(300, 200, 5001, has_bias=biased, distance=distance, device="cuda")
+    assert max(relative_errors(chunked_loss_cuda(*asked, torch.bfloat16), reference_loss(*asked))) < 0.005
     broken = asked[0].clone()
     broken[7] = torch.nan
     assert chunked_loss_cuda(broken, *asked[1:], torch.bfloat16)[0].isnan()
@@ -311,7 +315,7 @@ def test_a_row_whose_powers_overflow_is_done_again(distance, biased):
 def test_the_loss_has_the_same_bits_twice():
     from headstart.kernels.cross_entropy import chunked_loss_cuda
 
-    asked = question(3000, 200, 20001, biased=True, scale=0.25, device="cuda")
+    asked = linear_loss_inputs(3000, 200, 20001, has_bias=True, scale=0.25, device="cuda")
     one, two = (chunked_loss_cuda(*asked, torch.bfloat16, rows=1024) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
@@ -322,7 +326,7 @@ def test_the_kernels_of_the_loss_are_there():
     from headstart.kernels.triton.cross_entropy import from_exp_logits
 
     assert _best_chunk_loss(torch.device("cuda"), torch.bfloat16) is from_exp_logits
-    assert "by_scores" in _best_chunk_loss(torch.device("cuda"), torch.float32).__qualname__
+    assert "from_logits" in _best_chunk_loss(torch.device("cuda"), torch.float32).__qualname__
 
 
 class StopAt(StopSignal):
@@ -358,18 +362,18 @@ def test_pretraining_gives_the_same_bits_twice_and_when_it_is_resumed(kind, tmp_
     text = [str(data / "texts.txt")]
     settings = {"model__width": 32, "model__heads": 2, "loop__steps": 24, **WAYS[kind]}
     for name in ("one", "two"):
-        run_pretrain(text, tmp_path / name, pretrain_config(**settings, **SAME))
+        pretrain_run(text, tmp_path / name, pretrain_config(**settings, **SAME))
     assert weights(tmp_path / "one") == weights(tmp_path / "two")
     assert read_json(tmp_path / "one" / "environment.json")["deterministic"] is True
     cut = pretrain_config(**settings, **SAME, runtime__time_limit=1e-5)
     with pytest.raises(Interrupted):
-        run_pretrain(text, tmp_path / "cut", cut)
+        pretrain_run(text, tmp_path / "cut", cut)
     change_runtime(tmp_path / "cut", time_limit=None)
-    run_pretrain([], tmp_path / "cut", None, resume=True)
+    pretrain_run([], tmp_path / "cut", None, resume=True)
     assert weights(tmp_path / "cut") == weights(tmp_path / "one")
     for name in ("result.json", "metrics.jsonl"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
-    run_pretrain(text, tmp_path / "other", pretrain_config(**settings, **SAME, runtime__seed=1))
+    pretrain_run(text, tmp_path / "other", pretrain_config(**settings, **SAME, runtime__seed=1))
     assert weights(tmp_path / "other") != weights(tmp_path / "one")  # control
 
 
@@ -378,23 +382,23 @@ def test_fine_tuning_gives_the_same_bits_twice_and_when_it_is_resumed(tmp_path, 
 
     data = write_reviews(tmp_path / "data")
     shape = {"model__width": 32, "model__heads": 2, "model__block": "modern"}
-    run_pretrain([str(data / "texts.txt")], tmp_path / "base", pretrain_config(**shape, **SAME, loop__steps=4))
+    pretrain_run([str(data / "texts.txt")], tmp_path / "base", pretrain_config(**shape, **SAME, loop__steps=4))
     files = {name: str(data / f"{name}.csv") for name in ("valid", "test")}
-    given = {"source": str(tmp_path / "base"), **files}
+    given = {"backbone": str(tmp_path / "base"), **files}
     config = finetune_config(**SAME, optim__ema_decay=0.5)
     for name in ("one", "two"):
-        run_finetune(str(data / "train.csv"), tmp_path / name, config, **given)
+        finetune_run(str(data / "train.csv"), tmp_path / name, config, **given)
     assert weights(tmp_path / "one") == weights(tmp_path / "two")
-    go = FinetuneTrainer.go
+    go = FinetuneTrainer.train
 
     def stopped(own, *, resume):
         own.stop = StopAt(10)
         return go(own, resume=resume)
 
     with monkeypatch.context() as changed, pytest.raises(Interrupted):
-        changed.setattr(FinetuneTrainer, "go", stopped)
-        run_finetune(str(data / "train.csv"), tmp_path / "cut", config, **given)
-    run_finetune(None, tmp_path / "cut", None, resume=True)
+        changed.setattr(FinetuneTrainer, "train", stopped)
+        finetune_run(str(data / "train.csv"), tmp_path / "cut", config, **given)
+    finetune_run(None, tmp_path / "cut", None, resume=True)
     assert weights(tmp_path / "cut") == weights(tmp_path / "one")
 
 
@@ -408,11 +412,11 @@ def test_without_the_mode_a_resumed_run_ends_within_the_stated_bound(tmp_path):
     text = [str(data / "texts.txt")]
     settings = {"model__width": 32, "model__heads": 2, "model__block": "modern", "loop__steps": 24}
     settings["runtime__device"] = "cuda"
-    run_pretrain(text, tmp_path / "whole", pretrain_config(**settings))
+    pretrain_run(text, tmp_path / "whole", pretrain_config(**settings))
     with pytest.raises(Interrupted):
-        run_pretrain(text, tmp_path / "cut", pretrain_config(**settings, runtime__time_limit=1e-5))
+        pretrain_run(text, tmp_path / "cut", pretrain_config(**settings, runtime__time_limit=1e-5))
     change_runtime(tmp_path / "cut", time_limit=None)
-    run_pretrain([], tmp_path / "cut", None, resume=True)
+    pretrain_run([], tmp_path / "cut", None, resume=True)
     whole, cut = (read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("whole", "cut"))
     assert cut == pytest.approx(whole, rel=BOUND)
     assert read_json(tmp_path / "cut" / "environment.json")["deterministic"] is False
@@ -547,10 +551,10 @@ def test_a_recorded_run_that_is_resumed_ends_within_the_stated_bound(tmp_path, m
     from headstart.recipes.finetune.trainer import FinetuneTrainer
 
     data = write_reviews(tmp_path / "data")
-    given = {"source": "scratch", **{name: str(data / f"{name}.csv") for name in ("valid", "test")}}
+    given = {"backbone": "scratch", **{name: str(data / f"{name}.csv") for name in ("valid", "test")}}
     config = finetune_config(runtime__device="cuda", optim__ema_decay=0.5)
-    run_finetune(str(data / "train.csv"), tmp_path / "whole", config, **given)
-    go, seen = FinetuneTrainer.go, []
+    finetune_run(str(data / "train.csv"), tmp_path / "whole", config, **given)
+    go, seen = FinetuneTrainer.train, []
 
     def stopped(own, *, resume):
         own.stop = StopAt(10)
@@ -560,9 +564,9 @@ def test_a_recorded_run_that_is_resumed_ends_within_the_stated_bound(tmp_path, m
             seen.append(own._graphs.num_graphs)
 
     with monkeypatch.context() as changed, pytest.raises(Interrupted):
-        changed.setattr(FinetuneTrainer, "go", stopped)
-        run_finetune(str(data / "train.csv"), tmp_path / "cut", config, **given)
-    run_finetune(None, tmp_path / "cut", None, resume=True)
+        changed.setattr(FinetuneTrainer, "train", stopped)
+        finetune_run(str(data / "train.csv"), tmp_path / "cut", config, **given)
+    finetune_run(None, tmp_path / "cut", None, resume=True)
     whole, cut = (read_json(tmp_path / name / "result.json")["valid"]["loss"] for name in ("whole", "cut"))
     assert cut == pytest.approx(whole, rel=BOUND, abs=BOUND)
     assert seen[0] > 0  # control: it was recorded
@@ -570,7 +574,7 @@ def test_a_recorded_run_that_is_resumed_ends_within_the_stated_bound(tmp_path, m
 
 def test_weighted_classes_are_learnt_as_before(tmp_path):
     data = write_reviews(tmp_path / "data")
-    given = {"source": "scratch", "valid": str(data / "valid.csv")}
+    given = {"backbone": "scratch", "valid": str(data / "valid.csv")}
     config = finetune_config(runtime__device="cuda", transfer__class_weights="balanced")
-    run_finetune(str(data / "train.csv"), tmp_path / "run", config, **given)
+    finetune_run(str(data / "train.csv"), tmp_path / "run", config, **given)
     assert (tmp_path / "run" / "result.json").is_file()

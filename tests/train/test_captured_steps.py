@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fixtures.recorded_capture import OperatorCapture
 from fixtures.tiny import CPU, SPECIAL, VOCABULARY, corpus, language_model
-from headstart.config.schema import IGNORE_INDEX, MaskingConfig, ModelConfig, OptimConfig
+from headstart.config.schema import MaskingConfig, ModelConfig, OptimConfig
 from headstart.data.datasets import LabelledDataset, PackedDataset
 from headstart.data.masking import mask_tokens
 from headstart.data.next_sentence import NextSentenceDataset, weight_pairs
@@ -36,12 +36,12 @@ CONFIG = OptimConfig(lr=1e-2, clip=0.5, warmup=0.5, schedule="linear")
 def _as_on_a_gpu(monkeypatch):
     """Use a loss and a classifier that never ask the device for a number, as on a GPU."""
 
-    def cross_entropy(hidden, weight, bias, targets, *, compiled, gaps):
-        ignore_index = IGNORE_INDEX if gaps else -1  # without `gaps`, an ignored target is an error
+    def cross_entropy(hidden, weight, bias, targets, *, compiled, ignore_index):
+        ignore_index = -1 if ignore_index is None else ignore_index  # without it, an ignored target is an error
         return F.cross_entropy(F.linear(hidden, weight, bias), targets, ignore_index=ignore_index, reduction="sum")
 
     monkeypatch.setattr(objectives, "linear_cross_entropy", cross_entropy)
-    monkeypatch.setattr(objectives, "_unpadded", lambda *_: ())
+    monkeypatch.setattr(objectives, "_text_lengths", lambda *_: ())
 
 
 def classifier(attention, dropout=0.0):

@@ -12,6 +12,7 @@ from fixtures.recorded_capture import RerunCapture
 from fixtures.tiny import CPU, SPECIAL, VOCABULARY, corpus
 from headstart.config.schema import ModelConfig, OptimConfig, TransferConfig
 from headstart.data.datasets import LabelledDataset, PackedDataset
+from headstart.kernels.dispatch import plan
 from headstart.model.heads import Model, build_classifier_head
 from headstart.model.transformer import build_backbone
 from headstart.train.cuda_graphs import GraphCache, text_graphs
@@ -83,13 +84,17 @@ def losses(reports):
 
 def test_captured_models_never_use_cudnn_attention(monkeypatch):
     """Not in eager steps either: the result of a step must not depend on whether it is captured yet."""
-    monkeypatch.setattr("headstart.model.transformer.wants_cudnn", lambda *_: True)
+    monkeypatch.setattr("headstart.kernels.dispatch.supports_cudnn_attention", lambda *_: True)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: True)
     model, full_rows = build_model(), torch.zeros(2, CONTEXT, dtype=torch.long)
-    assert model.backbone._steady(full_rows)
-    assert not model.backbone._steady(full_rows[:, 1:])
+
+    def attention_kernel(ids):
+        return plan(model.backbone.config, ids, training=True, recorded=model.backbone.recorded).attention
+
+    assert attention_kernel(full_rows) == "cudnn"
+    assert attention_kernel(full_rows[:, 1:]) == "sdpa"
     graph_cache(model, RerunCapture(), print)
-    assert not model.backbone._steady(full_rows)
+    assert attention_kernel(full_rows) == "sdpa"
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000))

@@ -1,52 +1,59 @@
-"""Fused MLP: linear, GELU, linear, with a hand-written backward."""
+"""The MLP of a layer: torch's operations, or a fused version with a hand-written backward pass.
 
+N rows, D width, F width of the hidden layer.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headstart.kernels.dispatch import autocast_dtype, has_kernels
+from headstart.kernels.dispatch import KernelPlan, autocast_dtype
 
-_ALIGNMENT = 8
-"""Numbers that a row must be a multiple of, for the unit that loads tiles: 16 bytes."""
-
-
-def supports_fused_mlp(device: torch.device, width: int, feedforward: int) -> bool:
-    """Whether a GPU makes such products, of rows of these lengths."""
-    if width % _ALIGNMENT or feedforward % _ALIGNMENT or not has_kernels(device):
-        return False
-    from headstart.kernels.triton.mlp import fits
-
-    return fits(device)
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
 
 
-def mlp(x: Tensor, up: nn.Linear, down: nn.Linear, *, tanh: bool, owes: bool, inside: bool) -> Tensor:
-    """Up, GELU, down.
+def mlp(
+    x: Tensor, up: nn.Linear, down: nn.Linear, plan: KernelPlan, *, activation: str, gate: nn.Linear | None = None
+) -> Tensor:
+    """Return down(activation(up(x))), or down(activation(gate(x)) * up(x)) with a gate.
 
-    Args:
-        owes: the last bias is left out, for whoever reads the result to add.
-        inside: `supports_fused_mlp` says so.
+    The bias of `down` is left out where the plan defers it to the next `add_norm`.
     """
-    kind = autocast_dtype(x)
-    biases = (None if bias is None else bias.to(kind) for bias in (up.bias, None if owes else down.bias))
-    weights = up.weight.to(kind), down.weight.to(kind)
-    found: Tensor = _MLP.apply(x.to(kind), *weights, *biases, tanh, inside)  # type: ignore[no-untyped-call]
-    return found
+    if plan.fused_residual and gate is None and activation in ("gelu", "gelu_tanh"):
+        return _fused_mlp(x, up, down, plan, tanh=activation == "gelu_tanh")
+    activate, wide = ACTIVATIONS[activation], up(x)
+    narrow: Tensor = down(activate(wide) if gate is None else activate(gate(x)) * wide)
+    return narrow
+
+
+def _fused_mlp(x: Tensor, up: nn.Linear, down: nn.Linear, plan: KernelPlan, *, tanh: bool) -> Tensor:
+    dtype = autocast_dtype(x)
+    biases = (None if bias is None else bias.to(dtype) for bias in (up.bias, None if plan.defer_bias else down.bias))
+    weights = up.weight.to(dtype), down.weight.to(dtype)
+    narrow: Tensor = _MLP.apply(x.to(dtype), *weights, *biases, tanh, plan.fused_mlp)  # type: ignore[no-untyped-call]
+    return narrow
 
 
 def gelu(x: Tensor, *, tanh: bool) -> tuple[Tensor, Tensor]:
-    """The activation and its slope, worked out in fp32; by a sigmoid, which is what the tanh comes to."""
+    """Return the activation and its derivative, computed in fp32; the tanh is written as the sigmoid it equals."""
     a = x.float()
     square = a * a
     if tanh:
-        share = torch.sigmoid(a * (1.5957691216057308 + 0.07135481282553356 * square))
-        after = a * share
-        steep = share + (after - after * share) * (1.5957691216057308 + 0.21406443847660068 * square)
+        cdf = torch.sigmoid(a * (1.5957691216057308 + 0.07135481282553356 * square))
+        activated = a * cdf
+        derivative = cdf + (activated - activated * cdf) * (1.5957691216057308 + 0.21406443847660068 * square)
     else:
-        share = 0.5 + 0.5 * torch.erf(a * 0.7071067811865476)
-        after, steep = a * share, share + a * 0.3989422804014327 * torch.exp(-0.5 * square)
-    return after.to(x.dtype), steep.to(x.dtype)
+        cdf = 0.5 + 0.5 * torch.erf(a * 0.7071067811865476)
+        activated, derivative = a * cdf, cdf + a * 0.3989422804014327 * torch.exp(-0.5 * square)
+    return activated.to(x.dtype), derivative.to(x.dtype)
 
 
 class _MLP(torch.autograd.Function):
@@ -56,66 +63,65 @@ class _MLP(torch.autograd.Function):
         x: Tensor,
         up: Tensor,
         down: Tensor,
-        first: Tensor | None,
-        last: Tensor | None,
+        up_bias: Tensor | None,
+        down_bias: Tensor | None,
         tanh: bool,
-        inside: bool,
+        fused: bool,
     ) -> Tensor:
-        # erf takes so many instructions that a pass of its own is the quicker way
-        wide, steep = (
-            _linear_gelu(x.contiguous(), up, first) if inside and tanh else gelu(F.linear(x, up, first), tanh=tanh)
+        # erf takes so many instructions that a separate pass is faster
+        activated, derivative = (
+            _linear_gelu(x.contiguous(), up, up_bias) if fused and tanh else gelu(F.linear(x, up, up_bias), tanh=tanh)
         )
-        ctx.save_for_backward(x, up, down, wide, steep)
-        ctx.biased, ctx.inside = (first is not None, last is not None), inside
-        return F.linear(wide, down, last)
+        ctx.save_for_backward(x, up, down, activated, derivative)
+        ctx.has_bias, ctx.fused = (up_bias is not None, down_bias is not None), fused
+        return F.linear(activated, down, down_bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (x, up, down, wide, steep), (by_y,) = ctx.saved_tensors, grads
-        if ctx.inside:
-            slopes, sums = _linear_gelu_backward(by_y.contiguous(), down, steep)
+        (x, up, down, activated, derivative), (grad,) = ctx.saved_tensors, grads
+        if ctx.fused:
+            grad_wide, sums = _linear_gelu_backward(grad.contiguous(), down, derivative)
         else:
-            exact = (by_y @ down).float() * steep
-            slopes, sums = exact.to(up.dtype), exact.flatten(0, -2).sum(dim=0)
-        flat = by_y.flatten(0, -2)
-        by_up, by_down = slopes.flatten(0, -2).T @ x.flatten(0, -2), flat.T @ wide.flatten(0, -2)
-        by_first = sums.to(up.dtype) if ctx.biased[0] else None
-        by_last = flat.float().sum(dim=0).to(up.dtype) if ctx.biased[1] else None
-        return slopes @ up, by_up, by_down, by_first, by_last, None, None
+            exact = (grad @ down).float() * derivative
+            grad_wide, sums = exact.to(up.dtype), exact.flatten(0, -2).sum(dim=0)
+        flat = grad.flatten(0, -2)
+        grad_up, grad_down = grad_wide.flatten(0, -2).T @ x.flatten(0, -2), flat.T @ activated.flatten(0, -2)
+        grad_up_bias = sums.to(up.dtype) if ctx.has_bias[0] else None
+        grad_down_bias = flat.float().sum(dim=0).to(up.dtype) if ctx.has_bias[1] else None
+        return grad_wide @ up, grad_up, grad_down, grad_up_bias, grad_down_bias, None, None
 
 
-# operations that a compiler does not look into
+# opaque to the compiler
 
 
 @torch.library.custom_op("headstart::linear_gelu", mutates_args=())
 def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     if not x.is_cuda:
         return gelu(F.linear(x, weight, bias), tanh=True)
-    from headstart.kernels.triton import mlp as product_kernel
+    from headstart.kernels.triton import mlp as triton_mlp
 
-    wide, steep = product_kernel.linear_gelu(x.flatten(0, -2), weight, bias)
+    activated, derivative = triton_mlp.linear_gelu(x.flatten(0, -2), weight, bias)
     shape = *x.shape[:-1], len(weight)
-    return wide.view(shape), steep.view(shape)
+    return activated.view(shape), derivative.view(shape)
 
 
 @_linear_gelu.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    wide = x.new_empty(*x.shape[:-1], len(weight))
-    return wide, torch.empty_like(wide)
+    activated = x.new_empty(*x.shape[:-1], len(weight))
+    return activated, torch.empty_like(activated)
 
 
 @torch.library.custom_op("headstart::linear_gelu_backward", mutates_args=())
-def _linear_gelu_backward(slopes: Tensor, weight: Tensor, steep: Tensor) -> tuple[Tensor, Tensor]:
-    if not slopes.is_cuda:
-        exact = (slopes.float() @ weight.float()) * steep.float()
-        return exact.to(steep.dtype), exact.flatten(0, -2).sum(dim=0)
-    from headstart.kernels.triton import mlp as product_kernel
+def _linear_gelu_backward(grad: Tensor, weight: Tensor, derivative: Tensor) -> tuple[Tensor, Tensor]:
+    if not grad.is_cuda:
+        exact = (grad.float() @ weight.float()) * derivative.float()
+        return exact.to(derivative.dtype), exact.flatten(0, -2).sum(dim=0)
+    from headstart.kernels.triton import mlp as triton_mlp
 
-    flat = slopes.flatten(0, -2), weight, steep.flatten(0, -2)
-    out, sums = product_kernel.linear_gelu_backward(*flat)
-    return out.view_as(steep), sums
+    grad_wide, sums = triton_mlp.linear_gelu_backward(grad.flatten(0, -2), weight, derivative.flatten(0, -2))
+    return grad_wide.view_as(derivative), sums
 
 
 @_linear_gelu_backward.register_fake
-def _(slopes: Tensor, weight: Tensor, steep: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    return torch.empty_like(steep), steep.new_empty(steep.shape[-1], dtype=torch.float32)
+def _(grad: Tensor, weight: Tensor, derivative: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    return torch.empty_like(derivative), derivative.new_empty(derivative.shape[-1], dtype=torch.float32)

@@ -1,10 +1,7 @@
-"""Fused residual addition and normalization, with a torch reference.
+"""Residual addition and normalization: one kernel forward and one backward on a GPU, torch's operations elsewhere.
 
-What runs through a pre-norm network: hidden states as two summands, which are added where the next norm reads them.
-
-Torch adds, then norms; on a GPU that learns with compiled layers one kernel does both, and one more all of the way back.
-The same holds for what else is bounded by reading and writing: rows that are looked up, and queries, keys and values whose
-slopes are laid side by side. The mathematics is that of plain torch, which does it wherever there is no triton.
+The residual stream of a pre-norm network runs through its layers as `(hidden, residual)`: their sum is what a plain network
+calls the hidden state, and it is computed where the next norm reads it.
 
 N rows, D width.
 """
@@ -14,158 +11,189 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headstart.kernels.dispatch import autocast_dtype
-
-Summands = tuple[Tensor, Tensor, Tensor | None]
-"""Two tensors whose sum hidden states are, and what is owed to every token besides: a bias that was not added yet."""
+from headstart.kernels.dispatch import KernelPlan, autocast_dtype
 
 
-Hidden = Tensor | Summands
+def start_residual(embedded: Tensor, plan: KernelPlan) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return `(hidden, residual, bias)` for the first layer of a network.
+
+    Where layers are compiled, the embedding is the residual, and the other two are zeros: the first layer then looks like
+    all others to the compiler.
+    """
+    if not plan.uniform_layers:
+        return embedded, None, None
+    zeros = torch.zeros_like(embedded, dtype=autocast_dtype(embedded)).requires_grad_(embedded.requires_grad)
+    if not plan.defer_bias:
+        return zeros, embedded, None
+    bias = nn.Parameter(embedded.new_zeros(embedded.shape[-1]), requires_grad=embedded.requires_grad)
+    return zeros, embedded, bias
 
 
-def split(hidden: Tensor, *, owed: bool) -> Summands:
-    """Hidden states as summands, of which all but the first are nothing: all layers then look alike to a compiler."""
-    nothing = torch.zeros_like(hidden, dtype=autocast_dtype(hidden)).requires_grad_(hidden.requires_grad)
-    debt = nn.Parameter(hidden.new_zeros(hidden.shape[-1]), requires_grad=hidden.requires_grad) if owed else None
-    return hidden, nothing, debt
-
-
-def joined(hidden: Hidden) -> Tensor:
-    """Hidden states as one tensor."""
-    if isinstance(hidden, Tensor):
-        return hidden
-    x, more, owed = hidden
-    return x + more if owed is None else x + more + owed
-
-
-def normed(hidden: Hidden, norm: nn.Module, *, fused: bool, kind: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-    """Hidden states as one tensor, and their norm.
+def add_norm(
+    hidden: Tensor,
+    residual: Tensor | None,
+    norm: nn.Module,
+    plan: KernelPlan,
+    *,
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the norm of `residual + hidden + bias`, and the sum itself.
 
     Args:
-        fused: by one kernel.
-        kind: of the norm then, if not what products take.
+        residual: None stands for zeros.
+        bias: a bias of the layer that made `hidden`, if that layer left it out.
+        dtype: of the fused kernel's norm, if not the precision of products.
     """
-    if fused and isinstance(hidden, tuple) and isinstance(norm, (nn.LayerNorm, nn.RMSNorm)):
-        x, more, owed = hidden
-        centred = isinstance(norm, nn.LayerNorm)
-        bias = norm.bias.float() if centred and norm.bias is not None else None
-        given = x, more, owed, norm.weight.float(), bias, norm.eps, centred, kind or autocast_dtype(x)
-        total, after = _AddNorm.apply(*given)  # type: ignore[no-untyped-call]
-        return total, after
-    total = joined(hidden)
-    return total, norm(total)
+    if plan.fused_residual and residual is not None and isinstance(norm, (nn.LayerNorm, nn.RMSNorm)):
+        centered = isinstance(norm, nn.LayerNorm)
+        norm_bias = norm.bias.float() if centered and norm.bias is not None else None
+        dtype = dtype or autocast_dtype(residual)
+        total, normed = _AddNorm.apply(  # type: ignore[no-untyped-call]
+            residual, hidden, bias, norm.weight.float(), norm_bias, norm.eps, centered, dtype
+        )
+        return normed, total
+    total = _add(hidden, residual, bias)
+    return norm(total), total
+
+
+def _add(hidden: Tensor, residual: Tensor | None, bias: Tensor | None) -> Tensor:
+    total = hidden if residual is None else residual + hidden
+    return total if bias is None else total + bias
 
 
 class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x: Tensor,
-        more: Tensor,
-        owed: Tensor | None,
+        residual: Tensor,
+        hidden: Tensor,
+        hidden_bias: Tensor | None,
         weight: Tensor,
         bias: Tensor | None,
         epsilon: float,
-        centred: bool,
-        kind: torch.dtype,
+        centered: bool,
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        total, after, means, scales = _add_norm(x, more, owed, weight, bias, epsilon, centred, kind)
+        total, normed, means, scales = _add_norm(residual, hidden, hidden_bias, weight, bias, epsilon, centered, dtype)
         ctx.save_for_backward(total, means, scales, weight)
-        ctx.kind, ctx.centred, ctx.biased, ctx.owed = more.dtype, centred, bias is not None, owed is not None
-        if not torch.compiler.is_compiling():  # inside compiled layers both have slopes
+        ctx.dtype, ctx.centered = hidden.dtype, centered
+        ctx.has_bias, ctx.has_hidden_bias = bias is not None, hidden_bias is not None
+        if not torch.compiler.is_compiling():  # inside compiled layers both outputs have gradients
             ctx.set_materialize_grads(False)
-        return total, after
+        return total, normed
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        by_total, by_normed = grads
-        given = by_total, by_normed, *ctx.saved_tensors, ctx.centred, ctx.owed, ctx.kind
-        by_x, by_more, learnt = _add_norm_back(*given)
-        by_weight, by_bias, by_owed = learnt.unbind()
-        learnt_too = by_owed if ctx.owed else None, by_weight, by_bias if ctx.biased else None
-        return by_x, by_more, *learnt_too, None, None, None
+        grad_total, grad_normed = grads
+        grad_residual, grad_hidden, grad_parameters = _add_norm_backward(
+            grad_total, grad_normed, *ctx.saved_tensors, ctx.centered, ctx.has_hidden_bias, ctx.dtype
+        )
+        grad_weight, grad_bias, grad_hidden_bias = grad_parameters.unbind()
+        return (
+            grad_residual,
+            grad_hidden,
+            grad_hidden_bias if ctx.has_hidden_bias else None,
+            grad_weight,
+            grad_bias if ctx.has_bias else None,
+            None,
+            None,
+            None,
+        )
 
 
-# operations that a compiler does not look into
+# opaque to the compiler
 
 
 @torch.library.custom_op("headstart::add_norm", mutates_args=())
 def _add_norm(
-    x: Tensor,
-    more: Tensor,
-    owed: Tensor | None,
+    residual: Tensor,
+    hidden: Tensor,
+    hidden_bias: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
     epsilon: float,
-    centred: bool,
-    kind: torch.dtype,
+    centered: bool,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if x.is_cuda:
-        from headstart.kernels.triton import norm as norm_kernel
+    if residual.is_cuda:
+        from headstart.kernels.triton import norm as triton_norm
 
-        given = x.contiguous(), more.contiguous(), owed, weight, bias, epsilon, kind
-        return norm_kernel.add_norm(*given, centred=centred)
-    total = joined((x, more, owed))
-    means = total.mean(dim=-1, keepdim=True) if centred else total.new_zeros(*total.shape[:-1], 1)
+        return triton_norm.add_norm(
+            residual.contiguous(), hidden.contiguous(), hidden_bias, weight, bias, epsilon, dtype, centered=centered
+        )
+    total = _add(hidden, residual, hidden_bias)
+    means = total.mean(dim=-1, keepdim=True) if centered else total.new_zeros(*total.shape[:-1], 1)
     scales = (total - means).square().mean(dim=-1, keepdim=True).add(epsilon).rsqrt()
-    after = (total - means) * scales * weight
-    return total, (after if bias is None else after + bias).to(kind), means.flatten(), scales.flatten()
+    normed = (total - means) * scales * weight
+    return total, (normed if bias is None else normed + bias).to(dtype), means.flatten(), scales.flatten()
 
 
 @_add_norm.register_fake
 def _(
-    x: Tensor,
-    more: Tensor,  # noqa: ARG001
-    owed: Tensor | None,  # noqa: ARG001
+    residual: Tensor,
+    hidden: Tensor,  # noqa: ARG001
+    hidden_bias: Tensor | None,  # noqa: ARG001
     weight: Tensor,  # noqa: ARG001
     bias: Tensor | None,  # noqa: ARG001
     epsilon: float,  # noqa: ARG001
-    centred: bool,  # noqa: ARG001
-    kind: torch.dtype,
+    centered: bool,  # noqa: ARG001
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    whole, each = x.contiguous(), x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32)
-    return torch.empty_like(whole), torch.empty_like(whole, dtype=kind), each, torch.empty_like(each)
+    total = residual.contiguous()
+    means = residual.new_empty(residual.numel() // residual.shape[-1], dtype=torch.float32)
+    return torch.empty_like(total), torch.empty_like(total, dtype=dtype), means, torch.empty_like(means)
 
 
 @torch.library.custom_op("headstart::add_norm_backward", mutates_args=())
-def _add_norm_back(
-    by_total: Tensor | None,
-    by_normed: Tensor,
+def _add_norm_backward(
+    grad_total: Tensor | None,
+    grad_normed: Tensor,
     total: Tensor,
     means: Tensor,
     scales: Tensor,
     weight: Tensor,
-    centred: bool,
-    owed: bool,
-    kind: torch.dtype,
+    centered: bool,
+    has_hidden_bias: bool,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if total.is_cuda:
-        from headstart.kernels.triton import norm as norm_kernel
+        from headstart.kernels.triton import norm as triton_norm
 
-        by_total = None if by_total is None else by_total.contiguous()
-        given = by_total, by_normed.contiguous(), total, means, scales, weight, kind
-        return norm_kernel.add_norm_backward(*given, centred=centred, owed=owed)
+        grad_total = None if grad_total is None else grad_total.contiguous()
+        return triton_norm.add_norm_backward(
+            grad_total,
+            grad_normed.contiguous(),
+            total,
+            means,
+            scales,
+            weight,
+            dtype,
+            centered=centered,
+            has_hidden_bias=has_hidden_bias,
+        )
     width = total.shape[-1]
-    flat, slopes = total.view(-1, width), by_normed.reshape(-1, width).float()
-    a = (flat - means[:, None] if centred else flat) * scales[:, None]
-    learnt = [(slopes * a).sum(dim=0), slopes.sum(dim=0)]
-    slopes = slopes * weight
-    inner = slopes - a * (slopes * a).mean(dim=1, keepdim=True)
-    inner = (inner - slopes.mean(dim=1, keepdim=True) if centred else inner) * scales[:, None]
-    by_x = inner.view_as(total) if by_total is None else inner.view_as(total) + by_total
-    return by_x, by_x.to(kind, copy=True), torch.stack([*learnt, by_x.reshape(-1, width).sum(dim=0)])
+    total_ND, grad_ND = total.view(-1, width), grad_normed.reshape(-1, width).float()
+    x_ND = (total_ND - means[:, None] if centered else total_ND) * scales[:, None]
+    grad_weight, grad_bias = (grad_ND * x_ND).sum(dim=0), grad_ND.sum(dim=0)
+    grad_ND = grad_ND * weight
+    inner = grad_ND - x_ND * (grad_ND * x_ND).mean(dim=1, keepdim=True)
+    inner = (inner - grad_ND.mean(dim=1, keepdim=True) if centered else inner) * scales[:, None]
+    grad = inner.view_as(total) if grad_total is None else inner.view_as(total) + grad_total
+    grad_parameters = torch.stack([grad_weight, grad_bias, grad.reshape(-1, width).sum(dim=0)])
+    return grad, grad.to(dtype, copy=True), grad_parameters
 
 
-@_add_norm_back.register_fake
+@_add_norm_backward.register_fake
 def _(
-    by_total: Tensor | None,  # noqa: ARG001
-    by_normed: Tensor,  # noqa: ARG001
+    grad_total: Tensor | None,  # noqa: ARG001
+    grad_normed: Tensor,  # noqa: ARG001
     total: Tensor,
     means: Tensor,  # noqa: ARG001
     scales: Tensor,  # noqa: ARG001
     weight: Tensor,
-    centred: bool,  # noqa: ARG001
-    owed: bool,  # noqa: ARG001
-    kind: torch.dtype,
+    centered: bool,  # noqa: ARG001
+    has_hidden_bias: bool,  # noqa: ARG001
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(total), torch.empty_like(total, dtype=kind), weight.new_empty(3, len(weight))
+    return torch.empty_like(total), torch.empty_like(total, dtype=dtype), weight.new_empty(3, len(weight))

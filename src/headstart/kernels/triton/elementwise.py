@@ -1,7 +1,7 @@
-"""Passes that a compiler makes several of, each as one kernel: on a GPU they are bounded by what they read and write.
+"""Memory-bound passes, each as one kernel where a compiler would make several.
 
-Needs triton, which comes with torch where there are CUDA devices; `stream.py` asks for them where it is there. N rows, D
-columns. Sums over all rows are written in parts, one for each program, and added up in the same order every time.
+N rows, D columns. Sums over all rows are written as one partial sum per program, and the partial sums are added up in the same
+order every time.
 """
 
 from typing import Any, NamedTuple
@@ -11,33 +11,36 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_NUM_PARTS = 256
-"""Programs, or rows of them, among which work is shared out if there is enough of it."""
+_MIN_PROGRAMS = 256
+"""Programs that work is divided among if there is enough of it."""
 
 
-class Tile(NamedTuple):
-    """What a program holds at a time, how often it goes on to the next rows, and by how many it reads ahead."""
+class RowTile(NamedTuple):
+    """The block of rows that a program holds at a time, how many such blocks it processes, and how far it prefetches."""
 
-    tall: int
+    block_m: int
     steps: int
     warps: int
     stages: int
-    wide: int = 0  # all columns where it is 0
+    block_n: int = 0  # 0: all columns
 
-    def within(self, rows: int) -> "Tile":
-        """Of fewer steps where rows are few, so that every multiprocessor gets some; powers of 2, each being a kernel."""
-        most = 1 << (max(1, rows // (_NUM_PARTS * self.tall)).bit_length() - 1)
-        return self._replace(steps=min(self.steps, most))
+    def within(self, rows: int) -> "RowTile":
+        """Return a tile of fewer steps for few rows, so that every multiprocessor is busy.
 
-
-# the quickest of some dozens on an H200, for rows of three times 768 columns
-_JOIN = Tile(tall=4, steps=32, warps=4, stages=2, wide=1024)
-_ENDS = Tile(tall=128, steps=0, warps=8, stages=0, wide=32)
+        Steps are powers of 2, since a kernel is compiled for each number.
+        """
+        max_steps = 1 << (max(1, rows // (_MIN_PROGRAMS * self.block_m)).bit_length() - 1)
+        return self._replace(steps=min(self.steps, max_steps))
 
 
-def warps_for(columns: int, each: int, least: int = 1) -> int:
-    """So many that a thread holds no more than `each` numbers of a row."""
-    return max(least, int(triton.next_power_of_2(columns)) // (32 * each))
+# the fastest of some dozens on an H200, for rows of three times 768 columns
+_CONCAT_TILE = RowTile(block_m=4, steps=32, warps=4, stages=2, block_n=1024)
+_SUM_TILE = RowTile(block_m=128, steps=0, warps=8, stages=0, block_n=32)
+
+
+def warps_for(columns: int, per_thread: int, min_warps: int = 1) -> int:
+    """Return the number of warps with which a thread holds at most `per_thread` numbers of a row."""
+    return max(min_warps, int(triton.next_power_of_2(columns)) // (32 * per_thread))
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -46,133 +49,168 @@ def _concat_sum_kernel(  # type: ignore[no-untyped-def]
     key,
     value,
     out,
-    parts,
-    count,
+    partial_sums,
+    num_rows,
     COLUMNS: tl.constexpr,
     STEPS: tl.constexpr,
     STAGES: tl.constexpr,
-    TALL: tl.constexpr,
-    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
-    """Some rows of some columns of one of three: copied to where it lies beside the others, and summed up."""
-    TILES: tl.constexpr = (COLUMNS + WIDE - 1) // WIDE
+    """Copy some rows and columns of one of three tensors to their concatenation, and sum them up."""
+    TILES: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N
     which = tl.program_id(0) // TILES
-    columns = tl.program_id(0) % TILES * WIDE + tl.arange(0, WIDE)
+    columns = tl.program_id(0) % TILES * BLOCK_N + tl.arange(0, BLOCK_N)
     source = query if which == 0 else key
     if which == 2:
         source = value
-    sums = tl.zeros((TALL, WIDE), tl.float32)
+    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in tl.range(0, STEPS, num_stages=STAGES):
-        rows = ((step * tl.num_programs(1) + tl.program_id(1)) * TALL + tl.arange(0, TALL)).to(tl.int64)[:, None]
-        there = (rows < count) & (columns < COLUMNS)[None, :]
-        slope = tl.load(source + rows * COLUMNS + columns[None, :], mask=there, other=0.0)
-        tl.store(out + rows * (3 * COLUMNS) + which * COLUMNS + columns[None, :], slope, mask=there)
-        sums += slope.to(tl.float32)
-    here = tl.program_id(1).to(tl.int64) * (3 * COLUMNS) + which * COLUMNS + columns
-    tl.store(parts + here, tl.sum(sums, axis=0), mask=columns < COLUMNS)
+        rows = ((step * tl.num_programs(1) + tl.program_id(1)) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
+        mask = (rows < num_rows) & (columns < COLUMNS)[None, :]
+        x = tl.load(source + rows * COLUMNS + columns[None, :], mask=mask, other=0.0)
+        tl.store(out + rows * (3 * COLUMNS) + which * COLUMNS + columns[None, :], x, mask=mask)
+        sums += x.to(tl.float32)
+    offsets = tl.program_id(1).to(tl.int64) * (3 * COLUMNS) + which * COLUMNS + columns
+    tl.store(partial_sums + offsets, tl.sum(sums, axis=0), mask=columns < COLUMNS)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _sum_parts_kernel(  # type: ignore[no-untyped-def]
-    parts, sums, count, COLUMNS: tl.constexpr, STEPS: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr
+def _sum_rows_kernel(  # type: ignore[no-untyped-def]
+    x, sums, num_rows, COLUMNS: tl.constexpr, STEPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """Some columns of all parts."""
-    columns = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
-    found = tl.zeros((TALL, WIDE), tl.float32)
+    """Sum some columns over all rows."""
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in range(STEPS):
-        rows = step * TALL + tl.arange(0, TALL)
-        here = rows.to(tl.int64)[:, None] * COLUMNS + columns[None, :]
-        found += tl.load(parts + here, mask=(rows < count)[:, None] & (columns < COLUMNS)[None, :], other=0.0)
-    tl.store(sums + columns, tl.sum(found, axis=0), mask=columns < COLUMNS)
+        rows = step * BLOCK_M + tl.arange(0, BLOCK_M)
+        offsets = rows.to(tl.int64)[:, None] * COLUMNS + columns[None, :]
+        total += tl.load(x + offsets, mask=(rows < num_rows)[:, None] & (columns < COLUMNS)[None, :], other=0.0)
+    tl.store(sums + columns, tl.sum(total, axis=0), mask=columns < COLUMNS)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _row(table, ids, row, entries, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The entry that an id names; not a number where there is none."""
-    entry, columns = tl.load(ids + row).to(tl.int64), tl.arange(0, BLOCK)
-    there = (columns < COLUMNS) & (entry >= 0) & (entry < entries)
-    return tl.load(table + entry * COLUMNS + columns, mask=there, other=float("nan"))
+def _load_entry(table, ids, row, entries, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load the entry that an id names; NaN for an id outside the table."""
+    entry, columns = tl.load(ids + row).to(tl.int64), tl.arange(0, BLOCK_N)
+    mask = (columns < COLUMNS) & (entry >= 0) & (entry < entries)
+    return tl.load(table + entry * COLUMNS + columns, mask=mask, other=float("nan"))
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _embedding_kernel(  # type: ignore[no-untyped-def]
     ids,
     table,
-    at,
-    places,
+    positions,
+    position_table,
     out,
     entries,
-    most,
+    position_entries,
     COLUMNS: tl.constexpr,
-    HAS_PLACES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
-    """One row of the table, and of the places."""
-    row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    found = _row(table, ids, row, entries, COLUMNS, BLOCK)
-    if HAS_PLACES:
-        found += _row(places, at, row, most, COLUMNS, BLOCK)
-    tl.store(out + row * COLUMNS + columns, found, mask=columns < COLUMNS)
+    """Load one row of the table, plus one of the position table."""
+    row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_N)
+    embedded = _load_entry(table, ids, row, entries, COLUMNS, BLOCK_N)
+    if HAS_POSITIONS:
+        embedded += _load_entry(position_table, positions, row, position_entries, COLUMNS, BLOCK_N)
+    tl.store(out + row * COLUMNS + columns, embedded, mask=columns < COLUMNS)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _embedding_backward_kernel(slopes, ids, table, entries, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One row of slopes, added to that of its entry."""
-    row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    there = at < COLUMNS
+def _embedding_backward_kernel(grads, ids, table, entries, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Add one row of gradients to that of its entry."""
+    row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_N)
+    mask = columns < COLUMNS
     entry = tl.load(ids + row).to(tl.int64)
-    slope = tl.load(slopes + row * COLUMNS + at, mask=there, other=0.0)
-    known = there & (entry >= 0) & (entry < entries)
-    tl.atomic_add(table + entry * COLUMNS + at, slope, mask=known, sem="relaxed")
+    grad = tl.load(grads + row * COLUMNS + columns, mask=mask, other=0.0)
+    is_entry = mask & (entry >= 0) & (entry < entries)
+    tl.atomic_add(table + entry * COLUMNS + columns, grad, mask=is_entry, sem="relaxed")
 
 
-def concat_sum(query: Tensor, key: Tensor, value: Tensor, *, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
-    """The three side by side, and what they add up to in each column."""
+def concat_sum(query: Tensor, key: Tensor, value: Tensor, *, tile: RowTile | None = None) -> tuple[Tensor, Tensor]:
+    """Return the concatenation of the three and the sum of each of its columns."""
     columns = query.shape[-1]
-    count = query.numel() // columns
-    tile = tile or _JOIN.within(count)
-    out, programs = query.new_empty(*query.shape[:-1], 3 * columns), triton.cdiv(count, tile.tall * tile.steps)
-    parts = torch.empty(programs, 3 * columns, dtype=torch.float32, device=query.device)
-    launch: Any = _concat_sum_kernel[(3 * triton.cdiv(columns, tile.wide), programs)]
+    num_rows = query.numel() // columns
+    tile = tile or _CONCAT_TILE.within(num_rows)
+    out = query.new_empty(*query.shape[:-1], 3 * columns)
+    programs = triton.cdiv(num_rows, tile.block_m * tile.steps)
+    partial_sums = torch.empty(programs, 3 * columns, dtype=torch.float32, device=query.device)
+    launch: Any = _concat_sum_kernel[(3 * triton.cdiv(columns, tile.block_n), programs)]
     with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
-        launch(query, key, value, out, parts, count, COLUMNS=columns, **_shape(tile), num_warps=tile.warps)
-    return out, sum_parts(parts)
+        launch(
+            query,
+            key,
+            value,
+            out,
+            partial_sums,
+            num_rows,
+            COLUMNS=columns,
+            STEPS=tile.steps,
+            STAGES=tile.stages,
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.warps,
+        )
+    return out, sum_rows(partial_sums)
 
 
-def _shape(tile: Tile) -> dict[str, int]:
-    return {"STEPS": tile.steps, "STAGES": tile.stages, "TALL": tile.tall, "WIDE": tile.wide}
-
-
-def embedding(ids: Tensor, table: Tensor, at: Tensor | None, places: Tensor | None) -> Tensor:
-    """Rows of a table, those of another added."""
+def embedding(ids: Tensor, table: Tensor, positions: Tensor | None, position_table: Tensor | None) -> Tensor:
+    """Return rows of a table, plus rows of a position table if there is one."""
     columns = table.shape[-1]
     out = table.new_empty(*ids.shape, columns)
-    sizes = {"COLUMNS": columns, "HAS_PLACES": places is not None, "BLOCK": triton.next_power_of_2(columns)}
     launch: Any = _embedding_kernel[(ids.numel(),)]
     with torch.cuda.device_of(table):  # type: ignore[no-untyped-call]
-        given = ids, table, ids if at is None else at, table if places is None else places, out
-        launch(*given, len(table), 0 if places is None else len(places), **sizes, num_warps=warps_for(columns, 16, 4))
+        launch(
+            ids,
+            table,
+            ids if positions is None else positions,
+            table if position_table is None else position_table,
+            out,
+            len(table),
+            0 if position_table is None else len(position_table),
+            COLUMNS=columns,
+            HAS_POSITIONS=position_table is not None,
+            BLOCK_N=triton.next_power_of_2(columns),
+            num_warps=warps_for(columns, 16, 4),
+        )
     return out
 
 
-def embedding_backward(slopes: Tensor, ids: Tensor, entries: int) -> Tensor:
-    """Slopes of a table whose rows were looked up."""
-    columns = slopes.shape[-1]
-    table = torch.zeros(entries, columns, dtype=torch.float32, device=slopes.device)
+def embedding_backward(grads: Tensor, ids: Tensor, entries: int) -> Tensor:
+    """Return the gradient of a table whose rows were looked up."""
+    columns = grads.shape[-1]
+    table = torch.zeros(entries, columns, dtype=torch.float32, device=grads.device)
     launch: Any = _embedding_backward_kernel[(ids.numel(),)]
-    with torch.cuda.device_of(slopes):  # type: ignore[no-untyped-call]
-        sizes = {"COLUMNS": columns, "BLOCK": triton.next_power_of_2(columns)}
-        launch(slopes, ids, table, entries, **sizes, num_warps=warps_for(columns, 16, 4))
+    with torch.cuda.device_of(grads):  # type: ignore[no-untyped-call]
+        launch(
+            grads,
+            ids,
+            table,
+            entries,
+            COLUMNS=columns,
+            BLOCK_N=triton.next_power_of_2(columns),
+            num_warps=warps_for(columns, 16, 4),
+        )
     return table
 
 
-def sum_parts(parts: Tensor) -> Tensor:
-    """The sum of all rows, from the first to the last."""
-    count, columns = parts.shape
-    sums = torch.empty(columns, dtype=torch.float32, device=parts.device)
-    steps = triton.next_power_of_2(triton.cdiv(count, _ENDS.tall))  # a kernel for each of a few
-    launch: Any = _sum_parts_kernel[(triton.cdiv(columns, _ENDS.wide),)]
-    with torch.cuda.device_of(parts):  # type: ignore[no-untyped-call]
-        shape = {"STEPS": steps, "TALL": _ENDS.tall, "WIDE": _ENDS.wide}
-        launch(parts, sums, count, COLUMNS=columns, **shape, num_warps=_ENDS.warps)
+def sum_rows(x: Tensor) -> Tensor:
+    """Return the sum over all rows, always in the same order."""
+    num_rows, columns = x.shape
+    sums = torch.empty(columns, dtype=torch.float32, device=x.device)
+    steps = triton.next_power_of_2(triton.cdiv(num_rows, _SUM_TILE.block_m))  # few numbers, each of which is a kernel
+    launch: Any = _sum_rows_kernel[(triton.cdiv(columns, _SUM_TILE.block_n),)]
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        launch(
+            x,
+            sums,
+            num_rows,
+            COLUMNS=columns,
+            STEPS=steps,
+            BLOCK_M=_SUM_TILE.block_m,
+            BLOCK_N=_SUM_TILE.block_n,
+            num_warps=_SUM_TILE.warps,
+        )
     return sums
