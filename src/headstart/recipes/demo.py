@@ -79,7 +79,7 @@ LabelledSplits = dict[str, LabelledTexts]
 
 @dataclass(frozen=True)
 class DemoRequest:
-    """What the demo shows, and where it writes."""
+    """The inputs and options of a demo."""
 
     out: Path
     data: str | None = None

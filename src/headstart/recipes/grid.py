@@ -28,12 +28,12 @@ Spec = TypeVar("Spec", bound=tuple[Any, ...])
 Record = TypeVar("Record")
 """The result of one run, as its file holds it."""
 Result = TypeVar("Result")
-"""What the recipe returns."""
+"""The return value of the recipe."""
 
 
 @dataclass(frozen=True)
 class GridDisplay(Generic[Spec, Record]):
-    """What is told about the runs while the grid is under way."""
+    """Callbacks that show the progress of a grid."""
 
     start: Callable[[Spec], None]
     """Called when a run begins in this process."""

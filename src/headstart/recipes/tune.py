@@ -50,7 +50,7 @@ MAX_TRIALS = 1000
 """Trials of a search that is bounded by minutes alone."""
 HyperparameterValue = float | int | str
 SEARCH_SPACE = ("lr", "epochs", "layer_decay", "dropout", "attention")
-"""What may be searched, by the short names that `--search` takes."""
+"""The settings that may be searched, by the short names that `--search` takes."""
 _RANDOM_TRIALS = 8
 """Trials before the sampler begins to learn from them."""
 _FAILED_LOSS = 1e9
@@ -61,7 +61,7 @@ _MIN_TRIALS_TO_PRUNE = 4
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """What to search, and where."""
+    """The inputs and options of a search."""
 
     train: str | None
     """The labelled file to train on; None when a search is resumed, which reads it from its folder."""

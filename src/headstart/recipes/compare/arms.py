@@ -202,7 +202,7 @@ def encode_with(data: LabelledData, tokenizer: Tokenizer, path: str) -> Labelled
 
 @dataclass(frozen=True)
 class NetworkRun:
-    """What one run of a network reads, and where it writes."""
+    """The inputs of one run of a network, and the files that it writes."""
 
     spec: RunSpec
     data: LabelledData

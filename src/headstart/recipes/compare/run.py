@@ -64,7 +64,7 @@ from headstart.store.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class CompareRequest:
-    """What to compare, and where."""
+    """The inputs and options of a comparison."""
 
     train: str | None
     """The labelled file to train on; None when a comparison is resumed, which reads it from its folder."""
