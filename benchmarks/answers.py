@@ -82,7 +82,7 @@ def made(work: Path, kind: str) -> Path:
             writer.writerows(texts()[0])
         preset, settings = KINDS[kind]
         settings = settings | {"tokenizer.vocab_size": 16384, "runtime.threads": 1}
-        headstart.finetune(train, out=folder, source="scratch", preset=preset, settings=settings)
+        headstart.finetune(train, out=folder, backbone="scratch", preset=preset, settings=settings)
         headstart.export(folder, out=f"{folder}-hf", to="hf")
         headstart.export(folder, out=f"{folder}-onnx", to="onnx")
     return folder

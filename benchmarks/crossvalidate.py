@@ -42,13 +42,13 @@ def train_fold(task: dict) -> dict:
     from headstart.interrupts import StopSignal
     from headstart.progress import SilentProgress
     from headstart.recipes.finetune.dataset import build_classifier, load_labelled_data, resolve_attention
-    from headstart.recipes.finetune.run import choose_tokenizer, load_source, resolve_config
+    from headstart.recipes.finetune.run import choose_tokenizer, load_backbone, resolve_config
     from headstart.recipes.finetune.trainer import FinetuneTrainer
     from headstart.runtime import setup_runtime
     from headstart.store.run_folder import RunFolder
 
     started = time.time()
-    source = load_source(task["run"])
+    source = load_backbone(task["run"])
     settings = nest({**task["settings"], "runtime.seed": task["seed"]})
     config = resolve_config(
         merge_config(FinetuneConfig, presets.preset_values(task["preset"], "finetune"), settings), source
@@ -82,7 +82,7 @@ def train_fold(task: dict) -> dict:
         training = FinetuneTrainer(
             run, config, data, model, setup_runtime(config.runtime), StopSignal(), SilentProgress(), quiet=True
         )
-        outcome = training.go(resume=False)
+        outcome = training.train(resume=False)
     accuracies = [epoch["valid_accuracy"] for epoch in outcome.epochs]
     return {k: task[k] for k in ("run", "name", "fold", "seed")} | {
         "rows": len(data.valid),

@@ -798,9 +798,9 @@ def serving() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for row in sorted(record["rows"], key=lambda row: row["clients"]):
-        each = ", ".join(f"{rate:.0f}" for rate in row["rates"])
+        rates = ", ".join(f"{rate:.0f}" for rate in row["rates"])
         lines.append(
-            f"| {row['clients']} | {row['server']} | {row['rate']:.0f} ({each}) | {row['p50_ms']:.1f} | {row['p99_ms']:.1f} | {row['cpu_ms_per_text']:.2f} | {row['headstart_ratio']:.2f} |"
+            f"| {row['clients']} | {row['server']} | {row['rate']:.0f} ({rates}) | {row['p50_ms']:.1f} | {row['p99_ms']:.1f} | {row['cpu_ms_per_text']:.2f} | {row['headstart_ratio']:.2f} |"
         )
     statuses = ", ".join(f"{count:,} × {status}" for status, count in shed["statuses"].items())
     return "\n".join(
@@ -945,14 +945,14 @@ def cpu() -> str:
     """Steps, memory and answers on CPU cores, beside others."""
     record = load("cpu.json")
     memory, steps = record["memory"]["mib"], [record["step_1"], record["step_2"]]
-    shape, here, ours = steps[0]["shape"], steps[0]["machine"], memory["headstart"]
+    shape, machine, ours = steps[0]["shape"], steps[0]["machine"], memory["headstart"]
     loads = " and ".join(f"{step['machine']['load']:g}" for step in steps)
     lines = [
         "## Speed on CPU cores",
         "",
-        f"Whoever is compared takes turns with the others in one process, on a machine of {here['cores']} cores that other processes shared (load {loads} when the steps with one and with two threads "
+        f"Whoever is compared takes turns with the others in one process, on a machine of {machine['cores']} cores that other processes shared (load {loads} when the steps with one and with two threads "
         "were begun): seconds mean little there, so these are ratios of medians, of seconds of the processor and of the clock. "
-        f"Python {here['python']}, torch {here['torch']}, transformers {here['transformers']}, onnxruntime {here['onnxruntime']}.",
+        f"Python {machine['python']}, torch {machine['torch']}, transformers {machine['transformers']}, onnxruntime {machine['onnxruntime']}.",
         "",
         f"One training step of the course's language model ({shape['batch']} rows of {shape['length']} tokens, {shape['vocabulary']:,} entries), all on the same rows. The course's code: torch's own encoder, "
         "full scores, Adam. transformers: GPT-2 in the same size, fused AdamW, once in a loop written by hand and once in its `Trainer` with the settings it has by itself, which a callback stops after every step. "
@@ -1254,12 +1254,12 @@ def gpu() -> str | None:
         return None
     record = load("gpu.json")
     rows = {name: record[name] for name in GPU_ROWS if name in record}
-    here = next(iter(rows.values()))["machine"]
+    machine = next(iter(rows.values()))["machine"]
     lines = [
         "## Speed on a GPU",
         "",
-        f"One pretraining step, forward, backward, clipping and optimizer, on random tokens, in bf16, without dropout. The sides of a row take turns in one process ({here['device']}, torch {here['torch']}, "
-        f"transformers {here['transformers']}); figures are medians over rounds. Headstart runs its own loop with its own rows and compiled layers; the others find their rows on the device. transformers: GPT-2 in "
+        f"One pretraining step, forward, backward, clipping and optimizer, on random tokens, in bf16, without dropout. The sides of a row take turns in one process ({machine['device']}, torch {machine['torch']}, "
+        f"transformers {machine['transformers']}); figures are medians over rounds. Headstart runs its own loop with its own rows and compiled layers; the others find their rows on the device. transformers: GPT-2 in "
         "the same size, the whole model compiled, fused AdamW. The plain script: RMSNorm, rotary positions, SwiGLU, torch's attention, the whole model compiled, torch's Muon and AdamW. Fraction of peak is 6 operations per "
         "parameter and token and 12 × layers × length × width for attention, the same for all sides, over what a bf16 product of 8,192³ reached in the same run; strict counts the layers' matrices, "
         "the vocabulary where a token is scored, and attention within documents. Memory is the most that tensors took. Seconds until ready are those of building, compiling, recording and the first steps; sides were made one "

@@ -35,7 +35,7 @@ def test_a_test_file_is_read(reviews, tmp_path):
     run = api.finetune(
         reviews / "train.csv",
         out=tmp_path / "clf",
-        source=reviews / "base",
+        backbone=reviews / "base",
         test=reviews / "test.csv",
         settings=settings,
     )
@@ -46,7 +46,7 @@ def test_a_test_file_is_read(reviews, tmp_path):
 def test_a_shape_beside_a_pretrained_folder_is_refused(reviews, tmp_path, settings):
     base = reviews / "base"
     with pytest.raises(ConfigError) as caught:
-        api.finetune(reviews / "train.csv", out=tmp_path / "clf", source=base, settings=settings)
+        api.finetune(reviews / "train.csv", out=tmp_path / "clf", backbone=base, settings=settings)
     assert (
         str(caught.value)
         == f"{next(iter(settings))} is set, but {base} brings its own; leave it out, or use backbone='scratch'"
@@ -54,7 +54,7 @@ def test_a_shape_beside_a_pretrained_folder_is_refused(reviews, tmp_path, settin
     assert not (tmp_path / "clf").exists()
 
 
-def test_seeds_labels_and_arms_of_a_comparison_are_those_asked_for(reviews, tmp_path):
+def test_a_comparison_uses_the_requested_seeds_budgets_and_arms(reviews, tmp_path):
     api.compare(
         reviews / "train.csv",
         out=tmp_path / "cmp",

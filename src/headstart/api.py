@@ -3,7 +3,7 @@
 Settings have the names they have everywhere, in a mapping, with dots or nested ({"model": {"depth": 2}}):
 
     run = headstart.pretrain("reviews.txt", out="runs/base", settings={"model.depth": 2, "loop.epochs": 3})
-    headstart.finetune("train.csv", out="runs/clf", source="runs/base")
+    headstart.finetune("train.csv", out="runs/clf", backbone="runs/base")
     headstart.load("runs/clf").predict(["un livre magnifique"])
 """
 
@@ -33,11 +33,11 @@ from headstart.recipes.compare.arms import DEFAULT_ARMS
 from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.evaluate import EvaluateRequest, run_error_analysis, run_evaluate
 from headstart.recipes.executors import Executor
-from headstart.recipes.finetune.run import default_preset, run_finetune
+from headstart.recipes.finetune.run import FinetuneRequest, default_preset, run_finetune
 from headstart.recipes.inspect import Inspection, InspectRequest, run_inspect
 from headstart.recipes.prepare import PrepareRequest, run_merge, run_prepare, run_tokenizer
 from headstart.recipes.pretrain.preset_search import AUTO_PRESET, choose_preset
-from headstart.recipes.pretrain.run import default_objective, run_pretrain
+from headstart.recipes.pretrain.run import PretrainRequest, default_objective, run_pretrain
 from headstart.recipes.tune import SEARCH_SPACE, TuneRequest, TuneResult, run_tune
 from headstart.serve.config import ServeCommandConfig
 from headstart.store.run_folder import RunFolder
@@ -139,7 +139,7 @@ def pretrain(
     texts: Paths = (),
     *,
     out: str | Path,
-    source: str | Path | None = None,
+    backbone: str | Path | None = None,
     tokenizer: str | Path | None = None,
     teacher: str | Path | None = None,
     teacher_weight: float | None = None,
@@ -148,36 +148,39 @@ def pretrain(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> RunFolder:
-    """Pretrain a language model on text files or shards, from random weights or from `source`; returns its run folder.
+    """Pretrain a language model on text files or shards, from random weights or from `backbone`; returns its run folder.
 
     Args:
         texts: none when the settings have stages, as in
             settings={"stages": [{"texts": ["novels.txt"], "fraction": 0.6, "context": 128}, {"texts": ["reviews.txt"]}]}
+        backbone: a language model to continue: a folder, a starter such as "starter:en", or `hf:` and a folder.
+        teacher: a larger language model with the same tokenizer, to learn from beside the text.
+        teacher_weight: the weight of the teacher's loss, from 0 to 1; one half by default.
         preset: auto takes the largest size that settings["loop.minutes"] allow on this machine.
     """
-    refuse_model_settings(source, settings)
+    refuse_model_settings(backbone, settings)
     if preset == AUTO_PRESET and not resume:
         preset = choose_preset(
             resolve_settings(PretrainConfig, "classic", "pretrain", settings), progress or SilentProgress()
         )
-    return run_pretrain(
-        _paths(texts),
-        Path(out),
-        resolve_settings(PretrainConfig, preset, "pretrain", settings, default_objective(_text(source))),
-        source=_text(source),
+    request = PretrainRequest(
+        texts=tuple(_paths(texts)),
+        out=Path(out),
+        backbone=_text(backbone),
         tokenizer=None if tokenizer is None else Path(tokenizer),
         teacher=_text(teacher),
         teacher_weight=teacher_weight,
         resume=resume,
-        progress=progress,
     )
+    config = resolve_settings(PretrainConfig, preset, "pretrain", settings, default_objective(request.backbone))
+    return run_pretrain(request, config, progress)
 
 
 def finetune(
     train: str | Path,
     *,
     out: str | Path,
-    source: str | Path,
+    backbone: str | Path,
     valid: str | Path | None = None,
     test: str | Path | None = None,
     tokenizer: str | Path | None = None,
@@ -186,21 +189,26 @@ def finetune(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> RunFolder:
-    """Fine-tune a classifier from a pretrained folder or starter:en, or from random weights with source="scratch"."""
-    refuse_model_settings(source, settings)
-    return run_finetune(
-        str(train),
-        Path(out),
-        resolve_settings(
-            FinetuneConfig, preset or default_preset(next(iter(_paths(source or ())), None)), "finetune", settings
-        ),
-        source=str(source),
+    """Fine-tune a classifier; returns its run folder.
+
+    Args:
+        backbone: a pretrained folder, a starter such as "starter:en", `hf:` and a folder, or "scratch" for random weights.
+        valid: labelled text that selects the epoch; without it, a fraction of `train` is held out.
+        test: labelled text to score once, at the end.
+        preset: named settings; None takes those of the backbone's type.
+    """
+    refuse_model_settings(backbone, settings)
+    request = FinetuneRequest(
+        train=str(train),
+        out=Path(out),
+        backbone=str(backbone),
         valid=_text(valid),
         test=_text(test),
         tokenizer=None if tokenizer is None else Path(tokenizer),
         resume=resume,
-        progress=progress,
     )
+    config = resolve_settings(FinetuneConfig, preset or default_preset(request.backbone), "finetune", settings)
+    return run_finetune(request, config, progress)
 
 
 def compare(

@@ -3,7 +3,7 @@
     HeadstartError            exit code 1: tried and failed
     ├── UsageError            exit code 2: the request is wrong (an option, a configuration, a missing path)
     │   └── ConfigError       a setting is unknown, of the wrong type, out of range, or contradicts another
-    ├── DataError             exit code 2: a user's file has a missing column, a broken row, a wrong encoding ...; names file and row
+    ├── DataError             exit code 2: a user's file has a missing column, a broken row or a wrong encoding
     ├── StoreError            one of our own folders is damaged, unfinished, in use, or of another format
     │   └── TransferError     exit code 2: a backbone does not fit the network it is loaded into
     ├── TrainingError         a loss is not finite

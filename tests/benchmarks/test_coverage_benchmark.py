@@ -33,20 +33,20 @@ def coverage():
     ids=str,
 )
 def test_an_interval_holds_the_truth_nineteen_times_in_twenty(coverage, seeds, world):
-    found = coverage.measured(coverage.Setting(seeds=seeds, texts=200, **world), TABLES)["methods"]["headstart"]
-    assert found["coverage"] >= 0.95 - coverage.tolerance(TABLES)
-    assert found["width"] < 32  # control: not by being as wide as can be
+    result = coverage.measured(coverage.Setting(seeds=seeds, texts=200, **world), TABLES)["methods"]["headstart"]
+    assert result["coverage"] >= 0.95 - coverage.tolerance(TABLES)
+    assert result["width"] < 32  # control: not by being as wide as can be
 
 
 @pytest.mark.parametrize("seeds", [3, 5])
 def test_what_one_might_do_instead_does_not(coverage, seeds):
-    found = coverage.measured(coverage.Setting("networks", seeds, 200), TABLES)["methods"]
-    assert found["seeds bootstrap"]["coverage"] < 0.85
+    methods = coverage.measured(coverage.Setting("networks", seeds, 200), TABLES)["methods"]
+    assert methods["seeds bootstrap"]["coverage"] < 0.85
     spread = coverage.measured(coverage.Setting("networks", seeds, 2000, luck=3.0), TABLES // 4)["methods"]
     assert spread["texts"]["coverage"] < 0.85
 
 
-def test_a_difference_that_is_there_is_found_and_found_the_right_way_round(coverage):
+def test_a_real_difference_is_detected_with_its_sign(coverage):
     few, many = (
         coverage.measured(coverage.Setting("networks", 5, texts, difference=3.0, luck=0.0), 200)["methods"]["headstart"]
         for texts in (200, 2000)
@@ -55,7 +55,7 @@ def test_a_difference_that_is_there_is_found_and_found_the_right_way_round(cover
     assert many["claims"] == many["right_claims"]
 
 
-def test_the_made_up_tables_have_the_difference_and_the_luck_they_say(coverage):
+def test_simulated_tables_have_the_stated_difference_and_noise(coverage):
     setting = coverage.Setting("networks", 10, 500, difference=3.0, luck=2.0, hardness=4.0, shared=0.5)
     first, second = coverage.answers(np.random.default_rng(0), setting, 300, (0.78, 0.75))
     assert first.mean() - second.mean() == pytest.approx(0.03, abs=0.004)
@@ -71,10 +71,10 @@ def test_the_made_up_tables_have_the_difference_and_the_luck_they_say(coverage):
 )
 def test_the_interval_in_epochs_holds_the_truth_nineteen_times_in_twenty(coverage, seeds, world):
     kind, luck, jitter, final = world
-    found = coverage.epochs_measured(coverage.Epochs(kind, seeds, 200, luck, jitter, final), TABLES)["methods"]
-    assert found["headstart"]["coverage"] >= 0.95 - coverage.tolerance(TABLES)
+    methods = coverage.epochs_measured(coverage.Epochs(kind, seeds, 200, luck, jitter, final), TABLES)["methods"]
+    assert methods["headstart"]["coverage"] >= 0.95 - coverage.tolerance(TABLES)
     if kind == "almost":  # control: the first epoch that is surely as high is so by luck
-        assert found["epoch by epoch"]["coverage"] < 0.95
+        assert methods["epoch by epoch"]["coverage"] < 0.95
 
 
 @pytest.mark.parametrize("kind", ["level", "rises", "almost"])
@@ -97,24 +97,24 @@ def test_the_made_up_curves_are_as_described(coverage, kind):
 def test_the_interval_of_the_calibration_error_holds_the_truth_nineteen_times_in_twenty(coverage, seeds, world):
     sure, fault, luck = world
     row = coverage.calibration_measured(coverage.Probabilities(sure, fault, seeds, 300, luck), TABLES)
-    found = row["methods"]
-    assert found["headstart"]["coverage"] >= 0.95 - coverage.tolerance(TABLES)
-    assert found["headstart"]["width"] < 18  # control: not by being as wide as can be
+    methods = row["methods"]
+    assert methods["headstart"]["coverage"] >= 0.95 - coverage.tolerance(TABLES)
+    assert methods["headstart"]["width"] < 18  # control: not by being as wide as can be
     if row["truth"] == 0:
-        assert found["headstart"]["claims"] <= 0.05 + coverage.tolerance(TABLES)
-        assert found["resampled"]["coverage"] == 0
+        assert methods["headstart"]["claims"] <= 0.05 + coverage.tolerance(TABLES)
+        assert methods["resampled"]["coverage"] == 0
 
 
 @pytest.mark.parametrize("sure", ["even", "sure", "five"])
-def test_the_made_up_probabilities_have_the_error_they_say(coverage, sure):
+def test_simulated_probabilities_have_the_stated_calibration_error(coverage, sure):
     assert coverage.true_error(sure, "none", 0.0) == 0
     world = coverage.Probabilities(sure, "to and fro", 2, 400_000)
-    shares, right = coverage.answered(np.random.default_rng(0), world)
-    places = coverage.bin_indices(shares[0])
-    found = np.abs(np.bincount(places, shares[0] - right[0])).sum() / world.texts
-    assert found == pytest.approx(coverage.true_error(sure, "to and fro", 0.0), abs=0.002)
-    assert found > 0.003  # control
-    assert 0.5 < (shares[0] == shares[1]).mean() < 0.9  # seeds are alike on some texts
+    confidence, correct = coverage.answered(np.random.default_rng(0), world)
+    bins = coverage.bin_indices(confidence[0])
+    error = np.abs(np.bincount(bins, confidence[0] - correct[0])).sum() / world.texts
+    assert error == pytest.approx(coverage.true_error(sure, "to and fro", 0.0), abs=0.002)
+    assert error > 0.003  # control
+    assert 0.5 < (confidence[0] == confidence[1]).mean() < 0.9  # seeds are alike on some texts
 
 
 @pytest.mark.parametrize("kind", ["coin", "noise", "must"])
@@ -140,23 +140,23 @@ def test_trainings_are_counted_by_what_a_report_would_claim(coverage):
 
 
 def test_the_kept_record_is_of_the_settings_that_are_run(coverage):
-    kept = json.loads((REPOSITORY / "docs" / "results" / "coverage.json").read_text())["simulation"]
+    record = json.loads((REPOSITORY / "docs" / "results" / "coverage.json").read_text())["simulation"]
     names = list(coverage.Setting.__dataclass_fields__)
-    assert [coverage.Setting(**{name: row[name] for name in names}) for row in kept["settings"]] == list(
+    assert [coverage.Setting(**{name: row[name] for name in names}) for row in record["settings"]] == list(
         coverage.settings()
     )
-    assert kept["tables"] >= 2000
-    assert min(row["methods"]["headstart"]["coverage"] for row in kept["settings"]) >= 0.95 - kept["tolerance"]
-    assert len(kept["labels"]) == 12
-    assert min(row["coverage"] for row in kept["labels"]) >= 0.95 - coverage.tolerance(kept["labels_tables"])
+    assert record["tables"] >= 2000
+    assert min(row["methods"]["headstart"]["coverage"] for row in record["settings"]) >= 0.95 - record["tolerance"]
+    assert len(record["labels"]) == 12
+    assert min(row["coverage"] for row in record["labels"]) >= 0.95 - coverage.tolerance(record["labels_tables"])
 
 
 @pytest.mark.parametrize(("part", "world"), [("epochs", "Epochs"), ("calibration", "Probabilities")])
 def test_the_kept_record_of_epochs_and_calibration_is_of_the_worlds_that_are_run(coverage, part, world):
-    kept = json.loads((REPOSITORY / "docs" / "results" / "coverage.json").read_text())[part]
+    record = json.loads((REPOSITORY / "docs" / "results" / "coverage.json").read_text())[part]
     kind = getattr(coverage, world)
     names = list(kind.__dataclass_fields__)
-    rows = [kind(**{name: row[name] for name in names}) for row in kept["settings"]]
+    rows = [kind(**{name: row[name] for name in names}) for row in record["settings"]]
     assert rows == list(getattr(coverage, f"{part}_settings")())
-    assert kept["tables"] >= 2000
-    assert min(row["methods"]["headstart"]["coverage"] for row in kept["settings"]) >= 0.95 - kept["tolerance"]
+    assert record["tables"] >= 2000
+    assert min(row["methods"]["headstart"]["coverage"] for row in record["settings"]) >= 0.95 - record["tolerance"]

@@ -34,11 +34,11 @@ def test_a_trainer_takes_the_steps_of_the_bare_loop(module, shape):
     assert len({round(mine, 5) for mine, _ in losses}) == 4  # control: other rows, other losses
 
 
-def test_what_breaks_inside_a_trainer_is_said_outside(module, shape, monkeypatch):
+def test_an_error_inside_a_peer_trainer_is_reported(module, shape, monkeypatch):
     for package in TRAINERS:
         pytest.importorskip(package)
     peers = module("peers")
-    monkeypatch.setattr(peers.Rows, "__getitem__", lambda self, place: 1 / 0)
+    monkeypatch.setattr(peers.Rows, "__getitem__", lambda self, index: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         peers.trainer_step(shape)()
 
@@ -50,24 +50,24 @@ def test_headstart_and_the_course_guess_at_first(module, shape):
 
 
 def test_ratios_are_of_medians_and_rounds_of_their_own(module):
-    found = {
+    measurements = {
         "headstart": {"wall": [1.0, 2.0, 9.0], "cpu": [1.0, 2.0, 3.0]},
         "course": {"wall": [3.0, 4.0, 5.0], "cpu": [3.0, 5.0, 3.0]},
     }
-    assert module("cpu").ratios(found) == {
+    assert module("cpu").ratios(measurements) == {
         "course": {"wall": 2.0, "cpu": 1.5, "cpu_min": 1.0, "cpu_max": 3.0},
     }
 
 
-def test_a_part_says_by_which_command_and_on_what_it_was_made(module):
-    given = Namespace(threads=2, rounds=6, only="steps", commit="abc1234")
-    about = module("cpu").made_by(given, "python benchmarks/cpu.py")
+def test_a_section_of_the_record_names_its_command_and_machine(module):
+    arguments = Namespace(threads=2, rounds=6, only="steps", commit="abc1234")
+    about = module("cpu").made_by(arguments, "python benchmarks/cpu.py")
     assert about["command"] == "python benchmarks/cpu.py --threads 2 --rounds 6 --only steps"
     assert (about["commit"], about["threads"]) == ("abc1234", 2)
     assert {"date", "python", "torch", "transformers", "onnxruntime", "cores", "load"} < set(about)
 
 
-def test_every_part_of_the_record_in_the_repository_says_so():
+def test_every_section_of_the_committed_record_names_its_command():
     record = json.loads((REPOSITORY / "docs" / "results" / "cpu.json").read_text(encoding="utf-8"))
     for name, part in record.items():
         machine = part["machine"]

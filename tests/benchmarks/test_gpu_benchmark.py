@@ -39,9 +39,10 @@ def test_every_part_leaves_its_figures(done):
 def test_packed_documents_cost_less_attention_than_full_rows(done):
     """Strictly counted: what lies in other documents is not looked at. The usual formula cannot tell."""
     _, record = done
-    found = {name: record[name]["sides"]["headstart"] for name in ("modern", "packed")}
+    results = {name: record[name]["sides"]["headstart"] for name in ("modern", "packed")}
     assert (
-        found["packed"]["strict_mfu"] / found["packed"]["mfu"] < found["modern"]["strict_mfu"] / found["modern"]["mfu"]
+        results["packed"]["strict_mfu"] / results["packed"]["mfu"]
+        < results["modern"]["strict_mfu"] / results["modern"]["mfu"]
     )
 
 

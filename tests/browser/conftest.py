@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.recipes import pretrain_run
 from fixtures.tiny import finetune_config, pretrain_config, write_reviews
 from headstart.recipes.compare.run import CompareRequest, run_compare
-from headstart.recipes.pretrain.run import run_pretrain
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ARMS = ("majority", "tfidf", "scratch", "pretrained")
@@ -37,7 +37,7 @@ def comparison(tmp_path_factory) -> Path:
     leak = (folder / "train.csv").read_text().splitlines()[1]
     with (folder / "test.csv").open("a") as file:
         file.write(leak + "\n")
-    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=3))
+    pretrain_run([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=3))
     files = {name: str(folder / f"{name}.csv") for name in ("valid", "test")}
     options = {"seeds": 2, "label_budgets": (12, None), "arms": ARMS, "command": "headstart compare train.csv"}
     config = finetune_config(loop__epochs=2)

@@ -20,17 +20,16 @@ SHOTS = os.environ.get("HEADSTART_SCREENSHOTS")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    from headstart.recipes.finetune.run import run_finetune
-    from headstart.recipes.pretrain.run import run_pretrain
+    from fixtures.recipes import finetune_run, pretrain_run
 
     folder = write_reviews(tmp_path_factory.mktemp("page"), train=200, valid=80, test=30)
-    run_pretrain([str(folder / "texts.txt")], folder / "film-texts", pretrain_config(loop__steps=24))
+    pretrain_run([str(folder / "texts.txt")], folder / "film-texts", pretrain_config(loop__steps=24))
     config = finetune_config(loop__epochs=4)
-    run_finetune(
+    finetune_run(
         str(folder / "train.csv"),
         folder / "film-reviews",
         config,
-        source=str(folder / "film-texts"),
+        backbone=str(folder / "film-texts"),
         valid=str(folder / "valid.csv"),
         test=str(folder / "test.csv"),
     )

@@ -9,10 +9,10 @@ pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 pytest.importorskip("playwright", reason="playwright is not installed")
 
 from fixtures.predictions import write_all
+from fixtures.recipes import finetune_run
 from fixtures.serving import Server
 from fixtures.tiny import finetune_config
 from headstart.cli.main import run
-from headstart.recipes.finetune.run import run_finetune
 
 TASKS = {
     "several": ("labels", ".jsonl", {}),
@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
     folder = write_all(tmp_path_factory.mktemp("page"))
     for name, (stem, suffix, settings) in TASKS.items():
         config = finetune_config(**{"loop__epochs": 2, "model__context": 40, **settings})
-        run_finetune(str(folder / f"{stem}{suffix}"), folder / name, config, source="scratch")
+        finetune_run(str(folder / f"{stem}{suffix}"), folder / name, config, backbone="scratch")
     return folder
 
 

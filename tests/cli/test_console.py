@@ -86,7 +86,7 @@ def test_one_is_singular(done, total, shown):
     assert describe_task(task(done, total), 200, bar="").split("  ")[1] == shown
 
 
-def test_of_work_that_is_not_counted_the_time_alone_is_told():
+def test_uncounted_work_shows_only_the_time():
     assert describe_task(task(0, None), 80, bar="━─") == "pretraining  loss 3.214  0:10 so far"
 
 
@@ -128,7 +128,7 @@ def test_work_that_is_taken_up_again_is_not_counted_as_fast(clock, capsys):
     assert first == "pretraining  910/1,000 steps  1 steps/s  1:30 left"
 
 
-def test_work_inside_other_work_speaks_up_only_when_it_lasts(clock, capsys):
+def test_a_nested_task_is_printed_only_when_it_lasts(clock, capsys):
     console = Console()
     with console.task("comparing", 2, "runs") as bar:
         with console.task("seed 0", 10, "epochs") as inner:
@@ -145,12 +145,12 @@ def test_work_inside_other_work_speaks_up_only_when_it_lasts(clock, capsys):
     ]
 
 
-def test_remarks_are_printed_as_they_are(capsys):
+def test_remarks_are_printed_without_markup(capsys):
     Console().say("[bold]a label[/bold] :smile: " + 60 * "long ")
     assert capsys.readouterr().err == "[bold]a label[/bold] :smile: " + 60 * "long " + "\n"
 
 
-def test_remarks_name_settings_as_they_are_typed(capsys):
+def test_remarks_name_settings_by_their_options(capsys):
     Console().say("cut there (labelled.long_texts windows would read all of it)")
     assert capsys.readouterr().err == "cut there (--labelled.long-texts windows would read all of it)\n"
 

@@ -73,7 +73,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset():
     assert FINETUNE.settings(None).loop.epochs == 3
 
 
-def test_another_file_is_read_in_place_of_the_usual_one():
+def test_the_config_option_replaces_the_default_toml_file():
     Path("headstart.toml").write_text("[model]\ndepth = 7\n")
     Path("mine.toml").write_text("[model]\nwidth = 32\n")
     settings = PRETRAIN.settings(None, path=Path("mine.toml"))
@@ -136,7 +136,7 @@ def test_a_wrong_flag_is_named_as_it_was_typed(typed, expected):
         ("a=-1", "--transfer.class-weights must all be above 0, got {'a': -1.0}"),
     ],
 )
-def test_wrong_class_weights_are_told_what_to_look_like(typed, expected):
+def test_wrong_class_weights_give_an_example_of_the_format(typed, expected):
     assert message(FINETUNE, f"--transfer.class-weights={typed}") == expected
 
 
@@ -151,7 +151,7 @@ def test_a_rule_between_two_settings_sees_all_layers():
     assert PRETRAIN.settings(parse(PRETRAIN, "--optim.weight-decay", "0.1")).optim.weight_decay == 0.1
 
 
-def test_an_unknown_preset_is_told_the_known_ones():
+def test_an_unknown_preset_error_lists_the_presets():
     assert (
         message(PRETRAIN, preset="modren")
         == "--preset must be one of classic, modern-nano, modern-micro, modern, modern-base, got 'modren'"
@@ -178,7 +178,7 @@ def test_resuming_refuses_settings_and_names_the_first():
     PRETRAIN.refuse_with_resume(None, Path("runs/a"), preset=None)
 
 
-def test_a_recipe_s_message_names_settings_as_they_are_typed():
+def test_messages_of_recipes_name_settings_by_their_options():
     assert (
         use_option_names("give more text or a smaller model.context") == "give more text or a smaller --model.context"
     )

@@ -59,10 +59,10 @@ def test_an_answer_can_be_explained_in_words_and_in_json(sure, typed):
     assert plain == "the film is lovely"
     assert "(" in words  # control: something has a weight
     _, out, _ = typed("predict sure 'the film is lovely' --explain --json")
-    found = json.loads(out)["explanation"]
-    assert [word for word, _ in found["words"]] == ["the", "film", "is", "lovely"]
-    total = sum(weight for _, weight in found["words"])
-    assert total == pytest.approx(found["margin"] - found["baseline"], abs=0.02 * max(1, abs(total)))
+    output = json.loads(out)["explanation"]
+    assert [word for word, _ in output["words"]] == ["the", "film", "is", "lovely"]
+    total = sum(weight for _, weight in output["words"])
+    assert total == pytest.approx(output["margin"] - output["baseline"], abs=0.02 * max(1, abs(total)))
 
 
 def test_colours_are_for_terminals():
@@ -82,9 +82,9 @@ def test_mistakes_are_shown_in_tables_and_words(sure, typed):
     plain = typed("evaluate sure many.csv")[1]
     assert out.startswith(plain)  # what was there before is there still
     _, out, _ = typed("evaluate sure many.csv --errors --slice text --json")
-    found = json.loads(out)
-    assert set(found) == {"evaluation", "calibration", "confused", "mistakes", "slices"}
-    assert set(found["slices"]) == {"length", "label", "text"}
+    output = json.loads(out)
+    assert set(output) == {"evaluation", "calibration", "confused", "mistakes", "slices"}
+    assert set(output["slices"]) == {"length", "label", "text"}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_mistakes_are_shown_in_tables_and_words(sure, typed):
         ("evaluate sure many.csv --errors --slice shop", "many.csv has no column 'shop'; its columns are text, label"),
     ],
 )
-def test_a_wrong_question_is_told_in_a_line(sure, typed, line, message):
+def test_a_wrong_predict_or_evaluate_option_gives_one_line(sure, typed, line, message):
     code, out, err = typed(line)
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith(f"headstart: {message}")

@@ -30,14 +30,14 @@ def shown(width: int, board: RunTable) -> list[str]:
 @pytest.fixture
 def board() -> RunTable:
     board = RunTable("test accuracy", PLANNED)
-    for place, values in {
+    for key, values in {
         ("tfidf", "50"): (0.6, 0.7, 0.8),
         ("scratch", "50"): (0.5, 0.6),
         ("tfidf", "all"): (0.8,),
     }.items():
         for value in values:
-            board.start(place)
-            board.add(place, value)
+            board.start(key)
+            board.add(key, value)
     board.start(("scratch", "50"))
     return board
 
@@ -92,18 +92,18 @@ from headstart.cli.console import Console
 console = Console()
 planned = {(arm, "all"): 2 for arm in ("tfidf", "scratch")}
 with console.task("comparing", 4, "runs") as bar, console.board("test accuracy", planned) as board:
-    for place in planned:
+    for key in planned:
         for value in (0.5, 0.75):
-            board.start(place)
+            board.start(key)
             time.sleep(0.3)
-            board.add(place, value)
-            bar.advance(1, place[0])
+            board.add(key, value)
+            bar.advance(1, key[0])
 console.result("done")
 """
 
 
 @pytest.mark.parametrize("columns", [60, 140])
-def test_on_a_terminal_the_table_stands_above_the_bar_and_goes_at_the_end(columns):
+def test_on_a_terminal_the_run_table_is_above_the_bar_and_disappears_at_the_end(columns):
     leader, follower = pty.openpty()
     ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR", "CI")}

@@ -44,9 +44,9 @@ def typed(folder, monkeypatch, capsys):
 
 
 def test_a_list_and_a_string_with_a_separator_are_the_same_labels(typed, folder):
-    code, _, said = typed("finetune labels.csv --labelled.separator ; --from scratch --out text --loop.epochs 1")
+    code, _, err = typed("finetune labels.csv --labelled.separator ; --from scratch --out text --loop.epochs 1")
     assert code == 0
-    assert "uneven labels in labels.csv: from war " in said
+    assert "uneven labels in labels.csv: from war " in err
     lists, text = (read_json(folder / name / "result.json")["data"]["train"] for name in ("several", "text"))
     assert text["sha256"] == lists["sha256"]
     assert text["counts"] == lists["counts"]
@@ -74,8 +74,10 @@ def test_labels_are_learnt_measured_and_answered_by_their_thresholds(typed, fold
     code, shown, _ = typed("predict several --input labels-test.jsonl")
     hits = 0
     for line in map(json.loads, shown.splitlines()):
-        least = result["task"]["thresholds"]
-        assert line["labels"] == [name for name, share in line["probabilities"].items() if share >= least[name]]
+        thresholds = result["task"]["thresholds"]
+        assert line["labels"] == [
+            name for name, probability in line["probabilities"].items() if probability >= thresholds[name]
+        ]
         hits += line["labels"] == sorted(line["label"])
     assert hits == round(result["test"]["exact"] * 60)
 
@@ -100,11 +102,11 @@ def test_several_labels_in_words_and_in_a_csv(typed, folder):
     assert any(";" in row["labels"] for row in rows)
 
 
-def test_each_given_label_is_explained(typed):
+def test_each_predicted_label_is_explained(typed):
     code, shown, _ = typed("predict several --explain --json 'battle army the film kiss heart was'")
-    found = json.loads(shown)
-    assert [one["label"] for one in found["explanation"]] == found["labels"] == ["love", "war"]
-    love, war = (dict(one["words"]) for one in found["explanation"])
+    output = json.loads(shown)
+    assert [one["label"] for one in output["explanation"]] == output["labels"] == ["love", "war"]
+    love, war = (dict(one["words"]) for one in output["explanation"])
     assert love["kiss"] > love["battle"]
     assert war["battle"] > war["kiss"]
     code, shown, _ = typed("predict rating --explain 'great great awful'")
@@ -117,11 +119,11 @@ def test_a_rating_is_a_number_within_the_range_of_train(typed, folder):
     assert result["test"]["rmse"] < 0.6 * result["test"]["baseline_rmse"]
     assert (result["labels"], result["calibration"], result["temperature"]) == ([], None, 1.0)
     _, shown, _ = typed("evaluate rating ratings-test.csv")
-    found = result["test"]
+    output = result["test"]
     assert shown.splitlines() == [
-        f"RMSE {found['rmse']:.4f}   MAE {found['mae']:.4f}   Spearman {found['spearman']:.4f}   rows 60",
-        f"always answering the mean of train: RMSE {found['baseline_rmse']:.4f}   MAE {found['baseline_mae']:.4f}"
-        f"   Pearson of the answers {found['pearson']:.4f}",
+        f"RMSE {output['rmse']:.4f}   MAE {output['mae']:.4f}   Spearman {output['spearman']:.4f}   rows 60",
+        f"always answering the mean of train: RMSE {output['baseline_rmse']:.4f}   MAE {output['baseline_mae']:.4f}"
+        f"   Pearson of the answers {output['pearson']:.4f}",
     ]
     _, shown, _ = typed("predict rating --json 'great great great great' 'awful awful awful awful'")
     high, low = (json.loads(line)["value"] for line in shown.splitlines())
@@ -144,14 +146,14 @@ def test_a_pair_is_read_as_one_and_by_the_columns_of_training(typed, folder):
 
 
 def test_twenty_classes_with_eight_examples_each(typed, folder):
-    code, _, said = typed("finetune twenty.csv --test twenty-test.csv --from scratch --out twenty --loop.epochs 30")
-    assert code == 0, said
+    code, _, err = typed("finetune twenty.csv --test twenty-test.csv --from scratch --out twenty --loop.epochs 30")
+    assert code == 0, err
     result = read_json(folder / "twenty" / "result.json")
     assert len(result["labels"]) == 20
     assert set(result["data"]["train"]["counts"].values()) == {6}
     assert set(result["data"]["valid"]["counts"].values()) == {2}
     assert result["test"]["accuracy"] > 0.9
-    assert "weakest label" in said
+    assert "weakest label" in err
     code, shown, _ = typed("predict twenty 'the word7 is very with word7'")
     assert shown.startswith("class 7 ")
 
@@ -166,7 +168,7 @@ def test_inspect_tells_how_labels_are_spread(typed):
     assert "findings    none" in shown
 
 
-def test_the_card_tells_what_kind_of_answer_it_gives(folder):
+def test_the_model_card_describes_the_task(folder):
     several, rating, pair = (
         (folder / name / "bundle" / "README.md").read_text() for name in ("several", "rating", "pair")
     )
@@ -256,8 +258,8 @@ def test_a_bad_label_gets_one_line(typed, folder, case):
     }[kind]
     if kind == "rating":
         (folder / "bad.jsonl").write_text(content.replace('"label"', '"stars"'))
-    code, shown, said = typed(f"{line} --test bad.jsonl --from scratch --out bad --quiet")
-    assert (code, shown, said) == (2, "", f"headstart: {message}\n")
+    code, shown, err = typed(f"{line} --test bad.jsonl --from scratch --out bad --quiet")
+    assert (code, shown, err) == (2, "", f"headstart: {message}\n")
     assert not (folder / "bad").exists()
 
 
@@ -305,15 +307,15 @@ REFUSED = {
 
 @pytest.mark.parametrize("line", REFUSED)
 def test_what_does_not_go_together_is_refused_in_one_line(typed, line):
-    code, shown, said = typed(line)
-    assert (code, shown, said) == (2, "", f"headstart: {REFUSED[line]}\n")
+    code, shown, err = typed(line)
+    assert (code, shown, err) == (2, "", f"headstart: {REFUSED[line]}\n")
 
 
 def test_ratings_of_test_beyond_those_of_train_are_counted(typed, folder):
     (folder / "wide.csv").write_text("text,stars\ngreat great,9\nawful film,1\n")
-    code, _, said = typed("evaluate rating wide.csv")
+    code, _, err = typed("evaluate rating wide.csv")
     assert code == 0
-    assert "1 of 2 ratings of wide.csv lie outside of 1 to 5, which no answer does\n" in said
+    assert "1 of 2 ratings of wide.csv lie outside of 1 to 5, which no answer does\n" in err
 
 
 def test_pairs_are_compared_like_any_classes(typed, folder):
@@ -326,13 +328,13 @@ def test_pairs_are_compared_like_any_classes(typed, folder):
     ("name", "test"), [("several", "labels-test.jsonl"), ("rating", "ratings-test.csv"), ("pair", "pairs-test.csv")]
 )
 def test_a_compact_export_keeps_the_task_the_figures_and_the_card(typed, folder, name, test):
-    code, shown, said = typed(f"export {name} --to compact --weights fp32 --out whole-{name}")
-    assert (code, said) == (0, "")
+    code, shown, err = typed(f"export {name} --to compact --weights fp32 --out whole-{name}")
+    assert (code, err) == (0, "")
     assert shown.endswith(f" MB in whole-{name} (fp32)\n")
-    given = f" {PAIR}" if name == "pair" else ""
-    assert typed(f"evaluate whole-{name} {test}{given} --json") == typed(f"evaluate {name} {test}{given} --json")
-    code, _, said = typed(f"export {name} --to compact --out half-{name}")
-    assert (code, said) == (0, "")
+    columns = f" {PAIR}" if name == "pair" else ""
+    assert typed(f"evaluate whole-{name} {test}{columns} --json") == typed(f"evaluate {name} {test}{columns} --json")
+    code, _, err = typed(f"export {name} --to compact --out half-{name}")
+    assert (code, err) == (0, "")
     whole, half = load_bundle(folder / name), load_bundle(folder / f"half-{name}")
     assert half.task == whole.task
     assert half.about == whole.about

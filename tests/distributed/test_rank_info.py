@@ -10,7 +10,7 @@ from headstart.config.schema import FinetuneConfig, OptimConfig, PretrainConfig
 from headstart.data.datasets import PackedDataset
 from headstart.errors import ConfigError, Interrupted
 from headstart.files import write_json
-from headstart.recipes.trainer import is_restarted_run, refuse_fsdp
+from headstart.recipes.trainer import check_fsdp, is_restarted_run
 from headstart.runtime import RankInfo, rank_info, setup_runtime
 from headstart.store.run_folder import ReadOnlyRunFolder, RunFolder
 from headstart.train.distributed import SINGLE_PROCESS
@@ -71,11 +71,11 @@ REFUSED = [
 def test_fsdp_refuses_settings_that_one_process_accepts(config_class, values, message, second_of_two):
     config = settings(config_class, runtime__parallel="fsdp", **values)
     with pytest.raises(ConfigError) as wrong:
-        refuse_fsdp(config)
+        check_fsdp(config)
     assert str(wrong.value) == message
-    refuse_fsdp(settings(config_class, **values))
+    check_fsdp(settings(config_class, **values))
     second_of_two.setenv("WORLD_SIZE", "1")
-    refuse_fsdp(config)
+    check_fsdp(config)
 
 
 def test_a_run_resumes_when_its_launcher_restarts_it(tmp_path, second_of_two):

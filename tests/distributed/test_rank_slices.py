@@ -41,7 +41,7 @@ def stage(objective, layout, pairs, portion):
     rows = PackedDataset(documents, everything, SPECIAL, context=12, layout=layout, seed=5)
     pair_rows = NextSentenceDataset(documents, everything, SPECIAL, context=12, seed=5) if pairs else None
     shards = SimpleNamespace(vocab_size=VOCABULARY)
-    return Stage(1, 1.0, config, shards, everything, rows, SPECIAL, 4, 5, pair_rows, portion=portion)
+    return Stage(1, 1.0, config, shards, everything, rows, SPECIAL, 4, 5, pair_rows, rank_slice=portion)
 
 
 def rows_of(batches):

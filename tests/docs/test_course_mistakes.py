@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fixtures.comparison_folder import write_answers
+from fixtures.recipes import pretrain_run
 from fixtures.tiny import (
     CPU,
     SPECIAL,
@@ -33,7 +34,6 @@ from headstart.data.shards import Shards
 from headstart.model.heads import Model, build_classifier_head, build_language_head
 from headstart.model.transformer import build_backbone
 from headstart.recipes.compare.run import CompareRequest, run_compare
-from headstart.recipes.pretrain.run import run_pretrain
 from headstart.report.load import load_comparison
 from headstart.report.page import render
 from headstart.report.statistics import protocol_accuracies
@@ -87,7 +87,7 @@ def language_model(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("base") / "run"
     one = {"loop__steps": None, "loop__epochs": 1.0, "loop__batch_size": 1, "loop__accumulate": 1}
     config = pretrain_config(**one, corpus__layout="documents", corpus__held_out=0.2, model__dropout=0.0)
-    run_pretrain([str(texts)], out, config)
+    pretrain_run([str(texts)], out, config)
     return out
 
 

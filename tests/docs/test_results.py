@@ -1,4 +1,4 @@
-"""The pages of results are what the result folders say: nobody types a number."""
+"""The pages of results are generated from the records in docs/results, and these are complete."""
 
 import html
 import importlib.util
@@ -12,62 +12,62 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 
 
-def results():
+def load_results_script():
     spec = importlib.util.spec_from_file_location("results", REPOSITORY / "benchmarks" / "results.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_every_page_of_results_is_what_its_folders_say():
-    made = results()
-    pages = made.pages() | made.shown_reports()
+def test_every_page_of_results_is_up_to_date_with_docs_results():
+    script = load_results_script()
+    pages = script.pages() | script.shown_reports()
     assert len(pages) == 5
     for path, text in pages.items():
         assert path.read_text(encoding="utf-8") == text, f"run python benchmarks/results.py: {path.name} is out of date"
 
 
-def test_a_result_folder_gives_its_report_again(tmp_path):
+def test_the_report_of_the_course_can_be_regenerated(tmp_path):
     from headstart.report.page import write_report
 
     folder = REPOSITORY / "docs" / "results" / "course"
     write_report(folder, tmp_path)
     again = json.loads((tmp_path / "results.json").read_text())
-    kept = json.loads((folder / "results.json").read_text())
-    assert again == kept
+    published = json.loads((folder / "results.json").read_text())
+    assert again == published
 
 
-def test_nothing_kept_names_a_machine_or_quotes_a_review():
-    kept = [path for path in (REPOSITORY / "docs" / "results").rglob("*") if path.suffix in {".json", ".html", ".csv"}]
-    assert len(kept) > 10
-    for path in kept:
+def test_published_results_contain_no_path_of_a_machine():
+    paths = [path for path in (REPOSITORY / "docs" / "results").rglob("*") if path.suffix in {".json", ".html", ".csv"}]
+    assert len(paths) > 10
+    for path in paths:
         text = path.read_text(encoding="utf-8")
         assert not any(word in text for word in ("/home/", "/root/", "/Users/", "/tmp/")), path
 
 
 SHOWN = {"cls-books": [50, 100, 200, 500, "all"], "imdb": [100, 500, 1000, 5000, "all"]}
-"""The reports that docs/reports.md shows, and with how many labels they are."""
+"""The reports that docs/reports.md shows, and their label budgets."""
 
 
-def shown(name):
-    """A report's page and its files, by name."""
+def load_published(name):
+    """Return the page of a report and its JSON files by name."""
     folder = REPOSITORY / "docs" / "results" / name
-    kept = {path.name for path in folder.iterdir()}
-    assert kept == {
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
         "about.json",
         "config.json",
         "environment.json",
         "report.html",
         "results.json",
         "run.json",
-    }, "cells and data are not part of the project"
+    }, "run records and data are not part of the project"
     files = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")}
     return (folder / "report.html").read_text(encoding="utf-8"), files
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_a_report_that_is_shown_is_whole(name):
-    page, files = shown(name)
+def test_a_published_report_is_complete(name):
+    page, files = load_published(name)
     text = " ".join(html.unescape(re.sub(r"<[^>]+>", "", page)).split())
     assert page.startswith("<!doctype html>")
     assert page.rstrip().endswith("</html>")
@@ -75,34 +75,41 @@ def test_a_report_that_is_shown_is_whole(name):
     assert files["run"]["command"] in text
     for sentence in files["results"]["verdict"]:
         assert " ".join(sentence.split()) in text
-    for drawing in ("budgets", "curves", "test", "confusion-pretrained", "calibration-pretrained"):
-        assert f'id="{drawing}-' in page, drawing
+    for figure in ("budgets", "curves", "test", "confusion-pretrained", "calibration-pretrained"):
+        assert f'id="{figure}-' in page, figure
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_a_report_that_is_shown_has_five_numbers_of_labels_of_five_seeds(name):
-    found = {(arm["arm"], arm["labels"]): arm["test_accuracies"] for arm in shown(name)[1]["results"]["arms"]}
+def test_a_published_report_has_five_label_budgets_with_five_seeds(name):
+    accuracies = {
+        (arm["arm"], arm["labels"]): arm["test_accuracies"] for arm in load_published(name)[1]["results"]["arms"]
+    }
     networks = ["pretrained", "scratch"]
-    ran = {arm: [labels for each, labels in found if each == arm] for arm in ("majority", "tfidf", *networks)}
-    assert ran["majority"] == ran["tfidf"] == ran["pretrained"] == ran["scratch"] == SHOWN[name]
-    assert all(len(found[arm, labels]) == 5 for arm in networks for labels in ran[arm])
-    assert shown(name)[1]["results"]["missing"] == []
+    budgets = {arm: [labels for key, labels in accuracies if key == arm] for arm in ("majority", "tfidf", *networks)}
+    assert budgets["majority"] == budgets["tfidf"] == budgets["pretrained"] == budgets["scratch"] == SHOWN[name]
+    assert all(len(accuracies[arm, labels]) == 5 for arm in networks for labels in budgets[arm])
+    assert load_published(name)[1]["results"]["missing"] == []
 
 
-def test_every_run_of_the_film_reviews_is_of_one_of_the_sittings_that_the_report_names():
-    page, files = shown("imdb")
-    said = [(arm, many) for one in files["about"]["commands"] for arm, labels in one["runs"].items() for many in labels]
-    assert len(said) == len(set(said))
-    assert set(said) == {(arm["arm"], arm["labels"]) for arm in files["results"]["arms"]}
-    for one in files["about"]["commands"]:
-        assert f"commit {one['commit']}" in page
-    settings = [re.search(r"--labelled.*--no-texts", one["command"])[0] for one in files["about"]["commands"]]
+def test_every_run_of_the_film_reviews_belongs_to_one_of_the_published_commands():
+    page, files = load_published("imdb")
+    runs = [
+        (arm, many)
+        for command in files["about"]["commands"]
+        for arm, labels in command["runs"].items()
+        for many in labels
+    ]
+    assert len(runs) == len(set(runs))
+    assert set(runs) == {(arm["arm"], arm["labels"]) for arm in files["results"]["arms"]}
+    for command in files["about"]["commands"]:
+        assert f"commit {command['commit']}" in page
+    settings = [re.search(r"--labelled.*--no-texts", command["command"])[0] for command in files["about"]["commands"]]
     assert set(settings) == {"--labelled.valid-fraction 0.04 --runtime.compile --no-texts"}
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_a_report_that_is_shown_quotes_nobody_and_asks_for_nothing(name):
-    page, files = shown(name)
+def test_a_published_report_quotes_no_text_and_loads_nothing(name):
+    page, files = load_published(name)
     assert "--no-texts" in shlex.split(files["run"]["command"])
     assert files["run"]["inputs"]["texts"] is False
     assert "<blockquote" not in page
@@ -111,19 +118,19 @@ def test_a_report_that_is_shown_quotes_nobody_and_asks_for_nothing(name):
     assert not re.search(r"(?:src|href)=[\"'](?!#)", page)
 
 
-def test_a_page_that_quotes_would_be_noticed():
-    """The control: the course's report says what its language model wrote."""
+def test_a_report_that_quotes_texts_would_be_noticed():
+    """The control: the report of the course contains generated text."""
     page = (REPOSITORY / "docs" / "results" / "course" / "report.html").read_text(encoding="utf-8")
     assert "<blockquote" in page
 
 
-def test_the_figures_of_the_readme_are_those_of_the_reports():
+def test_the_accuracies_of_the_readme_are_those_of_the_reports():
     readme = " ".join((REPOSITORY / "README.md").read_text(encoding="utf-8").split())
-    films, books = (shown(name)[1]["results"]["arms"] for name in ("imdb", "cls-books"))
+    films, books = (load_published(name)[1]["results"]["arms"] for name in ("imdb", "cls-books"))
 
     def percent(arms, arm, labels, what="mean"):
-        found = next(row["test_accuracy"] for row in arms if (row["arm"], row["labels"]) == (arm, labels))
-        return f"{100 * found[what]:.1f}"
+        accuracy = next(row["test_accuracy"] for row in arms if (row["arm"], row["labels"]) == (arm, labels))
+        return f"{100 * accuracy[what]:.1f}"
 
     few, low, high = (percent(films, "pretrained", 100, what) for what in ("mean", "low", "high"))
     sentences = (
@@ -138,13 +145,13 @@ def test_the_figures_of_the_readme_are_those_of_the_reports():
         f"100 labels give {few} %. From 24,000, the same network gets {percent(films, 'scratch', 'all')} % if it begins with "
         f"random weights, and a linear model {percent(films, 'tfidf', 'all')} % (" in first_page
     )
-    assert f"{shown('imdb')[1]['about']['pretraining']['minutes']:g} minutes of pretraining" in readme
+    assert f"{load_published('imdb')[1]['about']['pretraining']['minutes']:g} minutes of pretraining" in readme
     assert f"{percent(books, 'pretrained', 50)} % with 50 labels" in readme
-    assert "TF-IDF + logistic regression about 980 " in " ".join(shown("cls-books")[1]["results"]["verdict"])
+    assert "TF-IDF + logistic regression about 980 " in " ".join(load_published("cls-books")[1]["results"]["verdict"])
     assert "needs about 980." in readme
 
 
-def test_the_speeds_of_the_readme_are_those_that_were_measured():
+def test_the_speeds_of_the_readme_are_the_measured_ones():
     readme = " ".join((REPOSITORY / "README.md").read_text(encoding="utf-8").split())
     folder = REPOSITORY / "docs" / "results"
     gpu, cpu = (json.loads((folder / name).read_text(encoding="utf-8")) for name in ("gpu.json", "cpu.json"))
@@ -159,7 +166,7 @@ def test_the_speeds_of_the_readme_are_those_that_were_measured():
     assert "the first answer of `predict` is there ten times sooner" in readme
 
 
-def test_the_corpus_was_prepared_in_turns_and_its_ids_are_those_of_the_peer():
+def test_the_corpus_benchmark_has_equal_ids_and_several_turns():
     record = json.loads((REPOSITORY / "docs" / "results" / "corpus.json").read_text(encoding="utf-8"))
     speed, rows = record["speed"], record["sizes"]["rows"]
     assert {side: len(turns) for side, turns in speed["sides"].items()} == dict.fromkeys(
@@ -168,13 +175,13 @@ def test_the_corpus_was_prepared_in_turns_and_its_ids_are_those_of_the_peer():
     assert speed["turns"] >= 3
     assert len(rows) >= 3
     assert all(row["same_ids"] for row in (speed, *rows) if "datasets" in row["sides"])
-    for part in record.values():
-        assert part["commit"]
-        assert part["date"]
-        assert all(part["versions"].values())
+    for benchmark in record.values():
+        assert benchmark["commit"]
+        assert benchmark["date"]
+        assert all(benchmark["versions"].values())
 
 
-def test_the_quicker_encoder_gave_the_ids_of_the_reference_a_million_times():
+def test_the_fast_encoder_gave_the_ids_of_the_reference_for_a_million_strings():
     record = json.loads((REPOSITORY / "docs" / "results" / "encoders.json").read_text(encoding="utf-8"))
     assert sum(row["strings"] for row in record["parity"]) >= 1_000_000
     assert {row["differ"]["headstart, fast"] for row in record["parity"]} == {0}

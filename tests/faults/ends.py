@@ -197,7 +197,7 @@ class Scenes:
         """SIGINT and SIGTERM in every phase."""
         early = {
             "pretrain": ("tokenizer:_reading_text", "encode"),
-            "finetune": ("reading", "begin_looking_for_doubles"),
+            "finetune": ("reading", "begin_looking_for_duplicates"),
             "compare": ("reading", "tokenizer:_reading_text"),
             "tokenizer": ("tokenizer:_reading_text",),
             "prepare": ("tokenizer:_reading_text", "encode"),

@@ -121,7 +121,7 @@ def _tokenizers(add: Callable[..., None], base: Path) -> None:
     model, dictionary = sentencepiece_model()
     add("sentencepiece", "sentencepiece.model", model, _tokenizer, dict__txt=dictionary)
     add("sentencepiece alone", "sentencepiece.model", model, _tokenizer)
-    add("tokenizer from elsewhere", "foreign.json", _hf_tokenizer(base), _tokenizer)
+    add("tokenizer from elsewhere", "imported.json", _hf_tokenizer(base), _tokenizer)
     add("sentencepiece dictionary", "dict.txt", dictionary, _tokenizer, sentencepiece__model=model)
 
 

@@ -5,12 +5,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.tiny import finetune_config, pretrain_config, write_reviews
 from headstart.progress import SilentProgress
 from headstart.recipes.compare.run import CompareRequest, run_compare
-from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.prepare import run_prepare_labelled
-from headstart.recipes.pretrain.run import run_pretrain
 
 STEPS = 30
 PRETRAINING = {
@@ -31,7 +30,7 @@ def write_data(folder: Path) -> Path:
     write_reviews(folder)
     more = (folder / "texts.txt").read_text().replace("film", "novel").replace("plot", "page")
     (folder / "more.txt").write_text(more)
-    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=2))
+    pretrain_run([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=2))
     return folder
 
 
@@ -40,7 +39,7 @@ def go(kind: str, data: Path, out: Path, *, resume: bool, steps: int = STEPS) ->
     texts, files = [str(data / "texts.txt")], {name: str(data / f"{name}.csv") for name in ("valid", "test")}
     if kind == "finetune":
         config = finetune_config(loop__epochs=6, optim__ema_decay=0.5)
-        run_finetune(str(data / "train.csv"), out, config, source=str(data / "base"), resume=resume, **files)
+        finetune_run(str(data / "train.csv"), out, config, backbone=str(data / "base"), resume=resume, **files)
     elif kind == "compare":
         plan = {"seeds": 2, "label_budgets": (16, None), "arms": ("majority", "scratch", "pretrained")}
         config = finetune_config(loop__epochs=2)
@@ -51,7 +50,7 @@ def go(kind: str, data: Path, out: Path, *, resume: bool, steps: int = STEPS) ->
         settings = {"loop__steps": steps, **PRETRAINING[kind]}
         if kind == "stages":
             settings["stages"] = [{"texts": [str(data / "more.txt")], "context": 9}, {"texts": texts, "fraction": 2}]
-        run_pretrain([] if kind == "stages" else texts, out, pretrain_config(**settings), resume=resume)
+        pretrain_run([] if kind == "stages" else texts, out, pretrain_config(**settings), resume=resume)
 
 
 def outcome(out: Path) -> dict[str, bytes]:
@@ -89,7 +88,7 @@ def tune(data: Path, out: Path) -> None:
     """A classifier that can abstain, which takes more validation rows than the tortured runs have, and labelled shards."""
     more = write_reviews(out.with_name(f"{out.name}-data"), train=120, valid=80)
     config = finetune_config(loop__epochs=3)
-    run_finetune(str(more / "train.csv"), out, config, source=str(data / "base"), valid=str(more / "valid.csv"))
+    finetune_run(str(more / "train.csv"), out, config, backbone=str(data / "base"), valid=str(more / "valid.csv"))
     labelled = config.labelled
     run_prepare_labelled(
         str(more / "train.csv"), out / "labelled", labelled, tokenizer=data / "base", progress=SilentProgress()

@@ -8,6 +8,7 @@ import pytest
 
 from faults.asking import BODIES, Desk, request
 from faults.runs import KINDS, go, outcome, write_data
+from fixtures.recipes import pretrain_run
 from fixtures.tiny import pretrain_config, write_reviews
 from headstart import runtime
 from headstart.cli.main import COMMANDS, run
@@ -17,7 +18,6 @@ from headstart.progress import SilentProgress
 from headstart.recipes import demo
 from headstart.recipes.demo import DemoRequest, run_demo
 from headstart.recipes.prepare import PrepareRequest, run_prepare, run_tokenizer
-from headstart.recipes.pretrain.run import run_pretrain
 from headstart.report.page import write_report
 
 
@@ -60,7 +60,7 @@ def test_the_deterministic_mode_changes_no_bit_on_a_cpu(data, tmp_path):
     """There it has nothing to choose between; tests/gpu/test_gpu_training.py has the device that does."""
     for name in (False, True):
         config = pretrain_config(loop__steps=6, runtime__deterministic=name)
-        run_pretrain([str(data / "texts.txt")], tmp_path / str(name), config)
+        pretrain_run([str(data / "texts.txt")], tmp_path / str(name), config)
     assert outcome(tmp_path / "False") == outcome(tmp_path / "True")
     message = [read_json(tmp_path / name / "environment.json")["deterministic"] for name in ("False", "True")]
     assert message == [False, True]

@@ -17,7 +17,7 @@ from headstart.data.corpus import read_documents
 from headstart.errors import DataError, StoreError, UsageError
 from headstart.files import atomic_folder, read_checksummed, read_json, read_manifest, write_checksummed
 from headstart.model.parameter_count import count_parameters
-from headstart.recipes.finetune.run import load_source
+from headstart.recipes.finetune.run import load_backbone
 from headstart.store.bundle import Bundle, load_bundle, save_bundle
 from headstart.store.tensors import load_tensors
 from headstart.tokenization.bpe import train_tokenizer
@@ -66,7 +66,7 @@ def test_a_pickle_is_refused_wherever_it_is_given(kind, tmp_path):
         "then see headstart import --help"
     )
     assert refused(UsageError, load_bundle, path) == f"{path} {WORDS} {convert}"
-    assert refused(UsageError, load_source, str(tmp_path)) == f"{path} {WORDS} {convert}"
+    assert refused(UsageError, load_backbone, str(tmp_path)) == f"{path} {WORDS} {convert}"
     assert refused(StoreError, load_tensors, path) == f"{path} {WORDS} {convert}"
     assert refused(UsageError, load_tokenizer, path).startswith(f"{path} {WORDS} Expected tokenizer.json")
     for name in ("weights.pt", "texts.txt", "table.csv", "rows.jsonl", "list.json"):

@@ -105,7 +105,7 @@ EARLY = [
     ("pretrain tokenizer: reading text SIGINT", "interrupted", 130),
     ("pretrain encode SIGTERM", "terminated", 143),
     ("finetune reading SIGINT", "interrupted", 130),
-    ("finetune begin looking for doubles SIGTERM", "terminated", 143),
+    ("finetune begin looking for duplicates SIGTERM", "terminated", 143),
     ("compare reading SIGINT", "interrupted", 130),
     ("compare tokenizer: reading text SIGTERM", "terminated", 143),
     ("tokenizer tokenizer: reading text SIGINT", "interrupted", 130),

@@ -15,6 +15,7 @@ from faults.damage import save_step, started
 from faults.disk import Disk, broken, full
 from faults.readers import seal
 from faults.runs import write_data
+from fixtures.recipes import finetune_run
 from fixtures.tiny import SPECIAL, Listener, finetune_config, language_model, pretrain_config
 from headstart.config.merge import read_toml
 from headstart.config.schema import PretrainConfig
@@ -23,7 +24,6 @@ from headstart.errors import ConfigError, Interrupted, StoreError
 from headstart.files import atomic_folder, read_json
 from headstart.interrupts import StopRequested, StopSignal
 from headstart.predict.generate import Sampling, sample_token
-from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.finetune.trainer import FinetuneTrainer
 from headstart.store.bundle import load_bundle
 from headstart.store.checkpoint import best_folder, checkpoint_steps, newest_valid, resume_from
@@ -140,22 +140,22 @@ class StopAt(StopSignal):
 
 def test_a_run_whose_best_epoch_is_damaged_starts_over_and_ends_the_same(data, tmp_path, monkeypatch):
     files = {name: str(data / f"{name}.csv") for name in ("valid", "test")}
-    settings = {"source": str(data / "base"), **files}
-    whole = run_finetune(str(data / "train.csv"), tmp_path / "whole", finetune_config(), **settings)
-    go = FinetuneTrainer.go
+    settings = {"backbone": str(data / "base"), **files}
+    whole = finetune_run(str(data / "train.csv"), tmp_path / "whole", finetune_config(), **settings)
+    go = FinetuneTrainer.train
 
     def stopped(own, *, resume):
         own.stop = StopAt(15)
         return go(own, resume=resume)
 
-    monkeypatch.setattr(FinetuneTrainer, "go", stopped)
+    monkeypatch.setattr(FinetuneTrainer, "train", stopped)
     with pytest.raises(Interrupted):
-        run_finetune(str(data / "train.csv"), tmp_path / "run", finetune_config(), **settings)
+        finetune_run(str(data / "train.csv"), tmp_path / "run", finetune_config(), **settings)
     monkeypatch.undo()
     (best,) = (tmp_path / "run").glob("best-epoch-*")
     (best / "head.safetensors").write_bytes(b"")
     output = Listener()
-    run_finetune(None, tmp_path / "run", None, resume=True, progress=output)
+    finetune_run(None, tmp_path / "run", None, resume=True, progress=output)
     assert any(line.startswith(f"{best / 'head.safetensors'} is damaged: 0 bytes where") for line in output.lines)
     assert f"no whole checkpoint is left in {tmp_path / 'run'}: starting from step 0" in output.lines
     assert (tmp_path / "run" / "result.json").read_bytes() == (whole.path / "result.json").read_bytes()
@@ -175,7 +175,7 @@ def test_a_checkpoint_keeps_the_best_epoch_that_it_speaks_of(data, tmp_path, mon
         assert all(best_folder(own.run, epoch).is_dir() for epoch in spoken)
 
     monkeypatch.setattr(FinetuneTrainer, "_save", saving)
-    run_finetune(str(data / "train.csv"), tmp_path / "run", config, source=str(data / "base"), **files)
+    finetune_run(str(data / "train.csv"), tmp_path / "run", config, backbone=str(data / "base"), **files)
     assert max(checked) > 1  # control
 
 
@@ -284,14 +284,14 @@ def test_a_tokenizer_whose_steps_multiply_a_text_is_refused(tmp_path):
     steps = [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}] * 30
     settings = {"version": "1.0", "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
     with pytest.raises(StoreError) as caught:
-        read_engine(settings, "foreign.json")
+        read_engine(settings, "imported.json")
     assert str(caught.value) == (
-        "foreign.json is not a tokenizer that can be trusted: its steps may make a text 1,073,741,824 times as long, "
+        "imported.json is not a tokenizer that can be trusted: its steps may make a text 1,073,741,824 times as long, "
         "and 64 is the most"
     )
 
 
 @pytest.mark.parametrize("steps", [255, 0.5, "ByteLevel", {}, [3]])
 def test_a_tokenizer_whose_steps_are_none_is_refused_in_a_line(steps):
-    with pytest.raises(StoreError, match=r"^foreign\.json is not a tokenizer that the tokenizers library can read: "):
-        read_engine({"version": "1.0", "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}, "foreign.json")
+    with pytest.raises(StoreError, match=r"^imported\.json is not a tokenizer that the tokenizers library can read: "):
+        read_engine({"version": "1.0", "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}, "imported.json")

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from fixtures.linear_loss import far_target_inputs, linear_loss_inputs, reference_loss, relative_errors
+from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.tiny import (
     CPU,
     SPECIAL,
@@ -28,8 +29,6 @@ from headstart.interrupts import StopRequested, StopSignal
 from headstart.model.heads import Model, build_classifier_head
 from headstart.model.transformer import build_backbone
 from headstart.recipes.compare.run import CompareRequest, run_compare
-from headstart.recipes.finetune.run import run_finetune
-from headstart.recipes.pretrain.run import run_pretrain
 from headstart.runtime import Runtime
 from headstart.train.cuda_graphs import text_graphs
 from headstart.train.loop import TrainState, fit
@@ -85,11 +84,11 @@ def test_the_whole_story_runs_and_resumes(tmp_path):
     data = write_reviews(tmp_path / "data")
     text = [str(data / "texts.txt")]
     settings = {"runtime__device": "cuda", "runtime__precision": "fp32"}
-    run_pretrain(text, tmp_path / "whole", pretrain_config(**settings, loop__steps=20))
+    pretrain_run(text, tmp_path / "whole", pretrain_config(**settings, loop__steps=20))
     with pytest.raises(Interrupted):
-        run_pretrain(text, tmp_path / "cut", pretrain_config(**settings, loop__steps=20, runtime__time_limit=1e-5))
+        pretrain_run(text, tmp_path / "cut", pretrain_config(**settings, loop__steps=20, runtime__time_limit=1e-5))
     change_runtime(tmp_path / "cut", time_limit=None)
-    run_pretrain([], tmp_path / "cut", None, resume=True)
+    pretrain_run([], tmp_path / "cut", None, resume=True)
     whole, cut = (read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("whole", "cut"))
     assert cut == pytest.approx(whole, rel=1e-3)
     request = CompareRequest(
@@ -196,7 +195,7 @@ def test_a_compiled_network_learns_as_a_plain_one(tmp_path):
         "runtime__device": "cuda",
     }
     for compiled in (False, True):
-        run_pretrain(
+        pretrain_run(
             [str(data / "texts.txt")], tmp_path / str(compiled), pretrain_config(**settings, runtime__compile=compiled)
         )
     plain, compiled = (read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("False", "True"))
@@ -363,18 +362,18 @@ def test_pretraining_gives_the_same_bits_twice_and_when_it_is_resumed(kind, tmp_
     text = [str(data / "texts.txt")]
     settings = {"model__width": 32, "model__heads": 2, "loop__steps": 24, **WAYS[kind]}
     for name in ("one", "two"):
-        run_pretrain(text, tmp_path / name, pretrain_config(**settings, **SAME))
+        pretrain_run(text, tmp_path / name, pretrain_config(**settings, **SAME))
     assert weights(tmp_path / "one") == weights(tmp_path / "two")
     assert read_json(tmp_path / "one" / "environment.json")["deterministic"] is True
     cut = pretrain_config(**settings, **SAME, runtime__time_limit=1e-5)
     with pytest.raises(Interrupted):
-        run_pretrain(text, tmp_path / "cut", cut)
+        pretrain_run(text, tmp_path / "cut", cut)
     change_runtime(tmp_path / "cut", time_limit=None)
-    run_pretrain([], tmp_path / "cut", None, resume=True)
+    pretrain_run([], tmp_path / "cut", None, resume=True)
     assert weights(tmp_path / "cut") == weights(tmp_path / "one")
     for name in ("result.json", "metrics.jsonl"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
-    run_pretrain(text, tmp_path / "other", pretrain_config(**settings, **SAME, runtime__seed=1))
+    pretrain_run(text, tmp_path / "other", pretrain_config(**settings, **SAME, runtime__seed=1))
     assert weights(tmp_path / "other") != weights(tmp_path / "one")  # control
 
 
@@ -383,23 +382,23 @@ def test_fine_tuning_gives_the_same_bits_twice_and_when_it_is_resumed(tmp_path, 
 
     data = write_reviews(tmp_path / "data")
     shape = {"model__width": 32, "model__heads": 2, "model__block": "modern"}
-    run_pretrain([str(data / "texts.txt")], tmp_path / "base", pretrain_config(**shape, **SAME, loop__steps=4))
+    pretrain_run([str(data / "texts.txt")], tmp_path / "base", pretrain_config(**shape, **SAME, loop__steps=4))
     files = {name: str(data / f"{name}.csv") for name in ("valid", "test")}
-    given = {"source": str(tmp_path / "base"), **files}
+    given = {"backbone": str(tmp_path / "base"), **files}
     config = finetune_config(**SAME, optim__ema_decay=0.5)
     for name in ("one", "two"):
-        run_finetune(str(data / "train.csv"), tmp_path / name, config, **given)
+        finetune_run(str(data / "train.csv"), tmp_path / name, config, **given)
     assert weights(tmp_path / "one") == weights(tmp_path / "two")
-    go = FinetuneTrainer.go
+    go = FinetuneTrainer.train
 
     def stopped(own, *, resume):
         own.stop = StopAt(10)
         return go(own, resume=resume)
 
     with monkeypatch.context() as changed, pytest.raises(Interrupted):
-        changed.setattr(FinetuneTrainer, "go", stopped)
-        run_finetune(str(data / "train.csv"), tmp_path / "cut", config, **given)
-    run_finetune(None, tmp_path / "cut", None, resume=True)
+        changed.setattr(FinetuneTrainer, "train", stopped)
+        finetune_run(str(data / "train.csv"), tmp_path / "cut", config, **given)
+    finetune_run(None, tmp_path / "cut", None, resume=True)
     assert weights(tmp_path / "cut") == weights(tmp_path / "one")
 
 
@@ -413,11 +412,11 @@ def test_without_the_mode_a_resumed_run_ends_within_the_stated_bound(tmp_path):
     text = [str(data / "texts.txt")]
     settings = {"model__width": 32, "model__heads": 2, "model__block": "modern", "loop__steps": 24}
     settings["runtime__device"] = "cuda"
-    run_pretrain(text, tmp_path / "whole", pretrain_config(**settings))
+    pretrain_run(text, tmp_path / "whole", pretrain_config(**settings))
     with pytest.raises(Interrupted):
-        run_pretrain(text, tmp_path / "cut", pretrain_config(**settings, runtime__time_limit=1e-5))
+        pretrain_run(text, tmp_path / "cut", pretrain_config(**settings, runtime__time_limit=1e-5))
     change_runtime(tmp_path / "cut", time_limit=None)
-    run_pretrain([], tmp_path / "cut", None, resume=True)
+    pretrain_run([], tmp_path / "cut", None, resume=True)
     whole, cut = (read_json(tmp_path / name / "result.json")["held_out"]["loss"] for name in ("whole", "cut"))
     assert cut == pytest.approx(whole, rel=BOUND)
     assert read_json(tmp_path / "cut" / "environment.json")["deterministic"] is False
@@ -552,10 +551,10 @@ def test_a_recorded_run_that_is_resumed_ends_within_the_stated_bound(tmp_path, m
     from headstart.recipes.finetune.trainer import FinetuneTrainer
 
     data = write_reviews(tmp_path / "data")
-    given = {"source": "scratch", **{name: str(data / f"{name}.csv") for name in ("valid", "test")}}
+    given = {"backbone": "scratch", **{name: str(data / f"{name}.csv") for name in ("valid", "test")}}
     config = finetune_config(runtime__device="cuda", optim__ema_decay=0.5)
-    run_finetune(str(data / "train.csv"), tmp_path / "whole", config, **given)
-    go, seen = FinetuneTrainer.go, []
+    finetune_run(str(data / "train.csv"), tmp_path / "whole", config, **given)
+    go, seen = FinetuneTrainer.train, []
 
     def stopped(own, *, resume):
         own.stop = StopAt(10)
@@ -565,9 +564,9 @@ def test_a_recorded_run_that_is_resumed_ends_within_the_stated_bound(tmp_path, m
             seen.append(own._graphs.num_graphs)
 
     with monkeypatch.context() as changed, pytest.raises(Interrupted):
-        changed.setattr(FinetuneTrainer, "go", stopped)
-        run_finetune(str(data / "train.csv"), tmp_path / "cut", config, **given)
-    run_finetune(None, tmp_path / "cut", None, resume=True)
+        changed.setattr(FinetuneTrainer, "train", stopped)
+        finetune_run(str(data / "train.csv"), tmp_path / "cut", config, **given)
+    finetune_run(None, tmp_path / "cut", None, resume=True)
     whole, cut = (read_json(tmp_path / name / "result.json")["valid"]["loss"] for name in ("whole", "cut"))
     assert cut == pytest.approx(whole, rel=BOUND, abs=BOUND)
     assert seen[0] > 0  # control: it was recorded
@@ -575,7 +574,7 @@ def test_a_recorded_run_that_is_resumed_ends_within_the_stated_bound(tmp_path, m
 
 def test_weighted_classes_are_learnt_as_before(tmp_path):
     data = write_reviews(tmp_path / "data")
-    given = {"source": "scratch", "valid": str(data / "valid.csv")}
+    given = {"backbone": "scratch", "valid": str(data / "valid.csv")}
     config = finetune_config(runtime__device="cuda", transfer__class_weights="balanced")
-    run_finetune(str(data / "train.csv"), tmp_path / "run", config, **given)
+    finetune_run(str(data / "train.csv"), tmp_path / "run", config, **given)
     assert (tmp_path / "run" / "result.json").is_file()

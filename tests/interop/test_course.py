@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from fixtures.recipes import finetune_run
 from headstart.cli.main import run
 from headstart.config.merge import merge_config, nest
 from headstart.config.schema import FinetuneConfig
@@ -19,7 +20,6 @@ from headstart.errors import StoreError, TransferError, UsageError
 from headstart.interop.course import import_course
 from headstart.model.heads import lm_logits
 from headstart.predict.generate import Sampling, run_generate
-from headstart.recipes.finetune.run import run_finetune
 from headstart.store.bundle import load_bundle
 from headstart.tokenization.tokenizer import load_tokenizer
 
@@ -158,7 +158,7 @@ def test_an_imported_model_is_a_start_for_finetune_and_generate(course, vocabula
     rows = [(f"{text} {number}", "good" if number % 2 else "bad") for number, text in enumerate(TEXTS * 4)]
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(f'"{text}",{label}\n' for text, label in rows))
     config = merge_config(FinetuneConfig, nest({"loop.epochs": 1, "runtime.threads": 1}))
-    run_finetune(str(tmp_path / "train.csv"), tmp_path / "clf", config, source=str(tmp_path / "base"))
+    finetune_run(str(tmp_path / "train.csv"), tmp_path / "clf", config, backbone=str(tmp_path / "base"))
     moved = json.loads((tmp_path / "clf" / "receipt.json").read_text())["moved"]
     imported = json.loads((tmp_path / "base" / "receipt.json").read_text())["moved"]
     assert {line["name"]: line["sha256"] for line in moved} == {

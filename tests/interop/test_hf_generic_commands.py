@@ -48,7 +48,7 @@ def data(tmp_path_factory):
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "gpt2"])
 def test_an_imported_model_is_fine_tuned_predicts_explains_and_is_exported(transformers, sources, data, tmp_path, kind):
     source = sources(kind)
-    clf = api.finetune(data / "train.csv", out=tmp_path / "clf", source=source, settings=SMALL)
+    clf = api.finetune(data / "train.csv", out=tmp_path / "clf", backbone=source, settings=SMALL)
     receipt = read_json(clf.path / "receipt.json")
     assert {line["name"].split(".")[0] for line in receipt["moved"]} == {"backbone"}
     predictor = Predictor.load(tmp_path / "clf")
@@ -77,7 +77,7 @@ def test_an_imported_model_with_local_attention_is_exported_to_onnx(transformers
     saved(transformers, tmp_path / "in", "modernbert", "ForMaskedLM", num_hidden_layers=2)
     source = f"hf:{tmp_path / 'in'}"
     assert load_model_source(source).config.generic.local_layers == (1,)
-    api.finetune(data / "train.csv", out=tmp_path / "clf", source=source, settings=SMALL)
+    api.finetune(data / "train.csv", out=tmp_path / "clf", backbone=source, settings=SMALL)
     assert run(["export", str(tmp_path / "clf"), "--to", "onnx", "--out", str(tmp_path / "out"), "--quiet"]) == 0
     assert read_json(tmp_path / "out" / "headstart.json")["files"][0]["largest_difference"] < 1e-5
 
@@ -102,7 +102,7 @@ def test_two_imported_models_are_arms_of_one_comparison(sources, data, tmp_path)
 def test_an_imported_model_is_pretrained_further_with_its_own_head(sources, data, tmp_path, kind, objective, layout):
     source = sources(kind)
     steps = {"loop.steps": 3, "runtime.threads": 1, "objective": objective, "corpus.layout": layout}
-    done = api.pretrain(data / "texts.txt", out=tmp_path / "more", source=source, settings=steps)
+    done = api.pretrain(data / "texts.txt", out=tmp_path / "more", backbone=source, settings=steps)
     receipt = read_json(done.path / "receipt.json")
     assert receipt["source"] == source
     assert not receipt["new"]  # the language head came too
@@ -118,17 +118,17 @@ def test_an_imported_model_is_pretrained_further_with_its_own_head(sources, data
 def test_an_objective_that_the_imported_head_was_not_made_for_is_refused(sources, data, tmp_path):
     source = sources("bert")
     with pytest.raises(ConfigError) as caught:
-        api.pretrain(data / "texts.txt", out=tmp_path / "one", source=source, settings={"objective": "causal"})
+        api.pretrain(data / "texts.txt", out=tmp_path / "one", backbone=source, settings={"objective": "causal"})
     assert str(caught.value) == (
-        f"objective must be masked, got causal: {source} is a bert, whose language head names a hidden token at its own place"
+        f"objective must be masked, got causal: {source} is a bert, whose language head names a masked token at its own place"
     )
     pairs = {"objective": "masked", "next_sentence.weight": 1.0}
     with pytest.raises(ConfigError) as caught:
-        api.pretrain(data / "texts.txt", out=tmp_path / "one", source=source, settings=pairs)
+        api.pretrain(data / "texts.txt", out=tmp_path / "one", backbone=source, settings=pairs)
     assert str(caught.value) == f"next_sentence.weight is not for {source}, a bert: leave it out"
     source = sources("gpt2")
     with pytest.raises(ConfigError) as caught:
-        api.pretrain(data / "texts.txt", out=tmp_path / "one", source=source, settings={"objective": "hybrid"})
+        api.pretrain(data / "texts.txt", out=tmp_path / "one", backbone=source, settings={"objective": "hybrid"})
     assert str(caught.value) == (
         f"objective must be causal, got hybrid: {source} is a gpt2, whose language head names the next token"
     )
@@ -139,13 +139,13 @@ def test_learned_positions_bound_the_context(sources, data, tmp_path):
     source = sources("bert")
     wanted = SMALL | {"transfer.context": LONGEST + 1}
     with pytest.raises(ConfigError) as caught:
-        api.finetune(data / "train.csv", out=tmp_path / "clf", source=source, settings=wanted)
+        api.finetune(data / "train.csv", out=tmp_path / "clf", backbone=source, settings=wanted)
     assert str(caught.value) == (
         f"transfer.context must be at most 48, the positions that {source} has learnt, got {LONGEST + 1}"
     )
     assert not (tmp_path / "clf").exists()
     shorter = SMALL | {"transfer.context": 8, "transfer.dropout": 0.25}
-    api.finetune(data / "train.csv", out=tmp_path / "clf", source=source, settings=shorter)
+    api.finetune(data / "train.csv", out=tmp_path / "clf", backbone=source, settings=shorter)
     config = load_bundle(tmp_path / "clf").config
     assert (config.context, config.dropout) == (8, 0.25)
 

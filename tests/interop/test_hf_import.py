@@ -143,7 +143,7 @@ def test_an_imported_backbone_is_fine_tuned_compared_and_pretrained_further(tran
     data = write_reviews(tmp_path / "data")
     source = f"hf:{tmp_path / 'theirs'}"
     small = {"runtime.threads": 1, "loop.epochs": 1}
-    clf = api.finetune(data / "train.csv", out=tmp_path / "clf", source=source, settings=small)
+    clf = api.finetune(data / "train.csv", out=tmp_path / "clf", backbone=source, settings=small)
     receipt = read_json(clf.path / "receipt.json")
     assert receipt["source"] == source
     assert len(receipt["moved"]) == 2 * 7 + 2
@@ -162,7 +162,7 @@ def test_an_imported_backbone_is_fine_tuned_compared_and_pretrained_further(tran
         "scratch-all-seed0",
     }
     steps = {"loop.steps": 2, "runtime.threads": 1, "objective": "masked"}
-    run_folder = api.pretrain(data / "texts.txt", out=tmp_path / "more", source=source, settings=steps)
+    run_folder = api.pretrain(data / "texts.txt", out=tmp_path / "more", backbone=source, settings=steps)
     assert read_json(run_folder.path / "receipt.json")["source"] == source
 
 

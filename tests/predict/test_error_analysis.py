@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from fixtures.recipes import finetune_run
 from fixtures.tiny import Listener, finetune_config, write_reviews
 from headstart import api
 from headstart.config.schema import RuntimeConfig
@@ -15,7 +16,6 @@ from headstart.metrics import number_bins, wilson
 from headstart.predict.error_analysis import most_confident_mistakes, slice_accuracy, slices_by_column
 from headstart.predict.predictor import Predictor, threshold_for
 from headstart.recipes.evaluate import EvaluateRequest, run_evaluate
-from headstart.recipes.finetune.run import run_finetune
 from headstart.store.bundle import load_bundle
 
 ONE = RuntimeConfig(threads=1, device="cpu")
@@ -27,7 +27,7 @@ def trained(tmp_path_factory):
     folder = write_reviews(tmp_path_factory.mktemp("mistakes"), train=60, valid=120, test=80)
     config, listener = finetune_config(loop__epochs=2, optim__lr=2e-3), Listener()
     files = {name: str(folder / f"{name}.csv") for name in ("valid", "test")}
-    run_finetune(str(folder / "train.csv"), folder / "clf", config, source="scratch", progress=listener, **files)
+    finetune_run(str(folder / "train.csv"), folder / "clf", config, backbone="scratch", progress=listener, **files)
     with (folder / "test.csv").open() as file, (folder / "more.csv").open("w", newline="") as out:
         rows = list(csv.DictReader(file))
         writer = csv.DictWriter(out, ["text", "label", "shop", "length"])
@@ -65,11 +65,11 @@ def test_few_validation_rows_leave_probabilities_alone_and_say_so(trained, tmp_p
     lines = (folder / "valid.csv").read_text().splitlines()
     (tmp_path / "valid.csv").write_text("\n".join(lines[:31]) + "\n")
     listener = Listener()
-    run_finetune(
+    finetune_run(
         str(folder / "train.csv"),
         tmp_path / "clf",
         finetune_config(loop__epochs=1),
-        source="scratch",
+        backbone="scratch",
         valid=str(tmp_path / "valid.csv"),
         progress=listener,
     )

@@ -6,6 +6,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fixtures.recipes import finetune_run
 from fixtures.tiny import BAD, GOOD, SHAPE, SPECIAL, VOCABULARY, finetune_config, write_reviews
 from headstart import api
 from headstart.config.schema import RuntimeConfig
@@ -16,7 +17,6 @@ from headstart.model.transformer import build_backbone
 from headstart.predict import explain
 from headstart.predict.explain import attribute, baseline_and_input, explain_prediction, margins, merge_pieces
 from headstart.predict.predictor import Predictor
-from headstart.recipes.finetune.run import run_finetune
 from headstart.tokenization.tokenizer import load_tokenizer
 from headstart.train.objectives import class_logits
 
@@ -108,7 +108,7 @@ def test_an_attribution_changes_neither_logits_nor_gradients():
 def trained(tmp_path_factory):
     folder = write_reviews(tmp_path_factory.mktemp("explain"), train=200, valid=80)
     config = finetune_config(loop__epochs=5, transfer__attention="bidirectional")
-    run_finetune(str(folder / "train.csv"), folder / "clf", config, source="scratch", valid=str(folder / "valid.csv"))
+    finetune_run(str(folder / "train.csv"), folder / "clf", config, backbone="scratch", valid=str(folder / "valid.csv"))
     return folder
 
 

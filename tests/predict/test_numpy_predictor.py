@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fixtures.recipes import finetune_run
 from fixtures.tiny import CPU, SPECIAL, finetune_config, write_reviews
 from headstart.config.schema import ModelConfig, RuntimeConfig
 from headstart.data.datasets import LabelledDataset
@@ -20,7 +21,6 @@ from headstart.model.transformer import build_backbone
 from headstart.predict import numpy_predictor as quick
 from headstart.predict.numpy_predictor import NumpyPredictor, numpy_logits, weight_shapes
 from headstart.predict.predictor import Predictor
-from headstart.recipes.finetune.run import run_finetune
 from headstart.train.scoring import score_texts
 
 ONE = RuntimeConfig(threads=1, device="cpu")
@@ -69,8 +69,8 @@ def trained(tmp_path_factory):
     folder = write_reviews(tmp_path_factory.mktemp("quick"))
     for name, changes in KINDS.items():
         config = finetune_config(loop__epochs=1, **changes)
-        run_finetune(
-            str(folder / "train.csv"), folder / name, config, source="scratch", valid=str(folder / "valid.csv")
+        finetune_run(
+            str(folder / "train.csv"), folder / name, config, backbone="scratch", valid=str(folder / "valid.csv")
         )
     return folder
 

@@ -6,13 +6,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.tiny import CPU, SPECIAL, VOCABULARY, finetune_config, language_model, pretrain_config, write_reviews
 from headstart.config.schema import RuntimeConfig
 from headstart.errors import ConfigError, DataError, UsageError
 from headstart.predict.generate import Sampling, generate_ids, run_generate, sample_token
 from headstart.predict.predictor import Predictor
-from headstart.recipes.finetune.run import run_finetune
-from headstart.recipes.pretrain.run import run_pretrain
 
 ONE = RuntimeConfig(threads=1, device="cpu")
 
@@ -20,12 +19,12 @@ ONE = RuntimeConfig(threads=1, device="cpu")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = write_reviews(tmp_path_factory.mktemp("trained"))
-    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=4))
+    pretrain_run([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=4))
     train, valid = str(folder / "train.csv"), str(folder / "valid.csv")
     config = finetune_config(loop__epochs=2)
-    run_finetune(train, folder / "cut", config, source=str(folder / "base"), valid=valid)
+    finetune_run(train, folder / "cut", config, backbone=str(folder / "base"), valid=valid)
     windows = finetune_config(loop__epochs=2, labelled__long_texts="windows")
-    run_finetune(train, folder / "windows", windows, source=str(folder / "base"), valid=valid)
+    finetune_run(train, folder / "windows", windows, backbone=str(folder / "base"), valid=valid)
     return folder
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.tiny import Listener, finetune_config, pretrain_config, write_reviews
 from headstart.config.schema import LabelledConfig, RuntimeConfig
 from headstart.data.labelled import read_labelled
@@ -18,9 +19,7 @@ from headstart.predict.predictor import Predictor
 from headstart.progress import SilentProgress
 from headstart.recipes.compare.arms import backbone_names, expand_arms
 from headstart.recipes.compare.run import CompareRequest, run_compare
-from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.prepare import run_prepare_labelled
-from headstart.recipes.pretrain.run import run_pretrain
 from headstart.report.error_tables import error_tables
 from headstart.report.load import load_comparison
 from headstart.store.bundle import load_bundle
@@ -34,9 +33,9 @@ def reviews(tmp_path_factory):
     """Labelled reviews, and two language models of other shapes and vocabularies."""
     folder = write_reviews(tmp_path_factory.mktemp("reviews"))
     text = [str(folder / "texts.txt")]
-    run_pretrain(text, folder / "small", pretrain_config(loop__steps=3))
+    pretrain_run(text, folder / "small", pretrain_config(loop__steps=3))
     other = {"model__width": 24, "tokenizer__vocab_size": 280}
-    run_pretrain(text, folder / "other", pretrain_config(loop__steps=3, **other))
+    pretrain_run(text, folder / "other", pretrain_config(loop__steps=3, **other))
     return folder
 
 
@@ -96,7 +95,7 @@ def test_a_run_of_one_folder_among_several_equals_its_fine_tuning(reviews, two, 
     files = {name: str(reviews / f"{name}.csv") for name in ("valid", "test")}
     frozen = {"transfer__freeze": True, "optim__lr": 5e-2} if arm == "frozen" else {}
     config = finetune_config(loop__epochs=1, runtime__seed=1, **frozen)
-    run = run_finetune(str(reviews / "train.csv"), tmp_path / "run", config, source=str(reviews / "other"), **files)
+    run = finetune_run(str(reviews / "train.csv"), tmp_path / "run", config, backbone=str(reviews / "other"), **files)
     record, result = read_record(two[0] / "cells" / f"{arm}@other-all-seed1.json"), read_json(run.path / "result.json")
     assert (record.valid.accuracy, record.epochs[0].valid_loss) == (
         result["valid"]["accuracy"],
@@ -255,7 +254,7 @@ def test_a_comparison_does_not_resume_with_another_model_under_the_same_name(rev
     resume(out)  # control
     (out / "result.json").unlink()
     shutil.rmtree(base)
-    run_pretrain([str(reviews / "texts.txt")], base, pretrain_config(loop__steps=4))
+    pretrain_run([str(reviews / "texts.txt")], base, pretrain_config(loop__steps=4))
     with pytest.raises(UsageError) as caught:
         resume(out)
     assert str(caught.value) == f"{base} is not what {out} was started with; put it back, or start another run"
@@ -298,7 +297,7 @@ def test_the_probabilities_of_a_network_are_those_of_the_fine_tuned_classifier(r
     train, config, source = str(reviews / "train.csv"), finetune_config(loop__epochs=1), str(reviews / "small")
     request = CompareRequest(train, tmp_path / "cmp", (source,), arms=("pretrained",), seeds=1, **files)
     run_compare(request, config)
-    run = run_finetune(train, tmp_path / "run", config, source=source, **files)
+    run = finetune_run(train, tmp_path / "run", config, backbone=source, **files)
     record = read_record(tmp_path / "cmp" / "cells" / "pretrained-all-seed0.json")
     assert record.temperature == read_json(run.path / "result.json")["temperature"] != 1.0
     texts = read_labelled(files["test"], LabelledConfig()).texts

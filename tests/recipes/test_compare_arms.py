@@ -5,6 +5,7 @@ import csv
 import numpy as np
 import pytest
 
+from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.tiny import CPU, finetune_config, pretrain_config, write_reviews
 from headstart.config.schema import LabelledConfig
 from headstart.data.datasets import LabelledDataset
@@ -16,9 +17,7 @@ from headstart.progress import SilentProgress
 from headstart.recipes.compare.baselines import run_baseline
 from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.finetune.dataset import build_classifier, class_weights, load_labelled_data
-from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.finetune.trainer import FinetuneTrainer
-from headstart.recipes.pretrain.run import run_pretrain
 from headstart.store.run_folder import RunFolder
 from headstart.tasks import SingleLabel
 from headstart.tokenization.tokenizer import load_tokenizer
@@ -27,7 +26,7 @@ from headstart.tokenization.tokenizer import load_tokenizer
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory):
     folder = write_reviews(tmp_path_factory.mktemp("reviews"))
-    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=3))
+    pretrain_run([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=3))
     return folder
 
 
@@ -82,7 +81,7 @@ def test_a_run_equals_the_fine_tuning_of_its_arm_rows_and_seed(reviews, records,
     files = {name: str(reviews / f"{name}.csv") for name in ("valid", "test")}
     train = str(write_subset(reviews, tmp_path / "subset.csv", 8, seed))
     alone = config(runtime__seed=seed)
-    run = run_finetune(train, tmp_path / "run", alone, source=source, tokenizer=tokenizer, **files)
+    run = finetune_run(train, tmp_path / "run", alone, backbone=source, tokenizer=tokenizer, **files)
     record, result = read_json(records / f"{arm}-8-seed{seed}.json"), read_json(run.path / "result.json")
     timeless = [
         [{name: value for name, value in line.items() if name not in ("kind", "seconds")} for line in lines]
@@ -141,9 +140,9 @@ def test_every_row_of_test_is_read_once(reviews, tmp_path):
 
     trainer = build_trainer(reviews, tmp_path / "run")
     test = trainer.data.test
-    trainer.test = CountingDataset(test.ids, test.gold, trainer.data.tokenizer.special, context=24)
-    trainer.go(resume=False)
-    assert trainer.test.num_read == len(test)
+    trainer.test_dataset = CountingDataset(test.ids, test.gold, trainer.data.tokenizer.special, context=24)
+    trainer.train(resume=False)
+    assert trainer.test_dataset.num_read == len(test)
 
 
 def test_layer_decay_reaches_the_optimizer(reviews, tmp_path):
@@ -159,7 +158,7 @@ def test_class_weights_go_by_name_and_reach_the_loss(reviews, tmp_path):
     even = class_weights(config(transfer__class_weights="balanced"), labels, uneven)
     assert even.tolist() == pytest.approx([4 / (2 * 3), 4 / (2 * 1)])
     trainer = build_trainer(reviews, tmp_path / "run", transfer__class_weights={"positive": 3.0})
-    batch = trainer.train.batch([0, 1, 2, 3])
+    batch = trainer.train_dataset.batch([0, 1, 2, 3])
     assert trainer._objective(batch).count == 2 * 1 + 2 * 3
 
 
@@ -167,7 +166,7 @@ def test_gradual_unfreezing_continues_through_the_epochs(reviews, tmp_path):
     is_trainable = []
     for epochs in (1, 4):
         trainer = build_trainer(reviews, tmp_path / str(epochs), transfer__unfreeze_every=1, loop__epochs=epochs)
-        trainer.go(resume=False)
+        trainer.train(resume=False)
         is_trainable.append(trainer.model.backbone.embedding.weight.requires_grad)
     assert is_trainable == [False, True]
 
@@ -175,7 +174,7 @@ def test_gradual_unfreezing_continues_through_the_epochs(reviews, tmp_path):
 def test_the_weights_of_the_best_epoch_are_restored(reviews, tmp_path):
     """Backbone and head are those of the epoch that validation chose: the loss is the same to the last digit."""
     trainer = build_trainer(reviews, tmp_path / "run", optim__lr=1e-3, loop__epochs=8)
-    outcome = trainer.go(resume=False)
+    outcome = trainer.train(resume=False)
     assert outcome.best_epoch < 8  # control: the last epoch is not the best
     assert outcome.valid.loss == outcome.epochs[outcome.best_epoch - 1]["valid_loss"]
     assert outcome.valid.loss != outcome.epochs[-1]["valid_loss"]
@@ -183,7 +182,7 @@ def test_the_weights_of_the_best_epoch_are_restored(reviews, tmp_path):
 
 def test_among_equal_accuracies_the_lower_loss_is_best(reviews, tmp_path):
     trainer = build_trainer(reviews, tmp_path / "run", optim__lr=1e-6, loop__epochs=3, model__dropout=0.0)
-    outcome = trainer.go(resume=False)
+    outcome = trainer.train(resume=False)
     losses = [line["valid_loss"] for line in outcome.epochs]
     assert len({line["valid_accuracy"] for line in outcome.epochs}) == 1  # control: a tie
     assert len(set(losses)) == 3

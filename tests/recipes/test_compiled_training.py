@@ -2,8 +2,8 @@
 
 import pytest
 
+from fixtures.recipes import pretrain_run
 from fixtures.tiny import pretrain_config, write_reviews
-from headstart.recipes.pretrain.run import run_pretrain
 from headstart.store.bundle import load_bundle
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -16,7 +16,7 @@ def test_compiling_changes_rounding_alone(block, tmp_path):
     losses = []
     for compiled in (False, True):
         config = pretrain_config(**settings, runtime__compile=compiled)
-        run = run_pretrain([str(data / "texts.txt")], tmp_path / str(compiled), config)
+        run = pretrain_run([str(data / "texts.txt")], tmp_path / str(compiled), config)
         losses.append([line["loss"] for line in run.metrics.read("step")])
         load_bundle(run.path)
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fixtures.recipes import pretrain_run
 from fixtures.tiny import Listener, pretrain_config, write_reviews
 from headstart.data.corpus import read_reviews
 from headstart.data.decontamination import Membership
@@ -13,7 +14,6 @@ from headstart.errors import UsageError
 from headstart.files import FORMAT, read_json
 from headstart.recipes import demo
 from headstart.recipes.demo import DemoRequest, run_demo
-from headstart.recipes.pretrain.run import run_pretrain
 from headstart.store import locate
 
 
@@ -25,7 +25,7 @@ class ComparisonBegins(Exception):
 def base(tmp_path_factory):
     """A language model to start from."""
     folder = write_reviews(tmp_path_factory.mktemp("base"))
-    return str(run_pretrain([str(folder / "texts.txt")], folder / "run", pretrain_config(loop__steps=2)).path)
+    return str(pretrain_run([str(folder / "texts.txt")], folder / "run", pretrain_config(loop__steps=2)).path)
 
 
 @pytest.fixture

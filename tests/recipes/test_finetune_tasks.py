@@ -1,18 +1,18 @@
-"""Fine-tuning several labels, ratings and pairs: exact resume, the same bits twice, weights of rare labels, and the fold."""
+"""Fine-tuning several labels, ratings and pairs: exact resume, weights of rare labels, the folded scale."""
 
 import numpy as np
 import pytest
 import torch
 
 from fixtures.predictions import write_all
+from fixtures.recipes import finetune_run
 from fixtures.tiny import CPU, finetune_config
 from headstart.errors import Interrupted
 from headstart.files import read_json
 from headstart.predict.predictor import Predictor
 from headstart.progress import SilentProgress
-from headstart.recipes.finetune import trainer as training_module
+from headstart.recipes import trainer as trainer_module
 from headstart.recipes.finetune.dataset import class_weights, load_labelled_data
-from headstart.recipes.finetune.run import run_finetune
 from headstart.store.bundle import load_bundle
 
 FILES = {
@@ -27,50 +27,50 @@ def folder(tmp_path_factory):
     return write_all(tmp_path_factory.mktemp("kinds"))
 
 
-def config_of(kind, **more):
-    return finetune_config(**{"model__context": 40, "loop__epochs": 2, **FILES[kind][2], **more})
+def config_of(task, **settings):
+    return finetune_config(**{"model__context": 40, "loop__epochs": 2, **FILES[task][2], **settings})
 
 
-def go(folder, kind, out, **more):
-    stem, suffix, _ = FILES[kind]
+def go(folder, task, out, **settings):
+    stem, suffix, _ = FILES[task]
     names = [str(folder / f"{stem}{part}{suffix}") for part in ("", "-test")]
-    return run_finetune(names[0], out, config_of(kind, **more), source="scratch", test=names[1])
+    return finetune_run(names[0], out, config_of(task, **settings), backbone="scratch", test=names[1])
 
 
 def weights(run):
     return {path.name: path.read_bytes() for path in sorted((run / "bundle").glob("*.safetensors"))}
 
 
-@pytest.mark.parametrize("kind", ["labels", "rating"])
-def test_a_run_that_was_stopped_ends_with_the_same_bits(folder, kind, tmp_path, monkeypatch):
-    whole = go(folder, kind, tmp_path / "whole").path
-    fit = training_module.fit
+@pytest.mark.parametrize("task", ["labels", "rating"])
+def test_a_stopped_finetuning_of_any_task_resumes_to_the_same_bits(folder, task, tmp_path, monkeypatch):
+    whole = go(folder, task, tmp_path / "whole").path
+    fit = trainer_module.fit
 
     def stopped(state, *rest):
         for report in fit(state, *rest):
             yield report
             if report.step == 25:  # in the second epoch
-                raise training_module.StopRequested
+                raise trainer_module.StopRequested
 
-    monkeypatch.setattr(training_module, "fit", stopped)
+    monkeypatch.setattr(trainer_module, "fit", stopped)
     with pytest.raises(Interrupted):
-        go(folder, kind, tmp_path / "run")
+        go(folder, task, tmp_path / "run")
     monkeypatch.undo()
-    run_finetune(None, tmp_path / "run", None, resume=True)
+    finetune_run(None, tmp_path / "run", None, resume=True)
     assert weights(tmp_path / "run") == weights(whole)
     assert (tmp_path / "run" / "result.json").read_bytes() == (whole / "result.json").read_bytes()
-    other = go(folder, kind, tmp_path / "other", runtime__seed=1).path
+    other = go(folder, task, tmp_path / "other", runtime__seed=1).path
     assert weights(other) != weights(whole)  # control
 
 
-def test_a_number_is_learnt_in_its_own_units_and_the_scale_stands_in_the_head(folder, tmp_path):
+def test_ratings_are_learnt_in_their_units_and_the_scale_is_folded_into_the_head(folder, tmp_path):
     """Ratings a thousand times larger: the same run, and answers a thousand times larger."""
     rows = (folder / "ratings.csv").read_text().splitlines()
     large = [rows[0], *(f"{line.rsplit(',', 1)[0]},{1000 * int(line.rsplit(',', 1)[1])}" for line in rows[1:])]
     (tmp_path / "large.csv").write_text("\n".join(large) + "\n")
     config = config_of("rating")
     for name, file in (("small", folder / "ratings.csv"), ("large", tmp_path / "large.csv")):
-        run_finetune(str(file), tmp_path / name, config, source="scratch")
+        finetune_run(str(file), tmp_path / name, config, backbone="scratch")
     texts = ["great great film", "awful plot", "the great awful one"]
     small, large = (
         np.array([one.value for one in Predictor(load_bundle(tmp_path / name), CPU).predict(texts)])
@@ -82,7 +82,7 @@ def test_a_number_is_learnt_in_its_own_units_and_the_scale_stands_in_the_head(fo
     assert large.max() - large.min() > 300  # control: it does not answer the mean
 
 
-def test_balanced_weights_of_several_labels_are_those_without_to_those_with(folder):
+def test_balanced_weights_of_several_labels_are_negatives_over_positives(folder):
     data = load_labelled_data(
         str(folder / "labels.jsonl"),
         str(folder / "labels-test.jsonl"),
@@ -115,16 +115,16 @@ def test_a_row_of_a_pair_has_the_end_token_between_its_texts(folder, tmp_path):
     assert answer.truncated
 
 
-def test_rare_labels_stay_in_train_when_a_share_is_held_out(folder, tmp_path):
+def test_rare_labels_stay_in_train_when_a_fraction_is_held_out(folder, tmp_path):
     lines = (folder / "labels.jsonl").read_text().splitlines()
     rare = '{"text": "a very rare thing", "label": ["rare", "war"]}'
     (tmp_path / "rare.jsonl").write_text("\n".join([*lines, rare]) + "\n")
-    run = run_finetune(
-        str(tmp_path / "rare.jsonl"), tmp_path / "run", config_of("labels", loop__epochs=1), source="scratch"
+    run = finetune_run(
+        str(tmp_path / "rare.jsonl"), tmp_path / "run", config_of("labels", loop__epochs=1), backbone="scratch"
     )
     data = read_json(run.path / "result.json")["data"]
     assert (data["train"]["counts"]["rare"], data["valid"]["counts"]["rare"]) == (1, 0)
-    found = {one["label"]: one for one in read_json(run.path / "result.json")["thresholds"]}
-    assert found["rare"]["reason"] is not None
-    assert found["rare"]["threshold"] == 0.5
+    thresholds = {one["label"]: one for one in read_json(run.path / "result.json")["thresholds"]}
+    assert thresholds["rare"]["reason"] is not None
+    assert thresholds["rare"]["threshold"] == 0.5
     assert torch.isfinite(load_bundle(run.path).model.head.linear.weight).all()

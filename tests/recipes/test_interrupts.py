@@ -1,7 +1,8 @@
-"""A stop at any of the moments at which a run listens, in training and in measuring, changes no bit of the result."""
+"""A stop at any check, in training or in evaluation, changes no bit of the result."""
 
 import pytest
 
+from fixtures.recipes import pretrain_run
 from fixtures.tiny import CPU, finetune_config, pretrain_config, write_reviews
 from headstart.config.schema import LabelledConfig
 from headstart.data.shards import Shards
@@ -10,8 +11,7 @@ from headstart.interrupts import StopRequested, StopSignal
 from headstart.progress import SilentProgress
 from headstart.recipes.finetune.dataset import build_classifier, load_labelled_data
 from headstart.recipes.finetune.trainer import FinetuneTrainer
-from headstart.recipes.pretrain.run import run_pretrain
-from headstart.recipes.pretrain.trainer import PretrainTrainer
+from headstart.recipes.pretrain.trainer import PretrainTrainer, prepare_pretraining
 from headstart.store.run_folder import RunFolder
 
 
@@ -21,11 +21,11 @@ class StopAt(StopSignal):
     def __init__(self, moment):
         super().__init__()
         self.moment = moment
-        self.heard = 0
+        self.checks = 0
 
     def check(self):
-        self.heard += 1
-        if self.heard == self.moment:
+        self.checks += 1
+        if self.checks == self.moment:
             self.reason = "SIGTERM"
             raise StopRequested
 
@@ -33,18 +33,17 @@ class StopAt(StopSignal):
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory):
     folder = write_reviews(tmp_path_factory.mktemp("reviews"))
-    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=1))
+    pretrain_run([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=1))
     return folder
 
 
 def pretraining(reviews, out, moment, resume=False, **settings):
     config = pretrain_config(**{"loop__steps": 9, "loop__save_every": 4, "loop__evaluate_every": 2} | settings)
-    run = opened(out, "pretrain", config, resume)
+    run = open_or_create(out, "pretrain", config, resume)
     stop = StopAt(moment)
     shards = [Shards.open(reviews / "base" / "tokens")] * max(1, len(config.stages))
-    work = PretrainTrainer(run, config, shards, CPU, SilentProgress())
-    work.prepare()
-    work.go(stop, resume=resume)
+    setup = prepare_pretraining(config, shards, CPU)
+    PretrainTrainer(run, config, setup, CPU, stop, SilentProgress()).train(resume=resume)
     return run, stop
 
 
@@ -55,17 +54,17 @@ def staged(reviews, out, moment, resume=False):
 
 def finetuning(reviews, out, moment, resume=False):
     config = finetune_config(loop__batch_size=16)
-    run = opened(out, "finetune", config, resume)
+    run = open_or_create(out, "finetune", config, resume)
     files = [str(reviews / f"{name}.csv") for name in ("train", "valid", "test")]
     settings = {"tokenizer": None, "tokenizer_config": config.tokenizer, "seed": 0, "progress": SilentProgress()}
     data = load_labelled_data(*files, LabelledConfig(), **settings)
     model, _ = build_classifier(config.model, data, None, "scratch", 0, "causal")
     stop = StopAt(moment)
-    FinetuneTrainer(run, config, data, model, CPU, stop, SilentProgress()).go(resume=resume)
+    FinetuneTrainer(run, config, data, model, CPU, stop, SilentProgress()).train(resume=resume)
     return run, stop
 
 
-def opened(out, kind, config, resume):
+def open_or_create(out, kind, config, resume):
     if resume:
         return RunFolder.open(out, kind=kind)
     return RunFolder.create(out, kind=kind, command="", config=config, inputs={})
@@ -78,8 +77,8 @@ def numbers(run):
 @pytest.mark.parametrize("recipe", [pretraining, staged, finetuning])
 def test_a_stop_at_any_moment_changes_no_number(recipe, reviews, tmp_path):
     whole, never = recipe(reviews, tmp_path / "whole", 0)
-    assert never.heard > 12  # control: training, measuring and the end are all among the moments
-    for moment in range(1, never.heard + 1):
+    assert never.checks > 12  # control: training, measuring and the end are all among the moments
+    for moment in range(1, never.checks + 1):
         out = tmp_path / str(moment)
         with pytest.raises((StopRequested, Interrupted)):
             recipe(reviews, out, moment)

@@ -1,4 +1,4 @@
-"""What must not be learnt is not learnt, what was learnt is remembered, and a comparison says what leaked."""
+"""Excluded texts are not trained on, a bundle lists the texts it was trained on, and comparisons count leaks."""
 
 import csv
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.planted_copies import edited, reviews
+from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.tiny import Listener, finetune_config, pretrain_config
 from headstart.config.schema import LabelledConfig
 from headstart.data.decontamination import MEMBERSHIP_FILE, Membership
@@ -14,10 +15,8 @@ from headstart.data.shards import Shards
 from headstart.errors import DataError, UsageError
 from headstart.files import read_json
 from headstart.recipes.compare.run import CompareRequest, run_compare
-from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.inspect import InspectRequest, run_inspect
 from headstart.recipes.prepare import PrepareRequest, run_prepare
-from headstart.recipes.pretrain.run import run_pretrain
 from headstart.report.load import load_comparison
 from headstart.report.statistics import summarise
 from headstart.store.bundle import Bundle, load_bundle, save_bundle
@@ -41,17 +40,17 @@ def folder(tmp_path_factory):
     test = table(folder / "test.csv", TEST)
     for name, excluded in (("base", None), ("clean", test)):
         config = pretrain_config(loop__steps=1, corpus__exclude=excluded)
-        run_pretrain([str(folder / "texts.txt")], folder / name, config)
+        pretrain_run([str(folder / "texts.txt")], folder / name, config)
     return folder
 
 
-def test_what_is_left_out_is_not_in_the_shards_and_its_near_doubles_are_not_either(folder):
+def test_excluded_texts_and_their_near_duplicates_are_not_in_the_shards(folder):
     everything, kept = (set(Shards.open(folder / name / "tokens").digests.tolist()) for name in ("base", "clean"))
     assert everything == {text_digest(line) for line in LINES}
     assert kept == {text_digest(line) for line in TEXTS[4:]}
 
 
-def test_what_was_left_out_is_on_the_record(folder):
+def test_excluded_texts_are_recorded(folder):
     excluded = read_json(folder / "clean" / "result.json")["excluded"]
     assert (excluded["exact"], excluded["near"], excluded["kept"]) == (4, 3, 36)
     (file,) = excluded["files"]
@@ -60,12 +59,12 @@ def test_what_was_left_out_is_on_the_record(folder):
     assert read_json(folder / "base" / "result.json")["excluded"] is None  # control
 
 
-def test_the_tokenizer_has_not_seen_it_either(folder):
+def test_the_tokenizer_is_not_trained_on_excluded_texts(folder):
     made = [read_json(folder / name / "result.json")["tokenizer"] for name in ("base", "clean")]
     assert made[0] != made[1]
 
 
-def test_other_texts_to_leave_out_make_other_shards_and_the_same_ones_none(folder, tmp_path):
+def test_shards_are_prepared_again_if_other_texts_are_excluded(folder, tmp_path):
     config = pretrain_config(corpus__exclude=table(tmp_path / "out.csv", TEST))
     listener = Listener()
 
@@ -85,27 +84,27 @@ def test_other_texts_to_leave_out_make_other_shards_and_the_same_ones_none(folde
     assert prepare(pretrain_config()).num_documents == len(LINES)
 
 
-def test_several_files_are_separated_by_commas(folder, tmp_path):
+def test_several_files_to_exclude_are_separated_by_commas(folder, tmp_path):
     names = [table(tmp_path / "a.csv", TEXTS[:2]), table(tmp_path / "b.csv", TEXTS[2:4])]
     config = pretrain_config(loop__steps=1, corpus__exclude=", ".join(names))
-    run = run_pretrain([str(folder / "texts.txt")], tmp_path / "run", config)
+    run = pretrain_run([str(folder / "texts.txt")], tmp_path / "run", config)
     assert read_json(run.path / "result.json")["excluded"]["kept"] == 36
 
 
-def test_prepared_tokens_cannot_be_gone_through_again(folder, tmp_path):
+def test_texts_cannot_be_excluded_from_prepared_tokens(folder, tmp_path):
     config = pretrain_config(loop__steps=1, corpus__exclude=str(folder / "test.csv"))
     with pytest.raises(UsageError) as caught:
-        run_pretrain([str(folder / "base" / "tokens")], tmp_path / "run", config)
+        pretrain_run([str(folder / "base" / "tokens")], tmp_path / "run", config)
     assert str(caught.value) == (
         f"{folder / 'base' / 'tokens'} is prepared already; give corpus.exclude to headstart prepare, and prepare it again"
     )
-    run_pretrain([str(folder / "clean" / "tokens")], tmp_path / "run", config)  # these have left it out already
+    pretrain_run([str(folder / "clean" / "tokens")], tmp_path / "run", config)  # these have left it out already
 
 
-def test_a_corpus_of_which_nothing_is_left_is_refused(folder, tmp_path):
+def test_excluding_every_document_is_refused(folder, tmp_path):
     texts = str(folder / "texts.txt")
     with pytest.raises(DataError) as caught:
-        run_pretrain([texts], tmp_path / "run", pretrain_config(corpus__exclude=texts))
+        pretrain_run([texts], tmp_path / "run", pretrain_config(corpus__exclude=texts))
     assert str(caught.value) == (
         f"every document appears in {texts}, which corpus.exclude names; nothing is left to learn from"
     )
@@ -113,62 +112,64 @@ def test_a_corpus_of_which_nothing_is_left_is_refused(folder, tmp_path):
 
 def test_a_bundle_knows_what_it_was_pretrained_on(folder):
     for name, rows in (("base", [0, 1, 2, 3]), ("clean", [])):
-        known = Membership.load(folder / name / "bundle")
-        assert known.rows_in(TEST) == rows
-        assert known.rows_in(TEXTS[4:]) == list(range(36))
+        members = Membership.load(folder / name / "bundle")
+        assert members.rows_in(TEST) == rows
+        assert members.rows_in(TEXTS[4:]) == list(range(36))
     load_bundle(folder / "clean")  # the file is one of the manifest's
 
 
-def test_a_model_that_went_on_remembers_both_texts(folder, tmp_path):
+def test_a_continued_model_remembers_both_texts(folder, tmp_path):
     (tmp_path / "more.txt").write_text("\n".join(reviews(20, seed=8)) + "\n", encoding="utf-8")
     config = pretrain_config(loop__steps=1)
-    run = run_pretrain([str(tmp_path / "more.txt")], tmp_path / "on", config, source=str(folder / "clean"))
-    known = Membership.load(run.path / "bundle")
-    assert known.rows_in([*TEXTS[4:], *reviews(20, seed=8)]) == list(range(56))
-    assert known.rows_in(TEST) == []
+    run = pretrain_run([str(tmp_path / "more.txt")], tmp_path / "on", config, backbone=str(folder / "clean"))
+    members = Membership.load(run.path / "bundle")
+    assert members.rows_in([*TEXTS[4:], *reviews(20, seed=8)]) == list(range(56))
+    assert members.rows_in(TEST) == []
 
 
-def test_a_model_that_went_on_from_an_unknown_text_claims_nothing(folder, tmp_path):
+def test_a_model_continued_from_an_unknown_text_has_no_membership_file(folder, tmp_path):
     old = load_bundle(folder / "base")
     save_bundle(tmp_path / "old", Bundle(old.model, old.tokenizer, objective="causal"))
-    run = run_pretrain(
-        [str(folder / "texts.txt")], tmp_path / "on", pretrain_config(loop__steps=1), source=str(tmp_path / "old")
+    run = pretrain_run(
+        [str(folder / "texts.txt")], tmp_path / "on", pretrain_config(loop__steps=1), backbone=str(tmp_path / "old")
     )
     assert not (run.path / "bundle" / MEMBERSHIP_FILE).exists()
-    found = run_inspect(InspectRequest(table(tmp_path / "t.csv", TEXTS[4:8]), backbone=str(run.path)), LabelledConfig())
-    assert (found.pretraining, found.notes) == (
+    inspection = run_inspect(
+        InspectRequest(table(tmp_path / "t.csv", TEXTS[4:8]), backbone=str(run.path)), LabelledConfig()
+    )
+    assert (inspection.pretraining, inspection.notes) == (
         (),
         (f"{run.path} does not know what it was pretrained on (no digests of its text were kept)",),
     )
 
 
 @pytest.mark.parametrize(("name", "seen"), [("base", 4), ("clean", 0)])
-def test_inspect_asks_the_model(folder, tmp_path, name, seen):
+def test_inspect_counts_rows_that_the_model_was_pretrained_on(folder, tmp_path, name, seen):
     train = table(tmp_path / "train.csv", TEXTS[4:10])
-    found = run_inspect(
+    inspection = run_inspect(
         InspectRequest(train, test=str(folder / "test.csv"), backbone=str(folder / name)), LabelledConfig()
     )
-    known = len(Membership.load(folder / name / "bundle"))
-    assert [(one.rows, one.exact, one.near, one.documents) for one in found.pretraining] == [
-        (6, 6, None, known),
-        (4, seen, None, known),
+    members = len(Membership.load(folder / name / "bundle"))
+    assert [(one.rows, one.exact, one.near, one.documents) for one in inspection.pretraining] == [
+        (6, 6, None, members),
+        (4, seen, None, members),
     ]
-    assert found.pretraining[0].false_positives == known / 2**40
-    assert (found.files[0].context, found.files[0].lengths[1].unit) == (24, "tokens")
+    assert inspection.pretraining[0].false_positives == members / 2**40
+    assert (inspection.files[0].context, inspection.files[0].lengths[1].unit) == (24, "tokens")
 
 
-def test_fine_tuning_says_what_the_model_has_seen_of_test(folder, tmp_path):
+def test_fine_tuning_reports_test_rows_in_the_pretraining_text(folder, tmp_path):
     train, test = table(tmp_path / "train.csv", TEXTS[4:30]), str(folder / "test.csv")
     for name, words in (("base", "4 of the 4 texts of {} were"), ("clean", "none of the 4 texts of {} was")):
         listener, source = Listener(), str(folder / name)
         config = finetune_config(loop__epochs=1)
-        run = run_finetune(train, tmp_path / name, config, source=source, test=test, progress=listener)
+        run = finetune_run(train, tmp_path / name, config, backbone=source, test=test, progress=listener)
         note = f"{words.format(test)} in the pretraining text of {source}, word for word"
         assert note in listener.lines
         assert note in read_json(run.path / "result.json")["notes"]
 
 
-def test_a_comparison_counts_near_doubles_like_exact_ones(folder, tmp_path):
+def test_a_comparison_counts_near_duplicates_like_exact_ones(folder, tmp_path):
     train = table(tmp_path / "train.csv", TEXTS[4:34])
     valid = table(tmp_path / "valid.csv", TEXTS[34:40])
     copies = [TEXTS[5], edited(TEXTS[6], 0.05, "changed"), *TEXTS[:3], f"{TEXTS[0]} {TEXTS[7]}"]
@@ -185,9 +186,10 @@ def test_a_comparison_counts_near_doubles_like_exact_ones(folder, tmp_path):
     page = run_compare(request, finetune_config(loop__epochs=1))
     data = read_json(tmp_path / "cmp" / "data.json")
     assert (data["test"]["overlap"], data["test"]["near"]) == ([0], [1, 5])
-    assert f"1 of 6 texts of {test} also stands in {train}" in data["notes"]
+    assert f"1 of 6 texts of {test} also appears in {train}" in data["notes"]
     assert (
-        f"2 more of 6 texts of {test} almost stand in {train}: words changed, or part of a longer text" in data["notes"]
+        f"2 more of 6 texts of {test} almost appear in {train}: words changed, or part of a longer text"
+        in data["notes"]
     )
     seen = f"1 of the 6 texts of {test} was in the pretraining text of {folder / 'clean'}, word for word"
     assert seen in data["notes"]

@@ -31,9 +31,9 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def prepare(tmp_path, *paths: str, corpus: CorpusConfig | None = None, tokenizer=None, config=SMALL):
-    said = Notebook()
+    messages = Notebook()
     request = PrepareRequest(paths or ("a.txt",), tmp_path / "out", corpus or CorpusConfig(), config, tokenizer)
-    return run_prepare(request, said), said.lines
+    return run_prepare(request, messages), messages.lines
 
 
 def test_a_tokenizer_is_trained_saved_and_measured(tmp_path):
@@ -60,28 +60,28 @@ def test_text_becomes_shards_with_a_tokenizer_of_its_own(tmp_path):
     assert [source["name"] for source in shards.about["sources"]] == ["a.txt"]
 
 
-def test_a_tokenizer_can_be_given_or_named(tmp_path):
+def test_a_tokenizer_can_be_an_object_or_a_path(tmp_path):
     run_tokenizer(["a.txt"], tmp_path / "tok", SMALL, CorpusConfig(), SilentProgress())
     by_name, _ = prepare(tmp_path, tokenizer=tmp_path / "tok")
-    in_hand, said = prepare(tmp_path, tokenizer=load_tokenizer(tmp_path / "tok"))
+    in_hand, messages = prepare(tmp_path, tokenizer=load_tokenizer(tmp_path / "tok"))
     assert by_name.fingerprint == in_hand.fingerprint
-    assert said == [f"{tmp_path / 'out'} is up to date: 10 documents, {in_hand.num_tokens} tokens; reused"]
+    assert messages == [f"{tmp_path / 'out'} is up to date: 10 documents, {in_hand.num_tokens} tokens; reused"]
 
 
 def test_unchanged_text_is_not_prepared_twice(tmp_path):
-    first, said = prepare(tmp_path)
-    assert said == []
+    first, messages = prepare(tmp_path)
+    assert messages == []
     written = (tmp_path / "out" / "manifest.json").stat().st_ino
-    again, said = prepare(tmp_path)
-    assert said == [f"{tmp_path / 'out'} is up to date: 10 documents, {first.num_tokens} tokens; reused"]
+    again, messages = prepare(tmp_path)
+    assert messages == [f"{tmp_path / 'out'} is up to date: 10 documents, {first.num_tokens} tokens; reused"]
     assert (tmp_path / "out" / "manifest.json").stat().st_ino == written
     # what does not change the tokens does not matter
-    _, said = prepare(tmp_path, corpus=CorpusConfig(held_out=0.5, layout="documents"))
-    assert said == [f"{tmp_path / 'out'} is up to date: 10 documents, {again.num_tokens} tokens; reused"]
+    _, messages = prepare(tmp_path, corpus=CorpusConfig(held_out=0.5, layout="documents"))
+    assert messages == [f"{tmp_path / 'out'} is up to date: 10 documents, {again.num_tokens} tokens; reused"]
 
 
 @pytest.mark.parametrize("change", ["text", "time", "settings", "tokenizer", "files"])
-def test_whatever_changes_has_it_prepared_anew(tmp_path, change):
+def test_any_change_of_text_or_settings_repeats_the_preparation(tmp_path, change):
     first, _ = prepare(tmp_path)
     old, more = first.fingerprint, {}
     if change == "text":
@@ -94,8 +94,8 @@ def test_whatever_changes_has_it_prepared_anew(tmp_path, change):
         more["config"] = TokenizerConfig(vocab_size=280)
     if change == "files":
         (tmp_path / "b.txt").write_text("other\n")
-    second, said = prepare(tmp_path, *(["*.txt"] if change == "files" else []), **more)
-    assert said == [f"{tmp_path / 'out'} was made from other text or settings; preparing it anew"]
+    second, messages = prepare(tmp_path, *(["*.txt"] if change == "files" else []), **more)
+    assert messages == [f"{tmp_path / 'out'} was made from other text or settings; preparing it anew"]
     assert second.fingerprint != old
 
 
@@ -105,8 +105,8 @@ def test_damaged_shards_are_prepared_anew(tmp_path):
     path = tmp_path / "out" / "tokens.bin"
     content = path.read_bytes()
     path.write_bytes(bytes(len(content)))
-    second, said = prepare(tmp_path)
-    assert said == [
+    second, messages = prepare(tmp_path)
+    assert messages == [
         f"{path} is damaged: its bytes are not those that were written (sha256); preparing it anew",
     ]
     assert second.flat.tolist() == tokens
@@ -128,12 +128,12 @@ def test_something_else_at_the_output_is_left_alone(tmp_path, kind):
     assert (tmp_path / "out" / "thesis.doc").read_text() == "years of work"
 
 
-def test_an_empty_folder_is_a_place_for_output(tmp_path):
+def test_an_empty_folder_is_accepted_as_output(tmp_path):
     (tmp_path / "out").mkdir()
     assert prepare(tmp_path)[0].num_documents == 10
 
 
-def test_a_broken_file_is_told_and_leaves_nothing_behind(tmp_path):
+def test_a_broken_file_is_reported_and_leaves_no_output(tmp_path):
     """The line is met inside the tokenizer's training, which is not in Python: its words must come through."""
     (tmp_path / "b.txt").write_bytes(b"fine\n\xff\n")
     with pytest.raises(DataError) as caught:
@@ -156,12 +156,12 @@ def test_shards_are_not_text(tmp_path):
 
 
 def labelled(tmp_path, path: str, out: str, **more):
-    said = Notebook()
+    messages = Notebook()
     if not (tmp_path / "tok").exists():
         run_tokenizer(["a.txt"], tmp_path / "tok", SMALL, CorpusConfig(), SilentProgress())
     return run_prepare_labelled(
-        path, tmp_path / out, LabelledConfig(), tokenizer=tmp_path / "tok", progress=said, **more
-    ), said.lines
+        path, tmp_path / out, LabelledConfig(), tokenizer=tmp_path / "tok", progress=messages, **more
+    ), messages.lines
 
 
 def test_labelled_text_becomes_shards_with_labels(tmp_path):
@@ -172,8 +172,8 @@ def test_labelled_text_becomes_shards_with_labels(tmp_path):
     labels = LabelSet(train.labels)
     test, _ = labelled(tmp_path, "test.csv", "test", labels=labels, train_name="train.csv")
     assert (test.labels, test.label_indices.tolist()) == (("neg", "pos"), [0])
-    _, said = labelled(tmp_path, "train.csv", "train")
-    assert said == [f"{tmp_path / 'train'} is up to date: 3 documents, {train.num_tokens} tokens; reused"]
+    _, messages = labelled(tmp_path, "train.csv", "train")
+    assert messages == [f"{tmp_path / 'train'} is up to date: 3 documents, {train.num_tokens} tokens; reused"]
 
 
 def test_a_label_that_train_does_not_have_stops_the_preparation(tmp_path):

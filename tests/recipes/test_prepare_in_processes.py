@@ -45,10 +45,10 @@ def files(tmp_path, monkeypatch):
     return names
 
 
-def prepare(paths, out, jobs=None, corpus=None, tokenizer=Path("tok"), said=None):
-    said = said or Listener()
+def prepare(paths, out, jobs=None, corpus=None, tokenizer=Path("tok"), progress=None):
+    progress = progress or Listener()
     corpus = corpus or CorpusConfig()
-    return run_prepare(PrepareRequest(paths, Path(out), corpus, SMALL, tokenizer, jobs), said)
+    return run_prepare(PrepareRequest(paths, Path(out), corpus, SMALL, tokenizer, jobs), progress)
 
 
 def content(folder) -> dict[str, bytes]:
@@ -74,19 +74,19 @@ def test_a_file_named_twice_and_a_tokenizer_trained_on_the_way_make_no_differenc
     assert content("parts") == content("whole")
 
 
-def test_texts_are_left_out_of_parts_as_they_are_of_the_whole(files):
+def test_parts_exclude_the_same_texts_as_one_pass(files):
     lines = Path(files[0]).read_text().splitlines()
     Path("test.txt").write_text("\n".join(lines[:7]) + "\n")
     corpus = CorpusConfig(exclude="test.txt")
-    heard = Listener()
+    listener = Listener()
     whole = prepare(files, "whole", corpus=corpus)
-    prepare(files, "parts", 2, corpus=corpus, said=heard)
+    prepare(files, "parts", 2, corpus=corpus, progress=listener)
     assert whole.about["excluded"]["exact"] >= 7
     assert content("parts") == content("whole")
-    assert heard.lines[-1].startswith("left out because of test.txt: 7 documents that appear there")
+    assert listener.lines[-1].startswith("left out because of test.txt: 7 documents that appear there")
 
 
-def test_a_corpus_that_is_left_out_altogether_is_refused_by_parts_too(files):
+def test_a_fully_excluded_corpus_is_refused_by_parts(files):
     for jobs in (None, 2):
         with pytest.raises(DataError) as caught:
             prepare([files[0], files[0]], "out", jobs, corpus=CorpusConfig(exclude=files[0]))
@@ -121,9 +121,9 @@ def test_halves_prepared_apart_merge_to_the_whole(files):
     merged = headstart.merge(["one", "two"], out="merged")
     assert content("merged") == content("whole")
     assert Membership.from_digests(merged.digests).to_bytes() == Membership.from_digests(whole.digests).to_bytes()
-    heard = Listener()
-    prepare(files, "merged", said=heard)
-    assert heard.lines == [
+    listener = Listener()
+    prepare(files, "merged", progress=listener)
+    assert listener.lines == [
         f"merged is up to date: {whole.num_documents} documents, {whole.num_tokens:,} tokens; reused"
     ]
     headstart.merge(["two", "one"], out="turned")
@@ -145,14 +145,14 @@ def test_only_shards_of_one_tokenizer_merge(files):
     assert not Path("merged").exists()
 
 
-def test_what_is_left_out_of_some_is_said_of_none(files):
+def test_exclusions_of_some_folders_are_not_claimed_for_the_merged_one(files):
     Path("test.txt").write_text(Path(files[0]).read_text())
     prepare(files[:2], "one", corpus=CorpusConfig(exclude="test.txt"))
     prepare(files[3:], "two")
-    heard = Listener()
-    merged = run_merge([Path("one"), Path("two")], Path("merged"), heard)
+    listener = Listener()
+    merged = run_merge([Path("one"), Path("two")], Path("merged"), listener)
     assert "excluded" not in merged.about
-    assert heard.lines == [
+    assert listener.lines == [
         "not all of these folders left out the same files, so that nothing is said to be left out of the whole"
     ]
 
@@ -197,11 +197,11 @@ def test_a_kill_repeats_no_finished_file(many):
     while len(finished_parts()) <= len(before) and stopped.poll() is None:
         time.sleep(0.01)
     stopped.send_signal(signal.SIGTERM)
-    _, said = stopped.communicate(timeout=60)
+    _, progress = stopped.communicate(timeout=60)
     after = finished_parts()
-    assert stopped.returncode == 143, said
-    assert f"{len(before)} of 8 files were done already; going on" in said
-    assert said.splitlines()[-1] == (
+    assert stopped.returncode == 143, progress
+    assert f"{len(before)} of 8 files were done already; going on" in progress
+    assert progress.splitlines()[-1] == (
         f"headstart: SIGTERM: {len(after)} of 8 files are done and kept in out.parts; the same command goes on"
     )
     assert before.items() <= after.items()  # not one was written again
@@ -216,8 +216,8 @@ def test_a_kill_repeats_no_finished_file(many):
 
 
 def test_numbers_of_processes_that_make_no_sense_are_refused(files):
-    said = command(files, "--jobs", "0").communicate()[1]
-    assert said == "headstart: --jobs must be at least 1, got 0\n"
+    progress = command(files, "--jobs", "0").communicate()[1]
+    assert progress == "headstart: --jobs must be at least 1, got 0\n"
 
 
 PEAK = """

@@ -1,10 +1,11 @@
-"""A file of which a few rows are labelled: training says what it leaves out, and goes on as it began."""
+"""labelled.skip_empty: training reports the rows it skips and skips the same ones when it is resumed."""
 
 import csv
 import tomllib
 
 import pytest
 
+from fixtures.recipes import finetune_run
 from fixtures.tiny import Listener, change_runtime, finetune_config, write_reviews
 from headstart.config.schema import LabelledConfig, TokenizerConfig
 from headstart.errors import DataError, Interrupted
@@ -12,7 +13,6 @@ from headstart.files import read_json
 from headstart.progress import SilentProgress
 from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.evaluate import EvaluateRequest, run_error_analysis, run_evaluate
-from headstart.recipes.finetune.run import run_finetune
 from headstart.recipes.prepare import run_prepare_labelled
 from headstart.recipes.tune import TuneRequest, run_tune
 from headstart.tokenization.bpe import train_tokenizer
@@ -40,10 +40,10 @@ NOTES = [
 
 
 @pytest.mark.usefixtures("mails")
-def test_a_run_says_and_records_what_it_leaves_out(tmp_path):
+def test_a_run_reports_and_records_skipped_rows(tmp_path):
     listener = Listener()
     config = finetune_config(**SKIP)
-    run = run_finetune("train.csv", tmp_path / "run", config, source="scratch", test="test.csv", progress=listener)
+    run = finetune_run("train.csv", tmp_path / "run", config, backbone="scratch", test="test.csv", progress=listener)
     assert [line for line in listener.lines if "left out" in line] == NOTES
     result = read_json(run.path / "result.json")
     assert result["notes"][:2] == NOTES
@@ -53,7 +53,7 @@ def test_a_run_says_and_records_what_it_leaves_out(tmp_path):
 @pytest.mark.usefixtures("mails")
 def test_without_the_setting_the_first_empty_row_stops_training(tmp_path):
     with pytest.raises(DataError) as caught:
-        run_finetune("train.csv", tmp_path / "run", finetune_config(), source="scratch")
+        finetune_run("train.csv", tmp_path / "run", finetune_config(), backbone="scratch")
     assert str(caught.value) == (
         "train.csv, row 49: the label is empty; give the row a label, remove it, or leave such rows out with "
         "labelled.skip_empty"
@@ -61,18 +61,18 @@ def test_without_the_setting_the_first_empty_row_stops_training(tmp_path):
 
 
 @pytest.mark.usefixtures("mails")
-def test_a_run_that_goes_on_leaves_out_the_same_rows(tmp_path):
+def test_a_resumed_run_skips_the_same_rows(tmp_path):
     out = tmp_path / "run"
     with pytest.raises(Interrupted):
-        run_finetune("train.csv", out, finetune_config(**SKIP, runtime__time_limit=1e-6), source="scratch")
+        finetune_run("train.csv", out, finetune_config(**SKIP, runtime__time_limit=1e-6), backbone="scratch")
     assert read_json(out / "config.json")["labelled"]["skip_empty"] is True
     change_runtime(out, time_limit=None)
-    run_finetune(None, out, None, resume=True)
+    finetune_run(None, out, None, resume=True)
     assert read_json(out / "result.json")["notes"][0] == NOTES[0]
 
 
 @pytest.mark.usefixtures("mails")
-def test_a_comparison_notes_it_for_its_report(tmp_path):
+def test_a_comparison_notes_skipped_rows_for_its_report(tmp_path):
     request = CompareRequest("train.csv", tmp_path / "cmp", test="test.csv", seeds=1, arms=("majority", "tfidf"))
     run_compare(request, finetune_config(**SKIP))
     assert read_json(tmp_path / "cmp" / "data.json")["notes"][:2] == NOTES
@@ -80,31 +80,31 @@ def test_a_comparison_notes_it_for_its_report(tmp_path):
 
 
 @pytest.mark.usefixtures("mails")
-def test_evaluating_leaves_out_the_same_and_slices_what_is_left(tmp_path):
+def test_evaluation_skips_empty_rows_and_slices_the_others(tmp_path):
     config = finetune_config(**SKIP)
-    run = run_finetune("train.csv", tmp_path / "run", config, source="scratch")
+    run = finetune_run("train.csv", tmp_path / "run", config, backbone="scratch")
     listener = Listener()
     assert run_evaluate(EvaluateRequest(run.path, "test.csv", config.labelled), listener).rows == 24
     assert listener.lines == [NOTES[1]]
     request = EvaluateRequest(run.path, "test.csv", config.labelled, columns=["label"], mistakes=0)
-    found = run_error_analysis(request)
-    assert {one.name: one.rows for one in found.slices["column label"]} == {"negative": 12, "positive": 12}
+    analysis = run_error_analysis(request)
+    assert {one.name: one.rows for one in analysis.slices["column label"]} == {"negative": 12, "positive": 12}
     with pytest.raises(DataError, match="the label is empty"):
         run_evaluate(EvaluateRequest(run.path, "test.csv"))
 
 
 @pytest.mark.usefixtures("mails")
-def test_a_search_writes_the_setting_down_for_the_run_after_it(tmp_path):
+def test_a_search_records_the_setting_to_skip_empty_rows(tmp_path):
     pytest.importorskip("optuna", reason="needs the extra tune")
     listener = Listener()
     config = finetune_config(**SKIP)
-    found = run_tune(TuneRequest("train.csv", tmp_path / "tuned", "scratch", trials=1), config, listener)
+    tuned = run_tune(TuneRequest("train.csv", tmp_path / "tuned", "scratch", trials=1), config, listener)
     assert [line for line in listener.lines if "left out" in line] == NOTES[:1]
-    assert tomllib.loads(found.toml.read_text(encoding="utf-8"))["labelled"] == {"skip_empty": True}
+    assert tomllib.loads(tuned.toml.read_text(encoding="utf-8"))["labelled"] == {"skip_empty": True}
 
 
 @pytest.mark.usefixtures("mails")
-def test_prepared_rows_are_made_again_when_empty_ones_are_left_out(tmp_path):
+def test_labelled_shards_are_prepared_again_if_empty_rows_are_skipped(tmp_path):
     tokenizer = train_tokenizer(["a film and a letter"] * 9, TokenizerConfig(vocab_size=270), SilentProgress())
     full = LabelledConfig()
     with pytest.raises(DataError, match="the label is empty"):

@@ -44,11 +44,11 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def base(data, tmp_path_factory):
-    from headstart.recipes.pretrain.run import run_pretrain
+    from fixtures.recipes import pretrain_run
 
     out = tmp_path_factory.mktemp("base") / "run"
     config = pretrain_config(loop__steps=2, objective="hybrid", loop__accumulate=1)
-    run_pretrain([str(data / "texts.txt")], out, config)
+    pretrain_run([str(data / "texts.txt")], out, config)
     return out
 
 

@@ -19,13 +19,12 @@ def _require_serve_extra() -> None:
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a language model `base`, a classifier `clf` and their data."""
-    from headstart.recipes.finetune.run import run_finetune
-    from headstart.recipes.pretrain.run import run_pretrain
+    from fixtures.recipes import finetune_run, pretrain_run
 
     folder = write_reviews(tmp_path_factory.mktemp("served"), train=200, valid=80, test=40)
-    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=10))
+    pretrain_run([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=10))
     train, valid = str(folder / "train.csv"), str(folder / "valid.csv")
-    run_finetune(train, folder / "clf", finetune_config(loop__epochs=2), source=str(folder / "base"), valid=valid)
+    finetune_run(train, folder / "clf", finetune_config(loop__epochs=2), backbone=str(folder / "base"), valid=valid)
     return folder
 
 

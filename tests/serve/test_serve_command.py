@@ -23,11 +23,11 @@ def test_a_folder_without_a_model_is_refused(capsys, tmp_path):
 
 
 def test_a_masked_language_model_is_refused(capsys, served, tmp_path):
+    from fixtures.recipes import pretrain_run
     from fixtures.tiny import pretrain_config
-    from headstart.recipes.pretrain.run import run_pretrain
 
     out = tmp_path / "gaps"
-    run_pretrain([str(served / "texts.txt")], out, pretrain_config(loop__steps=1, objective="masked"))
+    pretrain_run([str(served / "texts.txt")], out, pretrain_config(loop__steps=1, objective="masked"))
     assert serve(capsys, out, "--port", 0) == (
         2,
         f"headstart: {out} learnt to fill gaps (objective masked) and cannot go on from a prompt; causal and hybrid can\n",

@@ -4,12 +4,12 @@ import httpx2
 import pytest
 
 from fixtures.predictions import write_all
+from fixtures.recipes import finetune_run
 from fixtures.serving import Server
 from fixtures.tiny import finetune_config
 from headstart.config.schema import RuntimeConfig
 from headstart.predict.explain import explain_prediction
 from headstart.predict.predictor import Predictor
-from headstart.recipes.finetune.run import run_finetune
 
 ONE_THREAD = RuntimeConfig(threads=1, device="cpu")
 PAIR = {"labelled__text_column": "premise", "labelled__second_column": "hypothesis"}
@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
         ("pair", "pairs.csv", PAIR),
     ):
         config = finetune_config(**{"loop__epochs": 1, "model__context": 40, **settings})
-        run_finetune(str(folder / file), folder / name, config, source="scratch")
+        finetune_run(str(folder / file), folder / name, config, backbone="scratch")
     return folder
 
 

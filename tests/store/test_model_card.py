@@ -6,11 +6,10 @@ import re
 
 import pytest
 
+from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.tiny import finetune_config, pretrain_config, write_reviews
 from headstart.errors import StoreError
 from headstart.files import _canonical_json, read_json, write_json
-from headstart.recipes.finetune.run import run_finetune
-from headstart.recipes.pretrain.run import run_pretrain
 from headstart.store.bundle import load_bundle
 from headstart.store.model_card import base_name, model_card, redact_paths, strip_markup
 
@@ -20,11 +19,11 @@ def folder(tmp_path_factory):
     """A language model and two classifiers, with and without a test file, in folders with telling names."""
     folder = write_reviews(tmp_path_factory.mktemp("jane's secret plans"), valid=60)
     texts = {"valid": str(folder / "valid.csv")}
-    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=2))
+    pretrain_run([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=2))
     config = finetune_config(loop__epochs=1)
     train = str(folder / "train.csv")
-    run_finetune(train, folder / "clf", config, source=str(folder / "base"), test=str(folder / "test.csv"), **texts)
-    run_finetune(train, folder / "untested", config, source="scratch")
+    finetune_run(train, folder / "clf", config, backbone=str(folder / "base"), test=str(folder / "test.csv"), **texts)
+    finetune_run(train, folder / "untested", config, backbone="scratch")
     return folder
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import headstart
 import headstart.api
+from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.tiny import finetune_config, pretrain_config, write_reviews
 from headstart.config.schema import LabelledConfig
 from headstart.data.corpus import read_reviews
@@ -18,8 +19,6 @@ from headstart.errors import UsageError
 from headstart.files import read_json
 from headstart.interop.export import export_compact
 from headstart.recipes.compare.run import CompareRequest, run_compare
-from headstart.recipes.finetune.run import run_finetune
-from headstart.recipes.pretrain.run import run_pretrain
 from headstart.store import locate as starters
 from headstart.store.bundle import load_bundle
 from headstart.store.locate import find_bundle, starter_folder
@@ -34,7 +33,7 @@ def made(tmp_path_factory):
     """A folder of reviews, and in `home` a starter `xx` made from them."""
     folder = write_reviews(tmp_path_factory.mktemp("starters"))
     config = pretrain_config(loop__steps=3, corpus__exclude=str(folder / "test.csv"))
-    run = run_pretrain([str(folder / "texts.txt")], folder / "base", config)
+    run = pretrain_run([str(folder / "texts.txt")], folder / "base", config)
     export_compact(load_bundle(run.path), folder / "home" / "xx")
     return folder
 
@@ -76,7 +75,7 @@ def test_an_installation_without_its_starters_says_how_to_get_them(tmp_path):
 def test_finetune_and_compare_take_a_starter_and_report_what_it_has_seen(home, tmp_path):
     train, test = str(home / "train.csv"), str(home / "test.csv")
     config = finetune_config(loop__epochs=1)
-    run = run_finetune(train, tmp_path / "clf", config, source="starter:xx", test=test)
+    run = finetune_run(train, tmp_path / "clf", config, backbone="starter:xx", test=test)
     note = f"none of the 24 texts of {test} was in the pretraining text of starter:xx, word for word"
     assert note in read_json(run.path / "result.json")["notes"]
     plan = {"backbones": ("starter:xx",), "seeds": 1, "arms": ("pretrained",)}
@@ -85,7 +84,9 @@ def test_finetune_and_compare_take_a_starter_and_report_what_it_has_seen(home, t
 
 
 def test_the_receipt_of_continued_pretraining_names_the_starter(home, tmp_path):
-    run = run_pretrain([str(home / "texts.txt")], tmp_path / "on", pretrain_config(loop__steps=1), source="starter:xx")
+    run = pretrain_run(
+        [str(home / "texts.txt")], tmp_path / "on", pretrain_config(loop__steps=1), backbone="starter:xx"
+    )
     assert read_json(run.path / "receipt.json")["source"] == "starter:xx"
 
 

@@ -1,6 +1,7 @@
 """`headstart params`: count the parameters of a model by formula, or forecast what pretraining it takes."""
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -22,6 +23,15 @@ class ParamsSettings(Section):
     """The settings of this command."""
 
     model: ModelConfig = ModelConfig()
+
+
+@dataclass(frozen=True)
+class _Machines:
+    """The machines of a forecast; no name means all known ones."""
+
+    name: str | None
+    gpus: int
+    parallel: str
 
 
 OPTIONS = Options(ParamsSettings)
@@ -82,16 +92,8 @@ def params(
         raise UsageError("--machine, --gpus and --rows are about --forecast; add it")
     console = Console(quiet=quiet)
     if forecast:
-        show_forecast(
-            _pretrain_config(preset, model, rows),
-            vocab_size,
-            machine=machine,
-            gpus=gpus,
-            parallel=parallel,
-            tokens=tokens,
-            as_json=as_json,
-            console=console,
-        )
+        pretraining, machines = _pretrain_config(preset, model, rows), _Machines(machine, gpus, parallel)
+        show_forecast(pretraining, vocab_size, machines, tokens, as_json=as_json, console=console)
         return
     show_parameter_counts(model, vocab_size, classes, convention, attention, as_json, console)
 
@@ -142,18 +144,18 @@ def show_parameter_counts(
 def show_forecast(
     config: PretrainConfig,
     vocab_size: int,
-    *,
-    machine: str | None,
-    gpus: int,
-    parallel: str,
+    machines: _Machines,
     tokens: float,
+    *,
     as_json: bool,
     console: Console,
 ) -> None:
     """Print the forecast for one machine, or for all known ones."""
     from headstart.recipes.forecast import MACHINES, forecast
 
-    names = [machine] if machine else [name for name, known in MACHINES.items() if gpus == 1 or known.link]
+    gpus, parallel = machines.gpus, machines.parallel
+    every = [name for name, machine in MACHINES.items() if gpus == 1 or machine.link]
+    names = [machines.name] if machines.name else every
     forecasts = [forecast(config, vocab_size, name, gpus=gpus, parallel=parallel, run_tokens=tokens) for name in names]
     if as_json:
         console.result(json.dumps([each.as_dict() for each in forecasts], indent=1))

@@ -89,11 +89,7 @@ def predict(
     inputs = _inputs(texts, input_file, columns)
     dialect = output_dialect(input_file, out) if output_format == "csv" else None
     console, options = Console(quiet=quiet), OutputOptions(abstain, explain)
-    predictor = (
-        _onnx_predictor(model, options, runtime, console, int8=int8)
-        or _numpy_predictor(model, texts, options, runtime)
-        or _torch_predictor(model, options, runtime, console)
-    )
+    predictor = _load_predictor(model, texts, options, runtime, console, int8=int8)
     with _open_output(out) as file:
         counts = PredictionCounts()
         shows_progress = out is not None or not sys.stdout.isatty()
@@ -105,6 +101,22 @@ def predict(
             write_rows(output_format, predicted, file, predictor.task, options, columns.separator, dialect)
     for remark in counts.remarks(out):
         console.say(remark)
+
+
+def _load_predictor(
+    model: Path,
+    texts: Sequence[str],
+    options: OutputOptions,
+    runtime: RuntimeConfig,
+    console: Console,
+    *,
+    int8: bool,
+) -> "TextPredictor":
+    return (
+        _onnx_predictor(model, options, runtime, console, int8=int8)
+        or _numpy_predictor(model, texts, options, runtime)
+        or _torch_predictor(model, options, runtime, console)
+    )
 
 
 def _onnx_predictor(

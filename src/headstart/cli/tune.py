@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from headstart.cli.compare import Address, EngineName, Jobs
 from headstart.cli.console import Console
-from headstart.cli.finetune import Source
+from headstart.cli.finetune import Backbone
 from headstart.cli.options import (
     ConfigFile,
     FinetunePreset,
@@ -45,7 +45,7 @@ def tune(
     train: Train = None,
     /,
     *,
-    backbone: Source = None,
+    backbone: Backbone = None,
     out: Out,
     valid: Valid = None,
     minutes: Annotated[

@@ -26,7 +26,7 @@ from headstart.predict.generate import Sampling, run_generate
 from headstart.progress import Progress, SilentProgress
 from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.finetune.run import backbone_preset
-from headstart.recipes.pretrain.run import run_pretrain
+from headstart.recipes.pretrain.run import PretrainRequest, run_pretrain
 from headstart.report.load import load_comparison
 from headstart.report.page import write_report
 from headstart.report.statistics import paired_difference
@@ -211,7 +211,8 @@ def pretrain_small(texts: Path, held_out: list[str], out: Path, command: str, pr
         {"corpus": {"exclude": ",".join(held_out)}},
     )
     resume = (out / "run.json").is_file()
-    return str(run_pretrain([str(texts)], out, config, resume=resume, command=command, progress=progress).path)
+    request = PretrainRequest(texts=(str(texts),), out=out, resume=resume, command=command)
+    return str(run_pretrain(request, config, progress).path)
 
 
 def describe_gain(folder: Path) -> str:

@@ -36,7 +36,7 @@ from headstart.recipes.finetune.dataset import (
     model_config_for,
     resolve_attention,
 )
-from headstart.recipes.finetune.run import SCRATCH, choose_tokenizer, load_source, resolve_config
+from headstart.recipes.finetune.run import SCRATCH, choose_tokenizer, load_backbone, resolve_config
 from headstart.recipes.finetune.trainer import FinetuneTrainer
 from headstart.recipes.grid import Grid, GridDisplay, grid_worker, open_grid, run_grid
 from headstart.recipes.workers import MakeWorker, RunJob
@@ -136,7 +136,7 @@ def run_tune(request: TuneRequest, config: FinetuneConfig | None, progress: Prog
         if config is None or request.train is None or request.backbone is None:
             raise UsageError("tune needs a labelled file, and --from with a pretrained folder or the word scratch")
         _check(request, config)
-        plan, bundle = request, load_source(request.backbone)  # a wrong folder is refused before anything is written
+        plan, bundle = request, load_backbone(request.backbone)  # a wrong folder is refused before anything is written
         config = resolve_config(with_threads(config, executor), bundle)
         search_dimensions(config, bundle, plan.search)
         kind, inputs = TuneRun.command, plan.to_json()
@@ -331,7 +331,7 @@ class TuneRun(Grid[TrialSpec, Trial, TuneResult]):
         runtime = setup_runtime(config.runtime)
         assert request.train is not None
         assert request.backbone is not None
-        backbone = backbone or load_source(request.backbone)
+        backbone = backbone or load_backbone(request.backbone)
         dimensions = search_dimensions(config, backbone, request.search)
         data = load_labelled_data(
             request.train,
@@ -478,7 +478,7 @@ class TuneRun(Grid[TrialSpec, Trial, TuneResult]):
             trainer = FinetuneTrainer(
                 folder, config, self.data, model, self.runtime, stop, SilentProgress(), quiet=True
             )
-            valid = trainer.go(resume=resume).valid
+            valid = trainer.train(resume=resume).valid
             assert isinstance(valid, Evaluation)
             accuracy, loss, macro_f1 = valid.accuracy, valid.loss, valid.macro_f1
         except _Pruned:

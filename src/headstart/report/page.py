@@ -54,7 +54,7 @@ from headstart.report.summary import (
 from headstart.report.tables import differences, format_value, results_csv, results_json, setting_rows
 from headstart.store.model_card import base_name
 
-WIDE, NARROW = 7.4, 3.9
+DESKTOP_WIDTH, PHONE_WIDTH = 7.4, 3.9  # inches
 _VARIABLES = {INK: "ink", FAINT: "line", PAPER: "card", OTHER: "other"}
 _VARIABLES |= {colour: name for name, colour in (COLOURS | FURTHER).items()}
 # a row that a phone shows as a card is still read aloud as a row; names and texts are escaped, so all tags are ours
@@ -84,7 +84,7 @@ def write_report(folder: Path, out: Path | None = None, *, texts: bool = True) -
     except OSError as error:
         raise StoreError(f"cannot write {out}: {os_error_reason(error, out / 'figures')}") from error
     for figure in report_figures(comparison):
-        _write_figure(out, figure, WIDE)
+        _write_figure(out, figure, DESKTOP_WIDTH)
     for figure in confusion_figures(comparison):
         _write_figure(out, figure, confusion_width(len(comparison.labels)))
     for figure in reliability_diagrams(arm_calibrations(comparison, comparison.largest_budget)):
@@ -155,7 +155,7 @@ def _figures(comparison: ComparisonResults) -> dict[str, Any]:
     """Return the figures of the page as inline SVG."""
     width = confusion_width(len(comparison.labels))
     drawn = {
-        figure.name: (figure.caption, _inline(figure, WIDE), _inline(figure, NARROW))
+        figure.name: (figure.caption, _inline(figure, DESKTOP_WIDTH), _inline(figure, PHONE_WIDTH))
         for figure in report_figures(comparison)
     }
     calibration = arm_calibrations(comparison, comparison.largest_budget)

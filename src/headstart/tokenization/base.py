@@ -21,7 +21,7 @@ NUM_SPECIAL_IDS = 4
 TOKENIZER_FILE = "tokenizer.json"
 MODEL_FILE = "sentencepiece.model"
 DICTIONARY_FILE = "dict.txt"
-HF_FILE = "foreign.json"
+HF_FILE = "imported.json"
 SIZE_LIMIT = 256 * 1024 * 1024
 """A tokenizer file of more bytes is refused unread: a million pieces take less than half of it."""
 

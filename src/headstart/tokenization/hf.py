@@ -1,6 +1,6 @@
 """The tokenizer of an imported Hugging Face model, with its own ids and special tokens.
 
-`foreign.json` holds `{"special": {"sos", "pad", "eos", "mask", "unknown"}, "tokenizer": {...}}`, where "tokenizer" is the
+`imported.json` holds `{"special": {"sos", "pad", "eos", "mask", "unknown"}, "tokenizer": {...}}`, where "tokenizer" is the
 content of the model's tokenizer.json. `special` also has `sep` if rows end with a token. The file is data for the
 `tokenizers` library and contains no code.
 """
@@ -36,7 +36,7 @@ class HFTokenizer(LibraryTokenizer):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load a `foreign.json` that `save` wrote."""
+        """Load a `imported.json` that `save` wrote."""
         content = read_limited(path)
         try:
             fields = json.loads(content.decode("utf-8"))

@@ -2,7 +2,7 @@
 
 tokenizer.json                      byte-level BPE, trained by Headstart
 sentencepiece.model [+ dict.txt]    an existing SentencePiece model
-foreign.json                        the tokenizer of an imported model
+imported.json                        the tokenizer of an imported model
 """
 
 from collections.abc import Iterable

@@ -247,7 +247,7 @@ def run_network(
         trainer, resume = _trainer(network_run, config, index, data, runtime, stop, progress)
         if say_truncation and not index:
             trainer.say_truncation()
-        outcomes.append(trainer.go(resume=resume))
+        outcomes.append(trainer.train(resume=resume))
     best = max(range(len(outcomes)), key=lambda index: _rank(outcomes[index], index))
     record = _run_record(network_run, candidates, outcomes, best, runtime, stop)
     for index in range(len(candidates)):
@@ -301,8 +301,8 @@ def _run_record(
     spec, data = network_run.spec, network_run.data
     config, outcome = candidates[best], outcomes[best]
     assert data.test is not None
-    dataset = data.rows(data.test, outcome.model.backbone.config.context, config.labelled)
-    logits = outcome.test_scores
+    dataset = data.dataset(data.test, outcome.model.backbone.config.context, config.labelled)
+    logits = outcome.test_logits
     if logits is None:
         logits = score_texts(outcome.model, dataset, runtime, stop.check)
     tried = [
@@ -310,7 +310,7 @@ def _run_record(
         for candidate, tried in zip(candidates, outcomes, strict=True)
     ]
     freeze = {"freeze": True} if config.transfer.freeze else {}
-    save_valid = outcome.valid_scores.size <= MAX_VALID_PROBABILITIES
+    save_valid = outcome.valid_logits.size <= MAX_VALID_PROBABILITIES
     epoch_steps, total_steps = epoch_and_total_steps(len(data.train), config.loop)
     return RunRecord(
         arm=spec.arm,
@@ -329,8 +329,8 @@ def _run_record(
         test=_score(evaluate_single_label(logits, dataset.labels, data.labels)),
         predictions=tuple(int(label) for label in logits.argmax(axis=1)),
         probabilities=round_probabilities(softmax(logits).tolist()),
-        valid_probabilities=round_probabilities(softmax(outcome.valid_scores).tolist()) if save_valid else None,
-        temperature=outcome.settled.temperature,
+        valid_probabilities=round_probabilities(softmax(outcome.valid_logits).tolist()) if save_valid else None,
+        temperature=outcome.calibrated.temperature,
         tried=tuple(tried) if len(tried) > 1 else (),
         seconds=0.0,
     )

@@ -210,7 +210,7 @@ class ComparisonRun(Grid[RunSpec, RunRecord, Path]):
             tokenizer_config=config.tokenizer,
             seed=config.runtime.seed,
             progress=progress,
-            doubles=find_duplicates,
+            find_duplicates=find_duplicates,
         )
         check_single_label(
             data,

@@ -1,11 +1,4 @@
-"""Training, validation and test rows, encoded; leak notes; building the classifier.
-
-Labelled files, or prepared shards of them, as token rows with known labels: what fine-tuning and comparing read.
-
-What a fine-tuning starts with: the network, how it reads, and the weight of each class.
-
-What a model remembers of its pretraining text, and what that says about labelled rows.
-"""
+"""The data and the network of a fine-tuning: labelled files or prepared shards, encoded; leak notes; the classifier."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -50,6 +43,11 @@ from headstart.tokenization.base import Tokenizer
 from headstart.tokenization.bpe import train_tokenizer
 from headstart.tokenization.tokenizer import load_tokenizer
 
+_CHUNK = 1000
+"""Texts that are encoded at once."""
+
+InputTexts = LabelledTexts | Shards
+
 
 @dataclass(frozen=True)
 class EncodedSplit:
@@ -59,16 +57,16 @@ class EncodedSplit:
     texts: tuple[str, ...]
     ids: tuple[NDArray[np.integer], ...]
     gold: NDArray[Any]
-    """As the kind of answer has it: indices, rows of 0 and 1, or numbers."""
+    """The labels as the task has them: indices, rows of 0 and 1, or numbers."""
     sha256: str
     text_inputs: tuple[TextInput, ...]
-    """What a model reads: the texts, or pairs of them."""
+    """The inputs of the model: the texts, or pairs of texts."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def take(self, indices: Sequence[int]) -> "EncodedSplit":
-        """Some of the rows, in the order given."""
+        """Return the rows at the indices, in their order."""
         return replace(
             self,
             texts=tuple(self.texts[i] for i in indices),
@@ -78,13 +76,13 @@ class EncodedSplit:
         )
 
     def describe(self, task: Task) -> dict[str, Any]:
-        """Name, rows, rows a label (or what numbers), and hash: for the record."""
+        """Return name, number of rows, a summary of the labels and the hash, for the record."""
         return {"name": self.name, "rows": len(self), **task.describe(self.gold), "sha256": self.sha256}
 
 
 @dataclass(frozen=True)
 class LabelledData:
-    """Train, validation and perhaps test, in one tokenizer, with one thing asked of them."""
+    """Training, validation and perhaps test rows, with one tokenizer and one task."""
 
     task: Task
     tokenizer: Tokenizer
@@ -93,7 +91,7 @@ class LabelledData:
     test: EncodedSplit | None
     notes: tuple[str, ...]
     leaks: Overlap[int] = field(default_factory=lambda: Overlap({}, {}))
-    """The rows of test that (almost) stand in train."""
+    """The rows of test that appear in train, exactly or nearly."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -101,15 +99,15 @@ class LabelledData:
         return self.task.labels
 
     def fingerprints(self) -> dict[str, Any]:
-        """A hash of each file's rows and of the tokenizer, by the names a person knows them by."""
-        parts = {part.name: part.sha256 for part in (self.train, self.valid, self.test) if part}
-        return parts | {"the tokenizer": self.tokenizer.digest}
+        """Return a hash of each file's rows and of the tokenizer, by the names that an error message uses."""
+        splits = {split.name: split.sha256 for split in (self.train, self.valid, self.test) if split}
+        return splits | {"the tokenizer": self.tokenizer.digest}
 
-    def rows(self, part: EncodedSplit, context: int, config: LabelledConfig) -> LabelledDataset:
-        """A part as the model will read it."""
+    def dataset(self, split: EncodedSplit, context: int, config: LabelledConfig) -> LabelledDataset:
+        """Return a split as rows of at most `context` tokens."""
         windows = config.long_texts == "windows"
         special, pair = self.tokenizer.special, self.task.pair
-        return LabelledDataset(part.ids, part.gold, special, context=context, windows=windows, pair=pair)
+        return LabelledDataset(split.ids, split.gold, special, context=context, windows=windows, pair=pair)
 
 
 def load_labelled_data(
@@ -122,95 +120,109 @@ def load_labelled_data(
     tokenizer_config: TokenizerConfig,
     seed: int,
     progress: Progress,
-    doubles: bool = True,
+    find_duplicates: bool = True,
 ) -> LabelledData:
-    """Read, check and encode. Without `valid` a stratified share of train is held out; without a tokenizer one is trained.
+    """Read, check and encode labelled files.
+
+    Without `valid`, a stratified fraction of train is held out. Without a tokenizer, one is trained.
 
     Args:
-        doubles: look for texts that stand in two files; a process that only trains, where another has looked, need not.
+        find_duplicates: look for texts that appear in two files. A worker process need not: the main process has.
     """
+    _check_files_differ(train, valid, test)
+    sources = {train: _read(train, config, progress)}
+    same_task = config.model_copy(update={"task": _task_name(sources[train])})
+    sources |= {name: _read(name, same_task, progress) for name in (valid, test) if name is not None}
+    notes = [texts.skip_note for texts in sources.values() if isinstance(texts, LabelledTexts) and texts.skip_note]
+    tokenizer = _tokenizer_for(sources[train], tokenizer, tokenizer_config, notes, progress)
+    train_texts = _texts_of(sources[train], tokenizer)
+    task = infer_task(train_texts, config)
+    notes += [*filter(None, [describe_balance(train_texts)]), *label_hints(train_texts, config)]
+    if valid is None:
+        rows = len(train_texts)
+        train_texts, valid_texts = split_validation(train_texts, config.valid_fraction, seed)
+        valid_texts = replace(valid_texts, name=f"held-out rows of {train}")
+        notes.append(
+            f"no validation file: {len(valid_texts):,} of {rows:,} rows of {train} held out, stratified, to choose on"
+        )
+    else:
+        valid_texts = _texts_of(sources[valid], tokenizer)
+        notes += check_task(task, valid_texts, train)
+    test_texts = None
+    if test is not None:
+        test_texts = _texts_of(sources[test], tokenizer)
+        notes += check_task(task, test_texts, train)
+    leaks: Overlap[int] = Overlap({}, {})
+    if find_duplicates:
+        with progress.task("looking for duplicates", None, "files"):
+            overlap_notes, leaks = _find_overlaps(train_texts, valid_texts, test_texts)
+        notes += overlap_notes
+    for note in notes:
+        progress.say(note)
+    train_split, valid_split = (encode_split(texts, task, tokenizer, progress) for texts in (train_texts, valid_texts))
+    test_split = None if test_texts is None else encode_split(test_texts, task, tokenizer, progress)
+    return LabelledData(task, tokenizer, train_split, valid_split, test_split, tuple(notes), leaks)
+
+
+def _check_files_differ(train: str, valid: str | None, test: str | None) -> None:
     for name, role in ((valid, "validation"), (test, "test")):
         if name is not None and Path(name).resolve() == Path(train).resolve():
             raise UsageError(
                 f"{name} is both the training and the {role} file; what was learnt by heart proves nothing"
             )
-    given = {train: _read(train, config, progress)}
-    same = config.model_copy(update={"task": _kind(given[train])})
-    given |= {name: _read(name, same, progress) for name in (valid, test) if name is not None}
-    notes = [one.skip_note for one in given.values() if isinstance(one, LabelledTexts) and one.skip_note]
-    tokenizer = _tokenizer(given[train], tokenizer, tokenizer_config, notes, progress)
-    training = _texts(given[train], tokenizer)
-    task = infer_task(training, config)
-    notes += [*filter(None, [describe_balance(training)]), *label_hints(training, config)]
-    if valid is None:
-        share, rows = config.valid_fraction, len(training)
-        training, validation = split_validation(training, share, seed)
-        validation = replace(validation, name=f"held-out rows of {train}")
-        notes.append(
-            f"no validation file: {len(validation):,} of {rows:,} rows of {train} held out, stratified, to choose on"
-        )
-    else:
-        validation = _texts(given[valid], tokenizer)
-        notes += check_task(task, validation, train)
-    testing = None
-    if test is not None:
-        testing = _texts(given[test], tokenizer)
-        notes += check_task(task, testing, train)
-    leaks: Overlap[int] = Overlap({}, {})
-    if doubles:
-        with progress.task("looking for doubles", None, "files"):
-            said, leaks = _overlaps(training, validation, testing)
-        notes += said
-    for note in notes:
-        progress.say(note)
-    parts = [
-        None if texts is None else encode_split(texts, task, tokenizer, progress)
-        for texts in (training, validation, testing)
-    ]
-    assert parts[0] is not None
-    assert parts[1] is not None
-    return LabelledData(task, tokenizer, parts[0], parts[1], parts[2], tuple(notes), leaks)
 
 
 def check_single_label(data: LabelledData, command: str, instead: str) -> None:
-    """Refuse what a command that counts right answers cannot judge, and say what to do instead."""
+    """Refuse a task other than single-label classification, and name the alternative."""
     if data.task.kind != "classes":
-        has = "several labels a text" if data.task.kind == "labels" else "ratings"
-        raise UsageError(f"{command} is for one class a text, and {data.train.name} has {has}; {instead}")
+        labels = "several labels a text" if data.task.kind == "labels" else "ratings"
+        raise UsageError(f"{command} is for one class a text, and {data.train.name} has {labels}; {instead}")
 
 
-def _overlaps(train: LabelledTexts, valid: LabelledTexts, test: LabelledTexts | None) -> tuple[list[str], Overlap[int]]:
-    """What a careful person would want to know about the files before believing a number; and what test has of train."""
-    notes = []
-    known = [(texts, TextIndex(texts.texts)) for texts in (train, valid, test) if texts is not None]
+def _find_overlaps(
+    train: LabelledTexts, valid: LabelledTexts, test: LabelledTexts | None
+) -> tuple[list[str], Overlap[int]]:
+    """Return notes on texts that appear in two files or have one label only, and the overlap of test with train."""
+    notes: list[str] = []
+    indexed = [(texts, TextIndex(texts.texts)) for texts in (train, valid, test) if texts is not None]
     leaks: Overlap[int] = Overlap({}, {})
-    for (other, others), (part, rows) in ((known[a], known[b]) for a, b in ((0, 1), (0, 2), (1, 2)) if b < len(known)):
-        found = overlap(rows, others)
-        if part is test and other is train:
-            leaks = found
-        if found.exact:
-            stand = "stands" if len(found.exact) == 1 else "stand"
-            notes.append(f"{len(found.exact):,} of {len(part):,} texts of {part.name} also {stand} in {other.name}")
-        if found.near:
-            more, stand = " more" if found.exact else "", "stands" if len(found.near) == 1 else "stand"
-            notes.append(
-                f"{len(found.near):,}{more} of {len(part):,} texts of {part.name} almost {stand} in {other.name}: "
-                "words changed, or part of a longer text"
-            )
-    for judged in (valid, test):
-        if judged is not None and len(set(judged.labels)) == 1:
-            what = (
-                f"rating only ({judged.labels[0]:g})"
-                if judged.task_name == "rating"
-                else "label only ({})".format(
-                    ", ".join(judged.labels[0]) if judged.task_name == "labels" else judged.labels[0]
-                )
-            )
-            notes.append(f"{judged.name} has one {what}: a score on it says little")
+    for first, second in ((0, 1), (0, 2), (1, 2)):
+        if second >= len(indexed):
+            continue
+        (earlier, earlier_index), (texts, index) = indexed[first], indexed[second]
+        repeated = overlap(index, earlier_index)
+        if texts is test and earlier is train:
+            leaks = repeated
+        notes += _overlap_notes(repeated, texts, earlier.name)
+    for split in (valid, test):
+        if split is not None and len(set(split.labels)) == 1:
+            notes.append(f"{split.name} has one {_describe_only_label(split)}: a score on it says little")
     return notes, leaks
 
 
-InputTexts = LabelledTexts | Shards
+def _overlap_notes(repeated: Overlap[int], texts: LabelledTexts, earlier: str) -> list[str]:
+    notes = []
+    exact, near = len(repeated.exact), len(repeated.near)
+    if exact:
+        notes.append(f"{exact:,} of {len(texts):,} texts of {texts.name} also {_appear(exact)} in {earlier}")
+    if near:
+        more = " more" if exact else ""
+        notes.append(
+            f"{near:,}{more} of {len(texts):,} texts of {texts.name} almost {_appear(near)} in {earlier}: "
+            "words changed, or part of a longer text"
+        )
+    return notes
+
+
+def _appear(count: int) -> str:
+    return "appears" if count == 1 else "appear"
+
+
+def _describe_only_label(texts: LabelledTexts) -> str:
+    label = texts.labels[0]
+    if texts.task_name == "rating":
+        return f"rating only ({label:g})"
+    return f"label only ({', '.join(label) if texts.task_name == 'labels' else label})"
 
 
 def _read(name: str, config: LabelledConfig, progress: Progress) -> InputTexts:
@@ -227,20 +239,21 @@ def _read(name: str, config: LabelledConfig, progress: Progress) -> InputTexts:
     return read_labelled(name, config)
 
 
-def _kind(train: InputTexts) -> str:
+def _task_name(train: InputTexts) -> str:
     return "classes" if isinstance(train, Shards) else train.task_name
 
 
-def _tokenizer(
+def _tokenizer_for(
     train: InputTexts, tokenizer: Tokenizer | None, config: TokenizerConfig, notes: list[str], progress: Progress
 ) -> Tokenizer:
+    """Return the tokenizer of the shards, the given one, or one that is trained here (noted in `notes`)."""
     if isinstance(train, Shards):
-        own = load_tokenizer(train.folder / "tokenizer")
-        if tokenizer is not None and tokenizer.digest != own.digest:
+        shard_tokenizer = load_tokenizer(train.folder / "tokenizer")
+        if tokenizer is not None and tokenizer.digest != shard_tokenizer.digest:
             raise UsageError(
                 f"{train.folder} was prepared with another tokenizer than the model's; prepare it again with that one"
             )
-        return own
+        return shard_tokenizer
     if tokenizer is not None:
         return tokenizer
     trained = train_tokenizer(train.texts, config, progress)
@@ -248,103 +261,113 @@ def _tokenizer(
     return trained
 
 
-def _texts(given: InputTexts, tokenizer: Tokenizer) -> LabelledTexts:
-    """Shards give their texts back by decoding, so that the linear arms of a comparison can read them too."""
-    if isinstance(given, LabelledTexts):
-        return given
-    if given.tokenizer_digest != tokenizer.digest:
+def _texts_of(source: InputTexts, tokenizer: Tokenizer) -> LabelledTexts:
+    """Return the texts of a file; those of shards are decoded, since the linear arms of a comparison read them too."""
+    if isinstance(source, LabelledTexts):
+        return source
+    if source.tokenizer_digest != tokenizer.digest:
         raise UsageError(
-            f"{given.folder} was prepared with another tokenizer than the rest; prepare it again with that one"
+            f"{source.folder} was prepared with another tokenizer than the rest; prepare it again with that one"
         )
-    assert given.labels is not None
-    assert given.label_indices is not None
-    name = str(given.folder)
+    assert source.labels is not None
+    assert source.label_indices is not None
+    name = str(source.folder)
     return LabelledTexts(
         name=name,
-        texts=tuple(tokenizer.decode([int(token) for token in given.ids(i)]) for i in range(given.num_documents)),
-        labels=tuple(given.labels[int(label)] for label in given.label_indices),
-        where=tuple(f"{name}, document {i + 1}" for i in range(given.num_documents)),
+        texts=tuple(tokenizer.decode([int(token) for token in source.ids(i)]) for i in range(source.num_documents)),
+        labels=tuple(source.labels[int(label)] for label in source.label_indices),
+        where=tuple(f"{name}, document {i + 1}" for i in range(source.num_documents)),
     )
 
 
 def encode_split(texts: LabelledTexts, task: Task, tokenizer: Tokenizer, progress: Progress) -> EncodedSplit:
-    """Labelled texts as token rows."""
+    """Encode labelled texts."""
     ids: list[NDArray[np.integer]] = []
     text_inputs = texts.text_inputs
     with progress.task(f"encoding {texts.name}", len(text_inputs), "texts") as bar:
-        for start in range(0, len(text_inputs), 1000):
-            bite = text_inputs[start : start + 1000]
-            ids += [np.asarray(row, dtype=np.int32) for row in encode_inputs(tokenizer, bite)]
-            bar.advance(len(bite))
+        for start in range(0, len(text_inputs), _CHUNK):
+            chunk = text_inputs[start : start + _CHUNK]
+            ids += [np.asarray(row, dtype=np.int32) for row in encode_inputs(tokenizer, chunk)]
+            bar.advance(len(chunk))
     return EncodedSplit(texts.name, texts.texts, tuple(ids), task.gold(texts.labels), texts.sha256, text_inputs)
 
 
 def build_classifier(
-    shape: ModelConfig, data: LabelledData, source: Bundle | None, name: str, seed: int, attention: AttentionDirection
+    config: ModelConfig,
+    data: LabelledData,
+    backbone: Bundle | None,
+    name: str,
+    seed: int,
+    attention: AttentionDirection,
 ) -> tuple[Model[ClassifierHead], TransferReceipt | None]:
-    """A classifier of this shape, from a pretrained folder or from random weights; the head is the same in both."""
+    """Build a classifier with a pretrained or a random backbone; the head is the same in both.
+
+    Args:
+        name: how the receipt names the backbone.
+    """
+    vocab_size = backbone.model.backbone.vocab_size if backbone else data.tokenizer.vocab_size
     model: Model[ClassifierHead] = Model(
-        build_backbone(shape, source.model.backbone.vocab_size if source else data.tokenizer.vocab_size, seed),
-        build_classifier_head(shape, data.task.outputs, seed, attention, bias=data.task.kind == "rating"),
+        build_backbone(config, vocab_size, seed),
+        build_classifier_head(config, data.task.outputs, seed, attention, bias=data.task.kind == "rating"),
     )
-    return model, transfer(name, model, data.tokenizer, source) if source else None
+    return model, transfer(name, model, data.tokenizer, backbone) if backbone else None
 
 
-def model_config_for(source: Bundle, transfer: TransferConfig) -> ModelConfig:
-    """The shape of a pretrained network, with the context and dropout that are wanted in place of its own."""
-    positions = source.config.generic.positions if source.config.generic else 0
+def model_config_for(backbone: Bundle, transfer: TransferConfig) -> ModelConfig:
+    """Return the shape of a pretrained network, with the context and the dropout that `transfer` sets."""
+    positions = backbone.config.generic.positions if backbone.config.generic else 0
     if transfer.context is not None and positions and transfer.context > positions:
         raise ConfigError(
-            f"transfer.context must be at most {positions}, the positions that {source.name} has learnt, "
+            f"transfer.context must be at most {positions}, the positions that {backbone.name} has learnt, "
             f"got {transfer.context}"
         )
-    wanted = {"context": transfer.context, "dropout": transfer.dropout}
-    return source.config.model_copy(update={name: value for name, value in wanted.items() if value is not None})
+    changes = {"context": transfer.context, "dropout": transfer.dropout}
+    return backbone.config.model_copy(update={name: value for name, value in changes.items() if value is not None})
 
 
-def resolve_attention(config: FinetuneConfig, source: Bundle | None) -> AttentionDirection:
-    """How the classifier reads: as asked, as the source learnt to, or as its kind of network does best from scratch."""
+def resolve_attention(config: FinetuneConfig, backbone: Bundle | None) -> AttentionDirection:
+    """Return the attention direction: as set, that of the backbone, or the better one of a block from scratch."""
     if config.transfer.attention != "auto":
         return config.transfer.attention
-    if source is not None:
-        return source.attention
+    if backbone is not None:
+        return backbone.attention
     return "causal" if config.model.block == "classic" else "bidirectional"
 
 
 def class_weights(config: FinetuneConfig, task: Task, train: EncodedSplit) -> Tensor | None:
-    """Weights in the order of the labels, from names or from the balance of the training rows; None without.
+    """Return the weights in the order of the labels, by name or balanced over the training rows; None without any.
 
-    Of several labels a text, a weight is that of the rows that have the label beside those that have not.
+    With several labels per text, a weight is that of the rows with the label against the rows without it.
     """
-    wanted = config.transfer.class_weights
-    if wanted is None:
+    weights = config.transfer.class_weights
+    if weights is None:
         return None
     labels = task.labels
     if task.kind == "rating":
         raise ConfigError("transfer.class_weights is for labels, and a rating has none; leave it out")
-    if wanted == "balanced":
+    if weights == "balanced":
         if task.kind == "labels":
-            has = np.maximum(train.gold.sum(axis=0), 1)
-            return torch.tensor(np.maximum(len(train) - has, 1) / has, dtype=torch.float32)
+            positives = np.maximum(train.gold.sum(axis=0), 1)
+            return torch.tensor(np.maximum(len(train) - positives, 1) / positives, dtype=torch.float32)
         counts = np.bincount(train.gold, minlength=len(labels))
         return torch.tensor(len(train) / (len(labels) * np.maximum(counts, 1)), dtype=torch.float32)
-    for name in wanted:
+    for name in weights:
         if name not in labels:
             raise ConfigError(
                 f"transfer.class_weights names {name!r}, which is not a label; labels: {', '.join(labels)}"
             )
-    return torch.tensor([wanted.get(label, 1.0) for label in labels], dtype=torch.float32)
+    return torch.tensor([weights.get(label, 1.0) for label in labels], dtype=torch.float32)
 
 
 def note_pretraining_overlap(
-    data: LabelledData, source: Path | None, name: str | None, progress: Progress
+    data: LabelledData, folder: Path | None, name: str | None, progress: Progress
 ) -> LabelledData:
-    """The data with a note on how many of its test rows the pretrained model at `source` has seen, if it knows."""
-    known = Membership.load(source) if source is not None and data.test is not None else None
-    if known is None or data.test is None:
+    """Add a note on how many test rows the pretrained model in `folder` has seen, if its bundle records that."""
+    members = Membership.load(folder) if folder is not None and data.test is not None else None
+    if members is None or data.test is None:
         return data
-    rows = len(known.rows_in(data.test.texts))
-    what = f"{'none' if not rows else f'{rows:,}'} of the {len(data.test):,} texts of {data.test.name}"
-    note = f"{what} {'were' if rows > 1 else 'was'} in the pretraining text of {name}, word for word"
+    rows = len(members.rows_in(data.test.texts))
+    counted = f"{'none' if not rows else f'{rows:,}'} of the {len(data.test):,} texts of {data.test.name}"
+    note = f"{counted} {'were' if rows > 1 else 'was'} in the pretraining text of {name}, word for word"
     progress.say(note)
     return replace(data, notes=(*data.notes, note))

@@ -1,10 +1,11 @@
-"""Run a pretraining."""
+"""Pretrain a language model on text files or prepared shards: `run_pretrain`."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from headstart.config.merge import merge_config
 from headstart.config.schema import PretrainConfig
@@ -12,145 +13,173 @@ from headstart.data.shards import Shards
 from headstart.errors import ConfigError, UsageError
 from headstart.files import MANIFEST, read_json
 from headstart.interop.model_source import HF_SCHEME, load_model_source
-from headstart.interrupts import handle_signals
+from headstart.interrupts import StopRequested, handle_signals
 from headstart.progress import Progress, SilentProgress
 from headstart.recipes.pretrain.stages import open_shards
-from headstart.recipes.pretrain.trainer import Distillation, PretrainTrainer, check_teacher_weight
-from headstart.recipes.trainer import (
-    distributed_run,
-    for_several_processes,
-    is_restarted_run,
-    refuse_fsdp,
-    shared_shards,
+from headstart.recipes.pretrain.trainer import (
+    Distillation,
+    PretrainTrainer,
+    check_teacher_weight,
+    prepare_pretraining,
 )
-from headstart.runtime import environment, setup_runtime
+from headstart.recipes.trainer import (
+    RunRequest,
+    StartedRun,
+    check_fsdp,
+    distributed_run,
+    interrupted_error,
+    open_run,
+    process_facts,
+    share_shards,
+    start_run,
+)
+from headstart.runtime import environment, resolve_threads, setup_runtime
 from headstart.store.bundle import Bundle, bundle_objective
-from headstart.store.run_folder import ReadOnlyRunFolder, RunFolder
+from headstart.store.run_folder import RunFolder
 from headstart.tokenization.base import Tokenizer
 from headstart.train.distributed import ProcessGroup
 from headstart.train.parallel import strategy_for
 
+LoadBackbone = Callable[[str], Bundle]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainRequest(RunRequest):
+    """What to pretrain on, what to start from, and where to write the run."""
+
+    texts: tuple[str, ...] = ()
+    """Text files, or one folder of prepared shards; empty if the settings have stages, which name their own."""
+    backbone: str | None = None
+    """A language model to continue, in place of random weights."""
+    tokenizer: Path | None = None
+    teacher: str | None = None
+    """A larger language model with the same tokenizer, to learn from beside the text."""
+    teacher_weight: float | None = None
+    """The weight of the teacher's loss, from 0 to 1; None takes one half."""
+
+    def inputs(self) -> dict[str, Any]:
+        """Return the inputs as the JSON values that run.json records."""
+        inputs: dict[str, Any] = {
+            "texts": list(self.texts),
+            "tokenizer": str(self.tokenizer) if self.tokenizer else None,
+            "backbone": self.backbone,
+        }
+        return inputs | ({"teacher": self.teacher, "teacher_weight": self.teacher_weight} if self.teacher else {})
+
+    def with_inputs(self, inputs: Mapping[str, Any]) -> Self:
+        """Return this request with the inputs that run.json records."""
+        return replace(
+            self,
+            texts=tuple(inputs["texts"]),
+            backbone=inputs["backbone"],
+            tokenizer=Path(inputs["tokenizer"]) if inputs["tokenizer"] else None,
+            teacher=inputs.get("teacher"),
+            teacher_weight=inputs.get("teacher_weight"),
+        )
+
 
 def run_pretrain(
-    texts: Sequence[str],
-    out: Path,
-    config: PretrainConfig | None,
-    *,
-    source: str | None = None,
-    tokenizer: Path | None = None,
-    teacher: str | None = None,
-    teacher_weight: float | None = None,
-    resume: bool = False,
-    command: str = "",
-    progress: Progress | None = None,
+    request: PretrainRequest, config: PretrainConfig | None, progress: Progress | None = None
 ) -> RunFolder:
-    """Pretrain on text files or on one folder of prepared shards; with `resume`, go on with the run in `out`.
+    """Pretrain on the texts of the request, or resume the run in its `out`.
 
     Args:
-        texts: none when the settings have stages, which name their own.
-        source: a language model to start from in place of random weights: general text first, one's own text next.
-        teacher: a larger language model with the same tokenizer, to learn from beside the text.
-        teacher_weight: how much it counts, from 0 to 1; a half unless told.
+        config: the settings of a new run; a resumed one keeps its own.
     """
-    progress, since = progress or SilentProgress(), time.monotonic()
-    asked: dict[str, Any] = {"tokenizer": str(tokenizer) if tokenizer else None, "source": source}
-    asked |= {"teacher": teacher, "teacher_weight": teacher_weight}
-    with distributed_run(out) as ranks:
-        progress = progress if ranks.is_main else SilentProgress()
-        resume = ranks.broadcast(lambda: resume or is_restarted_run(out, command))
-        load = cache(partial(load_model_source, head_type="language"))  # looked at before a folder is made, used after
-        facts = ranks.broadcast(lambda: _begin(texts, out, config, asked, resume, command, progress, load))
-        run = RunFolder(out) if ranks.is_main else ReadOnlyRunFolder(out)
-        if facts is not None:
-            _go(
-                run,
-                merge_config(PretrainConfig, facts["config"]),
-                facts["inputs"],
-                resume,
-                progress,
-                since,
-                ranks,
-                load,
-            )
-    return run
+    progress, began = progress or SilentProgress(), time.monotonic()
+    with distributed_run(request.out) as group:
+        progress = progress if group.is_main else SilentProgress()
+        # the backbone is checked before a folder is made, and used after: load it once
+        load: LoadBackbone = cache(partial(load_model_source, head_type="language"))
+        started = start_run(
+            request,
+            group,
+            progress,
+            kind="pretrain",
+            config_class=PretrainConfig,
+            resolve=lambda: _resolve(request, config, progress, load),
+        )
+        if started is not None:
+            _pretrain(started, group, progress, load, began)
+    return open_run(request.out, group)
 
 
-def _begin(
-    texts: Sequence[str],
-    out: Path,
-    config: PretrainConfig | None,
-    asked: dict[str, Any],
-    resume: bool,
-    command: str,
-    progress: Progress,
-    load: Callable[[str], Bundle],
-) -> dict[str, Any] | None:
-    """Make the run folder or find the run in it: its settings and inputs; None where it is finished."""
-    if resume:
-        run = RunFolder.open(out, kind="pretrain")
-        if run.finished:
-            progress.say(f"{out} is finished already; its result is in {out / 'result.json'}")
-            return None
-        settings = merge_config(PretrainConfig, run.settings)
-        refuse_fsdp(settings)
-        return {"config": settings.model_dump(mode="json"), "inputs": run.facts["inputs"]}
-    texts, weight = _texts(texts, config), check_teacher_weight(asked["teacher"], asked["teacher_weight"])
+def _resolve(
+    request: PretrainRequest, config: PretrainConfig | None, progress: Progress, load: LoadBackbone
+) -> tuple[PretrainRequest, PretrainConfig]:
+    """Return the request and the settings of a new run, with all that the backbone and this machine decide."""
+    texts = _all_texts(request.texts, config)
+    weight = check_teacher_weight(request.teacher, request.teacher_weight)
     assert config is not None
-    # the thread count is part of the run: other threads add in another order
-    used: dict[str, Any] = {"runtime": {"threads": setup_runtime(config.runtime).threads}}
-    if source := asked["source"]:
-        begun = load(source)
-        _check_objective(begun, config)
-        used["model"] = begun.config.model_dump()
-        if config.objective != begun.objective:
+    resolved: dict[str, Any] = {"runtime": {"threads": resolve_threads(config.runtime)}}
+    if request.backbone:
+        backbone = load(request.backbone)
+        _check_objective(backbone, config)
+        resolved["model"] = backbone.config.model_dump()
+        if config.objective != backbone.objective:
             progress.say(
-                f"{source} was pretrained with objective {begun.objective} and goes on with {config.objective}"
+                f"{request.backbone} was pretrained with objective {backbone.objective} and goes on with "
+                f"{config.objective}"
             )
-    config = merge_config(PretrainConfig, config.model_dump(), used)
-    refuse_fsdp(config)
-    inputs = {"texts": list(texts), "tokenizer": asked["tokenizer"], "source": source}
-    inputs |= {"teacher": asked["teacher"], "teacher_weight": weight} if asked["teacher"] else {}
-    RunFolder.create(out, kind="pretrain", command=command, config=config, inputs=inputs)
-    return {"config": config.model_dump(mode="json"), "inputs": inputs}
+    config = merge_config(PretrainConfig, config.model_dump(), resolved)
+    check_fsdp(config)
+    return replace(request, texts=texts, teacher_weight=weight if request.teacher else None), config
 
 
-def _go(
-    run: RunFolder,
-    config: PretrainConfig,
-    inputs: dict[str, Any],
-    resume: bool,
+def _pretrain(
+    started: StartedRun[PretrainRequest, PretrainConfig],
+    group: ProcessGroup,
     progress: Progress,
-    since: float,
-    ranks: ProcessGroup,
-    load: Callable[[str], Bundle],
+    load: LoadBackbone,
+    began: float,
 ) -> None:
-    source, texts = inputs["source"], inputs["texts"]
-    start_from, taught = load(source) if source else None, _load_teacher(inputs)
+    run, request, config = started.run, started.request, started.config
+    backbone = load(request.backbone) if request.backbone else None
+    distillation = _load_distillation(request)
     with run.locked():
-        runtime = setup_runtime(config.runtime)
-        run.write_json("environment.json", environment(runtime) | for_several_processes(config.runtime, ranks))
-        with run.remove_on_error(new=not resume):
-            own: Tokenizer | Path | None = start_from.tokenizer if start_from else None
-            own = Path(inputs["tokenizer"]) if inputs["tokenizer"] else own
-            shards = shared_shards(ranks, lambda: open_shards(texts, run.path, config, own, progress))
-            run.check_inputs_unchanged(_input_facts(texts, config, shards, taught))
-            way = strategy_for(config.runtime, ranks)
-            pretraining = PretrainTrainer(
-                run, config, shards, runtime, progress, start_from, taught, began=since, way=way
+        with run.remove_on_error(new=not request.resume):
+            runtime = setup_runtime(config.runtime)
+            run.write_json("environment.json", environment(runtime) | process_facts(config.runtime, group))
+            strategy = strategy_for(config.runtime, group)
+            tokenizer: Tokenizer | Path | None = request.tokenizer or (backbone.tokenizer if backbone else None)
+            shards = share_shards(group, lambda: open_shards(request.texts, run.path, config, tokenizer, progress))
+            run.check_inputs_unchanged(_input_facts(request.texts, config, shards, distillation))
+            setup = prepare_pretraining(config, shards, runtime, backbone, strategy.portion)
+            if setup.receipt:
+                run.write_json("receipt.json", setup.receipt.as_dict())
+                progress.say(setup.receipt.summary())
+            teacher = distillation.load_teacher(config, setup.tokenizer, runtime) if distillation else None
+        with run.record_failure(), handle_signals(config.runtime.time_limit, began) as stop:
+            stop.consensus = group.consensus if group.world_size > 1 else None
+            trainer = PretrainTrainer(
+                run,
+                config,
+                setup,
+                runtime,
+                stop,
+                progress,
+                distillation=distillation,
+                teacher=teacher,
+                began=began,
+                strategy=strategy,
             )
-            pretraining.prepare()
-        with run.record_failure(), handle_signals(config.runtime.time_limit, since) as stop:
-            stop.consensus = ranks.consensus if ranks.world_size > 1 else None
-            pretraining.go(stop, resume=resume)
+            try:
+                trainer.train(resume=request.resume)
+            except StopRequested:
+                raise interrupted_error("pretrain", run.path, stop, trainer.state.step, trainer.steps) from None
 
 
-def _load_teacher(inputs: dict[str, Any]) -> Distillation | None:
-    name = inputs.get("teacher")
-    return Distillation(name, load_model_source(name, head_type="language"), inputs["teacher_weight"]) if name else None
+def _load_distillation(request: PretrainRequest) -> Distillation | None:
+    if request.teacher is None:
+        return None
+    assert request.teacher_weight is not None
+    return Distillation(
+        request.teacher, load_model_source(request.teacher, head_type="language"), request.teacher_weight
+    )
 
 
-def _texts(texts: Sequence[str], config: PretrainConfig | None) -> Sequence[str]:
-    """All texts of a new run, wherever they were named."""
+def _all_texts(texts: Sequence[str], config: PretrainConfig | None) -> tuple[str, ...]:
+    """Return the texts of a new run: those of the request, or those of its stages."""
     staged = [text for stage in config.stages for text in stage.texts] if config else []
     if texts and staged:
         raise UsageError(
@@ -159,42 +188,44 @@ def _texts(texts: Sequence[str], config: PretrainConfig | None) -> Sequence[str]
         )
     if config is None or not (texts or staged):
         raise UsageError("pretrain needs at least one text file or a folder of prepared shards")
-    return texts or staged
+    return tuple(texts or staged)
 
 
-def default_objective(source: str | None) -> dict[str, Any]:
-    """What a model goes on with unless told otherwise: what it was pretrained to do."""
-    if source is None:
+def default_objective(backbone: str | None) -> dict[str, Any]:
+    """Return the setting `objective` that continues what a model was pretrained with; empty without a model."""
+    if backbone is None:
         return {}
-    found = load_model_source(source).objective if source.startswith(HF_SCHEME) else bundle_objective(Path(source))
-    return {} if found == "classify" else {"objective": found}  # loading a classifier says what is wrong with it
+    objective = (
+        load_model_source(backbone).objective if backbone.startswith(HF_SCHEME) else bundle_objective(Path(backbone))
+    )
+    return {} if objective == "classify" else {"objective": objective}  # loading a classifier reports the mistake
 
 
-def _check_objective(source: Bundle, config: PretrainConfig) -> None:
-    """A stock model goes on with what its language head was made for."""
-    if source.config.generic is None:
+def _check_objective(backbone: Bundle, config: PretrainConfig) -> None:
+    """Refuse an objective that the language head of an imported model was not made for."""
+    if backbone.config.generic is None:
         return
-    if config.objective != source.objective:
-        way = "names a hidden token at its own place" if source.objective == "masked" else "names the next token"
+    if config.objective != backbone.objective:
+        predicts = "names a masked token at its own place" if backbone.objective == "masked" else "names the next token"
         raise ConfigError(
-            f"objective must be {source.objective}, got {config.objective}: {source.name} is a "
-            f"{source.config.generic.family}, whose language head {way}"
+            f"objective must be {backbone.objective}, got {config.objective}: {backbone.name} is a "
+            f"{backbone.config.generic.family}, whose language head {predicts}"
         )
     if config.next_sentence.weight:
         raise ConfigError(
-            f"next_sentence.weight is not for {source.name}, a {source.config.generic.family}: leave it out"
+            f"next_sentence.weight is not for {backbone.name}, a {backbone.config.generic.family}: leave it out"
         )
 
 
 def _input_facts(
-    texts: Sequence[str], config: PretrainConfig, shards: Sequence[Shards], teaching: Distillation | None
+    texts: Sequence[str], config: PretrainConfig, shards: Sequence[Shards], distillation: Distillation | None
 ) -> dict[str, Any]:
-    """What the run reads, by a name that a message can use."""
+    """Return the hashes of all that the run reads, by the names that an error message uses."""
     names = [f"stage {number} ({' '.join(stage.texts)})" for number, stage in enumerate(config.stages, start=1)]
     if len(names) < 2:
         names = [" ".join(texts)]
-    facts = {name: read_json(part.folder / MANIFEST)["files"] for name, part in zip(names, shards, strict=True)}
-    if teaching:
-        facts[f"the teacher ({teaching.name})"] = read_json(teaching.bundle.path / MANIFEST)["files"]
-    excluded = [part.excluded for part in shards]
+    facts = {name: read_json(corpus.folder / MANIFEST)["files"] for name, corpus in zip(names, shards, strict=True)}
+    if distillation:
+        facts[f"the teacher ({distillation.name})"] = read_json(distillation.bundle.path / MANIFEST)["files"]
+    excluded = [corpus.excluded for corpus in shards]
     return facts | ({"what was left out": excluded[0] if len(excluded) == 1 else excluded} if any(excluded) else {})
