@@ -226,7 +226,7 @@ def test_parameters_are_printed_for_programs(typed):
     _, out, _ = typed("params --vocab-size 50001 --convention weights-only --json")
     language, classifier = json.loads(out)
     assert (language["total"], classifier["total"]) == (20_960_400, 10_960_600)
-    assert sum(row["count"] for row in language["left_out"]) == 21_018_401 - 20_960_400
+    assert sum(row["count"] for row in language["excluded"]) == 21_018_401 - 20_960_400
 
 
 def test_the_file_in_the_folder_is_read_by_every_command(typed, tmp_path, monkeypatch):

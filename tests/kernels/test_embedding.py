@@ -48,7 +48,7 @@ def test_a_cached_gradient_stays_in_the_same_memory():
 
 
 @pytest.mark.parametrize(("tied", "batches"), [(True, 1), (False, 2)])
-def test_a_is_shared_gradient_is_left_to_torch(tied, batches):
+def test_a_shared_gradient_is_left_to_torch(tied, batches):
     torch.manual_seed(0)
     table = CachedGradEmbedding(9, 4)
     table.keep()
@@ -71,7 +71,7 @@ def test_an_existing_gradient_is_added_to():
     assert table.weight.grad[:, 0].tolist() == [2, 1, 1, 4, 1, 3, 1, 1, 1]
 
 
-def test_a_copy_does_not_cache_its_gradient_until_asked():
+def test_a_copy_does_not_cache_its_gradient_before_keep_is_called():
     table = CachedGradEmbedding(9, 4)
     table.keep()
     duplicate = copy.deepcopy(table)

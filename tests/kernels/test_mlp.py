@@ -12,8 +12,8 @@ IGNORE_COMPILER = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of
 
 
 def reference_mlp(x, up, down, *, tanh, defer_bias):
-    wide = F.gelu(up(x), approximate="tanh" if tanh else "none")
-    return F.linear(wide, down.weight) if defer_bias else down(wide)
+    activated = F.gelu(up(x), approximate="tanh" if tanh else "none")
+    return F.linear(activated, down.weight) if defer_bias else down(activated)
 
 
 @pytest.mark.parametrize("tanh", [True, False])

@@ -171,7 +171,7 @@ def test_dropout_applies_to_deferred_biases_too(monkeypatch):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("name", ["gpt2", "modern", "classic"])
-def test_all_layers_share_one_compiled_graph(name, fused, monkeypatch):
+def test_all_layers_use_one_compiled_graph(name, fused, monkeypatch):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     compiled = hidden_and_grads(NETWORKS[name], monkeypatch, fused=fused, cudnn=True, prepare=Backbone.compile_layers)

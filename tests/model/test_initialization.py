@@ -7,6 +7,7 @@ from torch import nn
 
 from fixtures.tiny import SHAPE, VOCABULARY, language_model
 from headstart.kernels.attention import AttentionContext
+from headstart.kernels.dispatch import PLAIN
 from headstart.model.attention import SelfAttention
 from headstart.model.heads import build_classifier_head, build_language_head
 from headstart.model.transformer import ClassicBlock, build_backbone
@@ -35,17 +36,19 @@ def test_dropout_is_where_torchs_own_layer_has_it():
     torch.manual_seed(5)
     expected = theirs(x, src_mask=mask, is_causal=True)
     torch.manual_seed(5)
-    hidden, residual = ours(x, None, AttentionContext())
+    hidden, residual = ours(x, None, AttentionContext(PLAIN))
     assert residual is None
     torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-5)
-    assert not torch.allclose(hidden, ours.eval()(x, None, AttentionContext())[0])  # control: something was dropped
+    assert not torch.allclose(
+        hidden, ours.eval()(x, None, AttentionContext(PLAIN))[0]
+    )  # control: something was dropped
 
 
 def test_attention_drops_weights_in_training_only():
     attention, x = SelfAttention(16, 2, dropout=0.5, bias=True), torch.randn(1, 9, 16)
-    assert not torch.equal(attention(x, AttentionContext()), attention(x, AttentionContext()))
+    assert not torch.equal(attention(x, AttentionContext(PLAIN)), attention(x, AttentionContext(PLAIN)))
     attention.eval()
-    assert torch.equal(attention(x, AttentionContext()), attention(x, AttentionContext()))
+    assert torch.equal(attention(x, AttentionContext(PLAIN)), attention(x, AttentionContext(PLAIN)))
 
 
 def test_dropout_applies_to_the_embedding():

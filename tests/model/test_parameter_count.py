@@ -1,4 +1,4 @@
-"""The ledger is exact, and says what a convention leaves out."""
+"""Parameter counts are exact, and list what a convention excludes."""
 
 import pytest
 from hypothesis import given
@@ -22,19 +22,19 @@ shapes = st.builds(
 
 
 @given(shapes, st.integers(1, 60), st.integers(2, 9), st.sampled_from(["causal", "bidirectional"]))
-def test_the_formula_equals_what_is_built(shape, vocab_size, classes, reading):
+def test_the_formula_equals_the_parameters_of_the_network(shape, vocab_size, classes, attention):
     backbone = Backbone(shape, vocab_size)
-    heads = [(None, LanguageHead(shape, vocab_size)), (classes, ClassifierHead(shape, classes, reading))]
+    heads = [(None, LanguageHead(shape, vocab_size)), (classes, ClassifierHead(shape, classes, attention))]
     for count, head in heads:
         built = sum(parameter.numel() for parameter in Model(backbone, head).parameters())
-        assert count_parameters(shape, vocab_size, count, attention=reading).total == built
+        assert count_parameters(shape, vocab_size, count, attention=attention).total == built
 
 
 @given(shapes, st.integers(1, 60), st.integers(2, 9))
-def test_what_weights_only_leaves_out_is_named_and_adds_up(shape, vocab_size, classes):
+def test_what_weights_only_excludes_is_listed_and_adds_up(shape, vocab_size, classes):
     short = count_parameters(shape, vocab_size, classes, "weights-only")
     full = count_parameters(shape, vocab_size, classes)
-    assert short.total + sum(row.count for row in short.left_out) == full.total
+    assert short.total + sum(row.count for row in short.excluded) == full.total
 
 
 @pytest.mark.parametrize(("classes", "total"), [(None, 21_018_401), (2, 10_968_602)])
@@ -43,10 +43,10 @@ def test_the_published_network_has_its_published_size(classes, total):
 
 
 @pytest.mark.parametrize(("classes", "total"), [(None, 3_440_000), (2, 2_440_400)])
-def test_the_other_published_count_is_reproduced_and_its_gaps_named(classes, total):
+def test_the_weights_only_count_is_the_published_one_and_lists_what_it_excludes(classes, total):
     short = count_parameters(ModelConfig(depth=6), 5_000, classes, "weights-only")
     assert short.total == total
-    assert [row.part for row in short.left_out] == [
+    assert [row.part for row in short.excluded] == [
         "attention in (query, key, value), biases",
         "attention out, biases",
         "feed-forward, biases",
@@ -55,7 +55,7 @@ def test_the_other_published_count_is_reproduced_and_its_gaps_named(classes, tot
     ]
 
 
-def test_the_parts_are_the_published_ones():
+def test_the_rows_are_the_published_ones():
     counts = {row.part: row.count for row in count_parameters(ModelConfig(), 50_001, None).rows}
     assert counts == {
         "embedding": 10_000_200,

@@ -137,7 +137,7 @@ def show_parameter_counts(
         console.result()
         rows = [(row.part, row.formula, f"{row.count:,}") for row in table.rows]
         rows.append(("all", "", f"{table.total:,}"))
-        rows += [(f"left out: {row.part}", row.formula, f"{row.count:,}") for row in table.left_out]
+        rows += [(f"left out: {row.part}", row.formula, f"{row.count:,}") for row in table.excluded]
         console.table([table.task, "formula", "parameters"], rows, numbers_from=2)
 
 

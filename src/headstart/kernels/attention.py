@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from headstart.kernels.dispatch import HEAD_MULTIPLE, PLAIN, KernelPlan
+from headstart.kernels.dispatch import HEAD_MULTIPLE, KernelPlan
 
 
 class KeyValueCache:
@@ -32,7 +32,7 @@ class KeyValueCache:
 class AttentionContext:
     """Describes the rows of a forward pass to every layer."""
 
-    plan: KernelPlan = PLAIN
+    plan: KernelPlan
     attn_mask: Tensor | None = None
     """True where a token (row) sees another (column). None means that a row is one document; see `causal`."""
     causal: bool = True

@@ -120,7 +120,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             with torch.autocast("cuda", enabled=False):
                 total, *ctx.grads = chunked_loss_cuda(hidden, weight, bias, targets, dtype, ignore_index=ignore_index)
         else:
-            loss_and_grad = _compiled_loss_and_grad() if compiled else _loss_and_grad_in_place
+            loss_and_grad = _compiled_loss_and_grad() if compiled else _loss_and_grad_inplace
             total, *ctx.grads = _chunked_loss(
                 hidden, weight, bias, dtype, rows, lambda logits, chunk: loss_and_grad(logits, bias, targets[chunk])
             )
@@ -219,7 +219,7 @@ def _add_bias(logits: Tensor, bias: Tensor | None) -> Tensor:
     return logits.float() if bias is None else logits.float() + bias
 
 
-def _loss_and_grad_in_place(logits: Tensor, bias: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _loss_and_grad_inplace(logits: Tensor, bias: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the summed loss of a chunk and its gradient by the logits, in little memory."""
     logits = logits.float()
     if bias is not None:

@@ -29,17 +29,17 @@ def mlp(
     """
     if plan.fused_residual and gate is None and activation in ("gelu", "gelu_tanh"):
         return _fused_mlp(x, up, down, plan, tanh=activation == "gelu_tanh")
-    activate, wide = ACTIVATIONS[activation], up(x)
-    narrow: Tensor = down(activate(wide) if gate is None else activate(gate(x)) * wide)
-    return narrow
+    activate, up_x = ACTIVATIONS[activation], up(x)
+    output: Tensor = down(activate(up_x) if gate is None else activate(gate(x)) * up_x)
+    return output
 
 
 def _fused_mlp(x: Tensor, up: nn.Linear, down: nn.Linear, plan: KernelPlan, *, tanh: bool) -> Tensor:
     dtype = autocast_dtype(x)
     biases = (None if bias is None else bias.to(dtype) for bias in (up.bias, None if plan.defer_bias else down.bias))
     weights = up.weight.to(dtype), down.weight.to(dtype)
-    narrow: Tensor = _MLP.apply(x.to(dtype), *weights, *biases, tanh, plan.fused_mlp)  # type: ignore[no-untyped-call]
-    return narrow
+    output: Tensor = _MLP.apply(x.to(dtype), *weights, *biases, tanh, plan.fused_mlp)  # type: ignore[no-untyped-call]
+    return output
 
 
 def gelu(x: Tensor, *, tanh: bool) -> tuple[Tensor, Tensor]:
@@ -80,15 +80,15 @@ class _MLP(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (x, up, down, activated, derivative), (grad,) = ctx.saved_tensors, grads
         if ctx.fused:
-            grad_wide, sums = _linear_gelu_backward(grad.contiguous(), down, derivative)
+            grad_preactivation, sums = _linear_gelu_backward(grad.contiguous(), down, derivative)
         else:
             exact = (grad @ down).float() * derivative
-            grad_wide, sums = exact.to(up.dtype), exact.flatten(0, -2).sum(dim=0)
+            grad_preactivation, sums = exact.to(up.dtype), exact.flatten(0, -2).sum(dim=0)
         flat = grad.flatten(0, -2)
-        grad_up, grad_down = grad_wide.flatten(0, -2).T @ x.flatten(0, -2), flat.T @ activated.flatten(0, -2)
+        grad_up, grad_down = grad_preactivation.flatten(0, -2).T @ x.flatten(0, -2), flat.T @ activated.flatten(0, -2)
         grad_up_bias = sums.to(up.dtype) if ctx.has_bias[0] else None
         grad_down_bias = flat.float().sum(dim=0).to(up.dtype) if ctx.has_bias[1] else None
-        return grad_wide @ up, grad_up, grad_down, grad_up_bias, grad_down_bias, None, None
+        return grad_preactivation @ up, grad_up, grad_down, grad_up_bias, grad_down_bias, None, None
 
 
 # opaque to the compiler
@@ -118,8 +118,8 @@ def _linear_gelu_backward(grad: Tensor, weight: Tensor, derivative: Tensor) -> t
         return exact.to(derivative.dtype), exact.flatten(0, -2).sum(dim=0)
     from headstart.kernels.triton import mlp as triton_mlp
 
-    grad_wide, sums = triton_mlp.linear_gelu_backward(grad.flatten(0, -2), weight, derivative.flatten(0, -2))
-    return grad_wide.view_as(derivative), sums
+    grad_preactivation, sums = triton_mlp.linear_gelu_backward(grad.flatten(0, -2), weight, derivative.flatten(0, -2))
+    return grad_preactivation.view_as(derivative), sums
 
 
 @_linear_gelu_backward.register_fake

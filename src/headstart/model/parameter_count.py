@@ -1,7 +1,7 @@
-"""Every parameter of a network, by formula, before anything is built. No torch here.
+"""The parameters of a network by formula, before anything is built and without torch.
 
-Two conventions: `full` counts what is trained (and equals `numel`, tested for random shapes); `weights-only` is a
-published count of the same design that leaves out biases and norms, and says which terms it leaves out.
+There are two conventions: `full` counts every trained parameter and equals `numel`, which is tested for random shapes;
+`weights-only` is a published count of the same architecture that excludes biases and norms, and lists what it excludes.
 """
 
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ Convention = Literal["full", "weights-only"]
 
 @dataclass(frozen=True)
 class CountRow:
-    """One line of the ledger."""
+    """One line of the count."""
 
     part: str
     formula: str
@@ -23,20 +23,20 @@ class CountRow:
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """What a network is made of, in parameters."""
+    """The parameters of a network, line by line."""
 
     task: str
     convention: Convention
     rows: tuple[CountRow, ...]
-    left_out: tuple[CountRow, ...]
+    excluded: tuple[CountRow, ...]
 
     @property
     def total(self) -> int:
-        """All that is counted."""
+        """The sum of all rows."""
         return sum(row.count for row in self.rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         return {**asdict(self), "total": self.total}
 
 
@@ -49,15 +49,16 @@ def count_parameters(
     *,
     bias: bool = False,
 ) -> ParameterCount:
-    """The parameters of a language model (`classes` None) or of a classifier, part by part.
+    """Count the parameters of a language model (`classes` None) or of a classifier.
 
-    `bias` is a head's that has one whatever its kind, as that of a number.
+    Args:
+        bias: the classifier head has a bias whatever its block, as that of a regression has.
 
     >>> count_parameters(ModelConfig(), 50001, None).total, count_parameters(ModelConfig(), 50001, 2).total
     (21018401, 10968602)
     """
-    parts = {"modern": _modern, "classic": _classic, "generic": _generic}[config.block]
-    weights, small = parts(config, vocab_size, classes, attention)
+    count = {"modern": _modern, "classic": _classic, "generic": _generic}[config.block]
+    weights, small = count(config, vocab_size, classes, attention)
     if bias and classes is not None and not any(row.part == "classifier head, biases" for row in small):
         small.append(CountRow("classifier head, biases", "C", classes))
     task = "language model" if classes is None else "classifier"
@@ -66,11 +67,11 @@ def count_parameters(
     return ParameterCount(task, convention, tuple(_sum_weights(weights, small)), ())
 
 
-Parts = tuple[list[CountRow], list[CountRow]]
-"""Matrices, and what the weights-only convention leaves out: biases and norms."""
+CountRows = tuple[list[CountRow], list[CountRow]]
+"""Matrices, and what the weights-only convention excludes: biases and norms."""
 
 
-def _classic(config: ModelConfig, vocab_size: int, classes: int | None, _reading: str) -> Parts:
+def _classic(config: ModelConfig, vocab_size: int, classes: int | None, _attention: str) -> CountRows:
     V, d, f, L = vocab_size, config.width, config.feedforward, config.depth
     out, letter, name = (V, "V", "language head") if classes is None else (classes, "C", "classifier head")
     weights = [
@@ -90,7 +91,7 @@ def _classic(config: ModelConfig, vocab_size: int, classes: int | None, _reading
     return weights, small
 
 
-def _modern(config: ModelConfig, vocab_size: int, classes: int | None, attention: str) -> Parts:
+def _modern(config: ModelConfig, vocab_size: int, classes: int | None, attention: str) -> CountRows:
     V, d, f, L = vocab_size, config.width, config.feedforward, config.depth
     weights = [
         CountRow("embedding", "V·d", V * d),
@@ -100,8 +101,8 @@ def _modern(config: ModelConfig, vocab_size: int, classes: int | None, attention
     ]
     small = [CountRow("norms", "L·2d + d", L * 2 * d + d)]
     if classes is None:
-        again = CountRow("language head", "0: the embedding again", 0)
-        weights.append(again if config.tied else CountRow("language head", "V·d", V * d))
+        tied = CountRow("language head", "0: the embedding again", 0)
+        weights.append(tied if config.tied else CountRow("language head", "V·d", V * d))
     elif attention == "causal":
         weights.append(CountRow("classifier head", "C·d", classes * d))
     else:
@@ -110,7 +111,7 @@ def _modern(config: ModelConfig, vocab_size: int, classes: int | None, attention
     return weights, small
 
 
-def _generic(config: ModelConfig, vocab_size: int, classes: int | None, attention: str) -> Parts:
+def _generic(config: ModelConfig, vocab_size: int, classes: int | None, attention: str) -> CountRows:
     V, d, f, L, generic = vocab_size, config.width, config.feedforward, config.depth, config.generic
     assert generic is not None
     norms = 2 * L + generic.embedding_norm + generic.final_norm - (generic.norm_first and generic.embedding_norm)
@@ -138,18 +139,18 @@ def _generic(config: ModelConfig, vocab_size: int, classes: int | None, attentio
     if transform or dense:
         weights.append(CountRow(f"{name} dense", "d²", d * d))
         small += [CountRow(f"{name} dense, biases", "d", d)] if dense or generic.transform_bias else []
-    again = classes is None and config.tied
+    tied = classes is None and config.tied
     weights.append(
-        CountRow(f"{name} head", "0: the embedding again" if again else f"{letter}·d", 0 if again else out * d)
+        CountRow(f"{name} head", "0: the embedding again" if tied else f"{letter}·d", 0 if tied else out * d)
     )
     small += [CountRow(f"{name} head, biases", letter, out)] if head_bias else []
     norms += transform
-    each = 2 if generic.norm_bias else 1
-    return weights, [*small, CountRow("norms", f"{norms}·{each if each > 1 else ''}d", norms * each * d)]
+    per_norm = 2 if generic.norm_bias else 1
+    return weights, [*small, CountRow("norms", f"{norms}·{per_norm if per_norm > 1 else ''}d", norms * per_norm * d)]
 
 
 def _sum_weights(weights: list[CountRow], small: list[CountRow]) -> list[CountRow]:
-    """Each matrix with its biases, in one line; norms before the head."""
+    """Return each matrix with its biases in one line, and norms before the head."""
     biases = {row.part.removesuffix(", biases"): row for row in small if row.part.endswith(", biases")}
     rows = []
     for row in weights:
@@ -158,5 +159,5 @@ def _sum_weights(weights: list[CountRow], small: list[CountRow]) -> list[CountRo
             row if bias is None else CountRow(row.part, f"{row.formula} + {bias.formula}", row.count + bias.count)
         )
     norms = [row for row in small if row.part == "norms"]
-    head = next(place for place, row in enumerate(rows) if row.part.startswith(("language", "classifier")))
+    head = next(index for index, row in enumerate(rows) if row.part.startswith(("language", "classifier")))
     return [*rows[:head], *norms, *rows[head:]]

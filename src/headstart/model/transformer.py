@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headstart.config.schema import AttentionDirection, GenericConfig, ModelConfig
 from headstart.kernels.attention import AttentionContext, KeyValueCache, sliding_window_mask
-from headstart.kernels.dispatch import KernelPlan, plan
+from headstart.kernels.dispatch import PLAIN, KernelPlan, plan
 from headstart.kernels.embedding import CachedGradEmbedding, embed
 from headstart.kernels.mlp import ACTIVATIONS, mlp
 from headstart.kernels.residual_norm import add_norm, start_residual
@@ -288,13 +288,13 @@ class Backbone(nn.Module):
 
     def through(self, ids_BT: Tensor, positions: Tensor, attn_mask: Tensor | None) -> Tensor:
         """Return hidden states for explicit positions (T, or B, T) and an explicit mask; None is causal attention."""
-        return self._forward_rows(ids_BT, positions, AttentionContext(attn_mask=attn_mask))
+        return self._forward_rows(ids_BT, positions, AttentionContext(PLAIN, attn_mask))
 
     def extend(self, ids_BT: Tensor, past: list[KeyValues] | None) -> tuple[Tensor, list[KeyValues]]:
         """Return hidden states of new tokens that follow those in `past`, causally, and the extended `past`."""
         start = past[0][0].shape[2] if past else 0
         positions = torch.arange(start, start + ids_BT.shape[1], device=ids_BT.device)
-        context = AttentionContext()
+        context = AttentionContext(PLAIN)
         caches = [KeyValueCache(past[index] if past else None) for index in range(len(self.layers))]
         contexts = [
             replace(layer_context, cache=cache)

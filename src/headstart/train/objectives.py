@@ -17,12 +17,12 @@ from headstart.data.next_sentence import NextSentenceBatch
 from headstart.kernels.cross_entropy import distillation_cross_entropy, linear_cross_entropy
 from headstart.kernels.dispatch import prefers_by_text
 from headstart.model.heads import ClassifierHead, LanguageHead, Model, NextSentenceHead
-from headstart.tasks import Regression, Task
+from headstart.tasks import MultiLabel, Regression, Task
 
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss summed over everything scored, and the number of summands (the sum of their weights, if there are any)."""
+    """A loss summed over everything scored, and how many targets that was (the sum of their weights, if there are any)."""
 
     total: Tensor
     count: float
@@ -73,7 +73,7 @@ def objective_for(task: Task, weights: Tensor | None = None) -> LabelledObjectiv
     """Return the objective of a task, its classes weighted if there are weights."""
     if isinstance(task, Regression):
         return partial(regression_loss, task=task)
-    return partial(multi_label_loss if task.kind == "labels" else classification_loss, weights=weights)
+    return partial(multi_label_loss if isinstance(task, MultiLabel) else classification_loss, weights=weights)
 
 
 def class_logits(model: Model[ClassifierHead], batch: Batch, *, in_rows: bool = False) -> Tensor:

@@ -289,8 +289,8 @@ def _finish_kernel(  # type: ignore[no-untyped-def]
     tl.store(factors + row, factor)
     scaled_h = h * factor
     if HAS_BIAS:  # one column holds the factor itself, and the last one its rounding error
-        rounding_error = factor - factor.to(exp_logits.dtype.element_ty).to(tl.float32)
-        scaled_h = tl.where(columns == COLUMNS - 1, rounding_error, scaled_h)
+        is_last = columns == COLUMNS - 1
+        scaled_h = tl.where(is_last, factor - factor.to(exp_logits.dtype.element_ty).to(tl.float32), scaled_h)
     tl.store(scaled + row * COLUMNS + columns, scaled_h.to(scaled.dtype.element_ty), mask=columns < COLUMNS)
 
 

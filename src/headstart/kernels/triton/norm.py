@@ -78,7 +78,7 @@ def _add_norm_backward_kernel(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Compute the gradients of both summands for some rows, and partial sums of those of weight and biases."""
+    """Compute the gradients of both inputs for some rows, and partial sums of those of weight and biases."""
     columns = tl.arange(0, BLOCK_N)
     w = tl.load(weight + columns, mask=columns < COLUMNS, other=0.0)[None, :]
     grad_weight, grad_bias = tl.zeros((BLOCK_M, BLOCK_N), tl.float32), tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
