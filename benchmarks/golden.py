@@ -544,7 +544,8 @@ class Runner:
             for one in value if isinstance(value, tuple) else (value,):
                 line += [FLAGS[name]] if one is True else [FLAGS[name], VALUES.get((name, str(one)), str(one))]
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        environment = {**os.environ, **threads, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200"}
+        path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, **threads, "PYTHONPATH": path, "COLUMNS": "200"}
         done = subprocess.run(line, cwd=self.folder, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise Failed(f"{' '.join(line[2:])}\n{(done.stderr or done.stdout)[-1500:]}")
