@@ -21,7 +21,7 @@ PRESET = "modern"
 
 
 def folds_of(texts, gold, folds: int, seed: int) -> np.ndarray:
-    """A fold for every row: stratified, doubles together."""
+    """A fold for every row: stratified, duplicates together."""
     from headstart.data.hashing import seeded_permutation, text_digest
 
     fold = np.zeros(len(gold), dtype=np.int64)

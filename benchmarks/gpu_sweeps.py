@@ -140,7 +140,7 @@ def attention_rows(device: str, *, tiny: bool) -> Iterator[dict]:
 
 
 def loss_rows(device: str, *, tiny: bool) -> Iterator[dict]:
-    """Loss and gradients by size of the bite, then its pieces one by one at the size that is taken."""
+    """Loss and gradients by size of the chunk, then its pieces one by one at the size that is taken."""
     for name, (count, width, vocabulary, biased) in (TINY_LOSS if tiny else LOSS).items():
         hidden = torch.randn(count, width, device=device)
         weight = torch.randn(vocabulary, width, device=device) / width**0.5
@@ -150,7 +150,7 @@ def loss_rows(device: str, *, tiny: bool) -> Iterator[dict]:
         taken = chunk_rows(count, -(-vocabulary // 64) * 64, 2)
         ways: dict[str, Callable[[], object]] = {f"as it is ({taken})": lambda a=inputs: chunked_loss_cuda(*a)}
         for rows in (128,) if tiny else CHUNKS:
-            ways[f"bites of {rows}"] = lambda a=inputs, rows=rows: chunked_loss_cuda(*a, rows=rows)
+            ways[f"chunks of {rows}"] = lambda a=inputs, rows=rows: chunked_loss_cuda(*a, rows=rows)
         if device == "cuda":
             from headstart.kernels.triton.cross_entropy import logits_to_grad
 
@@ -184,7 +184,7 @@ def _full_scores(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: T
 def _pieces(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, kind: torch.dtype, *, rows: int
 ) -> dict[str, Callable[[], object]]:
-    """One bite: three products and what happens between them; to be multiplied by the number of bites."""
+    """One chunk: three products and what happens between them; to be multiplied by the number of chunks."""
     rows = min(rows, len(hidden))
     positions, columns = -(-len(weight) // 64) * 64, -(-(hidden.shape[1] + 2 * (bias is not None)) // 8) * 8
     table = F.pad(weight.to(kind), (0, columns - weight.shape[1], 0, positions - len(weight)))
@@ -198,7 +198,7 @@ def _pieces(
     torch.mm(low, table.T, out=scores)
     pieces: dict[str, Callable[[], object]] = {
         "scores": lambda: torch.mm(low, table.T, out=scores),
-        "slopes without triton": lambda: logits_to_grad_reference(*inputs),
+        "gradients without triton": lambda: logits_to_grad_reference(*inputs),
         "by hidden": lambda: torch.mm(scores, table[:, : hidden.shape[1]], out=out),
         "by table": lambda: _add_product(total, scores.T, low, first=False),
         "by table, bf16": lambda: total.add_(scores.T @ low),
@@ -207,13 +207,13 @@ def _pieces(
         from headstart.kernels.triton.cross_entropy import from_exp_logits, logits_to_grad
         from headstart.kernels.triton.mlp import MatmulTile
 
-        pieces["slopes"] = lambda: logits_to_grad(*inputs)
+        pieces["gradients"] = lambda: logits_to_grad(*inputs)
         for most, warps in KERNELS:
-            name = f"slopes, {most} by {warps} warps"
+            name = f"gradients, {most} by {warps} warps"
             pieces[name] = lambda most=most, warps=warps: logits_to_grad(*inputs, max_block=most, warps=warps)
         for sizes in TILES:
             tile = MatmulTile(*sizes)
             pieces[f"powers, {'x'.join(map(str, tile))}"] = lambda tile=tile: from_exp_logits(
                 exact, table, *inputs[1:], scores, tile=tile
             )
-    return {f"one bite of {rows}: {name}": piece for name, piece in pieces.items()}
+    return {f"one chunk of {rows}: {name}": piece for name, piece in pieces.items()}

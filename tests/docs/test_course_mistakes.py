@@ -51,7 +51,7 @@ NUM_DUPLICATES = 4
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Tiny reviews, four test texts of which also stand in train, one with other white space."""
+    """Tiny reviews, four test texts of which also appear in train, one with other white space."""
     folder = write_reviews(tmp_path_factory.mktemp("data"))
     rows = {name: read(folder / f"{name}.csv") for name in ("train", "test")}
     for index in range(NUM_DUPLICATES):
@@ -83,7 +83,7 @@ def language_model(data, tmp_path_factory):
     """Pretrained for one pass with one document a step, so that the steps count the documents that were learnt from."""
     texts = data / "texts.txt"
     lines = texts.read_text("utf-8").splitlines()
-    texts.write_text("".join(f"{line}\n" for line in lines + lines[:20]), encoding="utf-8")  # doubles
+    texts.write_text("".join(f"{line}\n" for line in lines + lines[:20]), encoding="utf-8")  # duplicates
     out = tmp_path_factory.mktemp("base") / "run"
     one = {"loop__steps": None, "loop__epochs": 1.0, "loop__batch_size": 1, "loop__accumulate": 1}
     config = pretrain_config(**one, corpus__layout="documents", corpus__held_out=0.2, model__dropout=0.0)
@@ -144,7 +144,7 @@ def test_2_test_chooses_nothing(data, language_model, tmp_path):
 def test_2_test_texts_that_stand_in_train_are_found_and_the_figure_is_given_with_and_without_them(comparison):
     assert comparison.data.test.overlap == tuple(range(NUM_DUPLICATES))
     page = render(comparison)
-    assert f"* without the {NUM_DUPLICATES} test texts that also stand in train." in page
+    assert f"* without the {NUM_DUPLICATES} test texts that also appear in train." in page
     gold = comparison.data.test.gold
     for reading in protocol_accuracies(comparison, "all"):
         (cell,) = comparison.runs_of(reading.arm, "all")

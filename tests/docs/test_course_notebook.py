@@ -67,7 +67,7 @@ def test_it_shows_the_receipt_the_verdict_and_both_protocols(executed):
     text = "".join(outputs(executed, "stream"))
     assert "25 tensors moved, 2 new" in text
     assert "3 paired seeds" in text
-    assert "3 texts of test also stand in train" in text
+    assert "3 texts of test also appear in train" in text
     assert text.count("course 0.") + text.count("course 1.") == 2
 
 

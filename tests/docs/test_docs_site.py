@@ -102,7 +102,7 @@ def test_the_reference_has_every_command_and_every_setting():
     for kind in (PretrainConfig, FinetuneConfig):
         for name, _ in iter_fields(kind):
             assert f"* **`{name}`** (" in settings
-    assert "* **`loop.batch_size`** (`INT`, ≥ 1, default `16`): Rows a forward pass.\n" in settings
+    assert "* **`loop.batch_size`** (`INT`, ≥ 1, default `16`): Rows per forward pass.\n" in settings
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def site(tmp_path_factory):
 def test_the_site_builds_strictly_and_every_page_is_in_it(site):
     for page in [*PAGES, "reference/commands.md", "reference/settings.md", "results.md", "changelog.md", "security.md"]:
         assert (site / page).with_suffix(".html").is_file(), page
-    assert "Fine-tune a classifier from a pretrained folder" in (site / "reference" / "python.html").read_text()
+    assert "Fine-tune a classifier; returns its run folder." in (site / "reference" / "python.html").read_text()
 
 
 def test_the_site_loads_nothing_from_elsewhere(site):

@@ -60,7 +60,7 @@ def torture(reader: Reader, cases: int, target_folder: Path, first: int = 0) -> 
     assert control == [(-1, "read")], f"{reader.name}: {control}"
     for start in range(first, first + cases, CHUNK):
         numbers = range(start, min(start + CHUNK, first + cases))
-        traced = start // CHUNK < 4 or start // CHUNK % 5 == 0  # tracing doubles the time
+        traced = start // CHUNK < 4 or start // CHUNK % 5 == 0  # tracing takes twice the time
         result = _chunk(reader, numbers, target_folder, reached if traced else None)
         if result is None:  # the child died: which case was it?
             for number in numbers:
