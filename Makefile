@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # threads that spin while waiting slow small machines down; the command line sets this for itself
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test lint types unit test-all test-ranks test-gpu test-kernels torture torture-full docs clean
+.PHONY: demo test lint types unit test-all test-distributed test-gpu test-kernels torture torture-full docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/headstart demo --out demo-run
@@ -28,8 +28,8 @@ test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n 2 -m "not gpu"
 
 # two to four processes started by torchrun, killed, stopped and resumed: about ten minutes on two cores
-test-ranks: $(VENV)/.dev
-	$(BIN)/python -m pytest -q tests/ranks -m "not gpu"
+test-distributed: $(VENV)/.dev
+	$(BIN)/python -m pytest -q tests/distributed -m "not gpu"
 
 # on a machine with a CUDA device and a Python that has torch and pytest already
 test-gpu:
@@ -37,7 +37,7 @@ test-gpu:
 
 # the same kernels without a GPU, by triton's interpreter: wants triton, and a numpy before 2.4
 test-kernels:
-	TRITON_INTERPRET=1 PYTHONPATH=src $(PYTHON) -m pytest -q tests/train/test_kernels.py tests/model/test_stream_kernels.py tests/model/test_product_kernels.py
+	TRITON_INTERPRET=1 PYTHONPATH=src $(PYTHON) -m pytest -q tests/kernels/test_triton_cross_entropy.py tests/kernels/test_triton_elementwise.py tests/kernels/test_triton_mlp.py
 
 # the documentation, into build/site; look at it with: python3 -m http.server -d build/site
 docs: $(VENV)/.docs

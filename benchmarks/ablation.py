@@ -22,36 +22,36 @@ ARMS = {
     "causal": (BOTH, "--objective causal"),
     "masked": (BOTH, "--objective masked"),
     "hybrid": (BOTH, "--objective hybrid"),
-    "masked-pairs": (BOTH, "--objective masked --pairs.weight 1 --loop.batch-size PAIRS"),
+    "masked-pairs": (BOTH, "--objective masked --next-sentence.weight 1 --loop.batch-size PAIRS"),
     "classic-causal": (BOTH, f"--objective causal {CLASSIC}"),
     "classic-masked": (BOTH, f"--objective masked {CLASSIC}"),
     "general-only": (GENERAL, "--objective masked"),
     "own-only": (OWN, "--objective masked"),
-    "general-then-own": ("--stage 'GENERAL share=1' --stage 'OWN share=1'", "--objective masked"),
-    "both-then-own": ("--stage 'MIXTURE share=1' --stage 'OWN share=1'", "--objective masked"),
+    "general-then-own": ("--stage 'GENERAL fraction=1' --stage 'OWN fraction=1'", "--objective masked"),
+    "both-then-own": ("--stage 'MIXTURE fraction=1' --stage 'OWN fraction=1'", "--objective masked"),
     "adamw": (BOTH, "--objective masked --optim.optimizer adamw --optim.lr 1e-3"),
     "cosine": (BOTH, "--objective masked --optim.schedule cosine"),
     "no-dropout": (BOTH, "--objective masked --model.dropout 0"),
     "no-decay": (BOTH, "--objective masked --optim.weight-decay 0"),
-    "ema": (BOTH, "--objective masked --optim.average 0.998"),
+    "ema": (BOTH, "--objective masked --optim.ema-decay 0.998"),
     "rate-15": (BOTH, "--objective masked --masking.rate 0.15"),
     "rate-40": (BOTH, "--objective masked --masking.rate 0.4"),
-    "short-first": ("--stage 'MIXTURE share=7 context=128' --stage 'MIXTURE share=3'", "--objective masked"),
+    "short-first": ("--stage 'MIXTURE fraction=7 context=128' --stage 'MIXTURE fraction=3'", "--objective masked"),
 }
 
 
-def command(arm: str, given: argparse.Namespace) -> list[str]:
+def command(arm: str, arguments: argparse.Namespace) -> list[str]:
     texts, flags = ARMS[arm]
     words = (
-        f"{texts} {flags}".replace("GENERAL", given.general)
-        .replace("MIXTURE", given.mixture)
-        .replace("OWN", given.own)
-        .replace("PAIRS", str(given.pairs_a_step))
+        f"{texts} {flags}".replace("GENERAL", arguments.general)
+        .replace("MIXTURE", arguments.mixture)
+        .replace("OWN", arguments.own)
+        .replace("PAIRS", str(arguments.pairs_a_step))
     )
     usual = (
         f"--preset modern-micro --model.context 512 --model.dropout 0.1 --optim.optimizer muon "
         f"--optim.lr 2e-3 --optim.weight-decay 0.1 --optim.schedule wsd --optim.warmup 0.03 --loop.batch-size {TOKENS_A_STEP // 512} "
-        f"--loop.steps {given.steps} --loop.save-every 1000000 --loop.evaluate-every 1000000 {given.flags}"
+        f"--loop.steps {arguments.steps} --loop.save-every 1000000 --loop.evaluate-every 1000000 {arguments.flags}"
     )
     first = shlex.split(usual)
     own = shlex.split(words)
@@ -60,13 +60,20 @@ def command(arm: str, given: argparse.Namespace) -> list[str]:
     for name, value in zip(first[::2], first[1::2], strict=True):
         if name not in own:
             kept += [name, value]
-    return ["pretrain", *own, *kept, *(["--runtime.compile"] if given.compile else []), "--out", f"{given.out}/{arm}"]
+    return [
+        "pretrain",
+        *own,
+        *kept,
+        *(["--runtime.compile"] if arguments.compile else []),
+        "--out",
+        f"{arguments.out}/{arm}",
+    ]
 
 
-def run(arm: str, given: argparse.Namespace) -> dict:
+def run(arm: str, arguments: argparse.Namespace) -> dict:
     started = time.time()
-    words = command(arm, given)
-    with open(f"{given.out}/{arm}.log", "w") as log:
+    words = command(arm, arguments)
+    with open(f"{arguments.out}/{arm}.log", "w") as log:
         code = subprocess.run(
             [sys.executable, "-m", "headstart", *words, "-q"], stdout=log, stderr=log, check=False
         ).returncode
@@ -76,13 +83,13 @@ def run(arm: str, given: argparse.Namespace) -> dict:
         "seconds": round(time.time() - started, 1),
         "code": code,
     }
-    result = Path(given.out) / arm / "result.json"
+    result = Path(arguments.out) / arm / "result.json"
     if result.is_file():
-        found = json.loads(result.read_text())
+        outcome = json.loads(result.read_text())
         line |= {
-            "tokens_seen": found["tokens_seen"],
-            "held_out_loss": found["held_out"]["loss"],
-            "pairs": found.get("pairs"),
+            "tokens_seen": outcome["tokens_seen"],
+            "held_out_loss": outcome["held_out"]["loss"],
+            "pairs": outcome.get("pairs"),
         }
     print(json.dumps({k: v for k, v in line.items() if k != "command"}), flush=True)
     return line
@@ -98,11 +105,11 @@ def main() -> None:
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--flags", default="")
     parser.add_argument("--compile", action="store_true")
-    given = parser.parse_args()
-    Path(given.out).mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(given.jobs) as pool:
-        lines = list(pool.map(lambda arm: run(arm, given), given.arms.split(",")))
-    (Path(given.out) / "pretraining.json").write_text(json.dumps(lines, indent=1))
+    arguments = parser.parse_args()
+    Path(arguments.out).mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        lines = list(pool.map(lambda arm: run(arm, arguments), arguments.arms.split(",")))
+    (Path(arguments.out) / "pretraining.json").write_text(json.dumps(lines, indent=1))
 
 
 if __name__ == "__main__":

@@ -24,14 +24,14 @@ import torch
 from cpu import keep, made_by, options
 
 import headstart
-from headstart.config import RuntimeConfig
-from headstart.data.builtin import builtin_reviews
-from headstart.predict.exported import ExportedPredictor
+from headstart.config.schema import RuntimeConfig
+from headstart.data.corpus import builtin_reviews
+from headstart.predict.onnx_predictor import OnnxPredictor
 from headstart.predict.predictor import Predictor
 
 KINDS = {
     "classic": ("classic", {"loop.epochs": 2, "optim.lr": 3e-4}),
-    "modern-nano": ("modern-nano", {"loop.epochs": 2, "loop.least_steps": 1, "optim.lr": 1e-3}),
+    "modern-nano": ("modern-nano", {"loop.epochs": 2, "loop.min_steps": 1, "optim.lr": 1e-3}),
 }
 LEARN, SNIPPETS, REVIEWS = 1500, 600, 600
 """Rows to learn from, and texts that are timed."""
@@ -66,7 +66,7 @@ def texts() -> tuple[list[dict[str, str]], list[str], list[str]]:
         rows = list(csv.DictReader(file))
     short = [row for row in rows if row["source"] == "rotten_tomatoes"]
     order = np.random.default_rng(0).permutation(len(short))
-    short = [short[place] for place in order]
+    short = [short[index] for index in order]
     long = [row["text"] for row in rows if row["source"] == "imdb" and len(row["text"].split()) < 100]
     return short[:LEARN], [row["text"] for row in short[LEARN : LEARN + MORE]], long[:MORE]
 
@@ -82,7 +82,7 @@ def made(work: Path, kind: str) -> Path:
             writer.writerows(texts()[0])
         preset, settings = KINDS[kind]
         settings = settings | {"tokenizer.vocab_size": 16384, "runtime.threads": 1}
-        headstart.finetune(train, out=folder, source="scratch", preset=preset, settings=settings)
+        headstart.finetune(train, out=folder, backbone="scratch", preset=preset, settings=settings)
         headstart.export(folder, out=f"{folder}-hf", to="hf")
         headstart.export(folder, out=f"{folder}-onnx", to="onnx")
     return folder
@@ -96,19 +96,19 @@ def answerers(folder: Path, threads: int) -> dict:
     from transformers import pipeline
 
     predictor = Predictor.load(folder, RuntimeConfig(device="cpu", threads=threads))
-    small = ExportedPredictor(Path(f"{folder}-onnx"), int8=True, threads=threads)
-    full = ExportedPredictor(Path(f"{folder}-onnx"), threads=threads)
+    small = OnnxPredictor(Path(f"{folder}-onnx"), int8=True, threads=threads)
+    full = OnnxPredictor(Path(f"{folder}-onnx"), threads=threads)
     plain = pipeline("text-classification", model=f"{folder}-hf", device="cpu")
     linear = make_pipeline(TfidfVectorizer(), LogisticRegression(max_iter=1000))
     learnt = texts()[0]
     linear.fit([row["text"] for row in learnt], [row["label"] for row in learnt])
     return {
-        "headstart": lambda asked: [answer.label for answer in predictor.predict(asked)],
-        "headstart, int8 export": lambda asked: [answer.label for answer in small.predict(asked)],
-        "headstart, fp32 export in onnxruntime": lambda asked: [answer.label for answer in full.predict(asked)],
-        PIPELINES[0]: lambda asked: [row["label"] for row in plain(asked, truncation=True)],
-        PIPELINES[1]: lambda asked: [row["label"] for row in plain(asked, truncation=True, batch_size=8)],
-        LINEAR: lambda asked: list(linear.predict(asked)),
+        "headstart": lambda batch: [answer.label for answer in predictor.predict(batch)],
+        "headstart, int8 export": lambda batch: [answer.label for answer in small.predict(batch)],
+        "headstart, fp32 export in onnxruntime": lambda batch: [answer.label for answer in full.predict(batch)],
+        PIPELINES[0]: lambda batch: [row["label"] for row in plain(batch, truncation=True)],
+        PIPELINES[1]: lambda batch: [row["label"] for row in plain(batch, truncation=True, batch_size=8)],
+        LINEAR: lambda batch: list(linear.predict(batch)),
     }
 
 
@@ -118,28 +118,28 @@ def compared(kind: str, folder: Path, threads: int, rounds: int) -> list[dict]:
     rows = []
     _, short, long = texts()
     everyone = answerers(folder, threads)
-    for what, asked in (("snippets", short[:SNIPPETS]), ("reviews", long[:REVIEWS])):
-        ours = everyone["headstart"](asked)
+    for what, batch in (("snippets", short[:SNIPPETS]), ("reviews", long[:REVIEWS])):
+        ours = everyone["headstart"](batch)
         seconds = {name: {"wall": [], "cpu": []} for name in everyone}
         same = {}
         for _ in range(rounds):
             for name, answer in everyone.items():
                 wall, cpu = time.perf_counter(), time.process_time()
-                labels = answer(asked)
+                labels = answer(batch)
                 seconds[name]["wall"].append(time.perf_counter() - wall)
                 seconds[name]["cpu"].append(time.process_time() - cpu)
                 same[name] = sum(a == b for a, b in zip(ours, labels, strict=True))
-        tokens = float(np.mean([len(ids) + 1 for ids in predictor.encode(asked)]))
+        tokens = float(np.mean([len(ids) + 1 for ids in predictor.encode(batch)]))
         wall, cpu = ({name: median(taken[clock]) for name, taken in seconds.items()} for clock in ("wall", "cpu"))
         for name in seconds:
             rows.append(
                 {
                     "model": kind,
                     "texts": what,
-                    "count": len(asked),
+                    "count": len(batch),
                     "mean_tokens": round(tokens, 1),
                     "who": name,
-                    "texts_a_cpu_second": round(len(asked) / cpu[name], 1),
+                    "texts_per_cpu_second": round(len(batch) / cpu[name], 1),
                     "wall": round(wall[name] / wall["headstart"], 3),
                     "cpu": round(cpu[name] / cpu["headstart"], 3),
                     "pipeline_wall": round(min(wall[pipe] for pipe in PIPELINES) / wall[name], 2),
@@ -155,11 +155,11 @@ def agreed(kind: str, folder: Path) -> list[dict]:
     """How many labels the exports leave as torch in full precision has them."""
     predictor = Predictor.load(folder, RuntimeConfig(device="cpu", threads=1))
     rows = []
-    for what, asked in zip(("snippets", "reviews"), texts()[1:], strict=True):
-        ours = [answer.label for answer in predictor.predict(asked)]
-        row = {"model": kind, "texts": what, "count": len(asked)}
+    for what, batch in zip(("snippets", "reviews"), texts()[1:], strict=True):
+        ours = [answer.label for answer in predictor.predict(batch)]
+        row = {"model": kind, "texts": what, "count": len(batch)}
         for name, int8 in (("int8", True), ("fp32", False)):
-            answers = ExportedPredictor(Path(f"{folder}-onnx"), int8=int8, threads=1).predict(asked)
+            answers = OnnxPredictor(Path(f"{folder}-onnx"), int8=int8, threads=1).predict(batch)
             row[name] = sum(label == answer.label for label, answer in zip(ours, answers, strict=True))
         rows.append(row)
         print(row, flush=True)
@@ -168,24 +168,24 @@ def agreed(kind: str, folder: Path) -> list[dict]:
 
 def cold(kind: str, folder: Path, rounds: int) -> list[dict]:
     """Seconds from the shell's order to the answer."""
-    found = {name: {"wall": [], "cpu": []} for name in COLD}
+    result = {name: {"wall": [], "cpu": []} for name in COLD}
     for _ in range(rounds):
         for name, command in COLD.items():
             before, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
             subprocess.run([part.format(folder=folder) for part in command], check=True, capture_output=True)
-            found[name]["wall"].append(time.perf_counter() - wall)
+            result[name]["wall"].append(time.perf_counter() - wall)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            found[name]["cpu"].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+            result[name]["cpu"].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     rows = [
         {
             "model": kind,
             "who": name,
             "wall_s": round(median(taken["wall"]), 2),
             "cpu_s": round(median(taken["cpu"]), 2),
-            "wall": round(median(taken["wall"]) / median(found["headstart"]["wall"]), 2),
-            "cpu": round(median(taken["cpu"]) / median(found["headstart"]["cpu"]), 2),
+            "wall": round(median(taken["wall"]) / median(result["headstart"]["wall"]), 2),
+            "cpu": round(median(taken["cpu"]) / median(result["headstart"]["cpu"]), 2),
         }
-        for name, taken in found.items()
+        for name, taken in result.items()
     ]
     print(rows, flush=True)
     return rows
@@ -195,22 +195,22 @@ def main() -> None:
     parser = options()
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--only", choices=("make", "predict", "agree", "cold"))
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    given.work.mkdir(parents=True, exist_ok=True)
-    folders = {kind: made(given.work, kind) for kind in KINDS}
-    about = made_by(given, "python benchmarks/answers.py --work FOLDER")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    folders = {kind: made(arguments.work, kind) for kind in KINDS}
+    about = made_by(arguments, "python benchmarks/answers.py --work FOLDER")
 
     def part(measure: Callable[..., list[dict]], *settings: int) -> dict:
         rows = [row for kind, folder in folders.items() for row in measure(kind, folder, *settings)]
-        return {"rounds": given.rounds, "rows": rows, "machine": about}
+        return {"rounds": arguments.rounds, "rows": rows, "machine": about}
 
-    if given.only in (None, "predict"):
-        keep(given.out, **{f"predict_{given.threads}": part(compared, given.threads, given.rounds)})
-    if given.only in (None, "agree"):
-        keep(given.out, agree=part(agreed))
-    if given.only in (None, "cold"):
-        keep(given.out, cold=part(cold, given.rounds))
+    if arguments.only in (None, "predict"):
+        keep(arguments.out, **{f"predict_{arguments.threads}": part(compared, arguments.threads, arguments.rounds)})
+    if arguments.only in (None, "agree"):
+        keep(arguments.out, agree=part(agreed))
+    if arguments.only in (None, "cold"):
+        keep(arguments.out, cold=part(cold, arguments.rounds))
 
 
 if __name__ == "__main__":

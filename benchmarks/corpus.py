@@ -52,7 +52,7 @@ from datasets import load_from_disk
 from headstart.data.shards import Shards
 from pathlib import Path
 shards, rows = Shards.open(Path(sys.argv[1])), load_from_disk(sys.argv[2])
-assert len(rows) == shards.documents, (len(rows), shards.documents)
+assert len(rows) == shards.num_documents, (len(rows), shards.num_documents)
 flat = shards.flat
 for start in range(0, len(rows), 1000):
     ids = [id for row in rows[start : start + 1000]["input_ids"] for id in row]
@@ -68,8 +68,8 @@ KEPT = ("commit", "date", "load", "turns", "times")
 def about(commit: str) -> dict:
     """What was measured, where and when."""
     if not commit and shutil.which("git"):
-        asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-        commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "commit": commit,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -145,10 +145,10 @@ def without_fast(work: Path) -> dict[str, str]:
     folder = work / "hidden"
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text('import sys\nsys.modules["gigatoken"] = None\n')
-    found = {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
-    asked = 'import importlib.util; assert importlib.util.find_spec("gigatoken") is None'
-    subprocess.run([sys.executable, "-c", asked], env=os.environ | found, check=True)
-    return found
+    result = {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
+    command = 'import importlib.util; assert importlib.util.find_spec("gigatoken") is None'
+    subprocess.run([sys.executable, "-c", command], env=os.environ | result, check=True)
+    return result
 
 
 class Bench:
@@ -164,9 +164,9 @@ class Bench:
         out = str(self.work / name)
         if side == "datasets":
             words = [sys.executable, "-c", PEER, self.kind, str(self.work / "tok" / "tokenizer.json"), str(self.jobs)]
-            found = timed([*words, out, *self.files], QUIET)
+            result = timed([*words, out, *self.files], QUIET)
             parts = json.loads(Path(f"{out}.json").read_text())
-            return found | {"parts": {part: round(seconds, 2) for part, seconds in parts.items()}}
+            return result | {"parts": {part: round(seconds, 2) for part, seconds in parts.items()}}
         words = headstart("prepare", *self.files, "--tokenizer", str(self.work / "tok"), "--jobs", str(self.jobs), "-q")
         return timed([*words, "--out", out], self.hidden if side == "plain" else None)
 
@@ -175,8 +175,8 @@ class Bench:
         ours = [self.work / sides[side] for side in ("fast", "plain") if side in sides]
         manifests = {(folder / "manifest.json").read_bytes() for folder in ours}  # it lists every file with its sha256
         assert len(manifests) == 1
-        asked = [sys.executable, "-c", SAME, str(ours[0]), str(self.work / sides["datasets"])]
-        return int(subprocess.run(asked, check=True, capture_output=True, text=True).stdout)
+        command = [sys.executable, "-c", SAME, str(ours[0]), str(self.work / sides["datasets"])]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
     def clear(self, name: str) -> None:
         for folder in (self.work / name, self.work / f"{name}-cache"):
@@ -185,29 +185,29 @@ class Bench:
 
 def ratios(sides: dict[str, list[dict]]) -> dict:
     """How many times as long datasets took: of medians, and in the turns where that was least and most."""
-    found: dict[str, dict[str, float]] = {side: {} for side in sides if side != "datasets"}
-    for side, what in product(found, ("seconds", "cpu")):
+    result: dict[str, dict[str, float]] = {side: {} for side in sides if side != "datasets"}
+    for side, what in product(result, ("seconds", "cpu")):
         theirs, ours = ([each[what] for each in sides[who]] for who in ("datasets", side))
         turns = [them / us for them, us in zip(theirs, ours, strict=True)]
-        found[side][what] = round(statistics.median(theirs) / statistics.median(ours), 2)
-        found[side] |= {f"{what}_least": round(min(turns), 2), f"{what}_most": round(max(turns), 2)}
-    return found
+        result[side][what] = round(statistics.median(theirs) / statistics.median(ours), 2)
+        result[side] |= {f"{what}_min": round(min(turns), 2), f"{what}_max": round(max(turns), 2)}
+    return result
 
 
 def json_lines(files: list[str], work: Path) -> list[str]:
     """The files with Parquet written out, all of its columns but `text` left out."""
     import pyarrow.parquet
 
-    found = []
-    for place, file in enumerate(files):
+    result = []
+    for index, file in enumerate(files):
         if file.endswith(".parquet"):
             texts = pyarrow.parquet.read_table(file, columns=["text"]).column("text").to_pylist()
-            found.append(str(work / f"real-{place}.jsonl"))
-            with open(found[-1], "w", encoding="utf-8") as out:
+            result.append(str(work / f"real-{index}.jsonl"))
+            with open(result[-1], "w", encoding="utf-8") as out:
                 out.writelines(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
         else:
-            found.append(file)
-    return found
+            result.append(file)
+    return result
 
 
 def train_tokenizer(work: Path, *words: str) -> None:
@@ -216,29 +216,29 @@ def train_tokenizer(work: Path, *words: str) -> None:
     )
 
 
-def speed(given: argparse.Namespace, work: Path) -> dict:
+def speed(arguments: argparse.Namespace, work: Path) -> dict:
     """Real text: every side in turn, another one first each time."""
-    files = json_lines(given.files, work)
+    files = json_lines(arguments.files, work)
     train_tokenizer(work, *files)
-    bench = Bench(files, work, given.jobs)
-    found: dict[str, list[dict]] = {side: [] for side in SIDES}
-    for turn in range(given.turns):
+    bench = Bench(files, work, arguments.jobs)
+    result: dict[str, list[dict]] = {side: [] for side in SIDES}
+    for turn in range(arguments.turns):
         first = turn % len(SIDES)
         for side in SIDES[first:] + SIDES[:first]:
-            found[side].append(bench.run(side, f"{side}-{turn}"))
-            print(turn, side, found[side][-1], flush=True)
+            result[side].append(bench.run(side, f"{side}-{turn}"))
+            print(turn, side, result[side][-1], flush=True)
         if turn:
             for side in SIDES:
                 bench.clear(f"{side}-{turn}")
     return {
-        "files": ["/".join(Path(file).parts[-2:]) for file in given.files],
+        "files": ["/".join(Path(file).parts[-2:]) for file in arguments.files],
         "bytes": sum(os.path.getsize(file) for file in files),
-        "jobs": given.jobs,
-        "turns": given.turns,
+        "jobs": arguments.jobs,
+        "turns": arguments.turns,
         "tokens": bench.same({side: f"{side}-0" for side in SIDES}),
         "same_ids": True,
-        "sides": found,
-        "times": ratios(found),
+        "sides": result,
+        "times": ratios(result),
     }
 
 
@@ -247,7 +247,7 @@ def write_text(path: Path, size: int, seed: int) -> None:
     chance = np.random.default_rng(seed)
     letters = np.random.default_rng(0).integers(97, 123, (200_000, 12), dtype=np.uint8)
     lengths = np.random.default_rng(1).integers(2, 12, 200_000)
-    words = np.array([letters[place, : lengths[place]].tobytes().decode() for place in range(200_000)])
+    words = np.array([letters[index, : lengths[index]].tobytes().decode() for index in range(200_000)])
     odds = np.cumsum(1 / np.arange(1, 200_001))
     with path.open("w", encoding="utf-8") as file:
         while file.tell() < size:
@@ -255,17 +255,17 @@ def write_text(path: Path, size: int, seed: int) -> None:
             file.writelines(" ".join(line) + ".\n" for line in drawn.reshape(-1, 100).tolist())
 
 
-def sizes(given: argparse.Namespace, work: Path) -> dict:
+def sizes(arguments: argparse.Namespace, work: Path) -> dict:
     """Generated text of several sizes, eight files each: the peak of a process must not follow. Then a merge of two halves."""
     rows = []
-    for place, gigabytes in enumerate(sorted(given.gigabytes)):
+    for index, gigabytes in enumerate(sorted(arguments.gigabytes)):
         files = [str(work / f"{number}.txt") for number in range(8)]
         for number, file in enumerate(files):
             write_text(Path(file), int(gigabytes * 1e9 / 8), number)
-        if not place:
+        if not index:
             train_tokenizer(work, files[0], "--megabytes", "20")
-        bench = Bench(files, work, given.jobs)
-        chosen = SIDES if gigabytes <= given.peer_up_to else ("fast",)
+        bench = Bench(files, work, arguments.jobs)
+        chosen = SIDES if gigabytes <= arguments.peer_up_to else ("fast",)
         row = {"bytes": sum(os.path.getsize(file) for file in files), "load": round(os.getloadavg()[0], 2)}
         row["sides"] = {side: [bench.run(side, side)] for side in chosen}
         if "datasets" in chosen:
@@ -274,13 +274,13 @@ def sizes(given: argparse.Namespace, work: Path) -> dict:
                 "same_ids": True,
                 "times": ratios(row["sides"]),
             }
-        if not place:
+        if not index:
             row["merge"] = merge(bench, files)
         rows.append(row)
         print(json.dumps(row), flush=True)
         for side in chosen:
             bench.clear(side)
-    return {"files": 8, "jobs": given.jobs, "turns": 1, "rows": rows}
+    return {"files": 8, "jobs": arguments.jobs, "turns": 1, "rows": rows}
 
 
 def merge(bench: Bench, files: list[str]) -> dict:
@@ -289,11 +289,11 @@ def merge(bench: Bench, files: list[str]) -> dict:
     for name, half in zip(("one", "two"), halves, strict=True):
         half.run("fast", name)
     folders = [str(bench.work / name) for name in ("one", "two", "merged")]
-    found = timed(headstart("merge", *folders[:2], "--out", folders[2], "-q"))
+    result = timed(headstart("merge", *folders[:2], "--out", folders[2], "-q"))
     manifests = [(bench.work / name / "manifest.json").read_bytes() for name in ("merged", "fast")]
     for name in ("one", "two", "merged"):
         bench.clear(name)
-    return found | {"is_the_whole": manifests[0] == manifests[1]}
+    return result | {"identical": manifests[0] == manifests[1]}
 
 
 def main() -> None:
@@ -307,21 +307,21 @@ def main() -> None:
     parser.add_argument("--commit", default="", help="what is measured, if not what git says")
     parser.add_argument("--work", type=Path, help="where to put corpora and shards meanwhile")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    here = about(given.commit)
+    arguments = parser.parse_args()
+    here = about(arguments.commit)
     missing = [name for name in ("gigatoken", "datasets") if here["versions"][name] is None]
-    if missing or (given.what == "speed" and not given.files):
+    if missing or (arguments.what == "speed" and not arguments.files):
         parser.error(f"install {' and '.join(missing)}" if missing else "speed needs files")
-    work = Path(tempfile.mkdtemp(prefix="corpus-", dir=given.work))
+    work = Path(tempfile.mkdtemp(prefix="corpus-", dir=arguments.work))
     try:
-        found = here | (speed(given, work) if given.what == "speed" else sizes(given, work))
+        result = here | (speed(arguments, work) if arguments.what == "speed" else sizes(arguments, work))
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    whole = json.loads(given.out.read_text()) if given.out.exists() else {}
-    before = whole.get(given.what, {})
+    whole = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    before = whole.get(arguments.what, {})
     if "times" in before:  # another run takes nothing back
-        found["earlier"] = [*before.get("earlier", []), {key: before[key] for key in KEPT}]
-    given.out.write_text(json.dumps(whole | {given.what: found}, indent=1) + "\n")
+        result["earlier"] = [*before.get("earlier", []), {key: before[key] for key in KEPT}]
+    arguments.out.write_text(json.dumps(whole | {arguments.what: result}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

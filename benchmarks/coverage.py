@@ -26,10 +26,10 @@ from pathlib import Path
 import numpy as np
 from scipy.special import betaincinv, ndtri, stdtrit
 
-from headstart.measures import BINS
-from headstart.report.calibration import calibration_error, places_of
-from headstart.report.intervals import components, half_width, macro_f1_values
-from headstart.report.worth import read_epochs, read_off, texts_share
+from headstart.metrics import NUM_BINS, bin_indices
+from headstart.report.gain import epochs_to_reach, labels_to_reach, text_variance_fraction
+from headstart.report.intervals import half_width, macro_f1_values, variance_components
+from headstart.report.reliability import calibration_error
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "results" / "coverage.json"
 TABLES = 2000
@@ -79,8 +79,8 @@ def settings() -> Iterator[Setting]:
 @cache
 def chances(mean: float, hardness: float) -> np.ndarray:
     """65,536 equally likely values of a Beta distribution, whose mean is `mean` to five digits."""
-    places = (np.arange(65_536) + 0.5) / 65_536
-    return betaincinv(mean * hardness, (1 - mean) * hardness, places).astype(np.float32)
+    positions = (np.arange(65_536) + 0.5) / 65_536
+    return betaincinv(mean * hardness, (1 - mean) * hardness, positions).astype(np.float32)
 
 
 def pulled(chances_BN: np.ndarray, luck_BS: np.ndarray, mean: float) -> np.ndarray:
@@ -92,8 +92,8 @@ def pulled(chances_BN: np.ndarray, luck_BS: np.ndarray, mean: float) -> np.ndarr
 def lucks(rng: np.random.Generator, setting: Setting, tables: int) -> np.ndarray:
     """By arm, table and seed; symmetric about 0 and never beyond a tenth."""
     shared, own = rng.normal(size=(1, tables, setting.seeds)), rng.normal(size=(2, tables, setting.seeds))
-    found = setting.luck / 100 * (math.sqrt(0.5) * shared + math.sqrt(0.5) * own)
-    return np.clip(found, -0.1, 0.1).astype(np.float32)
+    result = setting.luck / 100 * (math.sqrt(0.5) * shared + math.sqrt(0.5) * own)
+    return np.clip(result, -0.1, 0.1).astype(np.float32)
 
 
 def answers(rng: np.random.Generator, setting: Setting, tables: int, means: tuple[float, float]) -> list[np.ndarray]:
@@ -102,16 +102,16 @@ def answers(rng: np.random.Generator, setting: Setting, tables: int, means: tupl
     draw = rng.integers(65_536, size=size, dtype=np.uint16)
     other = np.where(rng.random(size, dtype=np.float32) < setting.shared, draw, rng.integers(65_536, size=size))
     luck = lucks(rng, setting, tables)
-    found = []
-    for arm, (mean, place) in enumerate(zip(means, (draw, other), strict=True)):
-        chance = chances(round(mean, 6), setting.hardness)[place]
+    result = []
+    for arm, (mean, index) in enumerate(zip(means, (draw, other), strict=True)):
+        chance = chances(round(mean, 6), setting.hardness)[index]
         if setting.kind == "linear" and arm == 1:
             right = (rng.random(size, dtype=np.float32) < chance)[:, None, :]
-            found.append(np.broadcast_to(right, (tables, setting.seeds, setting.texts)))
+            result.append(np.broadcast_to(right, (tables, setting.seeds, setting.texts)))
             continue
         shape = (tables, setting.seeds, setting.texts)
-        found.append(rng.random(shape, dtype=np.float32) < pulled(chance, luck[arm], mean))
-    return found
+        result.append(rng.random(shape, dtype=np.float32) < pulled(chance, luck[arm], mean))
+    return result
 
 
 def differences(rng: np.random.Generator, setting: Setting, tables: int) -> np.ndarray:
@@ -128,10 +128,10 @@ def differences(rng: np.random.Generator, setting: Setting, tables: int) -> np.n
 def rare(rng: np.random.Generator, setting: Setting, tables: int) -> np.ndarray:
     """Contributions to macro-F1, of two arms that find about 60 % of a rare label and rarely mistake the other for it."""
     gold = (rng.random((tables, setting.texts)) < 0.1).astype(np.int64)
-    found, wrong = (answers(rng, setting, tables, (mean, mean)) for mean in (0.6, 0.95))
+    result, wrong = (answers(rng, setting, tables, (mean, mean)) for mean in (0.6, 0.95))
     values = []
     for arm in (0, 1):
-        right = np.where(gold[:, None, :] == 1, found[arm], wrong[arm])
+        right = np.where(gold[:, None, :] == 1, result[arm], wrong[arm])
         predictions = np.where(right, gold[:, None, :], 1 - gold[:, None, :])
         rows = [[macro_f1_values(gold[table], row, 2) for row in predictions[table]] for table in range(tables)]
         values.append(np.array(rows))
@@ -143,7 +143,7 @@ def intervals(values: np.ndarray, rng: np.random.Generator) -> dict[str, tuple[n
     seeds, texts = values.shape[-2:]
     by_seed = values.mean(axis=-1)
     centre = by_seed.mean(axis=-1)
-    from_seeds, text_variance = components(values)
+    from_seeds, text_variance = variance_components(values)
     variance = from_seeds + text_variance / texts
     freedom = np.minimum(1e6, variance**2 * (seeds - 1) / np.maximum(1e-30, from_seeds**2))
     drawn = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=400) / seeds
@@ -192,13 +192,13 @@ def labels_measured(seeds: int, texts: int, luck: float, tables: int) -> dict:
     for _ in range(tables):
         draw, runs = rng.integers(65_536, size=texts), []
         for level in (0.70, *LEVELS):
-            place = np.where(rng.random(texts) < setting.shared, draw, rng.integers(65_536, size=texts))
+            index = np.where(rng.random(texts) < setting.shared, draw, rng.integers(65_536, size=texts))
             shift = np.clip(rng.normal(0, luck / 100, (1, seeds)), -0.1, 0.1)
-            chance = pulled(chances(level, setting.hardness)[place][None], shift, level)[0]
+            chance = pulled(chances(level, setting.hardness)[index][None], shift, level)[0]
             runs.append((rng.random((seeds, texts)) < chance).astype(np.float64))
-        found = read_off(runs[0], np.stack(runs[1:]), SIZES)
-        held += found.low is not None and found.low <= truth <= (found.high or math.inf)
-        ended += found.high is not None
+        result = labels_to_reach(runs[0], np.stack(runs[1:]), SIZES)
+        held += result.low is not None and result.low <= truth <= (result.high or math.inf)
+        ended += result.high is not None
     return {
         "seeds": seeds,
         "texts": texts,
@@ -220,20 +220,20 @@ def simulate(tables: int) -> dict:
         rows.append(measured(setting, tables))
         ours = rows[-1]["methods"]["headstart"]
         flag = "  <- below" if ours["coverage"] < NOMINAL - tolerance(tables) else ""
-        told = "false alarms" if setting.difference == 0 else "power"
+        message = "false alarms" if setting.difference == 0 else "power"
         print(
-            f"{setting}: coverage {ours['coverage']:.3f}, {told} {ours['claims']:.3f}, width {ours['width']:.1f}{flag}"
+            f"{setting}: coverage {ours['coverage']:.3f}, {message} {ours['claims']:.3f}, width {ours['width']:.1f}{flag}"
         )
     for name in METHODS:
-        found = [row["methods"][name]["coverage"] for row in rows]
-        below = sum(share < NOMINAL - tolerance(tables) for share in found)
+        result = [row["methods"][name]["coverage"] for row in rows]
+        below = sum(share < NOMINAL - tolerance(tables) for share in result)
         print(
-            f"{name}: coverage {min(found):.3f} to {max(found):.3f}, {below} of {len(rows)} settings below .95 - {tolerance(tables):.3f}"
+            f"{name}: coverage {min(result):.3f} to {max(result):.3f}, {below} of {len(rows)} settings below .95 - {tolerance(tables):.3f}"
         )
     few = min(tables, LABELS_TABLES)
     labels = [labels_measured(*world, few) for world in product((3, 5, 10), (200, 2000), (1.0, 3.0))]
-    for found in labels:
-        print(f"worth in labels: {found}")
+    for result in labels:
+        print(f"worth in labels: {result}")
     print(f"{time.perf_counter() - started:.0f} seconds")
     return {
         "tables": tables,
@@ -279,7 +279,7 @@ class Epochs:
     @property
     def truth(self) -> float:
         """The first epoch after which the other arm's expected accuracy is as high; infinite if none is."""
-        return next((place for place, level in enumerate(CURVES[self.kind], start=1) if level >= START), math.inf)
+        return next((index for index, level in enumerate(CURVES[self.kind], start=1) if level >= START), math.inf)
 
 
 def epochs_settings() -> Iterator[Epochs]:
@@ -296,21 +296,21 @@ def epochs_drawn(rng: np.random.Generator, world: Epochs, tables: int) -> tuple[
     """The head start after one epoch (tables, seeds), the other after each (and epochs), and both arms' test tables."""
     levels, size, chance_of = CURVES[world.kind], (tables, world.seeds, world.texts), rng.random
     both, own = rng.normal(size=(tables, world.seeds, 1)), rng.normal(size=(2, tables, world.seeds, 1))
-    anew = rng.normal(size=(2, tables, world.seeds, len(levels)))
+    redrawn = rng.normal(size=(2, tables, world.seeds, len(levels)))
     kept = math.sqrt((1 - world.jitter) / 2)
-    luck = np.clip(world.luck / 100 * (kept * (both + own) + math.sqrt(world.jitter) * anew), -0.1, 0.1)
+    luck = np.clip(world.luck / 100 * (kept * (both + own) + math.sqrt(world.jitter) * redrawn), -0.1, 0.1)
 
-    def places() -> tuple[np.ndarray, np.ndarray]:
+    def positions() -> tuple[np.ndarray, np.ndarray]:
         one, other = rng.integers(65_536, size=(2, tables, world.texts), dtype=np.uint16)
         return one, np.where(chance_of(one.shape, dtype=np.float32) < 0.5, one, other)
 
     def right(
-        place: np.ndarray, level: float, luck_BS: np.ndarray, draw: np.ndarray, hardness: float = 1.0
+        index: np.ndarray, level: float, luck_BS: np.ndarray, draw: np.ndarray, hardness: float = 1.0
     ) -> np.ndarray:
-        found = chances(round(level, 6), hardness)[place]
-        return draw < pulled(found, luck_BS.astype(np.float32), level)
+        result = chances(round(level, 6), hardness)[index]
+        return draw < pulled(result, luck_BS.astype(np.float32), level)
 
-    ours, theirs = places()
+    ours, theirs = positions()
     start = right(ours, START, luck[0, ..., 0], chance_of(size, dtype=np.float32)).mean(axis=-1)
     curve, draw = [], chance_of(size, dtype=np.float32)
     for epoch, level in enumerate(levels):
@@ -318,8 +318,8 @@ def epochs_drawn(rng: np.random.Generator, world: Epochs, tables: int) -> tuple[
             draw = np.where(chance_of(size, dtype=np.float32) < 0.7, draw, chance_of(size, dtype=np.float32))
         curve.append(right(theirs, level, luck[1, ..., epoch], draw).mean(axis=-1))
     tests = [
-        right(place, level, luck[arm, ..., -1], chance_of(size, dtype=np.float32), world.hardness).astype(np.float64)
-        for arm, (place, level) in enumerate(zip(places(), (world.final, world.final - 0.015), strict=True))
+        right(index, level, luck[arm, ..., -1], chance_of(size, dtype=np.float32), world.hardness).astype(np.float64)
+        for arm, (index, level) in enumerate(zip(positions(), (world.final, world.final - 0.015), strict=True))
     ]
     return start, np.stack(curve, axis=-1), *tests
 
@@ -328,7 +328,7 @@ def epoch_by_epoch(start: np.ndarray, curve: np.ndarray, ours: np.ndarray, their
     """What one might do instead: the first epoch whose interval, made with test's own texts, lies below zero."""
     seeds, texts = ours.shape[-2:]
     lead = start[..., None] - curve
-    squared = stdtrit(texts - 1, 0.975) ** 2 * (components(ours - theirs)[1] / texts + 2 / texts**2)
+    squared = stdtrit(texts - 1, 0.975) ** 2 * (variance_components(ours - theirs)[1] / texts + 2 / texts**2)
     half = np.sqrt(squared[:, None] + stdtrit(seeds - 1, 0.975) ** 2 * lead.var(axis=1, ddof=1) / seeds)
     bounds = (lead.mean(axis=1) - half <= 0, lead.mean(axis=1) + half <= 0)
     return np.stack([np.where(gone.any(axis=1), gone.argmax(axis=1) + 1, math.inf) for gone in bounds], axis=1)
@@ -342,8 +342,8 @@ def epochs_measured(world: Epochs, tables: int) -> dict:
     for done in range(0, tables, chunk):
         drawn = epochs_drawn(rng, world, min(chunk, tables - done))
         for start, curve, one, other in zip(*drawn, strict=True):
-            found = read_epochs(start, curve, texts_share(one, other), world.texts)
-            ours.append([math.inf if end is None else end for end in (found.low, found.high)])
+            result = epochs_to_reach(start, curve, text_variance_fraction(one, other), world.texts)
+            ours.append([math.inf if end is None else end for end in (result.low, result.high)])
         others.append(epoch_by_epoch(*drawn))
     methods = {}
     for name, bounds in (("headstart", np.array(ours)), ("epoch by epoch", np.concatenate(others))):
@@ -360,9 +360,9 @@ def epochs_measured(world: Epochs, tables: int) -> dict:
 
 
 SURE = {
-    "even": lambda places: 0.5 + 0.5 * places,
-    "sure": lambda places: 0.5 + 0.5 * betaincinv(4, 0.4, places),
-    "five": lambda places: 0.2 + 0.8 * places,
+    "even": lambda positions: 0.5 + 0.5 * positions,
+    "sure": lambda positions: 0.5 + 0.5 * betaincinv(4, 0.4, positions),
+    "five": lambda positions: 0.2 + 0.8 * positions,
 }
 """How sure answers are: of two classes, evenly between one half and 1 or mostly near 1; of five, evenly from a fifth."""
 FAULTS = {
@@ -422,15 +422,15 @@ def true_error(sure: str, fault: str, luck: float) -> float:
     share = certainties(sure)
     lucks = luck / 100 * ndtri((np.arange(401) + 0.5) / 401) if luck else np.zeros(1)
     gaps = (share - right_chance(fault, share, each) for each in lucks)
-    return float(np.mean([np.abs(np.bincount(places_of(share), gap)).sum() / len(share) for gap in gaps]))
+    return float(np.mean([np.abs(np.bincount(bin_indices(share), gap)).sum() / len(share) for gap in gaps]))
 
 
 def answered(rng: np.random.Generator, world: Probabilities) -> tuple[np.ndarray, np.ndarray]:
     """How sure every answer is and whether it is right (seeds, texts)."""
     shape = (world.seeds, world.texts)
-    places, draws = rng.integers(65_536, size=shape), rng.random(shape)
+    positions, draws = rng.integers(65_536, size=shape), rng.random(shape)
     same = rng.random((2, *shape)) < world.alike
-    sure = certainties(world.sure)[np.where(same[0], places[:1], places)]
+    sure = certainties(world.sure)[np.where(same[0], positions[:1], positions)]
     luck = world.luck / 100 * rng.normal(size=(world.seeds, 1))
     return sure, np.where(same[1], draws[:1], draws) < right_chance(world.fault, sure, luck)
 
@@ -438,9 +438,9 @@ def answered(rng: np.random.Generator, world: Probabilities) -> tuple[np.ndarray
 def resampled(rng: np.random.Generator, counts: np.ndarray, sure: np.ndarray, right: np.ndarray) -> tuple[float, float]:
     """What one might do instead: the quantiles of the error when seeds and texts, so many of each, are drawn again."""
     seeds, texts = sure.shape
-    tables = (sure - right)[..., None] * (places_of(sure)[..., None] == np.arange(BINS))
-    flat = tables.transpose(1, 0, 2).reshape(texts, seeds * BINS)
-    errors = np.abs(counts @ flat).reshape(RESAMPLES, seeds, BINS).sum(axis=-1) / texts
+    tables = (sure - right)[..., None] * (bin_indices(sure)[..., None] == np.arange(NUM_BINS))
+    flat = tables.transpose(1, 0, 2).reshape(texts, seeds * NUM_BINS)
+    errors = np.abs(counts @ flat).reshape(RESAMPLES, seeds, NUM_BINS).sum(axis=-1) / texts
     drawn = np.take_along_axis(errors, rng.integers(seeds, size=(RESAMPLES, seeds)), axis=1).mean(axis=1)
     error = float(np.abs(flat.sum(axis=0)).sum() / seeds / texts)
     low, high = np.quantile(drawn, (0.025, 0.975))
@@ -456,10 +456,10 @@ def calibration_measured(world: Probabilities, tables: int) -> dict:
     errors = []
     for table in range(tables):
         sure, right = answered(rng, world)
-        found = calibration_error(sure, right)
-        errors.append(found.mean)
-        bounds["headstart"].append((found.low, found.high))
-        bounds["as for accuracy"].append((2 * found.mean - found.high, found.high))
+        result = calibration_error(sure, right)
+        errors.append(result.mean)
+        bounds["headstart"].append((result.low, result.high))
+        bounds["as for accuracy"].append((2 * result.mean - result.high, result.high))
         if table < RESAMPLED_TABLES:
             bounds["resampled"].append(resampled(rng, counts, sure, right))
     methods = {}
@@ -470,8 +470,8 @@ def calibration_measured(world: Probabilities, tables: int) -> dict:
             "claims": round(float((low > 0).mean()), 4),
             "width": round(float(100 * (high - np.maximum(0, low)).mean()), 2),
         }
-    told = {"truth": round(100 * truth, 3), "mean": round(100 * float(np.mean(errors)), 3)}
-    return {**asdict(world), **told, "methods": methods}
+    message = {"truth": round(100 * truth, 3), "mean": round(100 * float(np.mean(errors)), 3)}
+    return {**asdict(world), **message, "methods": methods}
 
 
 def simulate_more(worlds: Iterator, measure: Callable[..., dict], tables: int) -> dict:
@@ -483,8 +483,8 @@ def simulate_more(worlds: Iterator, measure: Callable[..., dict], tables: int) -
         flag = "  <- below" if ours["coverage"] < NOMINAL - tolerance(tables) else ""
         print(f"{world}: {ours}{flag}", flush=True)
     for name in rows[0]["methods"]:
-        found = [row["methods"][name]["coverage"] for row in rows]
-        print(f"{name}: coverage {min(found):.3f} to {max(found):.3f} in {len(rows)} settings")
+        result = [row["methods"][name]["coverage"] for row in rows]
+        print(f"{name}: coverage {min(result):.3f} to {max(result):.3f} in {len(rows)} settings")
     print(f"{time.perf_counter() - started:.0f} seconds")
     return {"tables": tables, "tolerance": round(tolerance(tables), 4), "settings": rows}
 
@@ -511,7 +511,7 @@ def write_world(folder: Path, kind: str, seed: int) -> None:
     def text(family: int) -> str:
         return " ".join(chance.choice(families[family]) for _ in range(WORDS_A_TEXT))
 
-    texts = [text(place % 2) for place in range(2000)]
+    texts = [text(index % 2) for index in range(2000)]
     if kind == "noise":
         texts = ["".join(chance.sample(each, len(each))) for each in texts]
     (folder / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
@@ -519,16 +519,16 @@ def write_world(folder: Path, kind: str, seed: int) -> None:
         with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(["text", "label"])
-            for place in range(rows):
-                label = chance.randrange(2) if kind == "coin" and name != "train" else place % 2
+            for index in range(rows):
+                label = chance.randrange(2) if kind == "coin" and name != "train" else index % 2
                 writer.writerow([text(chance.randrange(2) if kind == "coin" else label), "ab"[label]])
 
 
 def train_and_judge(folder: Path, kind: str, seed: int) -> dict:
     """Pretrain, compare over five seeds, and say what the report claims: of all five, and of the first three."""
     import headstart
-    from headstart.report.collect import collect
-    from headstart.report.worth import worth
+    from headstart.report.gain import gain
+    from headstart.report.load import load_comparison
 
     write_world(folder, kind, seed)
     pretraining = {"tokenizer.vocab_size": 400, "loop.steps": 300, "loop.batch_size": 32, "optim.lr": 5e-3}
@@ -541,18 +541,18 @@ def train_and_judge(folder: Path, kind: str, seed: int) -> dict:
         folder / "train.csv",
         valid=folder / "valid.csv",
         test=folder / "test.csv",
-        source=folder / "base",
+        backbone=folder / "base",
         out=folder / "comparison",
         arms=("scratch", "pretrained"),
         settings={**ONE_CORE, "loop.epochs": 4, "loop.batch_size": 4, "optim.lr": 3e-3},
     )
-    whole = collect(folder / "comparison")
-    found: dict = {"kind": kind, "seed": seed}
+    whole = load_comparison(folder / "comparison")
+    result: dict = {"kind": kind, "seed": seed}
     for seeds in (3, 5):
-        part = replace(whole, cells=tuple(cell for cell in whole.cells if cell.seed < seeds))
-        points = worth(part, "all").points
-        found[str(seeds)] = [round(value, 4) for value in (points.mean, points.low, points.high)]
-    return found
+        part = replace(whole, runs=tuple(cell for cell in whole.runs if cell.seed < seeds))
+        points = gain(part, "all").points
+        result[str(seeds)] = [round(value, 4) for value in (points.mean, points.low, points.high)]
+    return result
 
 
 def train(count: int) -> dict:
@@ -569,9 +569,9 @@ def train(count: int) -> dict:
 
 def counted(rows: list[dict], kind: str, seeds: int) -> dict:
     """How many of the trainings of a kind a report would call a gain, a loss, or neither."""
-    found = [row[str(seeds)] for row in rows if row["kind"] == kind]
-    gains, losses = sum(low > 0 for _, low, _ in found), sum(high < 0 for _, _, high in found)
-    held = sum(low <= 0 <= high for _, low, high in found)
+    result = [row[str(seeds)] for row in rows if row["kind"] == kind]
+    gains, losses = sum(low > 0 for _, low, _ in result), sum(high < 0 for _, _, high in result)
+    held = sum(low <= 0 <= high for _, low, high in result)
     return {"kind": kind, "seeds": seeds, "gain": gains, "loss": losses, "neither": held}
 
 
@@ -591,8 +591,8 @@ def main() -> None:
     elif options.epochs:
         known["epochs"] = simulate_more(epochs_settings(), epochs_measured, options.tables)
     elif options.calibration:
-        found = simulate_more(calibration_settings(), calibration_measured, options.tables)
-        known["calibration"] = {"resampled_tables": min(options.tables, RESAMPLED_TABLES), **found}
+        result = simulate_more(calibration_settings(), calibration_measured, options.tables)
+        known["calibration"] = {"resampled_tables": min(options.tables, RESAMPLED_TABLES), **result}
     else:
         known["simulation"] = simulate(options.tables)
     options.out.write_text(json.dumps(known).replace("}, {", "},\n{") + "\n", encoding="utf-8")  # a line a row

@@ -38,28 +38,28 @@ def in_turn(shape: Shape, names: list[str], rounds: int) -> dict[str, dict[str, 
     steps = {name: PEERS[name](shape) for name in names}
     for step in steps.values():
         step()
-    found: dict[str, dict[str, list[float]]] = {name: {"wall": [], "cpu": []} for name in names}
+    result: dict[str, dict[str, list[float]]] = {name: {"wall": [], "cpu": []} for name in names}
     for _ in range(rounds):
         for name, step in steps.items():
             wall, cpu = time.perf_counter(), time.process_time()
             step()
-            found[name]["wall"].append(time.perf_counter() - wall)
-            found[name]["cpu"].append(time.process_time() - cpu)
-    return found
+            result[name]["wall"].append(time.perf_counter() - wall)
+            result[name]["cpu"].append(time.process_time() - cpu)
+    return result
 
 
-def ratios(found: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
+def ratios(result: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
     """By how much Headstart's median is below each other's, and the least and most of any round."""
-    ours = found["headstart"]
+    ours = result["headstart"]
     table = {}
-    for name, theirs in found.items():
+    for name, theirs in result.items():
         if name != "headstart":
             each = sorted(b / a for a, b in zip(ours["cpu"], theirs["cpu"], strict=True))
             table[name] = {
                 "wall": median(theirs["wall"]) / median(ours["wall"]),
                 "cpu": median(theirs["cpu"]) / median(ours["cpu"]),
-                "cpu_least": each[0],
-                "cpu_most": each[-1],
+                "cpu_min": each[0],
+                "cpu_max": each[-1],
             }
     return table
 
@@ -117,20 +117,20 @@ def curves(rounds: int, threads: int) -> list[dict[str, float | str]]:
     for what, values in CURVES.items():
         for value in values:
             shape = replace(SMALL, **{what: value})
-            found = in_turn(shape, ["headstart", "course"], rounds)
-            ratio = ratios(found)["course"]
+            result = in_turn(shape, ["headstart", "course"], rounds)
+            ratio = ratios(result)["course"]
             tokens = shape.batch * shape.length
             if shape not in weighed:
-                weighed[shape] = {name: peak(name, shape, threads)["peak"] for name in found}
+                weighed[shape] = {name: peak(name, shape, threads)["peak"] for name in result}
             rows.append(
                 {
                     "what": what,
                     "value": value,
-                    "tokens_a_cpu_second": round(tokens / median(found["headstart"]["cpu"])),
-                    "course_tokens_a_cpu_second": round(tokens / median(found["course"]["cpu"])),
+                    "tokens_per_cpu_second": round(tokens / median(result["headstart"]["cpu"])),
+                    "course_tokens_per_cpu_second": round(tokens / median(result["course"]["cpu"])),
                     "wall": round(ratio["wall"], 2),
                     "cpu": round(ratio["cpu"], 2),
-                    "mfu": {name: used(shape, seconds, rate) for name, seconds in found.items()},
+                    "mfu": {name: used(shape, seconds, rate) for name, seconds in result.items()},
                     "mib": weighed[shape],
                 }
             )
@@ -145,15 +145,15 @@ def profile(shape: Shape) -> dict[str, object]:
     step()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
         step()
-    found = recorded.key_averages()
-    whole = sum(event.self_cpu_time_total for event in found)
-    loss = sum(event.cpu_time_total for event in found if event.key == "_Chunked")
-    rows = sorted(found, key=lambda event: -event.self_cpu_time_total)[:12]
+    result = recorded.key_averages()
+    whole = sum(event.self_cpu_time_total for event in result)
+    loss = sum(event.cpu_time_total for event in result if event.key == "_Chunked")
+    rows = sorted(result, key=lambda event: -event.self_cpu_time_total)[:12]
     return {
         "shape": asdict(shape),
         "loss": round(loss / whole, 3),
         "rows": [
-            {"name": event.key, "share": round(event.self_cpu_time_total / whole, 3), "calls": event.count}
+            {"name": event.key, "fraction": round(event.self_cpu_time_total / whole, 3), "calls": event.count}
             for event in rows
         ],
     }
@@ -173,20 +173,20 @@ def version(name: str) -> str:
         return "none"
 
 
-def made_by(given: argparse.Namespace, command: str) -> dict[str, object]:
+def made_by(arguments: argparse.Namespace, command: str) -> dict[str, object]:
     """The command that makes a part again, what it ran, and where."""
-    command += f" --threads {given.threads} --rounds {given.rounds}"
-    commit = given.commit
+    command += f" --threads {arguments.threads} --rounds {arguments.rounds}"
+    commit = arguments.commit
     if not commit and shutil.which("git"):
-        asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-        commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+        git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     return {
-        "command": command + (f" --only {given.only}" if given.only else ""),
+        "command": command + (f" --only {arguments.only}" if arguments.only else ""),
         "commit": commit or "",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "processor": platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
-        "threads": given.threads,
+        "threads": arguments.threads,
         "load": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers", "onnxruntime")},
@@ -210,37 +210,37 @@ def main() -> None:
     parser.add_argument("--only", choices=("steps", "memory", "curves", "profile"))
     parser.add_argument("--alone", help=argparse.SUPPRESS)
     parser.add_argument("--shape", type=json.loads, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    shape = Shape(batch=given.batch, length=given.length)
-    if given.alone:
-        alone(given.alone, Shape(**given.shape))
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    shape = Shape(batch=arguments.batch, length=arguments.length)
+    if arguments.alone:
+        alone(arguments.alone, Shape(**arguments.shape))
         return
     sizes = "".join(f" --{name} {getattr(shape, name)}" for name in ("batch", "length") if shape != classic)
-    about = made_by(given, f"python benchmarks/cpu.py{sizes}")
-    if given.only in (None, "steps"):
+    about = made_by(arguments, f"python benchmarks/cpu.py{sizes}")
+    if arguments.only in (None, "steps"):
         rate = matmul_rate()
-        found = in_turn(shape, list(PEERS), given.rounds)
+        result = in_turn(shape, list(PEERS), arguments.rounds)
         step = {
             "shape": asdict(shape),
-            "rounds": given.rounds,
-            "seconds": found,
-            "ratios": ratios(found),
+            "rounds": arguments.rounds,
+            "seconds": result,
+            "ratios": ratios(result),
             "matmul_gflops": round(rate, 1),
-            "mfu": {name: used(shape, seconds, rate) for name, seconds in found.items()},
+            "mfu": {name: used(shape, seconds, rate) for name, seconds in result.items()},
             "machine": about,
         }
-        keep(given.out, **{f"step_{given.threads}": step})
+        keep(arguments.out, **{f"step_{arguments.threads}": step})
         print(step["ratios"], step["mfu"], flush=True)
-    if given.only in (None, "memory"):
-        memory = {name: peak(name, shape, given.threads) for name in PEERS}
-        keep(given.out, memory={"shape": asdict(shape), "mib": memory, "machine": about})
+    if arguments.only in (None, "memory"):
+        memory = {name: peak(name, shape, arguments.threads) for name in PEERS}
+        keep(arguments.out, memory={"shape": asdict(shape), "mib": memory, "machine": about})
         print(memory, flush=True)
-    if given.only in (None, "profile"):
-        keep(given.out, profile=profile(replace(shape, batch=min(4, given.batch))) | {"machine": about})
-    if given.only in (None, "curves"):
-        rows = curves(given.rounds, given.threads)
-        keep(given.out, curves={"shape": asdict(SMALL), "rounds": given.rounds, "rows": rows, "machine": about})
+    if arguments.only in (None, "profile"):
+        keep(arguments.out, profile=profile(replace(shape, batch=min(4, arguments.batch))) | {"machine": about})
+    if arguments.only in (None, "curves"):
+        rows = curves(arguments.rounds, arguments.threads)
+        keep(arguments.out, curves={"shape": asdict(SMALL), "rounds": arguments.rounds, "rows": rows, "machine": about})
 
 
 if __name__ == "__main__":

@@ -21,14 +21,13 @@ PRESET = "modern"
 
 
 def folds_of(texts, gold, folds: int, seed: int) -> np.ndarray:
-    """A fold for every row: stratified, doubles together."""
-    from headstart.data.batches import shuffled
-    from headstart.data.digests import text_digest
+    """A fold for every row: stratified, duplicates together."""
+    from headstart.data.hashing import seeded_permutation, text_digest
 
     fold = np.zeros(len(gold), dtype=np.int64)
     for label in np.unique(gold):
         rows = np.flatnonzero(gold == label)
-        fold[rows[shuffled(len(rows), seed, 0)]] = np.arange(len(rows)) % folds
+        fold[rows[seeded_permutation(len(rows), seed, 0)]] = np.arange(len(rows)) % folds
     first: dict[int, int] = {}
     for row, text in enumerate(texts):
         fold[row] = fold[first.setdefault(text_digest(text), row)]
@@ -37,22 +36,24 @@ def folds_of(texts, gold, folds: int, seed: int) -> np.ndarray:
 
 def train_fold(task: dict) -> dict:
     """One fine-tuning; runs in a process of its own."""
-    from headstart.config import FinetuneConfig
-    from headstart.layering import layered, nested
-    from headstart.model import presets
-    from headstart.progress import Quiet
-    from headstart.recipes.classifier import build_classifier, reading_of
-    from headstart.recipes.finetune import choose_tokenizer, load_source, settled
-    from headstart.recipes.labelled_data import load_data
-    from headstart.recipes.training import Finetuning
-    from headstart.runtime import Stop, start
-    from headstart.store.rundir import RunFolder
+    from headstart.config import presets
+    from headstart.config.merge import merge_config, nest
+    from headstart.config.schema import FinetuneConfig
+    from headstart.interrupts import StopSignal
+    from headstart.progress import SilentProgress
+    from headstart.recipes.finetune.dataset import build_classifier, load_labelled_data, resolve_attention
+    from headstart.recipes.finetune.run import choose_tokenizer, load_backbone, resolve_config
+    from headstart.recipes.finetune.trainer import FinetuneTrainer
+    from headstart.runtime import setup_runtime
+    from headstart.store.run_folder import RunFolder
 
     started = time.time()
-    source = load_source(task["run"])
-    settings = nested({**task["settings"], "runtime.seed": task["seed"]})
-    config = settled(layered(FinetuneConfig, presets.values(task["preset"], "finetune"), settings), source)
-    data = load_data(
+    source = load_backbone(task["run"])
+    settings = nest({**task["settings"], "runtime.seed": task["seed"]})
+    config = resolve_config(
+        merge_config(FinetuneConfig, presets.preset_values(task["preset"], "finetune"), settings), source
+    )
+    data = load_labelled_data(
         task["train"],
         task["valid"],
         None,
@@ -60,7 +61,7 @@ def train_fold(task: dict) -> dict:
         tokenizer=choose_tokenizer(source, None),
         tokenizer_config=config.tokenizer,
         seed=0,
-        progress=Quiet(),
+        progress=SilentProgress(),
     )
     both = replace(
         data.train,
@@ -75,11 +76,13 @@ def train_fold(task: dict) -> dict:
         valid=both.take(np.flatnonzero(fold == task["fold"])),
     )
     shape = config.model
-    model, _ = build_classifier(shape, data, source, task["run"], task["seed"], reading_of(config, source))
+    model, _ = build_classifier(shape, data, source, task["run"], task["seed"], resolve_attention(config, source))
     with tempfile.TemporaryDirectory() as scratch:
         run = RunFolder.create(Path(scratch) / "run", kind="finetune", command="", config=config, inputs={})
-        training = Finetuning(run, config, data, model, start(config.runtime), Stop(), Quiet(), quiet=True)
-        outcome = training.go(resume=False)
+        training = FinetuneTrainer(
+            run, config, data, model, setup_runtime(config.runtime), StopSignal(), SilentProgress(), quiet=True
+        )
+        outcome = training.train(resume=False)
     accuracies = [epoch["valid_accuracy"] for epoch in outcome.epochs]
     return {k: task[k] for k in ("run", "name", "fold", "seed")} | {
         "rows": len(data.valid),
@@ -124,14 +127,14 @@ def main() -> None:
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     tasks = []
-    for run in given.runs:
-        for words in given.tries or ["base:"]:
+    for run in arguments.runs:
+        for words in arguments.tries or ["base:"]:
             name, _, settings = words.partition(":")
             changed = dict(pair.split("=", 1) for pair in settings.split(",") if pair)
-            for seed in range(given.seeds):
-                for fold in range(given.folds):
+            for seed in range(arguments.seeds):
+                for fold in range(arguments.folds):
                     tasks.append(
                         {
                             "run": run,
@@ -139,22 +142,22 @@ def main() -> None:
                             "settings": changed,
                             "fold": fold,
                             "seed": seed,
-                            "folds": given.folds,
-                            "train": given.train,
-                            "valid": given.valid,
-                            "preset": given.preset,
+                            "folds": arguments.folds,
+                            "train": arguments.train,
+                            "valid": arguments.valid,
+                            "preset": arguments.preset,
                         }
                     )
-    if given.jobs == 1:
+    if arguments.jobs == 1:
         results = [train_fold(task) for task in tasks]
     else:
-        with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
+        with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
             results = []
             for result in pool.imap_unordered(train_fold, tasks):
                 results.append(result)
                 print(json.dumps(result), flush=True)
     lines = table(results)
-    Path(given.out).write_text(json.dumps({"table": lines, "results": results}, indent=1))
+    Path(arguments.out).write_text(json.dumps({"table": lines, "results": results}, indent=1))
     for line in lines:
         print(json.dumps(line), flush=True)
 

@@ -26,10 +26,9 @@ import pyarrow.parquet
 import tokenizers
 from corpus import about, installed
 
-from headstart.config import TokenizerConfig
-from headstart.text.quick import plain, quick_engine
-from headstart.text.tokenizer import BytePairTokenizer, train_tokenizer
-from headstart.text.words import WordEncoder
+from headstart.config.schema import TokenizerConfig
+from headstart.tokenization.bpe import BPETokenizer, train_tokenizer
+from headstart.tokenization.bulk import WordEncoder, gigatoken_encoder, is_plain_batch
 
 CODE = "<u2"
 BATCH = 1000
@@ -137,8 +136,8 @@ def kinds(texts: list[str], count: int) -> Iterator[tuple[str, Iterator[str]]]:
     """Half real, half generated; and one string for every code point of Unicode."""
     yield "sentences of the files", (sentence for _, sentence in zip(range(count // 2), sentences(texts), strict=False))
     each = count // 2 // len(GENERATED)
-    for place, (name, make) in enumerate(GENERATED.items()):
-        chance = random.Random(place)
+    for index, (name, make) in enumerate(GENERATED.items()):
+        chance = random.Random(index)
         yield name, (make(chance) for _ in range(each))
     yield "every code point, at every kind of border", map(bordered, LETTERS)
 
@@ -154,43 +153,43 @@ def in_batches(strings: Iterator[str], size: int) -> Iterator[list[str]]:
         yield batch
 
 
-def reference(tokenizer: BytePairTokenizer) -> Encode:
+def reference(tokenizer: BPETokenizer) -> Encode:
     engine = tokenizers.Tokenizer.from_str(tokenizer.content.decode())
     engine.encode_special_tokens = True
-    return lambda texts: [found.ids for found in engine.encode_batch_fast(texts, add_special_tokens=False)]
+    return lambda texts: [result.ids for result in engine.encode_batch_fast(texts, add_special_tokens=False)]
 
 
-def unbounded(tokenizer: BytePairTokenizer) -> Encode:
+def unbounded(tokenizer: BPETokenizer) -> Encode:
     """What the bound on a word's length, which few tokenizers have, costs the reference."""
     engine = tokenizers.Tokenizer.from_str(json.dumps(without_bound(tokenizer)))
-    return lambda texts: [found.ids for found in engine.encode_batch_fast(texts, add_special_tokens=False)]
+    return lambda texts: [result.ids for result in engine.encode_batch_fast(texts, add_special_tokens=False)]
 
 
-def without_bound(tokenizer: BytePairTokenizer) -> dict:
+def without_bound(tokenizer: BPETokenizer) -> dict:
     """Its file without the bound, and without added tokens, which are nothing but characters in a text."""
     settings = json.loads(tokenizer.content)
     return settings | {"added_tokens": [], "pre_tokenizer": settings["pre_tokenizer"]["pretokenizers"][0]}
 
 
-def fast(tokenizer: BytePairTokenizer) -> Encode:
+def fast(tokenizer: BPETokenizer) -> Encode:
     encoder = WordEncoder(tokenizer, CODE)
-    assert encoder._quick is not None
-    return encoder.packed
+    assert encoder._gigatoken is not None
+    return encoder.encode_to_bytes
 
 
-def without_fast(tokenizer: BytePairTokenizer) -> Encode:
+def without_fast(tokenizer: BPETokenizer) -> Encode:
     encoder = WordEncoder(tokenizer, CODE)
-    encoder._quick = None
-    return encoder.packed
+    encoder._gigatoken = None
+    return encoder.encode_to_bytes
 
 
-def alone(tokenizer: BytePairTokenizer) -> Encode:
-    engine = quick_engine(tokenizer.content, CODE)
+def alone(tokenizer: BPETokenizer) -> Encode:
+    engine = gigatoken_encoder(tokenizer.content, CODE)
     assert engine is not None
-    return engine.packed
+    return engine.encode_to_bytes
 
 
-def kitoken(tokenizer: BytePairTokenizer) -> Encode:
+def kitoken(tokenizer: BPETokenizer) -> Encode:
     """It does not know the bound."""
     from kitoken import Kitoken
 
@@ -211,7 +210,7 @@ def listed(row: bytes | list[int]) -> list[int]:
     return np.frombuffer(row, CODE).tolist() if isinstance(row, bytes) else row
 
 
-def parity(tokenizer: BytePairTokenizer, texts: list[str], count: int, sides: list[str]) -> list[dict]:
+def parity(tokenizer: BPETokenizer, texts: list[str], count: int, sides: list[str]) -> list[dict]:
     """By kind of string: how many there were, how many the guard let through to gigatoken, how many each side read otherwise."""
     encoders = {side: SIDES[side](tokenizer) for side in sides}
     rows = []
@@ -220,17 +219,17 @@ def parity(tokenizer: BytePairTokenizer, texts: list[str], count: int, sides: li
         for batch in in_batches(strings, BATCH):
             row["strings"] += len(batch)
             row["bytes"] += sum(len(text.encode()) for text in batch)
-            row["to_gigatoken"] += sum(plain(batch))
+            row["to_gigatoken"] += sum(is_plain_batch(batch))
             truth = encoders[sides[0]](batch)
             for side in sides[1:]:
-                found = encoders[side](batch)
-                row["differ"][side] += sum(listed(ids) != right for ids, right in zip(found, truth, strict=True))
+                result = encoders[side](batch)
+                row["differ"][side] += sum(listed(ids) != right for ids, right in zip(result, truth, strict=True))
         rows.append(row)
         print(json.dumps(row), flush=True)
     return rows
 
 
-def speed(tokenizer: BytePairTokenizer, texts: list[str], turns: int, sides: list[str]) -> dict:
+def speed(tokenizer: BPETokenizer, texts: list[str], turns: int, sides: list[str]) -> dict:
     """Megabytes a second on one core, every side in turn and begun anew each time: nothing that it kept helps it."""
     size = sum(len(text.encode()) for text in texts)
     rates: dict[str, dict[str, list[float]]] = {side: {"cpu": [], "clock": []} for side in sides}
@@ -244,13 +243,13 @@ def speed(tokenizer: BytePairTokenizer, texts: list[str], turns: int, sides: lis
             rates[side]["cpu"].append(round(size / 1e6 / (time.process_time() - spent), 2))
             rates[side]["clock"].append(round(size / 1e6 / (time.perf_counter() - clock), 2))
         print(turn, {side: rates[side]["cpu"][-1] for side in sides}, flush=True)
-    middle = {side: {what: statistics.median(found) for what, found in rate.items()} for side, rate in rates.items()}
+    middle = {side: {what: statistics.median(result) for what, result in rate.items()} for side, rate in rates.items()}
     against = {side: round(middle[side]["cpu"] / middle["tokenizers"]["cpu"], 2) for side in sides[1:]}
     return {
         "bytes": size,
         "texts": len(texts),
         "turns": turns,
-        "mb_a_second": rates,
+        "mb_per_second": rates,
         "median": middle,
         "times": against,
     }
@@ -258,13 +257,13 @@ def speed(tokenizer: BytePairTokenizer, texts: list[str], turns: int, sides: lis
 
 def some(texts: list[str], size: int) -> list[str]:
     """Texts drawn from all, of so many bytes together."""
-    found, left = [], size
+    result, left = [], size
     for text in random.Random(0).sample(texts, len(texts)):
         if left <= 0:
             break
-        found.append(text)
+        result.append(text)
         left -= len(text.encode())
-    return found
+    return result
 
 
 def main() -> None:
@@ -276,29 +275,29 @@ def main() -> None:
     parser.add_argument("--only", choices=["speed", "parity"], help="the other part stays as it is in the record")
     parser.add_argument("--commit", default="", help="what is measured, if not what git says")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    here = about(given.commit)
+    arguments = parser.parse_args()
+    here = about(arguments.commit)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     here["versions"]["kitoken"] = installed("kitoken")
     sides = [side for side in SIDES if side != "kitoken" or here["versions"]["kitoken"]]
-    texts = read(given.files)
+    texts = read(arguments.files)
     tokenizer = train_tokenizer(iter(texts), TokenizerConfig())
-    found = here | {
-        "files": ["/".join(Path(file).parts[-2:]) for file in given.files],
+    result = here | {
+        "files": ["/".join(Path(file).parts[-2:]) for file in arguments.files],
         "vocabulary": tokenizer.vocab_size,
         "unicode": unicodedata.unidata_version,
         "processor": platform.machine(),
     }
-    whole = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
-    if given.only != "parity":
-        found["speed"] = speed(tokenizer, some(texts, int(given.megabytes * 1e6)), given.turns, sides)
-    if given.only != "speed":
-        found["parity"] = parity(
-            tokenizer, texts, given.strings, [side for side in sides if side != "tokenizers, unbounded"]
+    whole = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
+    if arguments.only != "parity":
+        result["speed"] = speed(tokenizer, some(texts, int(arguments.megabytes * 1e6)), arguments.turns, sides)
+    if arguments.only != "speed":
+        result["parity"] = parity(
+            tokenizer, texts, arguments.strings, [side for side in sides if side != "tokenizers, unbounded"]
         )
-    found = whole | found
-    given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    result = whole | result
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,20 +22,20 @@ import torch
 from peers import CourseModel, Shape
 from torch import Tensor, nn
 
-from headstart.config import FinetuneConfig, RuntimeConfig
-from headstart.data.batches import LabelledRows
-from headstart.layering import layered
-from headstart.model import presets
-from headstart.model.backbone import build_backbone
+from headstart.config import presets
+from headstart.config.merge import merge_config
+from headstart.config.schema import FinetuneConfig, RuntimeConfig
+from headstart.data.datasets import LabelledDataset
 from headstart.model.heads import Model, build_classifier_head
-from headstart.runtime import Runtime, start
-from headstart.text.tokenizer import SpecialIds
-from headstart.train.average import Average
-from headstart.train.graphs import Graphs, graphs_for
+from headstart.model.transformer import build_backbone
+from headstart.runtime import Runtime, setup_runtime
+from headstart.tokenization.base import SpecialIds
+from headstart.train.cuda_graphs import GraphCache, text_graphs
+from headstart.train.ema import EMA
 from headstart.train.loop import TrainState, fit
-from headstart.train.objectives import classify
-from headstart.train.optim import build_optimizer
-from headstart.train.parallel import ONE
+from headstart.train.objectives import classification_loss
+from headstart.train.optimizers import build_optimizer
+from headstart.train.parallel import SINGLE
 
 SPECIAL = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
 TEXTS = 4000
@@ -95,21 +95,21 @@ def course(shape: Shape, mean: float, device: torch.device) -> Step:
 
 def ours(
     config: FinetuneConfig, vocabulary: int, mean: float, runtime: Runtime, *, recorded: bool
-) -> tuple[Step, Graphs | None]:
+) -> tuple[Step, GraphCache | None]:
     """Headstart's own loop with the settings of a preset."""
-    reading = "causal" if config.model.block == "classic" else "both"
+    reading = "causal" if config.model.block == "classic" else "bidirectional"
     backbone = build_backbone(config.model, vocabulary, 0)
     model = Model(backbone, build_classifier_head(config.model, 2, 0, reading)).to(runtime.device)
     every, labels = texts(vocabulary, mean)
-    rows = LabelledRows(every, labels, SPECIAL, context=config.model.context)
-    average = Average(model, config.optim.average) if config.optim.average else None
+    rows = LabelledDataset(every, labels, SPECIAL, context=config.model.context)
+    ema = EMA(model, config.optim.ema_decay) if config.optim.ema_decay else None
     optimizer = build_optimizer(model, config.optim, config.transfer.layer_decay)
-    state = TrainState(model, optimizer, 0, average=average)
-    graphs = graphs_for(model, runtime, ONE, print) if recorded else None
+    state = TrainState(model, optimizer, 0, ema=ema)
+    graphs = text_graphs(model, runtime, SINGLE, print) if recorded else None
     reports = fit(
         state,
         lambda step: [rows.batch(which(step, config.loop.batch_size))],
-        lambda batch: classify(model, batch),
+        lambda batch: classification_loss(model, batch),
         config.optim,
         1 << 30,
         runtime,
@@ -120,8 +120,8 @@ def ours(
 
 def settings(preset: str, **model: Any) -> FinetuneConfig:
     """What a preset says of fine-tuning, with some changes to the network."""
-    values = {k: v for k, v in presets.values(preset, "finetune").items() if k in FinetuneConfig.model_fields}
-    return layered(FinetuneConfig, values, {"model": model})
+    values = {k: v for k, v in presets.preset_values(preset, "finetune").items() if k in FinetuneConfig.model_fields}
+    return merge_config(FinetuneConfig, values, {"model": model})
 
 
 def rates(
@@ -131,11 +131,11 @@ def rates(
     ready: dict[str, float] = {}
     for name, step in arms.items():
         ready[name] = round(_seconds(step, steps[name] // 2), 2)
-    found: dict[str, list[float]] = {name: [] for name in arms}
+    result: dict[str, list[float]] = {name: [] for name in arms}
     for _ in range(rounds):
         for name, step in arms.items():
-            found[name].append(batch * steps[name] / _seconds(step, steps[name]))
-    return {name: round(median(taken), 1) for name, taken in found.items()}, ready
+            result[name].append(batch * steps[name] / _seconds(step, steps[name]))
+    return {name: round(median(taken), 1) for name, taken in result.items()}, ready
 
 
 def _seconds(step: Step, times: int) -> float:
@@ -166,14 +166,14 @@ def row(name: str, runtime: Runtime, rounds: int) -> dict[str, Any]:
     many = {"course": 120, "plain": 120, "recorded": 400} if gpu else dict.fromkeys(("course", "plain", "recorded"), 2)
     steps = {arm: max(2, many[arm] // (1 if classic else 3)) for arm in arms}
     batch = config.loop.batch_size
-    found, ready = rates(arms, batch, rounds, steps)
-    faster = {f"recorded / {arm}": round(found["recorded"] / found[arm], 2) for arm in arms if arm != "recorded"}
+    result, ready = rates(arms, batch, rounds, steps)
+    faster = {f"recorded / {arm}": round(result["recorded"] / result[arm], 2) for arm in arms if arm != "recorded"}
     how_many = {"graphs": graphs.recorded, "failed": graphs.failed} if graphs else {}
     return {
         "batch": batch,
-        "tokens_a_text": mean,
-        "texts_a_second": found,
-        "ms_a_step": {arm: round(1000 * batch / rate, 3) for arm, rate in found.items()},
+        "tokens_per_text": mean,
+        "texts_per_second": result,
+        "ms_per_step": {arm: round(1000 * batch / rate, 3) for arm, rate in result.items()},
         "ready_s": ready,
         "ratios": faster,
         **how_many,
@@ -187,24 +187,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--commit", default="", help="what is measured, for the record")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    runtime = start(RuntimeConfig())
+    arguments = parser.parse_args()
+    runtime = setup_runtime(RuntimeConfig())
     gpu, began = runtime.device.type == "cuda", time.perf_counter()
     tables: dict[str, Any] = {}
-    for name in given.rows or ROWS:
-        tables[name] = row(name, runtime, given.rounds)
+    for name in arguments.rows or ROWS:
+        tables[name] = row(name, runtime, arguments.rounds)
         print(name, json.dumps(tables[name]), flush=True)
     about = {
         "device": torch.cuda.get_device_name() if gpu else platform.machine(),
         "torch": torch.__version__,
-        "rounds": given.rounds,
-        "commit": given.commit,
+        "rounds": arguments.rounds,
+        "commit": arguments.commit,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "seconds": round(time.perf_counter() - began, 1),
     }
     print(json.dumps(about))
-    if given.out:
-        given.out.write_text(json.dumps(tables | about, indent=2) + "\n", encoding="utf-8")
+    if arguments.out:
+        arguments.out.write_text(json.dumps(tables | about, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -59,30 +59,30 @@ def measure(preset: str, rows: int, compiled: bool, changes: dict, texts: Simple
     """The median of the later steps, and the most memory at any moment of them."""
     import torch
 
-    from headstart.config import PretrainConfig
-    from headstart.data.batches import CausalRows
-    from headstart.data.masking import ask
-    from headstart.layering import layered
-    from headstart.model import presets
-    from headstart.model.backbone import build_backbone
+    from headstart.config import presets
+    from headstart.config.merge import merge_config
+    from headstart.config.schema import PretrainConfig
+    from headstart.data.datasets import PackedDataset
+    from headstart.data.masking import make_batch
     from headstart.model.heads import Model, build_language_head
-    from headstart.runtime import start
-    from headstart.text.tokenizer import SpecialIds
+    from headstart.model.transformer import build_backbone
+    from headstart.runtime import setup_runtime
+    from headstart.tokenization.base import SpecialIds
     from headstart.train.loop import TrainState, fit
-    from headstart.train.objectives import predict_tokens
-    from headstart.train.optim import build_optimizer
+    from headstart.train.objectives import language_model_loss
+    from headstart.train.optimizers import build_optimizer
 
     special = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
     own = {"loop": {"batch_size": rows}, "runtime": {"threads": 1}}
-    config = layered(PretrainConfig, presets.values(preset, "pretrain"), own, changes)
-    runtime = start(config.runtime)
+    config = merge_config(PretrainConfig, presets.preset_values(preset, "pretrain"), own, changes)
+    runtime = setup_runtime(config.runtime)
     on_gpu = runtime.device.type == "cuda"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     backbone = build_backbone(config.model, VOCABULARY, 0)
     model = Model(backbone, build_language_head(config.model, VOCABULARY, 0)).to(runtime.device)
     if compiled:
         backbone.compile_layers()
-    laid = CausalRows(
+    laid = PackedDataset(
         texts, np.arange(len(texts.lengths)), special, context=config.model.context, layout="packed", seed=0
     )
     state = TrainState(model, build_optimizer(model, config.optim), 0)
@@ -91,12 +91,12 @@ def measure(preset: str, rows: int, compiled: bool, changes: dict, texts: Simple
         torch.cuda.reset_peak_memory_stats()
 
     def fetch(step: int) -> list:
-        return [ask(laid, step * rows, rows, config, special, VOCABULARY, 0)]
+        return [make_batch(laid, step * rows, rows, config, special, VOCABULARY, 0)]
 
     # one thread's own time on a CPU, so that other work on the machine does not count
     clock = time.perf_counter if on_gpu else time.process_time
     seconds, scored, last = [], [], clock()
-    for report in fit(state, fetch, lambda batch: predict_tokens(model, batch), config.optim, steps, runtime):
+    for report in fit(state, fetch, lambda batch: language_model_loss(model, batch), config.optim, steps, runtime):
         if on_gpu:
             torch.cuda.synchronize()
         seconds.append(clock() - last)
@@ -129,51 +129,50 @@ def main() -> None:
     parser.add_argument("--machine", default="cpu")
     parser.add_argument("--steps", type=int, default=36)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    if given.what == "fit":
-        fit_all([Path(file) for file in given.files])
+    arguments = parser.parse_args()
+    if arguments.what == "fit":
+        fit_all([Path(file) for file in arguments.files])
         return
-    if given.what == "one":
-        preset, rows, compiled, changes = CPU[int(given.files[0])]
-        print(json.dumps(measure(preset, rows, compiled, changes, corpus(20000, 180), given.steps)))
+    if arguments.what == "one":
+        preset, rows, compiled, changes = CPU[int(arguments.files[0])]
+        print(json.dumps(measure(preset, rows, compiled, changes, corpus(20000, 180), arguments.steps)))
         return
     import torch
 
     on_gpu = torch.cuda.is_available()
     runs = []
-    for place, (preset, rows, compiled, changes) in enumerate(GPU if on_gpu else CPU):
+    for index, (preset, rows, compiled, changes) in enumerate(GPU if on_gpu else CPU):
         if on_gpu:
-            run = measure(preset, rows, compiled, changes, corpus(20000, 180), given.steps)
+            run = measure(preset, rows, compiled, changes, corpus(20000, 180), arguments.steps)
         else:  # a process each: the most memory that a process ever had cannot be set back
-            words = [sys.executable, __file__, "one", str(place), "--steps", str(given.steps)]
+            words = [sys.executable, __file__, "one", str(index), "--steps", str(arguments.steps)]
             run = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
         print(preset, rows, f"{1000 * run['seconds']:.1f} ms", f"{run['peak'] / 2**30:.2f} GiB", flush=True)
         runs.append(run)
         result = {
-            "machine": given.machine,
+            "machine": arguments.machine,
             "device": torch.cuda.get_device_name() if on_gpu else platform.machine(),
             "torch": torch.__version__,
             "python": platform.python_version(),
             "runs": runs,
         }
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def fit_all(files: list[Path]) -> None:
     """Fit the constants of each machine, and print them with the errors of every run: within, and when it is left out."""
-    from headstart.recipes.forecast import errors, fitted
-    from headstart.recipes.machines import MACHINES
+    from headstart.recipes.forecast import MACHINES, fit_factors, forecast_errors
 
     for file in files:
         content = json.loads(file.read_text())
         machine = MACHINES[content["machine"]]
-        print(fitted(content["runs"], machine))
-        for run, off in zip(content["runs"], errors(content["runs"], machine), strict=True):
+        print(fit_factors(content["runs"], machine))
+        for run, off in zip(content["runs"], forecast_errors(content["runs"], machine), strict=True):
             name = f"{run['preset']} x {run['rows']}{' compiled' if run['compile'] else ''}"
             memory = "" if off["memory"] is None else f"{run['peak'] / 2**30:7.2f} GiB {off['memory']:+6.1%}"
             print(
-                f"  {name:28} {1000 * run['seconds']:9.1f} ms  {off['within']:+6.1%} as fitted  {off['apart']:+6.1%} left out {memory}"
+                f"  {name:28} {1000 * run['seconds']:9.1f} ms  {off['within']:+6.1%} as fitted  {off['held_out']:+6.1%} left out {memory}"
             )
 
 

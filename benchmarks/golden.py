@@ -81,24 +81,24 @@ FLAGS = {
     "epochs": "--loop.epochs",
     "batch": "--loop.batch-size",
     "accumulate": "--loop.accumulate",
-    "least_steps": "--loop.least-steps",
+    "min_steps": "--loop.min-steps",
     "patience": "--loop.patience",
-    "choose": "--loop.choose",
+    "choose": "--loop.select",
     "watch_test": "--loop.watch-test",
     "evaluate_every": "--loop.evaluate-every",
-    "pair_weight": "--pairs.weight",
+    "pair_weight": "--next-sentence.weight",
     "mask_rate": "--masking.rate",
     "optimizer": "--optim.optimizer",
     "lr": "--optim.lr",
     "decay": "--optim.weight-decay",
     "warmup": "--optim.warmup",
     "schedule": "--optim.schedule",
-    "average": "--optim.average",
+    "ema_decay": "--optim.ema-decay",
     "freeze": "--transfer.freeze",
     "unfreeze_every": "--transfer.unfreeze-every",
     "layer_decay": "--transfer.layer-decay",
     "transfer_dropout": "--transfer.dropout",
-    "reading": "--transfer.reading",
+    "reading": "--transfer.attention",
     "class_weights": "--transfer.class-weights",
     "block": "--model.block",
     "width": "--model.width",
@@ -125,7 +125,7 @@ FLAGS = {
     "precision": "--runtime.precision",
     "threads": "--runtime.threads",
 }
-VALUES: dict[tuple[str, str], str] = {}
+VALUES: dict[tuple[str, str], str] = {("reading", "both"): "bidirectional"}
 """(setting, its value below) -> what it is called today, such as ("choose", "last"): "final"."""
 FILES = {
     "metrics": "metrics.jsonl",
@@ -140,13 +140,31 @@ FILES = {
 
 RENAMED: dict[str, dict[str, str | None]] = {
     # names of settings where they are keys of a result (tune's trials): "optim.lr": "optimizer.rate"
-    "settings": {},
+    "settings": {
+        "optim.average": "optim.ema_decay",
+        "loop.choose": "loop.select",
+        "labelled.valid_share": "labelled.valid_fraction",
+    },
     # keys of metrics and results: "macro_f1": "f1_macro", or several in a row "test/loss": "test/log_loss"; None: gone
-    "keys": {},
+    "keys": {
+        "scored": "num_targets",
+        "target": "task",
+        "share": "fraction",
+        "worth": "gain",
+        "flattery": "optimism",
+        "sure": "confidence",
+        **{f"bins/{index}/right": f"bins/{index}/accuracy" for index in range(15)},
+        "left_out": "excluded",
+    },
     # strings that were recorded, such as arms and labels: "nbsvm": "nb-svm"
     "values": {},
     # parts of tensor names, replaced in this order: "backbone:layers.": "model:trunk.layers."
-    "tensors": {},
+    "tensors": {
+        "attention.inward": "attention.qkv_proj",
+        "attention.outward": "attention.out_proj",
+        "first_norm": "embedding_norm",
+        "head:ready": "head:transform",
+    },
     # keys that were not there at the time of the golden file and may be there now: "new_key": None
     "added": {},
 }
@@ -190,12 +208,12 @@ FOLLOWING = {
 
 def text(chance: random.Random, topics: tuple[str, ...], words: int, share: float = 0.4) -> str:
     """Sentences in which `share` of the words belong to `topics`, and most words follow from the one before."""
-    said, last = [], {"all": chance.choice(WORDS["all"]), **{topic: chance.choice(WORDS[topic]) for topic in TOPICS}}
+    output, last = [], {"all": chance.choice(WORDS["all"]), **{topic: chance.choice(WORDS[topic]) for topic in TOPICS}}
     for at in range(words):
         kind = chance.choice(topics) if topics and chance.random() < share else "all"
         last[kind] = chance.choice(FOLLOWING[last[kind]]) if chance.random() < 0.85 else chance.choice(WORDS[kind])
-        said.append(last[kind] + ("." if at % 9 == 8 else ""))
-    return " ".join(said)
+        output.append(last[kind] + ("." if at % 9 == 8 else ""))
+    return " ".join(output)
 
 
 def table(path: Path, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
@@ -204,23 +222,25 @@ def table(path: Path, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> N
         csv.writer(file).writerows([header, *rows])
 
 
-def classes(chance: random.Random, rows: int, words: tuple[int, int], shares: tuple[int, ...] = (1, 1, 1)) -> list[Any]:
+def classes(
+    chance: random.Random, rows: int, words: tuple[int, int], fractions: tuple[int, ...] = (1, 1, 1)
+) -> list[Any]:
     """Texts of one topic each, of `words` words; `shares` says how often each topic comes."""
-    drawn = [topic for topic, share in zip(TOPICS, shares, strict=True) for _ in range(share)]
+    drawn = [topic for topic, share in zip(TOPICS, fractions, strict=True) for _ in range(share)]
     labels = [chance.choice(drawn) for _ in range(rows)]
     return [(text(chance, (label,), chance.randrange(*words), 0.25), label) for label in labels]
 
 
 def several(chance: random.Random, rows: int) -> list[tuple[str, ...]]:
     """Texts of none to three topics each."""
-    said = [tuple(topic for topic in TOPICS if chance.random() < 0.4) for _ in range(rows)]
-    return [(text(chance, topics, chance.randrange(12, 40)), ";".join(topics)) for topics in said]
+    output = [tuple(topic for topic in TOPICS if chance.random() < 0.4) for _ in range(rows)]
+    return [(text(chance, topics, chance.randrange(12, 40)), ";".join(topics)) for topics in output]
 
 
 def ratings(chance: random.Random, rows: int) -> list[tuple[str, ...]]:
     """Texts whose rating is how much of them is about the first topic."""
-    shares = [chance.random() for _ in range(rows)]
-    return [(text(chance, TOPICS[:1], chance.randrange(12, 40), share), f"{1 + 4 * share:.2f}") for share in shares]
+    fractions = [chance.random() for _ in range(rows)]
+    return [(text(chance, TOPICS[:1], chance.randrange(12, 40), share), f"{1 + 4 * share:.2f}") for share in fractions]
 
 
 def pairs(chance: random.Random, rows: int) -> list[tuple[str, ...]]:
@@ -260,7 +280,7 @@ SMALL = {"vocab": 600, "context": 64, "held_out": 0.05, "evaluate_every": 50}
 CLASSIC = {"preset": "classic", "width": 48, "depth": 2, "heads": 2, "feedforward": 64, "lr": 0.002}
 MODERN = {"preset": "modern-nano", "width": 64, "depth": 3, "heads": 2, "feedforward": 96, "batch": 16}
 PRETRAIN = {**SMALL, "steps": 200}
-FINETUNE = {"epochs": 5, "batch": 8, "least_steps": 0}
+FINETUNE = {"epochs": 5, "batch": 8, "min_steps": 0}
 """320 rows to learn from, 8 a step: 200 steps."""
 PROMPT = f"{WORDS['all'][0]} {WORDS['river'][0]}"
 
@@ -293,14 +313,14 @@ def pretraining(out: str, settings: Settings, texts: tuple[str, ...] = ("corpus.
     return Command("pretrain", texts, settings, out, RUN)
 
 
-def classifier(out: str, data: str, settings: Settings, asked: Settings | None = None) -> tuple[Command, ...]:
+def classifier(out: str, data: str, settings: Settings, extra: Settings | None = None) -> tuple[Command, ...]:
     """A fine-tuning run on `data` with its test file, its answers on some rows, and its measures on all of them."""
-    test, asked = f"{data}-test.csv", asked or {}
-    columns = {name: value for name, value in asked.items() if name.endswith("column")}
+    test, extra = f"{data}-test.csv", extra or {}
+    columns = {name: value for name, value in extra.items() if name.endswith("column")}
     return (
         Command("finetune", (f"{data}.csv",), {**FINETUNE, "test": test, **settings}, out, RUN),
         Command("predict", (out,), {"input": test, **columns}, f"{out}.jsonl", ("answers",)),
-        Command("evaluate", (out, test), {"json": True, **asked}),
+        Command("evaluate", (out, test), {"json": True, **extra}),
     )
 
 
@@ -358,9 +378,9 @@ CASES = {
         (
             pretraining(
                 "stages",
-                {**CLASSIC, **PRETRAIN, "accumulate": 2, "batch": 8, "average": 0.98, "optimizer": "adamw"}
+                {**CLASSIC, **PRETRAIN, "accumulate": 2, "batch": 8, "ema_decay": 0.98, "optimizer": "adamw"}
                 | {"decay": 0.1, "warmup": 0.1, "schedule": "linear", "layout": "documents"}
-                | {"stage": ("other.txt share=0.4 context=32", "corpus.txt share=0.6")},
+                | {"stage": ("other.txt fraction=0.4 context=32", "corpus.txt fraction=0.6")},
                 (),
             ),
         )
@@ -421,7 +441,7 @@ CASES = {
         classifier(
             "clf-gradual",
             "uneven",
-            {"from": "modern", "unfreeze_every": 1, "class_weights": "river=0.5,stone=1,cloud=3", "average": 0},
+            {"from": "modern", "unfreeze_every": 1, "class_weights": "river=0.5,stone=1,cloud=3", "ema_decay": 0},
         ),
         ("modern",),
     ),
@@ -444,7 +464,7 @@ CASES = {
                 "compare",
                 ("classes.csv",),
                 {"test": "classes-test.csv", "from": "modern", "labels": "100,all", "seeds": 2, "epochs": 2}
-                | {"arms": "majority,tfidf,nbsvm,scratch,frozen,pretrained", "least_steps": 0},
+                | {"arms": "majority,tfidf,nbsvm,scratch,frozen,pretrained", "min_steps": 0},
                 "comparison",
                 ("results", "cells"),
             ),
@@ -524,7 +544,8 @@ class Runner:
             for one in value if isinstance(value, tuple) else (value,):
                 line += [FLAGS[name]] if one is True else [FLAGS[name], VALUES.get((name, str(one)), str(one))]
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        environment = {**os.environ, **threads, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200"}
+        path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, **threads, "PYTHONPATH": path, "COLUMNS": "200"}
         done = subprocess.run(line, cwd=self.folder, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise Failed(f"{' '.join(line[2:])}\n{(done.stderr or done.stdout)[-1500:]}")
@@ -535,10 +556,10 @@ class Runner:
         numbers: dict[str, Any] = {}
         tensors: dict[str, str] = {}
         for at, command in enumerate(case.commands):
-            said = self.run(command)
+            output = self.run(command)
             name = f"{at} {command.name}"
             if not command.out:
-                numbers[name] = pruned(decoded(said))
+                numbers[name] = pruned(decoded(output))
             for kind in command.reads:
                 what, hashed = READERS[kind](self.folder / command.out)
                 if what is not None:
@@ -547,16 +568,16 @@ class Runner:
         return {"numbers": numbers, "tensors": tensors}
 
 
-def decoded(said: str) -> Any:
+def decoded(output: str) -> Any:
     """Standard output as JSON, as lines of JSON, or as text."""
     try:
-        return json.loads(said)
+        return json.loads(output)
     except json.JSONDecodeError:
         pass
     try:
-        return [json.loads(line) for line in said.splitlines() if line]
+        return [json.loads(line) for line in output.splitlines() if line]
     except json.JSONDecodeError:
-        return {"prompt": said}  # a recorded string
+        return {"prompt": output}  # a recorded string
 
 
 # ---- reading what they left -------------------------------------------------------------------------------------------------
@@ -699,14 +720,14 @@ def number_differences(old: Any, new: Any) -> list[str]:
         for path, value in flat(old)
     }
     known.pop(None, None)
-    found = dict(flat(new))
+    outcome = dict(flat(new))
     lines = [
-        f"{path}: {value!r} became {found[path]!r}" if path in found else f"{path}: {value!r} is missing"
+        f"{path}: {value!r} became {outcome[path]!r}" if path in outcome else f"{path}: {value!r} is missing"
         for path, value in known.items()
-        if path not in found or repr(found[path]) != repr(value)
+        if path not in outcome or repr(outcome[path]) != repr(value)
     ]
-    added = [path for path in found if path not in known and not set(path.split("/")) & set(RENAMED["added"])]
-    return lines + [f"{path}: {found[path]!r} is new" for path in added]
+    added = [path for path in outcome if path not in known and not set(path.split("/")) & set(RENAMED["added"])]
+    return lines + [f"{path}: {outcome[path]!r} is new" for path in added]
 
 
 def tensor_differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
@@ -726,18 +747,18 @@ def tensor_differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
 
 def loss_differences(old: Any, new: Any, bound: float) -> list[str]:
     """Losses that are further apart than `bound`, relative to the old one (or to 0.1 where that is larger)."""
-    known, found = {renamed_path(path): value for path, value in flat(old)}, dict(flat(new))
+    known, outcome = {renamed_path(path): value for path, value in flat(old)}, dict(flat(new))
     lines, worst = [], 0.0
     for path, value in known.items():
         if path is None or not re.search(r"(^|[/_])loss(/|$)", path) or not isinstance(value, float):
             continue
-        if path not in found:
+        if path not in outcome:
             lines.append(f"{path}: {value!r} is missing")
             continue
-        apart = abs(found[path] - value) / max(abs(value), 0.1)
-        worst = max(worst, apart)
-        if not apart <= bound:
-            lines.append(f"{path}: {value!r} became {found[path]!r} ({apart:.2g} apart)")
+        difference = abs(outcome[path] - value) / max(abs(value), 0.1)
+        worst = max(worst, difference)
+        if not difference <= bound:
+            lines.append(f"{path}: {value!r} became {outcome[path]!r} ({difference:.2g} apart)")
     print(f"  largest difference of a loss {worst:.2g}, bound {bound:g}")
     return lines
 
@@ -759,16 +780,16 @@ def machine(device: str) -> dict[str, str]:
     made = {"device": device, "cpu": cpu, "python": platform.python_version()}
     made |= {name: metadata.version(name) for name in ("torch", "numpy", "scikit-learn", "scipy", "tokenizers")}
     if device != "cpu":
-        asked = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"]
-        made["gpu"] = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+        extra = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"]
+        made["gpu"] = subprocess.run(extra, capture_output=True, text=True).stdout.strip()
     return made
 
 
 def commit() -> str:
     """The commit of the tree, and whether its source differs from it."""
-    asked = ["git", "-C", str(ROOT)]
-    head = subprocess.run([*asked, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    dirty = subprocess.run([*asked, "status", "--porcelain", "src"], capture_output=True, text=True).stdout.strip()
+    extra = ["git", "-C", str(ROOT)]
+    head = subprocess.run([*extra, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    dirty = subprocess.run([*extra, "status", "--porcelain", "src"], capture_output=True, text=True).stdout.strip()
     return (head or "unknown") + (" with changes in src" if dirty else "")
 
 
@@ -906,28 +927,28 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Write, or check."""
-    given = arguments()
-    gpu = given.what == "gpu"
-    device = given.device or ("cuda" if gpu else "cpu")
-    writes = given.what == "write" or (gpu and given.write)
+    args = arguments()
+    gpu = args.what == "gpu"
+    device = args.device or ("cuda" if gpu else "cpu")
+    writes = args.what == "write" or (gpu and args.write)
     cases = GPU_CASES if gpu else CASES
-    names = wanted(cases, given.only)
-    golden = {} if writes else json.loads(given.file.read_text(encoding="utf-8"))
+    names = wanted(cases, args.only)
+    golden = {} if writes else json.loads(args.file.read_text(encoding="utf-8"))
     if not writes:
         say_machine(golden, device)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="golden-") as temporary:
-        folder = given.scratch or Path(temporary)
+        folder = args.scratch or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         common = {"device": device, "threads": 1, **({} if gpu else {"precision": "fp32"})}
-        runner = Runner(folder.resolve(), common, dict(one.split("=", 1) for one in given.set))
-        results = computed(cases, names, runner, given.jobs)
+        runner = Runner(folder.resolve(), common, dict(one.split("=", 1) for one in args.set))
+        results = computed(cases, names, runner, args.jobs)
     print(f"computed in {time.perf_counter() - start:.0f} s")
     if writes:
-        return write(given.file, results, device)
-    if given.only:
-        results = {name: results[name] for name in given.only}
-    return check(golden, results, given.show, given.bound if gpu else None)
+        return write(args.file, results, device)
+    if args.only:
+        results = {name: results[name] for name in args.only}
+    return check(golden, results, args.show, args.bound if gpu else None)
 
 
 if __name__ == "__main__":

@@ -26,13 +26,13 @@ from gpu_sides import Headstart, Task, course, plain_script, transformers_gpt2
 from gpu_sweeps import attention_rows, loss_rows, matmul_peak
 
 PARTS = ("classic", "gpt2", "modern", "attention", "loss", "curves")
-STOCK = {"family": "gpt2", "norm_first": True, "activation": "gelu_tanh", "positions": 1024, "final_norm": True}
+GENERIC = {"family": "gpt2", "norm_first": True, "activation": "gelu_tanh", "positions": 1024, "final_norm": True}
 CLASSIC = Task(
     "classic", {"block": "classic", "width": 200, "depth": 4, "heads": 2, "feedforward": 200}, 50001, 128, 256
 )
 GPT2 = Task(
     "gpt2",
-    {"block": "stock", "width": 768, "depth": 12, "heads": 12, "feedforward": 3072, "stock": STOCK},
+    {"block": "generic", "width": 768, "depth": 12, "heads": 12, "feedforward": 3072, "generic": GENERIC},
     50257,
     32,
     1024,
@@ -62,10 +62,10 @@ Side = Callable[[], Any]
 class Bench:
     """The machine, what was asked for, and what has been found so far."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
-        self.given, self.tiny = given, given.tiny
-        self.device = "cuda" if torch.cuda.is_available() and not given.tiny else "cpu"
-        self.compiled = self.device == "cuda" and not given.eager
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments, self.tiny = arguments, arguments.tiny
+        self.device = "cuda" if torch.cuda.is_available() and not arguments.tiny else "cpu"
+        self.compiled = self.device == "cuda" and not arguments.eager
         self.began = time.perf_counter()
         self.summary: list[str] = []
         self.machine: dict[str, object] = {}
@@ -73,9 +73,9 @@ class Bench:
         print(f"matmul peak {self.peak:.0f} TFLOP/s", flush=True)
 
     def left(self) -> float:
-        return self.given.seconds - (time.perf_counter() - self.began)
+        return self.arguments.seconds - (time.perf_counter() - self.began)
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
@@ -101,12 +101,12 @@ class Bench:
 
     def kept(self, part: str) -> dict:
         """What the record has of a part."""
-        path: Path | None = self.given.out
+        path: Path | None = self.arguments.out
         return json.loads(path.read_text(encoding="utf-8")).get(part, {}) if path and path.exists() else {}
 
     def keep(self, **parts: object) -> None:
         """Put figures into the record, beside those of other parts."""
-        path: Path | None = self.given.out
+        path: Path | None = self.arguments.out
         if path is None:
             return
         record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -122,10 +122,10 @@ def machine(bench: Bench) -> dict[str, object]:
         except ImportError:
             return "none"
 
-    commit = bench.given.commit
+    commit = bench.arguments.commit
     if not commit and shutil.which("git"):
-        asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-        commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "device": torch.cuda.get_device_name() if bench.device == "cuda" else platform.machine(),
         "torch": torch.__version__,
@@ -141,10 +141,10 @@ def machine(bench: Bench) -> dict[str, object]:
 def in_turn(bench: Bench, makers: dict[str, Callable[[], Side]]) -> tuple[dict[str, Side], dict[str, dict]]:
     """Build each side, warm it up, weigh it; then all take turns. A side that fails is left out and says why."""
     sides: dict[str, Side] = {}
-    found: dict[str, dict] = {}
+    result: dict[str, dict] = {}
     for name, make in makers.items():
         if sides and bench.left() < 5:
-            found[name] = {"error": "left out: the time is up"}
+            result[name] = {"error": "left out: the time is up"}
             continue
         base, began = bench.allocated(), time.perf_counter()
         try:
@@ -152,7 +152,7 @@ def in_turn(bench: Bench, makers: dict[str, Callable[[], Side]]) -> tuple[dict[s
 
             def ready_side(make: Callable[[], Side] = make, made: list[Side] = made) -> None:
                 made.append(make())
-                for _ in range(bench.given.warm):
+                for _ in range(bench.arguments.warm):
                     made[0]()
 
             # from the first step on: memory of what is recorded is taken once, and no longer counted afterwards
@@ -160,21 +160,21 @@ def in_turn(bench: Bench, makers: dict[str, Callable[[], Side]]) -> tuple[dict[s
             ready, side = time.perf_counter() - began, made[0]
         except Exception as error:
             traceback.print_exc(limit=-4)
-            found[name] = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
-            print(f"  {name}: {found[name]['error']}", flush=True)
+            result[name] = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+            print(f"  {name}: {result[name]['error']}", flush=True)
             continue
         sides[name] = side
-        found[name] = {"ready_s": ready, "gib": gib, "ms": []}
+        result[name] = {"ready_s": ready, "gib": gib, "ms": []}
         print(f"  {name}: ready in {ready:.1f} s, {gib:.2f} GiB", flush=True)
-    for _ in range(bench.given.rounds):
+    for _ in range(bench.arguments.rounds):
         for name, side in sides.items():
-            bench.settle()
+            bench.wait_until_idle()
             before = time.perf_counter()
-            for _ in range(bench.given.steps):
+            for _ in range(bench.arguments.steps):
                 side()
-            bench.settle()
-            found[name]["ms"].append(1000 * (time.perf_counter() - before) / bench.given.steps)
-    return sides, found
+            bench.wait_until_idle()
+            result[name]["ms"].append(1000 * (time.perf_counter() - before) / bench.arguments.steps)
+    return sides, result
 
 
 def profile(bench: Bench, name: str, side: Side, steps: int = 3) -> list[dict]:
@@ -183,12 +183,12 @@ def profile(bench: Bench, name: str, side: Side, steps: int = 3) -> list[dict]:
     on_gpu = bench.device == "cuda"
     if on_gpu:
         activities = [torch.profiler.ProfilerActivity.CUDA]
-    bench.settle()
+    bench.wait_until_idle()
     with torch.profiler.profile(activities=activities) as recorded:
         before = time.perf_counter()
         for _ in range(steps):
             side()
-        bench.settle()
+        bench.wait_until_idle()
         wall = 1000 * (time.perf_counter() - before) / steps
 
     def taken(event: Any) -> float:
@@ -208,35 +208,35 @@ def row(bench: Bench, task: Task, makers: dict[str, Callable[[], Side]], key: st
     """One table row: the sides in turn, tokens a second, memory, and shares of the matmul peak."""
     key = key or task.name
     print(f"{key}: {task.batch} x {task.length}, vocabulary {task.vocabulary}", flush=True)
-    sides, found = in_turn(bench, makers)
+    sides, result = in_turn(bench, makers)
     ours = next((side for side in sides.values() if isinstance(side, Headstart)), None)
     usual, strict = ours.operations() if ours else (0.0, 0.0)
-    for name, figures in found.items():
+    for name, figures in result.items():
         if not figures.get("ms"):
             continue
         ms = statistics.median(figures["ms"])
-        figures |= {"tokens_a_second": 1000 * task.tokens / ms, "mfu": 1e-9 * usual / ms / bench.peak}
+        figures |= {"tokens_per_second": 1000 * task.tokens / ms, "mfu": 1e-9 * usual / ms / bench.peak}
         if isinstance(sides[name], Headstart):
             figures["strict_mfu"] = 1e-9 * strict / ms / bench.peak
-        line = f"{key:15} {name:28} {ms:8.2f} ms {figures['tokens_a_second'] / 1e6:7.3f} M tokens/s {figures['gib']:6.2f} GiB"
+        line = f"{key:15} {name:28} {ms:8.2f} ms {figures['tokens_per_second'] / 1e6:7.3f} M tokens/s {figures['gib']:6.2f} GiB"
         line += f"  {100 * figures['mfu']:5.1f} % of peak"
         if "strict_mfu" in figures:
             line += f" (strict {100 * figures['strict_mfu']:.1f} %)"
-        first = statistics.median(next(iter(found.values())).get("ms") or [ms])
+        first = statistics.median(next(iter(result.values())).get("ms") or [ms])
         line += f"  {ms / first:5.2f} x"
         bench.summary.append(line)
         print(line, flush=True)
     record: dict[str, Any] = {
         "shape": {"batch": task.batch, "length": task.length, "vocabulary": task.vocabulary, "mean": task.mean}
-        | {name: value for name, value in task.model.items() if name not in ("stock", "block")},
-        "rounds": bench.given.rounds,
-        "steps": bench.given.steps,
-        "warm": bench.given.warm,
+        | {name: value for name, value in task.model.items() if name not in ("generic", "block")},
+        "rounds": bench.arguments.rounds,
+        "steps": bench.arguments.steps,
+        "warm": bench.arguments.warm,
         "machine": bench.machine,
-        "sides": found,
+        "sides": result,
     }
     bench.keep(**{key: record})  # now already: a profile may be cut short
-    if bench.given.profile:
+    if bench.arguments.profile:
         record["profile"] = {}
         for name, side in sides.items():
             try:
@@ -252,7 +252,7 @@ def row(bench: Bench, task: Task, makers: dict[str, Callable[[], Side]], key: st
 def ours(bench: Bench, task: Task) -> dict[str, Callable[[], Side]]:
     options = {"device": bench.device, "compiled": bench.compiled}
     makers: dict[str, Callable[[], Side]] = {"headstart": lambda: Headstart(task, **options)}
-    if bench.given.variants:
+    if bench.arguments.variants:
         makers["headstart, torch's attention"] = lambda: Headstart(task, **options, cudnn=False)
     return makers
 
@@ -302,15 +302,15 @@ def modern(bench: Bench) -> None:
 
 
 def sweep(bench: Bench, key: str, rows: Any) -> None:
-    found = []
+    result = []
     for each in rows:
-        found.append(each)
+        result.append(each)
         shape, way = each["shape"], each["way"]
         figures = each.get("error") or "  ".join(
             f"{value:9.3f} {name}" for name, value in each.items() if isinstance(value, float)
         )
         print(f"{key:10} {shape:8} {way:44} {figures}", flush=True)
-        bench.keep(**{key: {"machine": bench.machine, "rows": found}})
+        bench.keep(**{key: {"machine": bench.machine, "rows": result}})
         if bench.left() < 0:
             print(f"{key}: the time is up", flush=True)
             return
@@ -339,8 +339,8 @@ def curves(bench: Bench) -> None:
     base = small(bench, CURVE)
     shape = {"batch": base.batch, "length": base.length, "vocabulary": base.vocabulary} | base.model
     known: dict[str, dict[str, Any]] = {}
-    chosen = bench.given.curve or list(CURVES)
-    found = [each for each in bench.kept("curves").get("rows", []) if each["what"] not in chosen]
+    chosen = bench.arguments.curve or list(CURVES)
+    result = [each for each in bench.kept("curves").get("rows", []) if each["what"] not in chosen]
     for what, values in (TINY_CURVES if bench.tiny else CURVES).items():
         for value in values if what in chosen else ():
             if bench.left() < 3:
@@ -352,9 +352,9 @@ def curves(bench: Bench) -> None:
                     bench.clear()
                 known[str(task)] = curve_point(bench, task)
             each: dict[str, Any] = {"what": what, "value": value} | known[str(task)]
-            found.append(each)
+            result.append(each)
             print(" ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in each.items()), flush=True)
-            bench.keep(curves={"shape": shape, "machine": bench.machine, "rows": found})
+            bench.keep(curves={"shape": shape, "machine": bench.machine, "rows": result})
 
 
 def curve_point(bench: Bench, task: Task) -> dict[str, Any]:
@@ -366,7 +366,7 @@ def curve_point(bench: Bench, task: Task) -> dict[str, Any]:
         for _ in range(9):
             before = time.perf_counter()
             side()
-            bench.settle()
+            bench.wait_until_idle()
             taken.append(time.perf_counter() - before)
 
     try:
@@ -375,7 +375,7 @@ def curve_point(bench: Bench, task: Task) -> dict[str, Any]:
         seconds, (usual, _) = statistics.median(taken[3:]), side.operations()
         return {
             "gib": gib,
-            "tokens_a_second": task.tokens / seconds,
+            "tokens_per_second": task.tokens / seconds,
             "mfu": 1e-12 * usual / seconds / bench.peak,
         }
     except Exception as error:
@@ -399,12 +399,12 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="compile nothing")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes on the CPU: whether it runs, and no more")
     parser.add_argument("--commit", help="what was measured, if not what git says")
-    given = parser.parse_args()
-    bench = Bench(given)
+    arguments = parser.parse_args()
+    bench = Bench(arguments)
     bench.machine = machine(bench)
     print(bench.machine, flush=True)
     ways = {"classic": classic, "gpt2": gpt2, "modern": modern, "attention": attention, "loss": loss, "curves": curves}
-    for part in given.parts or PARTS:
+    for part in arguments.parts or PARTS:
         if bench.left() < 0:
             print(f"{part}: left out, the time is up", flush=True)
             continue

@@ -16,20 +16,21 @@ import torch.nn.functional as F
 from peers import CourseModel, Shape
 from torch import Tensor, nn
 
-from headstart.config import PretrainConfig, RuntimeConfig
-from headstart.data.batches import CausalRows
-from headstart.data.masking import ask
-from headstart.layering import layered
-from headstart.model import attention, presets
-from headstart.model.backbone import build_backbone
+from headstart.config import presets
+from headstart.config.merge import merge_config
+from headstart.config.schema import PretrainConfig, RuntimeConfig
+from headstart.data.datasets import PackedDataset
+from headstart.data.masking import make_batch
+from headstart.kernels import dispatch
 from headstart.model.heads import Model, build_language_head
-from headstart.runtime import start
-from headstart.text.tokenizer import SpecialIds
-from headstart.train.graphs import token_graphs_for
+from headstart.model.transformer import build_backbone
+from headstart.runtime import setup_runtime
+from headstart.tokenization.base import SpecialIds
+from headstart.train.cuda_graphs import token_graphs
 from headstart.train.loop import TrainState, fit
-from headstart.train.objectives import predict_tokens
-from headstart.train.optim import build_optimizer
-from headstart.train.parallel import ONE
+from headstart.train.objectives import language_model_loss
+from headstart.train.optimizers import build_optimizer
+from headstart.train.parallel import SINGLE
 
 SPECIAL = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
 KEPT = 4
@@ -59,10 +60,10 @@ class Task:
         """As `headstart pretrain` would have it."""
         optim = {"optimizer": "adamw", "lr": 3e-4, "weight_decay": 0.1, "clip": 1.0}
         if self.optim != "adamw":
-            optim = presets.values(self.optim, "pretrain")["optim"]
+            optim = presets.preset_values(self.optim, "pretrain")["optim"]
         model = {"dropout": 0.0, "context": self.length} | self.model
         changes = {"objective": self.objective, "model": model, "optim": optim, "masking": {"rate": 0.3}}
-        return layered(PretrainConfig, {}, changes)
+        return merge_config(PretrainConfig, {}, changes)
 
     def ids(self, device: torch.device) -> list[Tensor]:
         """Random rows for the others."""
@@ -93,28 +94,28 @@ class Headstart:
     def __init__(self, task: Task, *, device: str, compiled: bool, cudnn: bool = True) -> None:
         config = task.config()
         self.task, self.cudnn = task, cudnn
-        runtime = start(RuntimeConfig(device=device))
+        runtime = setup_runtime(RuntimeConfig(device=device))
         backbone = build_backbone(config.model, task.vocabulary, 0)
         self.model = Model(backbone, build_language_head(config.model, task.vocabulary, 0)).to(runtime.device)
         corpus = documents(task)
         every = np.arange(len(corpus.lengths))
-        rows = CausalRows(corpus, every, SPECIAL, context=task.length, layout="packed", seed=0)
+        rows = PackedDataset(corpus, every, SPECIAL, context=task.length, layout="packed", seed=0)
         if compiled:
             backbone.compile_layers()
 
         def fetch(step: int) -> list:
-            return [ask(rows, step * task.batch, task.batch, config, SPECIAL, task.vocabulary, 0)]
+            return [make_batch(rows, step * task.batch, task.batch, config, SPECIAL, task.vocabulary, 0)]
 
         self.first = fetch(0)[
             0
-        ].bounded()  # now, not later: rows know one epoch at a time, and the loop's thread asks them
+        ].with_cu_seqlens()  # now, not later: rows know one epoch at a time, and the loop's thread asks them
         state = TrainState(self.model, build_optimizer(self.model, config.optim), 0)
-        graphs = token_graphs_for(self.model, runtime, ONE, print)
-        objective = partial(predict_tokens, self.model)
+        graphs = token_graphs(self.model, runtime, SINGLE, print)
+        objective = partial(language_model_loss, self.model)
         self.reports = fit(state, fetch, objective, config.optim, 1 << 20, runtime, graphs=graphs)
 
     def __call__(self) -> float:
-        attention.CUDNN = self.cudnn
+        dispatch.CUDNN_ATTENTION = self.cudnn
         return next(self.reports).loss
 
     def close(self) -> None:
@@ -132,10 +133,12 @@ class Headstart:
         per_square = 12 * config.depth * config.width
         usual = task.tokens * (6 * every + per_square * task.length)
         batch = self.first
-        bounds = batch.bounds.numpy() if batch.bounds is not None else np.arange(task.batch + 1) * task.length
-        squares = float((np.diff(bounds).astype(np.float64) ** 2).sum())
-        share = 0.5 if batch.visibility == "causal" else 1.0
-        head = 6 * task.vocabulary * config.width * batch.scored
+        cu_seqlens = (
+            batch.cu_seqlens.numpy() if batch.cu_seqlens is not None else np.arange(task.batch + 1) * task.length
+        )
+        squares = float((np.diff(cu_seqlens).astype(np.float64) ** 2).sum())
+        share = 0.5 if batch.attention == "causal" else 1.0
+        head = 6 * task.vocabulary * config.width * batch.num_targets
         return float(usual), float(6 * inside * task.tokens + head + share * per_square * squares)
 
 
@@ -254,12 +257,12 @@ class PlainModel(nn.Module):
         self.register_buffer("cos", both.cos())
         self.register_buffer("sin", both.sin())
 
-    def forward(self, ids: Tensor, places: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, positions: Tensor, targets: Tensor) -> Tensor:
         x = self.embedding(ids)
         for layer in self.layers:
             x = layer(x, self.cos, self.sin)
         scores = F.linear(self.norm(x), self.embedding.weight).flatten(0, 1)
-        return F.cross_entropy(scores[places].float(), targets)
+        return F.cross_entropy(scores[positions].float(), targets)
 
 
 def plain_script(task: Task, *, device: str, compiled: bool) -> Callable[[], None]:
@@ -281,8 +284,8 @@ def plain_script(task: Task, *, device: str, compiled: bool) -> Callable[[], Non
     count = int(0.3 * task.tokens)
     for number, ids in enumerate(task.ids(torch.device(device))):
         chance = torch.Generator().manual_seed(number)
-        places = torch.randperm(task.tokens, generator=chance)[:count].sort().values.to(device)
+        positions = torch.randperm(task.tokens, generator=chance)[:count].sort().values.to(device)
         hidden = ids.flatten().clone()
-        hidden[places] = SPECIAL.mask
-        batches.append((hidden.view_as(ids), places, ids.flatten()[places]))
+        hidden[positions] = SPECIAL.mask
+        batches.append((hidden.view_as(ids), positions, ids.flatten()[positions]))
     return steps_of(model, optimizers, batches, lambda batch: called(*batch), 1.0)

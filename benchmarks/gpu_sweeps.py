@@ -10,8 +10,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
-from headstart.model.attention import attend
-from headstart.train.bites import _add_product, bite_rows, by_scores, loss_in_bites, plain_slopes
+from headstart.kernels.attention import cudnn_attention
+from headstart.kernels.cross_entropy import (
+    _add_product,
+    chunk_rows,
+    chunked_loss_cuda,
+    from_logits,
+    logits_to_grad_reference,
+)
 
 ATTENTION = {  # rows, heads, tokens, width of a head, causal
     "classic": (128, 2, 256, 100, True),
@@ -23,7 +29,7 @@ LOSS = {  # rows scored, width, vocabulary, bias
     "gpt2": (32768, 768, 50257, False),
     "modern": (19660, 512, 16384, False),
 }
-BITES = (256, 1024, 2048, 4096, 8192, 8448, 16384, 16896, 32768)
+CHUNKS = (256, 1024, 2048, 4096, 8192, 8448, 16384, 16896, 32768)
 KERNELS = ((8192, 16), (8192, 32), (16384, 32), (4096, 16), (4096, 8), (2048, 8))
 """Scores that a program of the kernel holds, and its warps."""
 TILES = (  # rows, places, columns, warps, stages, group
@@ -35,7 +41,7 @@ TILES = (  # rows, places, columns, warps, stages, group
     (128, 128, 64, 4, 3, 64),
     (128, 128, 64, 8, 3, 64),
 )
-"""What a program of the product that writes powers makes (`product_kernel.Tile`)."""
+"""What a program of the product that writes powers makes (`kernels.triton.mlp.MatmulTile`)."""
 TINY_ATTENTION = {"tiny": (2, 2, 16, 12, True)}
 TINY_LOSS = {"tiny": (300, 12, 101, True)}
 
@@ -84,7 +90,7 @@ def _ways(shape: tuple, device: str) -> dict[str, Callable[[Tensor, Tensor, Tens
         )
         return mixed[0][..., :head]
 
-    bounds = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
+    cu_seqlens = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
 
     def between(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (part.transpose(1, 2).flatten(0, 1) for part in (q, k, v))
@@ -92,7 +98,7 @@ def _ways(shape: tuple, device: str) -> dict[str, Callable[[Tensor, Tensor, Tens
         if missing:
             q, k, v = (F.pad(part, (0, missing)) for part in (q, k, v))
         window = (-1, 0) if causal else (-1, -1)
-        mixed = varlen_attn(q, k, v, bounds, bounds, length, length, scale=head**-0.5, window_size=window)
+        mixed = varlen_attn(q, k, v, cu_seqlens, cu_seqlens, length, length, scale=head**-0.5, window_size=window)
         return mixed[..., :head].unflatten(0, (batch, length)).transpose(1, 2)
 
     ways = {"torch's choice": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal)}
@@ -102,7 +108,7 @@ def _ways(shape: tuple, device: str) -> dict[str, Callable[[Tensor, Tensor, Tens
         "flash": chosen(SDPBackend.FLASH_ATTENTION),
         "efficient": chosen(SDPBackend.EFFICIENT_ATTENTION),
         "cudnn": chosen(SDPBackend.CUDNN_ATTENTION),
-        "headstart's attend": lambda q, k, v: attend(q, k, v, causal=causal),
+        "headstart's attend": lambda q, k, v: cudnn_attention(q, k, v, causal=causal),
         "cudnn, heads to 64s": widened,
         "varlen": between,
     }
@@ -113,13 +119,15 @@ def attention_rows(device: str, *, tiny: bool) -> Iterator[dict]:
     for name, shape in (TINY_ATTENTION if tiny else ATTENTION).items():
         batch, heads, length, head, causal = shape
         made = torch.randn(batch, length, 3 * heads * head, device=device, dtype=torch.bfloat16, requires_grad=True)
-        slope = torch.randn(batch, length, heads * head, device=device, dtype=torch.bfloat16)
+        grad_output = torch.randn(batch, length, heads * head, device=device, dtype=torch.bfloat16)
         operations = 14 * batch * heads * length**2 * head * (0.5 if causal else 1.0)
         for way_name, way in _ways(shape, device).items():
 
-            def both(way: Callable = way, made: Tensor = made, slope: Tensor = slope, heads: int = heads) -> None:
+            def both(
+                way: Callable = way, made: Tensor = made, grad_output: Tensor = grad_output, heads: int = heads
+            ) -> None:
                 parts = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in made.chunk(3, dim=-1))
-                way(*parts).transpose(1, 2).flatten(-2).backward(slope)
+                way(*parts).transpose(1, 2).flatten(-2).backward(grad_output)
                 made.grad = None
 
             row: dict = {"shape": name, "way": way_name}
@@ -132,25 +140,27 @@ def attention_rows(device: str, *, tiny: bool) -> Iterator[dict]:
 
 
 def loss_rows(device: str, *, tiny: bool) -> Iterator[dict]:
-    """Loss and gradients by size of the bite, then its pieces one by one at the size that is taken."""
+    """Loss and gradients by size of the chunk, then its pieces one by one at the size that is taken."""
     for name, (count, width, vocabulary, biased) in (TINY_LOSS if tiny else LOSS).items():
         hidden = torch.randn(count, width, device=device)
         weight = torch.randn(vocabulary, width, device=device) / width**0.5
         bias = torch.zeros(vocabulary, device=device) if biased else None
         targets = torch.randint(vocabulary, (count,), device=device)
-        asked = hidden, weight, bias, targets, torch.bfloat16
-        taken = bite_rows(count, -(-vocabulary // 64) * 64, 2)
-        ways: dict[str, Callable[[], object]] = {f"as it is ({taken})": lambda a=asked: loss_in_bites(*a)}
-        for rows in (128,) if tiny else BITES:
-            ways[f"bites of {rows}"] = lambda a=asked, rows=rows: loss_in_bites(*a, rows=rows)
+        inputs = hidden, weight, bias, targets, torch.bfloat16
+        taken = chunk_rows(count, -(-vocabulary // 64) * 64, 2)
+        ways: dict[str, Callable[[], object]] = {f"as it is ({taken})": lambda a=inputs: chunked_loss_cuda(*a)}
+        for rows in (128,) if tiny else CHUNKS:
+            ways[f"chunks of {rows}"] = lambda a=inputs, rows=rows: chunked_loss_cuda(*a, rows=rows)
         if device == "cuda":
-            from headstart.train.row_kernel import to_slopes
+            from headstart.kernels.triton.cross_entropy import logits_to_grad
 
-            old = by_scores(to_slopes)
-            ways["by scores"] = lambda a=asked, old=old: loss_in_bites(*a, way=old)
-        ways["without triton"] = lambda a=asked: loss_in_bites(*a, way=by_scores(plain_slopes))
-        ways["full scores"] = lambda a=asked: _full_scores(*a)
-        for way_name, way in (ways | _pieces(*asked, rows=taken)).items():
+            old = from_logits(logits_to_grad)
+            ways["by scores"] = lambda a=inputs, old=old: chunked_loss_cuda(*a, chunk_loss=old)
+        ways["without triton"] = lambda a=inputs: chunked_loss_cuda(
+            *a, chunk_loss=from_logits(logits_to_grad_reference)
+        )
+        ways["full scores"] = lambda a=inputs: _full_scores(*a)
+        for way_name, way in (ways | _pieces(*inputs, rows=taken)).items():
             row: dict = {"shape": name, "way": way_name}
             try:
                 if device == "cuda":
@@ -174,37 +184,36 @@ def _full_scores(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: T
 def _pieces(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, kind: torch.dtype, *, rows: int
 ) -> dict[str, Callable[[], object]]:
-    """One bite: three products and what happens between them; to be multiplied by the number of bites."""
+    """One chunk: three products and what happens between them; to be multiplied by the number of chunks."""
     rows = min(rows, len(hidden))
-    places, columns = -(-len(weight) // 64) * 64, -(-(hidden.shape[1] + 2 * (bias is not None)) // 8) * 8
-    table = F.pad(weight.to(kind), (0, columns - weight.shape[1], 0, places - len(weight)))
+    positions, columns = -(-len(weight) // 64) * 64, -(-(hidden.shape[1] + 2 * (bias is not None)) // 8) * 8
+    table = F.pad(weight.to(kind), (0, columns - weight.shape[1], 0, positions - len(weight)))
     exact = F.pad(hidden[:rows], (0, columns - hidden.shape[1]))
     low = exact.to(kind)
-    scores = torch.empty(rows, places, dtype=kind, device=hidden.device)
-    bias_W = None if bias is None else F.pad(bias, (0, places - len(weight)), value=-torch.inf)
-    total = torch.zeros(places, columns, device=hidden.device)
+    scores = torch.empty(rows, positions, dtype=kind, device=hidden.device)
+    bias_W = None if bias is None else F.pad(bias, (0, positions - len(weight)), value=-torch.inf)
+    total = torch.zeros(positions, columns, device=hidden.device)
     out = torch.empty(rows, hidden.shape[1], dtype=kind, device=hidden.device)
-    asked = scores, len(weight), bias_W, targets[:rows]
+    inputs = scores, len(weight), bias_W, targets[:rows]
     torch.mm(low, table.T, out=scores)
     pieces: dict[str, Callable[[], object]] = {
         "scores": lambda: torch.mm(low, table.T, out=scores),
-        "slopes without triton": lambda: plain_slopes(*asked),
+        "gradients without triton": lambda: logits_to_grad_reference(*inputs),
         "by hidden": lambda: torch.mm(scores, table[:, : hidden.shape[1]], out=out),
         "by table": lambda: _add_product(total, scores.T, low, first=False),
         "by table, bf16": lambda: total.add_(scores.T @ low),
     }
     if hidden.is_cuda:
-        from headstart.model.product_kernel import Tile
-        from headstart.train.power_kernel import by_powers
-        from headstart.train.row_kernel import to_slopes
+        from headstart.kernels.triton.cross_entropy import from_exp_logits, logits_to_grad
+        from headstart.kernels.triton.mlp import MatmulTile
 
-        pieces["slopes"] = lambda: to_slopes(*asked)
+        pieces["gradients"] = lambda: logits_to_grad(*inputs)
         for most, warps in KERNELS:
-            name = f"slopes, {most} by {warps} warps"
-            pieces[name] = lambda most=most, warps=warps: to_slopes(*asked, most=most, warps=warps)
+            name = f"gradients, {most} by {warps} warps"
+            pieces[name] = lambda most=most, warps=warps: logits_to_grad(*inputs, max_block=most, warps=warps)
         for sizes in TILES:
-            tile = Tile(*sizes)
-            pieces[f"powers, {'x'.join(map(str, tile))}"] = lambda tile=tile: by_powers(
-                exact, table, *asked[1:], scores, tile=tile
+            tile = MatmulTile(*sizes)
+            pieces[f"powers, {'x'.join(map(str, tile))}"] = lambda tile=tile: from_exp_logits(
+                exact, table, *inputs[1:], scores, tile=tile
             )
-    return {f"one bite of {rows}: {name}": piece for name, piece in pieces.items()}
+    return {f"one chunk of {rows}: {name}": piece for name, piece in pieces.items()}

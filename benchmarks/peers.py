@@ -44,10 +44,10 @@ class CourseModel(nn.Module):
         layer = nn.TransformerEncoderLayer(shape.width, shape.heads, shape.width, dropout=0.0, batch_first=False)
         self.encoder = nn.TransformerEncoder(layer, shape.depth, enable_nested_tensor=False)
         self.head = nn.Linear(shape.width, shape.vocabulary)
-        place = torch.arange(shape.length)[:, None]
+        position = torch.arange(shape.length)[:, None]
         rates = torch.exp(torch.arange(0, shape.width, 2) * (-math.log(10000.0) / shape.width))
         table = torch.zeros(shape.length, 1, shape.width)
-        table[:, 0, 0::2], table[:, 0, 1::2] = torch.sin(place * rates), torch.cos(place * rates)
+        table[:, 0, 0::2], table[:, 0, 1::2] = torch.sin(position * rates), torch.cos(position * rates)
         self.register_buffer("table", table)
 
     def forward(self, ids_TB: Tensor, mask_TT: Tensor) -> Tensor:
@@ -128,8 +128,8 @@ class Rows(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return self.batch << 20
 
-    def __getitem__(self, place: int) -> dict[str, Tensor]:
-        ids = self.rows(place // self.batch)[0][place % self.batch]
+    def __getitem__(self, position: int) -> dict[str, Tensor]:
+        ids = self.rows(position // self.batch)[0][position % self.batch]
         labels = ids.clone()
         labels[0] = -100  # nothing comes before it; a Trainer divides by all labels that are not so marked
         return {"input_ids": ids, "labels": labels}
@@ -192,22 +192,22 @@ def trainer_step(shape: Shape) -> Step:
 
 def headstart_step(shape: Shape) -> Step:
     """Headstart's own loop with the classic preset's settings."""
-    from headstart.config import ModelConfig, PretrainConfig, RuntimeConfig
-    from headstart.data.batches import Batch
-    from headstart.layering import layered
-    from headstart.model import presets
-    from headstart.model.backbone import build_backbone
+    from headstart.config import presets
+    from headstart.config.merge import merge_config
+    from headstart.config.schema import ModelConfig, PretrainConfig, RuntimeConfig
+    from headstart.data.batch import Batch
     from headstart.model.heads import Model, build_language_head
-    from headstart.runtime import start
+    from headstart.model.transformer import build_backbone
+    from headstart.runtime import setup_runtime
     from headstart.train.loop import TrainState, fit
-    from headstart.train.objectives import predict_tokens
-    from headstart.train.optim import build_optimizer
+    from headstart.train.objectives import language_model_loss
+    from headstart.train.optimizers import build_optimizer
 
-    optim = layered(PretrainConfig, presets.values("classic", "pretrain"), {}).optim
+    optim = merge_config(PretrainConfig, presets.preset_values("classic", "pretrain"), {}).optim
     config = ModelConfig(
         width=shape.width, depth=shape.depth, heads=shape.heads, feedforward=shape.width, context=shape.length
     )
-    runtime = start(RuntimeConfig(device="cpu", threads=torch.get_num_threads()))
+    runtime = setup_runtime(RuntimeConfig(device="cpu", threads=torch.get_num_threads()))
     model = Model(build_backbone(config, shape.vocabulary, 0), build_language_head(config, shape.vocabulary, 0))
 
     def fetch(step: int) -> list[Batch]:
@@ -215,7 +215,7 @@ def headstart_step(shape: Shape) -> Step:
         return [Batch(ids, None, targets, targets.numel())]
 
     state = TrainState(model, build_optimizer(model, optim), 0)
-    reports = fit(state, fetch, lambda batch: predict_tokens(model, batch), optim, 1 << 30, runtime)
+    reports = fit(state, fetch, lambda batch: language_model_loss(model, batch), optim, 1 << 30, runtime)
     return lambda: next(reports).loss
 
 

@@ -5,9 +5,11 @@ python benchmarks/pictures.py            writes docs/pictures/*.svg; a test sees
 They follow the reader's wish for light or dark by themselves, and their text is text.
 """
 
+import ast
 import re
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import matplotlib
@@ -18,18 +20,18 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from headstart.config import PADDING, UNSCORED, MaskingConfig, ModelConfig, TokenizerConfig
-from headstart.data.batches import Batch
-from headstart.data.masking import hide
-from headstart.model.attention import visible
-from headstart.model.backbone import build_backbone
+from headstart.config.schema import IGNORE_INDEX, PADDING_SEGMENT, MaskingConfig, ModelConfig, TokenizerConfig
+from headstart.data.batch import Batch
+from headstart.data.masking import mask_tokens
+from headstart.model.attention import apply_rotary, build_attention_mask, rotary_cos_sin
 from headstart.model.heads import Model, build_classifier_head, build_language_head
-from headstart.model.ledger import ledger
-from headstart.model.positions import angles, sinusoids, turn
-from headstart.report.canvas import svg
+from headstart.model.parameter_count import count_parameters
+from headstart.model.transformer import build_backbone, sinusoids
+from headstart.report.figures import svg
 from headstart.store.bundle import Bundle, save_bundle
-from headstart.store.receipt import TransferReceipt, transfer
-from headstart.text.tokenizer import SpecialIds, train_tokenizer
+from headstart.store.transfer import TransferReceipt, transfer
+from headstart.tokenization.base import SpecialIds
+from headstart.tokenization.bpe import train_tokenizer
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 INK, FAINT, BLUE, ORANGE, GREEN, GREY = "#333333", "#d9d9d9", "#0072b2", "#d55e00", "#008060", "#9a9a9a"
@@ -69,24 +71,24 @@ def mask() -> Figure:
     words = ["<sos>", "ce", "livre", "est", "beau"]
     packed = ["<sos>", "trop", "long", "<sos>", "très", "beau", "<pad>"]
     one = torch.zeros(1, len(words), dtype=torch.long)
-    two = torch.tensor([[0, 0, 0, 1, 1, 1, PADDING]])
+    two = torch.tensor([[0, 0, 0, 1, 1, 1, PADDING_SEGMENT]])
     figure, axes = sheet(9.2, 3.6, 3, [5, 7, 5])
     parts = (
-        ("causal: nothing to the right", words, visible(one, "causal")),
-        ("two documents in a row, and padding", packed, visible(two, "causal")),
-        ("both ways: for hidden words", words, visible(one, "both")),
+        ("causal: nothing to the right", words, build_attention_mask(one, "causal")),
+        ("two documents in a row, and padding", packed, build_attention_mask(two, "causal")),
+        ("both ways: for hidden words", words, build_attention_mask(one, "bidirectional")),
     )
-    for place, (title, names, seen) in zip(axes, parts, strict=True):
-        titled(place, title)
+    for ax, (title, names, seen) in zip(axes, parts, strict=True):
+        titled(ax, title)
         for row, line in enumerate(seen[0, 0].tolist()):
             for column, sees in enumerate(line):
                 colour = BLUE if sees else FAINT
-                place.add_patch(Rectangle((column + 0.05, row + 0.05), 0.9, 0.9, facecolor=colour, edgecolor="none"))
+                ax.add_patch(Rectangle((column + 0.05, row + 0.05), 0.9, 0.9, facecolor=colour, edgecolor="none"))
         count = len(names)
-        place.set(xlim=(0, count), ylim=(count, 0), aspect="equal")
-        place.set_xticks(np.arange(count) + 0.5, names, rotation=60)
-        place.set_yticks(np.arange(count) + 0.5, names)
-        place.set_xlabel("is seen", color=INK, fontsize=9)
+        ax.set(xlim=(0, count), ylim=(count, 0), aspect="equal")
+        ax.set_xticks(np.arange(count) + 0.5, names, rotation=60)
+        ax.set_yticks(np.arange(count) + 0.5, names)
+        ax.set_xlabel("is seen", color=INK, fontsize=9)
     axes[0].set_ylabel("looks", color=INK, fontsize=9)
     return figure
 
@@ -119,20 +121,20 @@ def rotary() -> Figure:
     """One pair of numbers turned by its position, and the products of turned vectors, from `angles` and `turn`."""
     figure, (pair, products) = sheet(9.2, 3.3, 2, [1, 1.7])
     titled(pair, "a pair of numbers, turned by its place")
-    cos, sin = angles(torch.arange(6), 2, base=1.0)
-    turned = rounded(turn(torch.tensor([[1.0, 0.0]]).expand(6, 2), cos, sin))
-    for place, (x, y) in enumerate(turned):
+    cos, sin = rotary_cos_sin(torch.arange(6), 2, base=1.0)
+    turned = rounded(apply_rotary(torch.tensor([[1.0, 0.0]]).expand(6, 2), cos, sin))
+    for ax, (x, y) in enumerate(turned):
         pair.annotate("", (x, y), (0, 0), arrowprops={"arrowstyle": "-|>", "color": BLUE, "linewidth": 1.6})
-        pair.text(1.16 * x, 1.16 * y, str(place), color=INK, ha="center", va="center", fontsize=9)
+        pair.text(1.16 * x, 1.16 * y, str(ax), color=INK, ha="center", va="center", fontsize=9)
     pair.set(xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal", xticks=[], yticks=[])
     titled(products, "query times key: the same at every place, by distance alone")
     width, far = 64, 41
     chance = torch.Generator().manual_seed(0)
     query, key = torch.randn(2, 1, width, generator=chance)
     for start, colour, thick in ((0, BLUE, 6.0), (100, ORANGE, 3.4), (1000, GREEN, 1.2)):
-        asked = turn(query, *angles(torch.tensor([start + far]), width))
-        given = turn(key.expand(far, width), *angles(torch.arange(start + far, start, -1), width))
-        values = rounded((given @ asked[0]) / width**0.5, 2)
+        rotated_query = apply_rotary(query, *rotary_cos_sin(torch.tensor([start + far]), width))
+        rotated_key = apply_rotary(key.expand(far, width), *rotary_cos_sin(torch.arange(start + far, start, -1), width))
+        values = rounded((rotated_key @ rotated_query[0]) / width**0.5, 2)
         products.plot(np.arange(far), values, color=colour, linewidth=thick, label=f"from position {start:,}")
     products.set_xlabel("distance", color=INK, fontsize=9)
     products.legend(frameon=False, labelcolor=INK, fontsize=9)
@@ -157,11 +159,11 @@ def head_swap() -> Figure:
     proof = receipt()
     figure, (axes,) = sheet(9.2, 3.9)
     axes.set(xlim=(0, 100), ylim=(0, 62), xticks=[], yticks=[])
-    for left, classes, name, asked in (
+    for left, classes, name, rotated_query in (
         (4, None, "language model", "which piece comes next, at every place?"),
         (62, 2, "classifier", "which label, once a text?"),
     ):
-        counts = {row.part: row.count for row in ledger(COURSE, COURSE_VOCABULARY, classes).rows}
+        counts = {row.part: row.count for row in count_parameters(COURSE, COURSE_VOCABULARY, classes).rows}
         head = counts.pop("language head" if classes is None else "classifier head")
         embedding = counts.pop("embedding")
         axes.text(left + 17, 58.5, name, color=INK, ha="center", va="center", weight="bold", fontsize=10)
@@ -169,7 +171,7 @@ def head_swap() -> Figure:
         box(axes, left, 41, ORANGE if classes is None else GREEN, head_words, f"{head:,}")
         box(axes, left, 23, BLUE, f"{COURSE.depth} layers", f"{sum(counts.values()):,}")
         box(axes, left, 5, BLUE, "embedding", f"{embedding:,}")
-        axes.text(left + 17, 1.5, asked, color=INK, ha="center", va="center", fontsize=9)
+        axes.text(left + 17, 1.5, rotated_query, color=INK, ha="center", va="center", fontsize=9)
     for height in (12, 30):
         axes.annotate("", (61, height), (39, height), arrowprops={"arrowstyle": "-|>", "color": BLUE, "linewidth": 2})
     axes.text(
@@ -201,8 +203,8 @@ def parameters() -> Figure:
     figure, (axes,) = sheet(9.2, 2.6)
     names = ("embedding", "layers", "head")
     for row, classes in enumerate((None, 2)):
-        found = ledger(COURSE, COURSE_VOCABULARY, classes)
-        counts = [each.count for each in found.rows]
+        result = count_parameters(COURSE, COURSE_VOCABULARY, classes)
+        counts = [each.count for each in result.rows]
         parts = (counts[0], sum(counts[1:-1]), counts[-1])
         left = 0
         for part, colour, name in zip(parts, (BLUE, GREEN, ORANGE), names, strict=True):
@@ -227,7 +229,7 @@ def parameters() -> Figure:
             va="center",
             fontsize=9,
         )
-        task = f"{found.task}: {found.total:,}"
+        task = f"{result.task}: {result.total:,}"
         axes.text(
             0,
             row + 0.02,
@@ -250,34 +252,40 @@ def masked() -> Figure:
     figure, (axes,) = sheet(9.2, 2.9)
     titled(axes, "the same text at four readings: other tokens are hidden each time; only coloured ones are asked for")
     for reading in range(4):
-        given = hidden(ids, first=reading, size=4 + len(vocabulary))
-        for place, token in enumerate(given.ids_BT[0].tolist()):
-            asked = int(given.targets[0, place]) != UNSCORED
-            same = token == int(ids[0, place])
+        rotated_key = hidden(ids, first=reading, size=4 + len(vocabulary))
+        for ax, token in enumerate(rotated_key.ids_BT[0].tolist()):
+            rotated_query = int(rotated_key.targets[0, ax]) != IGNORE_INDEX
+            same = token == int(ids[0, ax])
             word = "<mask>" if token == SPECIAL.mask else words[0] if token == SPECIAL.sos else vocabulary[token - 4]
-            colour = (GREEN if same else ORANGE if token != SPECIAL.mask else BLUE) if asked else FAINT
+            colour = (GREEN if same else ORANGE if token != SPECIAL.mask else BLUE) if rotated_query else FAINT
             axes.add_patch(
                 Rectangle(
-                    (place + 0.05, reading + 0.12),
+                    (ax + 0.05, reading + 0.12),
                     0.9,
                     0.76,
-                    facecolor=colour if asked else "none",
+                    facecolor=colour if rotated_query else "none",
                     edgecolor=colour,
                     linewidth=1.2,
                 )
             )
             axes.text(
-                place + 0.5, reading + 0.5, word, color=PAPER if asked else INK, ha="center", va="center", fontsize=9
+                ax + 0.5,
+                reading + 0.5,
+                word,
+                color=PAPER if rotated_query else INK,
+                ha="center",
+                va="center",
+                fontsize=9,
             )
     axes.set(xlim=(0, len(words)), ylim=(5.2, 0), xticks=[], yticks=[])
-    shares = measured_shares()
-    for place, (colour, name) in enumerate(((BLUE, "masked"), (ORANGE, "random"), (GREEN, "kept"))):
-        left = 0.05 + 3.6 * place
+    fractions = measured_fractions()
+    for ax, (colour, name) in enumerate(((BLUE, "masked"), (ORANGE, "random"), (GREEN, "kept"))):
+        left = 0.05 + 3.6 * ax
         axes.add_patch(Rectangle((left, 4.45), 0.35, 0.35, facecolor=colour, edgecolor="none"))
         axes.text(
             left + 0.5,
             4.63,
-            f"{name}: {100 * shares[name]:.0f} % of those asked for",
+            f"{name}: {100 * fractions[name]:.0f} % of those asked for",
             color=INK,
             va="center",
             fontsize=9,
@@ -287,22 +295,22 @@ def masked() -> Figure:
 
 def hidden(ids: torch.Tensor, first: int, size: int) -> Batch:
     """The rows with some tokens hidden, by the default settings."""
-    batch = Batch(ids_BT=ids, segments_BT=torch.zeros_like(ids), targets=ids, scored=0, visibility="both")
-    return hide(batch, first, MaskingConfig(), SPECIAL, size, seed=SEED, next_token=False)
+    batch = Batch(ids_BT=ids, segments_BT=torch.zeros_like(ids), targets=ids, num_targets=0, attention="bidirectional")
+    return mask_tokens(batch, first, MaskingConfig(), SPECIAL, size, seed=SEED, next_token=False)
 
 
-def measured_shares() -> dict[str, float]:
+def measured_fractions() -> dict[str, float]:
     """What becomes of the tokens that are asked for, counted over 102,400 tokens."""
     rows = torch.randint(4, 1000, (200, 512), generator=torch.Generator().manual_seed(0))
-    found = hidden(rows, 0, 1000)
-    asked = found.targets != UNSCORED
-    masks, kept = asked & (found.ids_BT == SPECIAL.mask), asked & (found.ids_BT == rows)
-    total = int(asked.sum())
+    result = hidden(rows, 0, 1000)
+    rotated_query = result.targets != IGNORE_INDEX
+    masks, kept = rotated_query & (result.ids_BT == SPECIAL.mask), rotated_query & (result.ids_BT == rows)
+    total = int(rotated_query.sum())
     return {
         "asked": total / rows.numel(),
         "masked": int(masks.sum()) / total,
         "kept": int(kept.sum()) / total,
-        "random": int((asked & ~masks & ~kept).sum()) / total,
+        "random": int((rotated_query & ~masks & ~kept).sum()) / total,
     }
 
 
@@ -310,7 +318,90 @@ def rounded(tensor: torch.Tensor, digits: int = DIGITS) -> np.ndarray:
     return np.round(tensor.numpy().astype(np.float64), digits) + 0.0
 
 
+BASE = ("errors", "version", "config", "files", "progress", "metrics", "tasks")
+"""The modules and packages that all others may import; the picture shows them as one box."""
+
+
+COLUMNS = {
+    "tokenization": 0.15,
+    "data": 0.15,
+    "store": 0.35,
+    "predict": 0.35,
+    "serve": 0.12,
+    "api": 0.3,
+    "kernels": 0.85,
+    "model": 0.85,
+    "train": 0.7,
+    "report": 0.85,
+    "interop": 0.45,
+    "recipes": 0.6,
+    "cli": 0.75,
+}
+"""Where a package is from left to right, so that few lines cross; others are in the middle."""
+
+
+def package_imports() -> dict[str, set[str]]:
+    """Return which packages of `headstart` import which, read from the source; the base packages count as one."""
+    source = Path(__file__).resolve().parent.parent / "src" / "headstart"
+    imports: dict[str, set[str]] = {"base": set()}
+    for path in sorted(source.rglob("*.py")):
+        package = _package(path.relative_to(source).parts[0].removesuffix(".py"))
+        names = [
+            name
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+        ]
+        used = {_package(name.split(".")[1]) for name in names if name.startswith("headstart.")}
+        imports.setdefault(package, set()).update(used - {package})
+    return {package: used for package, used in imports.items() if not package.startswith("__")}
+
+
+def _package(name: str) -> str:
+    return "base" if name in BASE else name
+
+
+def reduced(imports: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return the imports without those that follow from others (the transitive reduction)."""
+
+    def reachable(package: str) -> set[str]:
+        return imports[package].union(*(reachable(used) for used in imports[package]))
+
+    return {
+        package: {used for used in direct if not any(used in reachable(other) for other in direct - {used})}
+        for package, direct in imports.items()
+    }
+
+
+def packages() -> Figure:
+    """Draw the packages in layers: each one imports only what is below it, along the lines or beyond them."""
+    imports = package_imports()
+
+    @cache
+    def level(package: str) -> int:
+        return 1 + max((level(used) for used in imports[package]), default=-1)
+
+    figure, (axes,) = sheet(8, 7)
+    rows: dict[int, list[str]] = {}
+    for package in sorted(imports):
+        rows.setdefault(level(package), []).append(package)
+    at = {package: (COLUMNS.get(package, 0.5), float(row)) for row, names in rows.items() for package in names}
+    for package, direct in reduced(imports).items():
+        for used in sorted(direct):
+            axes.plot(*zip(at[package], at[used], strict=True), color=GREY, linewidth=1, zorder=1)
+    for package, (x, y) in at.items():
+        colour = ORANGE if package == "kernels" else BLUE
+        axes.add_patch(
+            FancyBboxPatch(
+                (x - 0.08, y - 0.22), 0.16, 0.44, boxstyle="round,pad=0,rounding_size=0.02", color=colour, zorder=2
+            )
+        )
+        axes.text(x, y, package, ha="center", va="center", fontsize=9, color=PAPER, zorder=3)
+    axes.set(xlim=(0, 1), ylim=(-0.5, max(rows) + 0.5), xticks=[], yticks=[])
+    return figure
+
+
 DRAWINGS: dict[str, Callable[[], Figure]] = {
+    "packages": packages,
     "mask": mask,
     "positions": positions,
     "rotary": rotary,

@@ -3,9 +3,9 @@
 python benchmarks/ranks.py                 starts torchrun for each number of processes, writes docs/results/ranks.json
 python benchmarks/ranks.py --worlds 1,2    for some numbers of them
 
-Every process reads its part of the same steps of random tokens. Three ways take turns in the same processes: `apart`, which
+Every process reads its part of the same steps of random tokens. Three ways take turns in the same processes: `unsynchronized`, which
 adds nothing up (what the arithmetic alone takes), copies (ddp) and shards (fsdp). The communication share of a way is what a step
-costs more than one of `apart`: in processor time, which other work on the machine hardly changes, and in time on the clock.
+costs more than one of `unsynchronized`: in processor time, which other work on the machine hardly changes, and in time on the clock.
 """
 
 import argparse
@@ -21,19 +21,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from headstart.config import ModelConfig, OptimConfig, RuntimeConfig
-from headstart.data.batches import CausalRows
-from headstart.data.portions import Portion, idle
-from headstart.model.backbone import build_backbone
+from headstart.config.schema import ModelConfig, OptimConfig, RuntimeConfig
+from headstart.data.batch import RankSlice, dummy_batch
+from headstart.data.datasets import PackedDataset
 from headstart.model.heads import Model, build_language_head
-from headstart.runtime import start
-from headstart.text.tokenizer import SpecialIds
-from headstart.train.local import local
+from headstart.model.transformer import build_backbone
+from headstart.runtime import setup_runtime
+from headstart.tokenization.base import SpecialIds
+from headstart.train.distributed import init_distributed
 from headstart.train.loop import TrainState, fit
-from headstart.train.objectives import predict_tokens
-from headstart.train.optim import build_optimizer, optimizer_tensors
-from headstart.train.parallel import ONE, Copies, Shards
-from headstart.train.ranks import joined
+from headstart.train.objectives import language_model_loss
+from headstart.train.optimizers import build_optimizer, optimizer_tensors
+from headstart.train.parallel import SINGLE, DataParallel, FullyShardedParallel, local_tensor
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "results" / "ranks.json"
@@ -55,72 +54,72 @@ class Corpus:
         return self.flat[200 * index : 200 * (index + 1)]
 
 
-def timed(way, portion: Portion, runtime) -> tuple[list[float], float, float, float]:
+def timed(way, portion: RankSlice, runtime) -> tuple[list[float], float, float, float]:
     """Seconds of each step after the first, processor seconds a step, megabytes of weights and moments, and the last loss."""
     model = Model(build_backbone(SHAPE, VOCABULARY, 0), build_language_head(SHAPE, VOCABULARY, 0))
-    way.spread(model, runtime)
+    way.shard(model, runtime)
     config = OptimConfig()
-    state = TrainState(model, build_optimizer(model, config), 0, way=way)
-    rows = CausalRows(Corpus(), np.arange(2000), SPECIAL, context=CONTEXT, layout="packed", seed=0)
+    state = TrainState(model, build_optimizer(model, config), 0, strategy=way)
+    rows = PackedDataset(Corpus(), np.arange(2000), SPECIAL, context=CONTEXT, layout="packed", seed=0)
 
     def fetch(step: int):
-        pieces = portion.pieces(BATCH, BATCH)
+        pieces = portion.micro_batches(BATCH, BATCH)
         begin = step * BATCH
         return [
-            rows.batch(begin + first, last - first) if first < last else idle(rows.batch(begin, 1))
+            rows.batch(begin + first, last - first) if first < last else dummy_batch(rows.batch(begin, 1))
             for first, last in pieces
         ]
 
     reports = []
-    for report in fit(state, fetch, lambda batch: predict_tokens(model, batch), config, WARM + STEPS, runtime):
+    for report in fit(state, fetch, lambda batch: language_model_loss(model, batch), config, WARM + STEPS, runtime):
         reports.append(report)
         if len(reports) == WARM:
             before = time.process_time()
     processor = (time.process_time() - before) / STEPS
     kept = [*model.parameters(), *optimizer_tensors(state.optimizer, model).values()]
-    megabytes = sum(local(tensor).numel() * tensor.element_size() for tensor in kept) / 1e6
+    megabytes = sum(local_tensor(tensor).numel() * tensor.element_size() for tensor in kept) / 1e6
     return [report.seconds for report in reports[WARM:]], processor, megabytes, reports[-1].loss
 
 
 def measure() -> None:
     """One of the processes; the first prints what was measured."""
-    runtime = start(RuntimeConfig(device="cpu", threads=1))
-    with joined() as ranks:
-        portion = Portion(ranks.rank, ranks.world)
-        ways = {"apart": lambda: ONE}
-        if ranks.world > 1:
-            ways |= {"ddp": lambda: Copies(ranks), "fsdp": lambda: Shards(ranks)}
-        clock, processor, found = {}, {}, {}
+    runtime = setup_runtime(RuntimeConfig(device="cpu", threads=1))
+    with init_distributed() as ranks:
+        portion = RankSlice(ranks.rank, ranks.world_size)
+        ways = {"unsynchronized": lambda: SINGLE}
+        if ranks.world_size > 1:
+            ways |= {"ddp": lambda: DataParallel(ranks), "fsdp": lambda: FullyShardedParallel(ranks)}
+        clock, processor, result = {}, {}, {}
         for _ in range(ROUNDS):
             for name, make in ways.items():
-                ranks.wait()
+                ranks.barrier()
                 seconds, spent, megabytes, loss = timed(make(), portion, runtime)
                 clock.setdefault(name, []).extend(seconds)
                 processor.setdefault(name, []).append(spent)
-                found[name] = {"megabytes": round(megabytes, 1), "loss": loss}
-        for name, way in found.items():
+                result[name] = {"megabytes": round(megabytes, 1), "loss": loss}
+        for name, way in result.items():
             # what all processes spent together; and a step is as slow as the slowest of them
             (way["processor_ms"],) = (
-                round(1000 * value, 1) for value in ranks.add([statistics.median(processor[name])])
+                round(1000 * value, 1) for value in ranks.sum([statistics.median(processor[name])])
             )
-            each = np.zeros(ranks.world)
+            each = np.zeros(ranks.world_size)
             each[ranks.rank] = statistics.median(clock[name])
-            way["step_ms"] = round(1000 * float(ranks.merged(each).max()), 1)
-        if ranks.first:
-            print("MEASURED " + json.dumps({"processes": ranks.world, "ways": found}))
+            way["step_ms"] = round(1000 * float(ranks.all_reduce(each).max()), 1)
+        if ranks.is_main:
+            print("MEASURED " + json.dumps({"processes": ranks.world_size, "strategies": result}))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--worlds", default="1,2,4")
     parser.add_argument("--one", action="store_true", help="be one of the processes")
-    given = parser.parse_args()
-    if given.one:
+    arguments = parser.parse_args()
+    if arguments.one:
         measure()
         return
     rows = []
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    for world in given.worlds.split(","):
+    for world in arguments.worlds.split(","):
         launch = [
             "-m",
             "torch.distributed.run",
@@ -142,7 +141,7 @@ def main() -> None:
         "load": round(os.getloadavg()[0], 1),
         "processor": platform.machine(),
         "torch": torch.__version__,
-        "tokens_a_step": BATCH * CONTEXT,
+        "tokens_per_step": BATCH * CONTEXT,
         "parameters": parameters,
         "steps": STEPS * ROUNDS,
         "date": time.strftime("%Y-%m-%d"),

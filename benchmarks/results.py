@@ -33,8 +33,8 @@ def load(*parts: str) -> dict:
     return json.loads(RESULTS.joinpath(*parts).read_text(encoding="utf-8"))
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"
 
 
 def span(low: float, high: float) -> str:
@@ -99,18 +99,18 @@ def protocols(results: dict) -> list[str]:
         "The same runs, read two ways (worst to best seed in brackets):",
         "",
         "| arm | course protocol: best epoch on test, every row | published, best epoch | first epoch | last epoch | honest protocol: epoch by validation, "
-        "doubles of train left out | the same, every row |",
+        "duplicates of train excluded | the same, every row |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in results["protocols"]:
-        cells = [NAMES[row["arm"]]]
-        cells.append(f"{row['course']['mean']:.3f} ({span(row['course']['low'], row['course']['high'])})")
-        cells.append(span(*PUBLISHED[row["arm"]]))
-        cells += [
+        columns = [NAMES[row["arm"]]]
+        columns.append(f"{row['course']['mean']:.3f} ({span(row['course']['low'], row['course']['high'])})")
+        columns.append(span(*PUBLISHED[row["arm"]]))
+        columns += [
             f"{row[key]['mean']:.3f} ({span(row[key]['low'], row[key]['high'])})"
             for key in ("first", "last", "honest", "honest_every_row")
         ]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append("| " + " | ".join(columns) + " |")
     return lines
 
 
@@ -127,8 +127,8 @@ def course_table() -> str:
         lines.append(f"| {NAMES[row['arm']]} | " + " | ".join(figures) + " |")
     for arm in results["arms"]:
         if arm["arm"] not in PUBLISHED:
-            whole, part = arm["test_accuracy"]["mean"], arm["test_accuracy_without_overlap"]
-            lines.append(f"| {NAMES[arm['arm']]} | – | {part:.3f} | {whole:.3f} | – | – |")
+            every_row, without_overlap = arm["test_accuracy"]["mean"], arm["test_accuracy_without_overlap"]
+            lines.append(f"| {NAMES[arm['arm']]} | – | {without_overlap:.3f} | {every_row:.3f} | – | – |")
     lines += ["", *(f"- {sentence}" for sentence in results["verdict"])]
     return "\n".join(lines)
 
@@ -136,18 +136,18 @@ def course_table() -> str:
 def language_table() -> str:
     """How the language model of docs/course.md grew."""
     lines = [
-        '| steps | held-out loss, nats a piece | perplexity | bits per byte | "Bonjour les" goes on with |',
+        '| steps | held-out loss, nats per token | perplexity | bits per byte | "Bonjour les" goes on with |',
         "|---|---|---|---|---|",
     ]
     entries = load("course", "language-model", "evaluations.json")
-    said = {entry["step"]: entry["text"].strip() for entry in entries if entry["kind"] == "sample"}
+    continuations = {entry["step"]: entry["text"].strip() for entry in entries if entry["kind"] == "sample"}
     measured = [entry for entry in entries if entry["kind"] == "evaluation"]
     for entry in [*measured[::4], measured[-1]]:
         lines.append(
-            f"| {entry['step']:,} | {entry['loss']:.3f} | {entry['perplexity']:.1f} | {entry['bits_per_byte']:.3f} | {said[entry['step']]} |"
+            f"| {entry['step']:,} | {entry['loss']:.3f} | {entry['perplexity']:.1f} | {entry['bits_per_byte']:.3f} | {continuations[entry['step']]} |"
         )
-    whole = f"over all {measured[-1]['tokens']:,} held-out tokens, the others over the first {measured[0]['tokens']:,}"
-    return "\n".join([*lines, "", f"The last line is {whole}."])
+    scope = f"over all {measured[-1]['tokens']:,} held-out tokens, the others over the first {measured[0]['tokens']:,}"
+    return "\n".join([*lines, "", f"The last line is {scope}."])
 
 
 METHODS = {
@@ -175,18 +175,20 @@ def coverage() -> str:
         f"{simulation['tables']:,} result tables were drawn from each of {len(rows)} made-up worlds in which the truth is known: 3, 5 and 10 seeds, 200 to 25,000 test texts, "
         "true differences of 0, 1 and 3 points, seeds that spread by 0, 1 and 3 points, easy and hard texts in several proportions (Beta distributed), arms that find "
         "the same or other texts hard, an arm that answers alike whatever the seed, two that answer nearly alike always, and macro-F1 of a rare label. "
-        f"The intervals held the truth {100 * min(ours):.1f} % of the time in the worst world, {100 * sum(ours) / len(ours):.1f} % on average (a measured share may "
+        f"The intervals held the truth {100 * min(ours):.1f} % of the time in the worst world, {100 * sum(ours) / len(ours):.1f} % on average (a measured fraction may "
         f"stray by {100 * simulation['tolerance']:.1f} points by chance).",
         "",
         "| seeds | test texts | coverage, worst world to best | most false alarms | finds 1 point | finds 3 points |",
         "|---|---|---|---|---|---|",
     ]
     for seeds, texts in sorted({(row["seeds"], row["texts"]) for row in rows}):
-        here = [row for row in rows if (row["seeds"], row["texts"]) == (seeds, texts)]
-        shares = [row["methods"]["headstart"]["coverage"] for row in here]
-        alarms = [row["methods"]["headstart"]["claims"] for row in here if row["difference"] == 0]
-        found = " | ".join(power(here, points) for points in (1.0, 3.0))
-        lines.append(f"| {seeds} | {texts:,} | {min(shares):.3f} to {max(shares):.3f} | {max(alarms):.3f} | {found} |")
+        group = [row for row in rows if (row["seeds"], row["texts"]) == (seeds, texts)]
+        coverages = [row["methods"]["headstart"]["coverage"] for row in group]
+        alarms = [row["methods"]["headstart"]["claims"] for row in group if row["difference"] == 0]
+        detected = " | ".join(power(group, points) for points in (1.0, 3.0))
+        lines.append(
+            f"| {seeds} | {texts:,} | {min(coverages):.3f} to {max(coverages):.3f} | {max(alarms):.3f} | {detected} |"
+        )
     lines += [
         "",
         "A difference is found when the interval leaves 0 out; these are networks whose seeds spread by 1 point. Few test texts find little, whatever the seeds: "
@@ -196,31 +198,31 @@ def coverage() -> str:
         "|---|---|---|---|---|",
     ]
     for name, words in METHODS.items():
-        each = [row["methods"][name] for row in rows]
+        method_rows = [row["methods"][name] for row in rows]
         twins, others = (
             min(row["methods"][name]["coverage"] for row in rows if (row["kind"] == "twins") == alike)
             for alike in (True, False)
         )
-        short = sum(found["coverage"] < 0.95 - simulation["tolerance"] for found in each)
-        width = sum(found["width"] for found in each) / len(each)
+        short = sum(row["coverage"] < 0.95 - simulation["tolerance"] for row in method_rows)
+        width = sum(row["width"] for row in method_rows) / len(method_rows)
         lines.append(f"| {words} | {others:.3f} | {twins:.3f} | {short} of {len(rows)} | {width:.1f} |")
-    worth = [row["coverage"] for row in simulation["labels"]]
+    label_coverages = [row["coverage"] for row in simulation["labels"]]
     ended = [row["has_upper_end"] for row in simulation["labels"]]
     lines += [
         "",
-        f"What pretraining is worth in labels is read off a curve with the same interval. In {len(worth)} worlds of {simulation['labels_tables']} tables (3, 5 and 10 seeds, 200 and 2,000 texts, "
-        f"a curve that gains 6 points whenever labels grow fourfold) it held the truth {100 * min(worth):.1f} to {100 * max(worth):.1f} % of the time, and had an upper end "
+        f"What pretraining is worth in labels is read off a curve with the same interval. In {len(label_coverages)} worlds of {simulation['labels_tables']} tables (3, 5 and 10 seeds, 200 and 2,000 texts, "
+        f"a curve that gains 6 points whenever labels grow fourfold) it held the truth {100 * min(label_coverages):.1f} to {100 * max(label_coverages):.1f} % of the time, and had an upper end "
         f'rather than "more than" in {100 * min(ended):.0f} to {100 * max(ended):.0f} % of the tables.',
     ]
-    more = [*epochs_coverage(record["epochs"]), "", *calibration_coverage(record["calibration"])]
-    return "\n".join([*lines, "", *more, "", *trainings(record["trainings"])])
+    epochs_and_calibration = [*epochs_coverage(record["epochs"]), "", *calibration_coverage(record["calibration"])]
+    return "\n".join([*lines, "", *epochs_and_calibration, "", *trainings(record["trainings"])])
 
 
 def epochs_coverage(record: dict) -> list[str]:
     """How often "worth so many epochs" is right."""
     rows, ours = record["settings"], [row["methods"]["headstart"] for row in record["settings"]]
     other = [row["methods"]["epoch by epoch"]["coverage"] for row in rows]
-    short = sum(share < 0.95 - record["tolerance"] for share in other)
+    short = sum(coverage < 0.95 - record["tolerance"] for coverage in other)
     lines = [
         f"What it is worth in epochs is read off the accuracies on validation after every epoch. {record['tables']:,} tables were drawn from each of {len(rows)} worlds: "
         "the other arm is as high at once, after two, three or five epochs (rising on, or falling again), or stays a point or a hair below for good; seeds spread by 1 and 3 points, "
@@ -233,15 +235,15 @@ def epochs_coverage(record: dict) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for seeds, texts in sorted({(row["seeds"], row["texts"]) for row in rows}):
-        here = [row for row in rows if (row["seeds"], row["texts"]) == (seeds, texts)]
-        found = [row["methods"]["headstart"] for row in here]
-        shares = [each["coverage"] for each in found]
-        none = max(row["methods"]["headstart"]["too_many"] for row in here if row["truth"] == 1)
-        never = max(row["methods"]["headstart"]["too_few"] for row in here if row["truth"] is None)
-        ends = [row["methods"]["headstart"]["has_upper_end"] for row in here if row["truth"] is not None]
-        width = sum(each["width"] for each in found) / len(found)
+        group = [row for row in rows if (row["seeds"], row["texts"]) == (seeds, texts)]
+        ours = [row["methods"]["headstart"] for row in group]
+        coverages = [row["coverage"] for row in ours]
+        none = max(row["methods"]["headstart"]["too_many"] for row in group if row["truth"] == 1)
+        never = max(row["methods"]["headstart"]["too_few"] for row in group if row["truth"] is None)
+        ends = [row["methods"]["headstart"]["has_upper_end"] for row in group if row["truth"] is not None]
+        width = sum(row["width"] for row in ours) / len(ours)
         lines.append(
-            f"| {seeds} | {texts:,} | {min(shares):.3f} to {max(shares):.3f} | {none:.3f} | {never:.3f} | {100 * min(ends):.0f} to {100 * max(ends):.0f} % | {width:.1f} |"
+            f"| {seeds} | {texts:,} | {min(coverages):.3f} to {max(coverages):.3f} | {none:.3f} | {never:.3f} | {100 * min(ends):.0f} to {100 * max(ends):.0f} % | {width:.1f} |"
         )
     return [*lines, "", 'Eight or twelve epochs were run; "more than" counts as one more.']
 
@@ -264,30 +266,30 @@ def calibration_coverage(record: dict) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for seeds, texts in sorted({(row["seeds"], row["texts"]) for row in rows}):
-        here = [row for row in rows if (row["seeds"], row["texts"]) == (seeds, texts)]
-        found = [row["methods"]["headstart"] for row in here]
-        shares = [each["coverage"] for each in found]
-        right = [row for row in here if row["truth"] == 0]
+        group = [row for row in rows if (row["seeds"], row["texts"]) == (seeds, texts)]
+        ours = [row["methods"]["headstart"] for row in group]
+        coverages = [row["coverage"] for row in ours]
+        right = [row for row in group if row["truth"] == 0]
         even = next(row["mean"] for row in right if (row["sure"], row["alike"]) == ("even", 0.7))
         false = max(row["methods"]["headstart"]["claims"] for row in right)
-        width = sum(each["width"] for each in found) / len(found)
+        width = sum(row["width"] for row in ours) / len(ours)
         lines.append(
-            f"| {seeds} | {texts:,} | {min(shares):.3f} to {max(shares):.3f} | {false:.3f} | {even:.1f} | {width:.1f} |"
+            f"| {seeds} | {texts:,} | {min(coverages):.3f} to {max(coverages):.3f} | {false:.3f} | {even:.1f} | {width:.1f} |"
         )
     return lines
 
 
-def percent_span(shares: list[float]) -> str:
-    """The lowest and the highest share in per cent; one number where they are the same."""
-    low, high = (f"{100 * share:.1f}" for share in (min(shares), max(shares)))
+def percent_span(fractions: list[float]) -> str:
+    """The lowest and the highest fraction in per cent; one number where they are equal."""
+    low, high = (f"{100 * fraction:.1f}" for fraction in (min(fractions), max(fractions)))
     return low if low == high else f"{low} to {high}"
 
 
 def power(rows: list[dict], points: float) -> str:
     """How often a difference was found, between networks whose seeds spread by a point."""
-    wanted = {"kind": "networks", "difference": points, "luck": 1.0, "hardness": 1.0, "shared": 0.5}
-    found = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
-    return f"{found[0]['methods']['headstart']['right_claims']:.2f}" if found else "–"
+    world = {"kind": "networks", "difference": points, "luck": 1.0, "hardness": 1.0, "shared": 0.5}
+    matching = [row for row in rows if all(row[name] == value for name, value in world.items())]
+    return f"{matching[0]['methods']['headstart']['right_claims']:.2f}" if matching else "–"
 
 
 def trainings(record: dict) -> list[str]:
@@ -299,9 +301,9 @@ def trainings(record: dict) -> list[str]:
         "| world | seeds | a gain | a loss | nothing measurable |",
         "|---|---|---|---|---|",
     ]
-    for found in record["counts"]:
-        world = WORLDS[found["kind"]]
-        lines.append(f"| {world} | {found['seeds']} | {found['gain']} | {found['loss']} | {found['neither']} |")
+    for row in record["counts"]:
+        world = WORLDS[row["kind"]]
+        lines.append(f"| {world} | {row['seeds']} | {row['gain']} | {row['loss']} | {row['neither']} |")
     return [
         *lines,
         "",
@@ -337,7 +339,7 @@ T_OF_FIVE = 2.776
 
 
 def pooled(row: dict) -> float:
-    return sum(share * rows for share, rows in zip(row["folds"], row["rows"], strict=True)) / sum(row["rows"])
+    return sum(accuracy * rows for accuracy, rows in zip(row["folds"], row["rows"], strict=True)) / sum(row["rows"])
 
 
 def against(row: dict, other: dict) -> str:
@@ -366,7 +368,7 @@ def recipe() -> str:
     lines = [
         "## Both sides of the context: which start is best",
         "",
-        f"Equal tokens and equal size: `{ablation['preset']}` (256 wide, 6 layers), {ablation['steps']} steps of {ablation['tokens_a_step']:,} tokens of French novels and reviews, one "
+        f"Equal tokens and equal size: `{ablation['preset']}` (256 wide, 6 layers), {ablation['steps']} steps of {ablation['tokens_per_step']:,} tokens of French novels and reviews, one "
         "tokenizer of 16,384 entries; then the same fine-tuning on cls-books, 4 epochs, judged by five-fold cross-validation on the 2,000 rows of train and validation. No test file "
         "was read. Differences are paired by fold. This is a small network and little text (under a minute of a GPU each): it ranks recipes, it is not what a recipe can reach.",
         "",
@@ -391,7 +393,7 @@ def recipe() -> str:
         "",
         "## Fine-tuning that is steady",
         "",
-        f"The network of the next section, five-fold cross-validation on the same 2,000 rows, one seed a fold. As it was: {tuning['base']}. Swing is how far validation accuracy "
+        f"The network of the next section, five-fold cross-validation on the same 2,000 rows, one seed per fold. As it was: {tuning['base']}. Swing is how far validation accuracy "
         "strays over the second half of the epochs.",
         "",
         "| fine-tuning | accuracy | points against as it was (95 %) | worst fold | swing, points | validation loss |",
@@ -405,7 +407,7 @@ def recipe() -> str:
     stages = " then ".join(f"{stage['texts']} ({stage['tokens_seen'] / 1e6:.0f} M tokens)" for stage in books["stages"])
     mean = sum(books["test"]) / len(books["test"])
     spread = (
-        sum((share - mean) ** 2 for share in books["test"]) / (len(books["test"]) - 1) / len(books["test"])
+        sum((accuracy - mean) ** 2 for accuracy in books["test"]) / (len(books["test"]) - 1) / len(books["test"])
     ) ** 0.5
     both = (T_OF_FIVE**2 * spread**2 + 1.96**2 * mean * (1 - mean) / books["test_rows"]) ** 0.5
     lines += [
@@ -414,15 +416,15 @@ def recipe() -> str:
         "",
         "## French book reviews, 1,600 labels",
         "",
-        f"`modern` (40.5 M parameters), hybrid, pretrained for {books['minutes']:g} minutes of one {record['gpu']} ({books['tokens_seen'] / 1e6:.0f} M tokens, {books['tokens_a_second'] / 1e3:.0f} k tokens/s): "
+        f"`modern` (40.5 M parameters), hybrid, pretrained for {books['minutes']:g} minutes of one {record['gpu']} ({books['tokens_seen'] / 1e6:.0f} M tokens, {books['tokens_per_second'] / 1e3:.0f} k tokens/s): "
         f"{stages}; no text of the test file is among them. Held-out reviews: {books['stages'][1]['held_out']['bits_per_byte']:.3f} bits per byte read left to right.",
         "",
         "| | test accuracy | 95 % interval | worst seed | each seed |",
         "|---|---|---|---|---|",
-        f"| pretrained, 5 seeds | {percent(mean)} | {percent(mean - both)} to {percent(mean + both)} | {percent(min(books['test']))} | {', '.join(f'{share:.4f}' for share in books['test'])} |",
+        f"| pretrained, 5 seeds | {percent(mean)} | {percent(mean - both)} to {percent(mean + both)} | {percent(min(books['test']))} | {', '.join(f'{accuracy:.4f}' for accuracy in books['test'])} |",
         "",
         "TF-IDF + logistic regression on the same rows: 84.2 % (first section). The interval adds the spread of seeds and that of test texts. Times that the test file was read for "
-        f"this section: {books['readings_of_test']} (five seeds, one setting, fixed by cross-validation before).",
+        f"this section: {books['test_evaluations']} (five seeds, one setting, fixed by cross-validation before).",
         "",
         f"Commands: `{books['command']}` (the two folders prepared from `DATA/french-novels` and `DATA/french-reviews`), then for each seed `{books['finetune']}`; {made}.",
     ]
@@ -435,7 +437,7 @@ RUNS = {
     "hybrid": "pretraining, hybrid",
     "pairs": "pretraining, masked with sentence pairs",
     "stages": "pretraining in stages",
-    "average": "pretraining with averaged weights",
+    "ema_decay": "pretraining with averaged weights",
     "accumulate": "pretraining with accumulated gradients",
     "muon": "pretraining, modern block, Muon",
     "finetune": "fine-tuning from a pretrained model, averaged weights",
@@ -449,15 +451,15 @@ def label_table(results: dict) -> list[str]:
         "| labels | arm | test accuracy | 95 % interval | worst seed | without leaks |",
         "|---|---|---|---|---|---|",
     ]
-    found = {(arm["labels"], arm["arm"]): arm for arm in results["arms"] if arm["arm"] != "majority"}
-    rows = {arm["labels"]: f"{arm['rows']:,}" + (" (all)" if arm["labels"] == "all" else "") for arm in found.values()}
-    for labels, name in product(rows, dict.fromkeys(name for _, name in found)):
-        arm = found.get((labels, name))
+    arms = {(arm["labels"], arm["arm"]): arm for arm in results["arms"] if arm["arm"] != "majority"}
+    rows = {arm["labels"]: f"{arm['rows']:,}" + (" (all)" if arm["labels"] == "all" else "") for arm in arms.values()}
+    for labels, name in product(rows, dict.fromkeys(name for _, name in arms)):
+        arm = arms.get((labels, name))
         if arm is None:
             lines.append(f"| {rows[labels]} | {NAMES[name]} | not run | | | |")
             continue
-        mean, each = arm["test_accuracy"], arm["test_accuracies"]
-        worst = percent(min(each)) if len(each) > 1 else "one run"
+        mean, accuracies = arm["test_accuracy"], arm["test_accuracies"]
+        worst = percent(min(accuracies)) if len(accuracies) > 1 else "one run"
         lines.append(
             f"| {rows[labels]} | {NAMES[name]} | {percent(mean['mean'])} | {percent(mean['low'])} to {percent(mean['high'])} | {worst} | "
             f"{percent(arm['test_accuracy_without_overlap'])} |"
@@ -469,8 +471,7 @@ def arm_of(results: dict, name: str, labels: int | str) -> dict:
     return next(arm for arm in results["arms"] if (arm["arm"], arm["labels"]) == (name, labels))
 
 
-def about_many(number: float) -> str:
-    """To two figures."""
+def round_to_two_figures(number: float) -> str:
     return f"{float(f'{number:.2g}'):,.0f}"
 
 
@@ -479,12 +480,12 @@ def book_reviews() -> str:
     about, results, run = (load("cls-books", f"{name}.json") for name in ("about", "results", "run"))
     environment, classic = load("cls-books", "environment.json"), load("course", "results.json")
     few = {name: percent(arm_of(results, name, 50)["test_accuracy"]["mean"]) for name in NAMES if name != "naive_bayes"}
-    needs = next(found for found in results["worth"] if found["budget"] == 50)["linear_labels"]["needed"]
+    needs = next(gain for gain in results["gain"] if gain["budget"] == 50)["linear_labels"]["needed"]
     lines = [
         f"## {about['title']}",
         "",
         f"With 50 labels the pretrained network is right on {few['pretrained']} of the reviews, the same network from random weights on {few['scratch']}, and TF-IDF + logistic "
-        f"regression on {few['tfidf']}: that needs about {about_many(needs['at'])} labels for as much (95 % interval {about_many(needs['low'])} to {about_many(needs['high'])}).",
+        f"regression on {few['tfidf']}: that needs about {round_to_two_figures(needs['at'])} labels for as much (95 % interval {round_to_two_figures(needs['low'])} to {round_to_two_figures(needs['high'])}).",
         "",
         *(f"- {sentence}" for sentence in results["verdict"]),
         "",
@@ -492,10 +493,10 @@ def book_reviews() -> str:
         "",
         *label_table(results),
         "",
-        "The last column is without the 43 test reviews that stand in train, word for word. No test review was in the pretraining text. The network from random weights has the settings that "
+        "The last column is without the 43 test reviews that also appear in train, word for word. No test review was in the pretraining text. The network from random weights has the settings that "
         "were chosen for the pretrained one, and 40 M parameters for 1,600 texts: the course's small one (first section) gets "
-        f"{percent(arm_of(classic, 'scratch', 'all')['test_accuracy']['mean'])} from the same rows. Each of the {about['cells']} runs read the test file once, with settings fixed before "
-        f"({about['cells_of_an_interrupted_run']} of them in a first sitting that was interrupted, the others when the command was given again).",
+        f"{percent(arm_of(classic, 'scratch', 'all')['test_accuracy']['mean'])} from the same rows. Each of the {about['runs']} runs read the test file once, with settings fixed before "
+        f"({about['runs_of_an_interrupted_run']} of them in a first sitting that was interrupted, the others when the command was given again).",
         "",
         f"Command: `{run['command']}`; commit {about['commit']}, {about['date']}, one {environment['gpu']}, torch {environment['torch']}, seeds 0 to 4. The whole page: "
         "[docs/results/cls-books/report.html](docs/results/cls-books/report.html).",
@@ -503,8 +504,8 @@ def book_reviews() -> str:
     return "\n".join(lines)
 
 
-def said(name: str) -> str:
-    """What a report found, sentence by sentence."""
+def verdict_list(name: str) -> str:
+    """The verdict of a report as a list."""
     return "\n".join(f"- {sentence}" for sentence in load(name, "results.json")["verdict"])
 
 
@@ -513,16 +514,16 @@ def film_reviews() -> str:
     about, results, config = (load("imdb", f"{name}.json") for name in ("about", "results", "config"))
     environment, text = load("imdb", "environment.json"), about["pretraining"]
     held, earlier = text["held_out"], about["earlier"]["pretrained"]
-    most, random = (arm_of(results, arm, "all") for arm in ("pretrained", "scratch"))
+    pretrained, scratch = (arm_of(results, arm, "all") for arm in ("pretrained", "scratch"))
     again, before = (
-        ", ".join(map(percent, shares))
-        for shares in (
+        ", ".join(map(percent, accuracies))
+        for accuracies in (
             [arm_of(results, "pretrained", row["labels"])["test_accuracy"]["mean"] for row in earlier],
             [sum(row["seeds"]) / len(row["seeds"]) for row in earlier],
         )
     )
     runs = sum(len(arm["seeds"]) for arm in results["arms"])
-    more = sum(len(row["seeds"]) for row in earlier)
+    earlier_runs = sum(len(row["seeds"]) for row in earlier)
     lines = [
         f"## {about['title']}",
         "",
@@ -530,23 +531,23 @@ def film_reviews() -> str:
         "",
         f"`modern` (40.5 M parameters), hybrid, pretrained on the train and unlabelled texts of the Large Movie Review Dataset, labels unseen: {text['tokens_seen'] / 1e6:.0f} M tokens in {text['minutes']:g} "
         f"minutes of one {environment['gpu']}, all told and beside tests on the same machine: alone it takes no longer. Held-out reviews: {held['bits_per_byte']:.3f} bits per byte read left to right. "
-        f"Fine-tuning is the preset's, the same as on the French reviews. Test: {about['test_rows']:,} reviews; 129 of them stand in train, word for word or almost, and the last column is without those. "
+        f"Fine-tuning is the preset's, the same as on the French reviews. Test: {about['test_rows']:,} reviews; 129 of them also appear in train, word for word or almost, and the last column is without those. "
         f"{about['in_pretraining_text']} test reviews were in the pretraining text, word for word and without their labels.",
         "",
         *label_table(results),
         "",
-        f"With all labels the pretrained network comes to {percent(most['test_accuracy']['mean'])} (worst seed {percent(min(most['test_accuracies']))}). That is above the linear model, and below the "
-        f"{percent(about['published']['ulmfit'])} published for ULMFiT, which had read Wikipedia before. From random weights the same network comes to {percent(random['test_accuracy']['mean'])} with all "
-        f"{random['rows']:,} labels (worst seed {percent(min(random['test_accuracies']))}): below the linear model, and below what it has from 100 labels when pretrained. It has the settings that were chosen for the "
-        f"pretrained one, and {most['best_epochs'][0]} epochs with all labels, as that has (no run makes more than {config['loop']['most_steps']:,} steps). Another backbone, of the same recipe, gave {before} with 100, 500 and 1,000 labels where this one gives {again}. Each of the {runs} runs read the test file once, and so did "
-        f"{more} with that other backbone, with settings fixed before; they were chosen on the French reviews, without a test file.",
+        f"With all labels the pretrained network comes to {percent(pretrained['test_accuracy']['mean'])} (worst seed {percent(min(pretrained['test_accuracies']))}). That is above the linear model, and below the "
+        f"{percent(about['published']['ulmfit'])} published for ULMFiT, which had read Wikipedia before. From random weights the same network comes to {percent(scratch['test_accuracy']['mean'])} with all "
+        f"{scratch['rows']:,} labels (worst seed {percent(min(scratch['test_accuracies']))}): below the linear model, and below what it has from 100 labels when pretrained. It has the settings that were chosen for the "
+        f"pretrained one, and {pretrained['best_epochs'][0]} epochs with all labels, as that has (no run makes more than {config['loop']['max_steps']:,} steps). Another backbone, of the same recipe, gave {before} with 100, 500 and 1,000 labels where this one gives {again}. Each of the {runs} runs read the test file once, and so did "
+        f"{earlier_runs} with that other backbone, with settings fixed before; they were chosen on the French reviews, without a test file.",
         "",
         f"Commands: `{text['command']}` (`texts` prepared from `DATA/imdb/train.parquet` and `unlabelled.parquet` with a tokenizer of 16,384 entries learnt from them), then "
         + "; ".join(
-            f"for {', '.join(ran(arm, labels, results) for arm, labels in one['runs'].items())} `{one['command']}` (commit {one['commit']}, {one['date']}"
-            + (f"; `base` there from `{one['base']}`" if "base" in one else "")
+            f"for {', '.join(arm_with_labels(arm, labels, results) for arm, labels in sitting['runs'].items())} `{sitting['command']}` (commit {sitting['commit']}, {sitting['date']}"
+            + (f"; `base` there from `{sitting['base']}`" if "base" in sitting else "")
             + ")"
-            for one in about["commands"]
+            for sitting in about["commands"]
         )
         + f". Seeds 0 to 4, torch {environment['torch']}. These {len(about['commands'])} sittings have the same rows, label subsets, tokenizer and settings, and a network from random weights takes its shape and its "
         "tokenizer alone from `base`; seconds do not compare between them. The whole page, with the command that makes all of it: [docs/results/imdb/report.html](docs/results/imdb/report.html).",
@@ -554,31 +555,31 @@ def film_reviews() -> str:
     return "\n".join(lines)
 
 
-def ran(arm: str, labels: list, results: dict) -> str:
+def arm_with_labels(arm: str, labels: list, results: dict) -> str:
     """An arm, and with how many labels if not with all numbers of them that the report has."""
     if labels == [row["labels"] for row in results["arms"] if row["arm"] == arm]:
         return NAMES[arm]
-    *others, last = (each if each == "all" else f"{each:,}" for each in labels)
+    *others, last = (budget if budget == "all" else f"{budget:,}" for budget in labels)
     return f"{NAMES[arm]} with {', '.join(others)} and {last} labels"
 
 
 def torture() -> str:
-    """What runs, disks, files and readers were put through."""
+    """Runs killed, disks that fail, damaged files and hostile text."""
     record, peer = load("torture.json"), load("torture_peer.json")
-    kills, at = record["kills"]["rows"], record["operations"]["rows"]
-    every = [*kills, *at]
-    lost, torn, different = (sum(len(row[name]) for row in every) for name in ("lost", "torn", "different"))
+    kills, operations = record["kills"]["rows"], record["operations"]["rows"]
+    all_rows = [*kills, *operations]
+    lost, torn, different = (sum(len(row[name]) for row in all_rows) for name in ("lost", "torn", "different"))
     lines = [
         "## What it was put through",
         "",
         f"Tiny runs in real processes were killed with `kill -9` {sum(row['kills'] for row in kills):,} times at random moments, again and again until they were done, and "
-        f"{sum(row['kills'] for row in at):,} times at an operation on the disk (before it, in the middle of a write, after it). Runs lost: {lost}. Torn states that passed for whole: "
+        f"{sum(row['kills'] for row in operations):,} times at an operation on the disk (before it, in the middle of a write, after it). Runs lost: {lost}. Torn states that passed for whole: "
         f"{torn}. Runs that ended with other bytes (weights, metrics, result) than one that nobody touched: {different}.",
         "",
         "| run | kills | while it was beginning or preparing | training | writing | ending | runs finished, all with the same bytes |",
         "|---|---|---|---|---|---|---|",
         *(kill_row(row, "") for row in kills),
-        *(kill_row(row, f", at every {ordinal(row['every'])} operation on the disk") for row in at),
+        *(kill_row(row, f", at every {ordinal(row['every'])} operation on the disk") for row in operations),
         "",
         *worker_kills(record),
         "| each operation of saving fails in turn: disk full, then disk broken | operations | failures | a whole state is there, one line says what happened |",
@@ -603,23 +604,23 @@ def torture() -> str:
         "",
         *hostile(record["text"]["rows"]),
         "",
-        *beside(peer),
+        *peer_table(peer),
         "",
         f"Commands: `make torture-full` (Python {record['machine']['python']}, torch {record['machine']['torch']}, one core) and `python benchmarks/torture_peer.py "
         "docs/results/torture_peer.json` (which needs transformers and accelerate). The kills, the failed "
         "writes and the damaged files are of commit ee34ed4 (failed operations: 06a272a); most mutations, the ends and the hostile text of earlier states of the source, with other work on the machine; the killed workers of a later one."
-        + counted(record["bytes"]["rows"]),
+        + line_counts(record["bytes"]["rows"]),
     ]
     return "\n".join(lines)
 
 
-def counted(rows: list[dict]) -> str:
-    """On how many mutations lines were counted, where that was done apart."""
-    apart = {row["cases_for_lines"] for row in rows if "cases_for_lines" in row}
-    if not apart:
+def line_counts(rows: list[dict]) -> str:
+    """The number of mutations on which lines were counted, where that was a separate run."""
+    cases = {row["cases_for_lines"] for row in rows if "cases_for_lines" in row}
+    if not cases:
         return ""
     return (
-        f" HTTP, classifiers, labelled shards, sentencepiece alone, foreign tokenizers and `quotes.json` are of later states; for the other readers lines were counted on {max(apart):,} mutations of their own, which "
+        f" HTTP, classifiers, labelled shards, sentencepiece alone, imported tokenizers and `quotes.json` are of later states; for the other readers lines were counted on {max(cases):,} mutations of their own, which "
         "(unlike the 50,000 of the table) were changed within the form of the file as well."
     )
 
@@ -628,13 +629,13 @@ def ordinal(number: int) -> str:
     return {1: "single", 2: "second", 3: "third"}.get(number, f"{number}th")
 
 
-def kill_row(row: dict, more: str) -> str:
+def kill_row(row: dict, note: str) -> str:
     phases = row["phases"]
     first = phases.get("beginning", 0) + phases.get("preparing", 0)
     others = " | ".join(str(phases.get(name, 0)) for name in ("training", "writing", "ending"))
     wrong = len(row["lost"]) + len(row["different"])
     return (
-        f"| {RUNS[row['name']]}{more} | {row['kills']} | {first} | {others} | {row['runs'] - wrong} of {row['runs']} |"
+        f"| {RUNS[row['name']]}{note} | {row['kills']} | {first} | {others} | {row['runs'] - wrong} of {row['runs']} |"
     )
 
 
@@ -689,30 +690,32 @@ def lines(row: dict) -> str:
 
 
 def unreached(part: dict) -> list[str]:
-    """Together, and why the others were not."""
-    reached, missed = (_together(part["rows"], kind) for kind in ("reached", "missed"))
-    every = {file: reached.get(file, set()) | missed.get(file, set()) for file in {*reached, *missed}}
-    total, seen = sum(map(len, every.values())), sum(map(len, reached.values()))
-    reasons = {name: found for name, found in part["unreached"].items() if name != "other"}
-    told = "; ".join(f"{len(found)} {name}" for name, found in sorted(reasons.items(), key=lambda one: -len(one[1])))
-    rest = part["unreached"].get("other", [])
-    words = [
-        f"A function is entered for one kind of file and shared by others, so that no reader reaches all of its lines. Together they reached {seen:,} of {total:,} lines. Of the {total - seen} others {told}."
+    """Count the lines that all readers together reached, and list the reasons for the others."""
+    reached, missed = (_line_sets(part["rows"], key) for key in ("reached", "missed"))
+    all_lines = {file: reached.get(file, set()) | missed.get(file, set()) for file in {*reached, *missed}}
+    total, seen = sum(map(len, all_lines.values())), sum(map(len, reached.values()))
+    reasons = {reason: lines for reason, lines in part["unreached"].items() if reason != "other"}
+    by_count = sorted(reasons.items(), key=lambda item: -len(item[1]))
+    counts = "; ".join(f"{len(lines)} {reason}" for reason, lines in by_count)
+    unexplained = part["unreached"].get("other", [])
+    sentences = [
+        f"A function is entered for one kind of file and shared by others, so that no reader reaches all of its lines. Together they reached {seen:,} of {total:,} lines. Of the {total - seen} others {counts}."
     ]
-    if rest:
-        shown = ", ".join(f"`{line}`" for line in rest)
-        words.append(f"For {'one' if len(rest) == 1 else len(rest)} there is no such reason, only luck: {shown}.")
-    return [" ".join(words)]
+    if unexplained:
+        shown, count = ", ".join(f"`{line}`" for line in unexplained), len(unexplained)
+        sentences.append(f"For {'one' if count == 1 else count} there is no such reason, only luck: {shown}.")
+    return [" ".join(sentences)]
 
 
-def _together(rows: list[dict], kind: str) -> dict[str, set[int]]:
-    found: dict[str, set[int]] = {}
+def _line_sets(rows: list[dict], key: str) -> dict[str, set[int]]:
+    """The lines of each file in all rows: "3-5 9" is 3, 4, 5, 9."""
+    lines: dict[str, set[int]] = {}
     for row in rows:
-        for file, text in row.get(kind, {}).items():
-            for part in text.split():
-                first, _, last = part.partition("-")
-                found.setdefault(file, set()).update(range(int(first), int(last or first) + 1))
-    return found
+        for file, text in row.get(key, {}).items():
+            for line_range in text.split():
+                first, _, last = line_range.partition("-")
+                lines.setdefault(file, set()).update(range(int(first), int(last or first) + 1))
+    return lines
 
 
 def endings(rows: list[dict]) -> list[str]:
@@ -748,12 +751,12 @@ def hostile(rows: list[dict]) -> list[str]:
     ]
 
 
-def beside(peer: dict) -> list[str]:
-    """The same cases for another trainer."""
+def peer_table(peer: dict) -> list[str]:
+    """The same cases for transformers' Trainer."""
     versions = peer["versions"]
-    found: dict[str, list[str]] = {}
+    outcomes: dict[str, list[str]] = {}
     for row in peer["damage"]:
-        found.setdefault(row["found"].split(":")[0], []).append(f"{row['file']} {row['wound']}")
+        outcomes.setdefault(row["found"].split(":")[0], []).append(f"{row['file']} {row['wound']}")
     lines = [
         f"Beside it, transformers {versions['transformers']} with accelerate {versions['accelerate']}, its Trainer on a tiny network, `resume_from_checkpoint=True`:",
         "",
@@ -770,7 +773,7 @@ def beside(peer: dict) -> list[str]:
     ours = "the older checkpoint is used, and that is said"
     lines += [
         f"| newest checkpoint damaged, an older good one beside it: {'; '.join(cases)} | {words} | {ours} |"
-        for words, cases in sorted(found.items())
+        for words, cases in sorted(outcomes.items())
     ]
     killed = "; ".join(f"{count} {words}" for words, count in peer["kills"].items())
     return [
@@ -787,24 +790,24 @@ def serving() -> str:
     lines = [
         "## Serving",
         "",
-        f"A classifier of the default shape (width 200, 4 layers, random weights), made-up texts of 5 to 120 words, one text a request; {record['cores']} cores of {record['machine']}, shared with "
-        f"the client and other work, one thread a model. Servers took turns, {record['rounds']} rounds of {record['seconds']:g} s; rates are medians. Milliseconds of CPU a text are the server's own and depend "
+        f"A classifier of the default shape (width 200, 4 layers, random weights), made-up texts of 5 to 120 words, one text per request; {record['cores']} cores of {record['machine']}, shared with "
+        f"the client and other work, one thread per model. Servers took turns, {record['rounds']} rounds of {record['seconds']:g} s; rates are medians. Milliseconds of CPU per text are the server's own and depend "
         "least on who else is at work.",
         "",
-        "| clients | server | texts a second, median (each round) | p50 ms | p99 ms | CPU ms a text | headstart serve: times its rate |",
+        "| clients | server | texts per second, median (each round) | p50 ms | p99 ms | CPU ms per text | headstart serve: times its rate |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in sorted(record["rows"], key=lambda row: row["clients"]):
-        each = ", ".join(f"{rate:.0f}" for rate in row["rates"])
+        rates = ", ".join(f"{rate:.0f}" for rate in row["rates"])
         lines.append(
-            f"| {row['clients']} | {row['server']} | {row['rate']:.0f} ({each}) | {row['p50_ms']:.1f} | {row['p99_ms']:.1f} | {row['cpu_ms_a_text']:.2f} | {row['headstart_ratio']:.2f} |"
+            f"| {row['clients']} | {row['server']} | {row['rate']:.0f} ({rates}) | {row['p50_ms']:.1f} | {row['p99_ms']:.1f} | {row['cpu_ms_per_text']:.2f} | {row['headstart_ratio']:.2f} |"
         )
     statuses = ", ".join(f"{count:,} × {status}" for status, count in shed["statuses"].items())
     return "\n".join(
         [
             *lines,
             "",
-            f"Asked at twice its best rate ({shed['asked_a_second']:.0f} texts a second, a deadline of {shed['deadline_ms']:,} ms), it answered {statuses}; accepted requests took "
+            f"Asked at twice its best rate ({shed['requests_per_second']:.0f} texts per second, a deadline of {shed['deadline_ms']:,} ms), it answered {statuses}; accepted requests took "
             f"{shed['accepted_p50_ms']:.0f} ms (p50) and {shed['accepted_p99_ms']:.0f} ms (p99), as the client saw them.",
             "",
             f"Command: `python benchmarks/serving.py`; {versions}.",
@@ -831,20 +834,20 @@ STARTER_PARTS = {
 
 
 def starters() -> str:
-    """What comes with the package is worth; nothing where it was not measured."""
+    """The starters that come with the package; empty where they were not measured."""
     if not (RESULTS / "starters.json").is_file():
         return ""
-    found = load("starters.json")
+    record = load("starters.json")
     lines = [
         "## Starters",
         "",
         "| starter | bytes | parameters | tokens seen | held-out bits per byte | made by |",
         "|---|---|---|---|---|---|",
     ]
-    for one in found["about"]:
+    for starter in record["about"]:
         lines.append(
-            f"| `{one['name']}` | {one['bytes']:,} | {one['parameters']:,} | {one['tokens_seen']:,} | {one['held_out']['bits_per_byte']:.3f} "
-            f"({one['held_out']['tokens']:,} tokens) | `{one['command']}`, {one['environment'].get('gpu') or 'no GPU'} |"
+            f"| `{starter['name']}` | {starter['bytes']:,} | {starter['parameters']:,} | {starter['tokens_seen']:,} | {starter['held_out']['bits_per_byte']:.3f} "
+            f"({starter['held_out']['tokens']:,} tokens) | `{starter['command']}`, {starter['environment'].get('gpu') or 'no GPU'} |"
         )
     lines += [
         "",
@@ -852,66 +855,67 @@ def starters() -> str:
         "",
     ]
     for part, (title, what, command) in STARTER_PARTS.items():
-        if part in found:
-            lines += starter_part(found[part], title, what, command)
+        if part in record:
+            lines += starter_part(record[part], title, what, command)
     return "\n".join(lines)
 
 
-def starter_part(found: dict, title: str, what: str, command: str) -> list[str]:
-    rows, environment = found["rows"], found["environment"]
+def starter_part(record: dict, title: str, what: str, command: str) -> list[str]:
+    rows, environment = record["rows"], record["environment"]
     where = environment.get("gpu") or f"CPU, {environment['threads']} thread{'s' if environment['threads'] > 1 else ''}"
-    each = "fold" if "folds" in found else "seed"
+    unit = "fold" if "folds" in record else "seed"
     lines = [
         f"### {title}",
         "",
         f"{what[:1].upper()}{what[1:]}; {rows['train']:,} rows to learn from, {rows['valid']:,} for validation, {rows['test']:,} for test. "
-        f"Command: `{command}`; commit {found['commit']}, {where}, torch {environment['torch']}.",
+        f"Command: `{command}`; commit {record['commit']}, {where}, torch {environment['torch']}.",
         "",
-        f"| arm | labels | test accuracy | 95 % interval | worst {each} | {'runs' if 'folds' in found else 'seeds'} | seconds a run |",
+        f"| arm | labels | test accuracy | 95 % interval | worst {unit} | {'runs' if 'folds' in record else 'seeds'} | seconds per run |",
         "|---|---|---|---|---|---|---|",
     ]
-    for one in found["arms"]:
+    for row in record["arms"]:
         lines.append(
-            f"| {arm_name(one['arm'])} | {one['labels']} | {percent(one['mean'])} | {percent(one['low'])} to {percent(one['high'])} | "
-            f"{percent(one['worst'])} | {one['seeds']} | {one['seconds']:.0f} |"
+            f"| {arm_name(row['arm'])} | {row['labels']} | {percent(row['mean'])} | {percent(row['low'])} to {percent(row['high'])} | "
+            f"{percent(row['worst'])} | {row['seeds']} | {row['seconds']:.0f} |"
         )
     lines += ["", "| paired difference | labels | points | 95 % interval |", "|---|---|---|---|"]
-    for one in found["differences"]:
+    for row in record["differences"]:
         lines.append(
-            f"| {arm_name(one['arm'])} − {arm_name(one['other'])} | {one['labels']} | {100 * one['mean']:+.1f} | "
-            f"{100 * one['low']:+.1f} to {100 * one['high']:+.1f} |"
+            f"| {arm_name(row['arm'])} − {arm_name(row['other'])} | {row['labels']} | {100 * row['mean']:+.1f} | "
+            f"{100 * row['low']:+.1f} to {100 * row['high']:+.1f} |"
         )
     return [*lines, ""]
 
 
 def arm_name(arm: str) -> str:
-    kind, _, name = arm.partition(":")
-    return f"{NAMES[kind]} ({name})" if name else NAMES[kind]
+    arm_type, _, name = arm.partition(":")
+    return f"{NAMES[arm_type]} ({name})" if name else NAMES[arm_type]
 
 
 def ranks() -> str:
-    """What several processes gain, and what they spend on talking."""
+    """Speed and communication of several processes."""
     record = load("ranks.json")
-    alone = record["rows"][0]["ways"]["apart"]
+    single = record["rows"][0]["strategies"]["unsynchronized"]
     lines = [
         "## Several processes",
         "",
-        f"A language model of {record['parameters']:,} parameters in fp32, {record['tokens_a_step']:,} tokens a step shared by all processes, one thread each, gloo; {record['cores']} CPU cores (load "
-        f"{record['load']:g}; where that is high, time on the clock says little and processor time more). Medians of {record['steps']} steps; `apart` adds nothing up, and the communication share is what the other "
-        "ways cost more than it. A process holds so much of weights and moments.",
+        f"A language model of {record['parameters']:,} parameters in fp32, {record['tokens_per_step']:,} tokens per step shared by all processes, one thread each, gloo; {record['cores']} CPU cores (load "
+        f"{record['load']:g}; where that is high, time on the clock says little and processor time more). Medians of {record['steps']} steps; `unsynchronized` adds nothing up, and the communication fraction is what the other "
+        "strategies cost more than it. A process holds so much of weights and moments.",
         "",
-        "| processes | way | processor ms a step, all together | communication share of it | ms a step on the clock | tokens a second | MB a process | loss, last step |",
+        "| processes | strategy | processor ms per step, all together | communication fraction of it | ms per step on the clock | tokens per second | MB per process | loss, last step |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in record["rows"]:
-        apart = row["ways"]["apart"]
-        for name, way in row["ways"].items():
-            share = "" if name == "apart" else percent(max(0.0, 1 - apart["processor_ms"] / way["processor_ms"]))
+        unsynchronized = row["strategies"]["unsynchronized"]
+        for name, strategy in row["strategies"].items():
+            alone = name == "unsynchronized"
+            cost = "" if alone else percent(max(0.0, 1 - unsynchronized["processor_ms"] / strategy["processor_ms"]))
             # what is not added up has another loss
-            loss = f"{way['loss']:.6f}" if name != "apart" or row["processes"] == 1 else ""
+            loss = f"{strategy['loss']:.6f}" if not alone or row["processes"] == 1 else ""
             lines.append(
-                f"| {row['processes']} | {'one process' if way is alone else name} | {way['processor_ms']:.0f} | {share} | {way['step_ms']:.0f} | "
-                f"{1000 * record['tokens_a_step'] / way['step_ms']:,.0f} | {way['megabytes']:.1f} | {loss} |"
+                f"| {row['processes']} | {'one process' if strategy is single else name} | {strategy['processor_ms']:.0f} | {cost} | {strategy['step_ms']:.0f} | "
+                f"{1000 * record['tokens_per_step'] / strategy['step_ms']:,.0f} | {strategy['megabytes']:.1f} | {loss} |"
             )
     return "\n".join([*lines, "", f"Command: `python benchmarks/ranks.py`; torch {record['torch']}, {record['date']}."])
 
@@ -941,18 +945,18 @@ def cpu() -> str:
     """Steps, memory and answers on CPU cores, beside others."""
     record = load("cpu.json")
     memory, steps = record["memory"]["mib"], [record["step_1"], record["step_2"]]
-    shape, here, ours = steps[0]["shape"], steps[0]["machine"], memory["headstart"]
+    shape, machine, ours = steps[0]["shape"], steps[0]["machine"], memory["headstart"]
     loads = " and ".join(f"{step['machine']['load']:g}" for step in steps)
     lines = [
         "## Speed on CPU cores",
         "",
-        f"Whoever is compared takes turns with the others in one process, on a machine of {here['cores']} cores that other processes shared (load {loads} when the steps with one and with two threads "
+        f"Whoever is compared takes turns with the others in one process, on a machine of {machine['cores']} cores that other processes shared (load {loads} when the steps with one and with two threads "
         "were begun): seconds mean little there, so these are ratios of medians, of seconds of the processor and of the clock. "
-        f"Python {here['python']}, torch {here['torch']}, transformers {here['transformers']}, onnxruntime {here['onnxruntime']}.",
+        f"Python {machine['python']}, torch {machine['torch']}, transformers {machine['transformers']}, onnxruntime {machine['onnxruntime']}.",
         "",
         f"One training step of the course's language model ({shape['batch']} rows of {shape['length']} tokens, {shape['vocabulary']:,} entries), all on the same rows. The course's code: torch's own encoder, "
         "full scores, Adam. transformers: GPT-2 in the same size, fused AdamW, once in a loop written by hand and once in its `Trainer` with the settings it has by itself, which a callback stops after every step. "
-        "MFU is what weights multiply, as a share of one large product's rate. Peak memory is that of a process of its own for each, all that it imports included.",
+        "MFU is what weights multiply, as a fraction of one large product's rate. Peak memory is that of a process of its own for each, all that it imports included.",
         "",
         "| threads | | times Headstart's processor seconds (rounds) | times its clock | MFU | peak memory, MiB | times Headstart's |",
         "|---|---|---|---|---|---|---|",
@@ -962,7 +966,7 @@ def cpu() -> str:
         lines.append(f"| {threads} | Headstart | 1 | 1 | {percent(step['mfu']['headstart'])} | {ours['peak']:,} | 1 |")
         for name, ratio in step["ratios"].items():
             lines.append(
-                f"| {threads} | {CPU_SIDES[name]} | {times(ratio['cpu'])} ({times(ratio['cpu_least'])} to {times(ratio['cpu_most'])}, {step['rounds']}) | {times(ratio['wall'])} | "
+                f"| {threads} | {CPU_SIDES[name]} | {times(ratio['cpu'])} ({times(ratio['cpu_min'])} to {times(ratio['cpu_max'])}, {step['rounds']}) | {times(ratio['wall'])} | "
                 f"{percent(step['mfu'][name])} | {memory[name]['peak']:,} | {memory[name]['peak'] / ours['peak']:.1f} |"
             )
     made = commands([(record[part]["machine"]["command"], record[part]["machine"]) for part in CPU_PARTS])
@@ -999,7 +1003,7 @@ ENCODERS = {
     "gigatoken": "gigatoken alone, without Headstart's guard",
     "kitoken": "kitoken",
 }
-PART_CORPUS = "| text | who | seconds | MB a second | processor seconds | MB a processor second | most memory of a process, MB | others' share of the cores meanwhile | datasets takes by the clock | by processor time |"
+CORPUS_HEADER = "| text | who | seconds | MB per second | processor seconds | MB per processor second | most memory of a process, MB | others' fraction of the cores meanwhile | datasets takes by the clock | by processor time |"
 
 
 def megabytes(size: float) -> str:
@@ -1010,7 +1014,7 @@ def corpus_rows(text: str, row: dict) -> list[str]:
     """One corpus, prepared by each side: medians over turns, and how many times as long datasets took."""
     lines = []
     for side, turns in row["sides"].items():
-        seconds, spent = (statistics.median(each[what] for each in turns) for what in ("seconds", "cpu"))
+        seconds, spent = (statistics.median(turn[what] for turn in turns) for what in ("seconds", "cpu"))
         ratio = (
             [corpus_ratio(row["times"][side], what) for what in ("seconds", "cpu")]
             if side in row.get("times", {})
@@ -1018,27 +1022,27 @@ def corpus_rows(text: str, row: dict) -> list[str]:
         )
         lines.append(
             f"| {text} | {CORPUS_SIDES[side]} | {seconds:.1f} | {row['bytes'] / 1e6 / seconds:.1f} | {spent:.1f} | {row['bytes'] / 1e6 / spent:.1f} | "
-            f"{max(each['peak'] for each in turns) / 1e6:.0f} | {100 * statistics.median(each['others'] for each in turns):.0f} % | {ratio[0]} | {ratio[1]} |"
+            f"{max(turn['peak'] for turn in turns) / 1e6:.0f} | {100 * statistics.median(turn['others'] for turn in turns):.0f} % | {ratio[0]} | {ratio[1]} |"
         )
     return lines
 
 
-def corpus_ratio(found: dict, what: str) -> str:
-    """With the turns in which it was least and most, where there were several."""
-    spread = f" ({times(found[f'{what}_least'])} to {times(found[f'{what}_most'])})"
-    return f"{times(found[what])} times{spread if found[f'{what}_least'] < found[f'{what}_most'] else ''}"
+def corpus_ratio(ratios: dict, what: str) -> str:
+    """A ratio, and its smallest and largest turn where there were several."""
+    spread = f" ({times(ratios[f'{what}_min'])} to {times(ratios[f'{what}_max'])})"
+    return f"{times(ratios[what])} times{spread if ratios[f'{what}_min'] < ratios[f'{what}_max'] else ''}"
 
 
 def corpus_table() -> list[str]:
     record = load("corpus.json")
     speed, sizes = record["speed"], record["sizes"]
-    lines = [PART_CORPUS, "|" + "---|" * 10, *corpus_rows(f"{megabytes(speed['bytes'])}, reviews", speed)]
+    lines = [CORPUS_HEADER, "|" + "---|" * 10, *corpus_rows(f"{megabytes(speed['bytes'])}, reviews", speed)]
     for row in sizes["rows"]:
         lines += corpus_rows(f"{megabytes(row['bytes'])}, generated", row)
     return lines
 
 
-def chosen(line: str, *columns: int) -> str:
+def select_columns(line: str, *columns: int) -> str:
     """Some columns of a table's line: a page of the documentation is narrower than RESULTS.md."""
     cells = line.split("|")[1:-1]
     return "|" + "|".join(cells[column] for column in columns) + "|"
@@ -1054,17 +1058,17 @@ def corpus() -> str:
     speed, sizes = record["speed"], record["sizes"]
     versions, jobs = speed["versions"], f"{speed['jobs']} processes"
     unsaved, ours = (
-        statistics.median(each["seconds"] - each.get("parts", {}).get("save", 0) for each in speed["sides"][side])
+        statistics.median(turn["seconds"] - turn.get("parts", {}).get("save", 0) for turn in speed["sides"][side])
         for side in ("datasets", "fast")
     )
     files = " ".join(f"DATA/{file}" for file in speed["files"])
     merge = sizes["rows"][0]["merge"]
-    assert merge["is_the_whole"], "what the sentence below says"
+    assert merge["identical"], "what the sentence below says"
     assert all(row["same_ids"] for row in (speed, *sizes["rows"]) if "datasets" in row["sides"])
     earlier = "; ".join(
-        f"{one['turns']} turns, {times(one['times']['fast']['seconds'])} times by the clock and {times(one['times']['fast']['cpu'])} by processor time with `fast`, "
-        f"{times(one['times']['plain']['seconds'])} and {times(one['times']['plain']['cpu'])} without"
-        for one in speed.get("earlier", [])
+        f"{run['turns']} turns, {times(run['times']['fast']['seconds'])} times by the clock and {times(run['times']['fast']['cpu'])} by processor time with `fast`, "
+        f"{times(run['times']['plain']['seconds'])} and {times(run['times']['plain']['cpu'])} without"
+        for run in speed.get("earlier", [])
     )
     lines = [
         "## Preparing a corpus",
@@ -1072,7 +1076,7 @@ def corpus() -> str:
         f"Reading, encoding and writing: from files of text to ids on disk. Three commands take turns, another one first each time, every one with {jobs} on {speed['cores']} CPU cores ({speed['machine']}) and timed from its start "
         f"to its end: `headstart prepare --jobs {speed['jobs']}` with the extra `fast` (gigatoken {versions['gigatoken']}), the same with gigatoken hidden from Python, and datasets {versions['datasets']} (`load_dataset`, `map` in batches, `save_to_disk`, all with "
         f"{jobs}) with the same tokenizer.json run by tokenizers {versions['tokenizers']}. The reviews are {len(speed['files'])} files of JSON lines (English films, French films, books and music; {speed['tokens']:,} tokens), {speed['turns']} turns, of which medians are shown and in brackets "
-        f"the least and the most of a turn. The generated text has {sizes['files']} files at each size, 200,000 words as frequent as words are, and one turn; datasets was left out of the largest. Wherever datasets ran, what all sides had written was read again and compared: the same ids in the same documents. "
+        f"the least and the most of a turn. The generated text has {sizes['files']} files at each size, 200,000 words as frequent as words are, and one turn; datasets was not run on the largest. Wherever datasets ran, what all sides had written was read again and compared: the same ids in the same documents. "
         "Other work shared the machine, as the table says, so processor time (of all processes together) says more than the clock. MB are 10⁶ bytes of the files.",
         "",
         *corpus_table(),
@@ -1122,14 +1126,14 @@ def encoders(record: dict) -> list[str]:
         + " |",
         "",
         f"Speed: {speed['texts']:,} whole reviews, {megabytes(speed['bytes'])}, in memory, in batches of 1,000, by one thread pinned to one core; medians of {speed['turns']} turns, every encoder made anew for each turn, so that no word is remembered from the last one. Headstart's encoder gives "
-        "arrays of two bytes an id, tokenizers and kitoken give lists.",
+        "arrays of two bytes per id, tokenizers and kitoken give lists.",
         "",
-        "| encoder | MB a second of one core (turns) | times tokenizers |",
+        "| encoder | MB per second of one core (turns) | times tokenizers |",
         "|---|---|---|",
     ]
     for side, words in ENCODERS.items():
         if side in speed["median"]:
-            turns = speed["mb_a_second"][side]["cpu"]
+            turns = speed["mb_per_second"][side]["cpu"]
             ratio = "1" if side == "tokenizers" else times(speed["times"][side])
             lines.append(
                 f"| {words} | {speed['median'][side]['cpu']:.1f} ({min(turns):.1f} to {max(turns):.1f}) | {ratio} |"
@@ -1155,7 +1159,7 @@ def scaling_table() -> str:
             f"Measured with `--jobs {speed['jobs']}` on {speed['cores']} cores beside datasets {speed['versions']['datasets']} and tokenizers {speed['versions']['tokenizers']} with as many processes, the same ids written by all "
             "([RESULTS.md](../RESULTS.md#preparing-a-corpus) has the protocol and the commands, [corpus.json](results/corpus.json) every turn):",
             "",
-            *(chosen(line, 0, 1, 2, 6, 8, 9) for line in corpus_table()),
+            *(select_columns(line, 0, 1, 2, 6, 8, 9) for line in corpus_table()),
         ]
     )
 
@@ -1163,9 +1167,9 @@ def scaling_table() -> str:
 def terabyte() -> str:
     """What docs/scaling.md counts from the speed on real text."""
     speed = load("corpus.json")["speed"]
-    seconds = statistics.median(each["cpu"] for each in speed["sides"]["fast"]) / speed["bytes"] * 1e9
+    seconds = statistics.median(turn["cpu"] for turn in speed["sides"]["fast"]) / speed["bytes"] * 1e9
     return (
-        f"Preparing it at the processor time measured above takes {1000 * seconds / 3600:.0f} core hours with the extra `fast` ({seconds:.0f} s a gigabyte of real text), "
+        f"Preparing it at the processor time measured above takes {1000 * seconds / 3600:.0f} core hours with the extra `fast` ({seconds:.0f} s per gigabyte of real text), "
         "shared out over as many machines as there are."
     )
 
@@ -1179,15 +1183,15 @@ def cpu_answers(record: dict) -> list[str]:
     parts = [record["predict_1"], record["predict_2"]]
     lines = [
         "Answers of one classifier to the same texts; the others are a transformers `pipeline` of what `headstart export --to hf` wrote, and its exports for onnxruntime read by `headstart predict`. "
-        "A classic network becomes an OPT of twice the width there (that is the only stock architecture it fits), a modern one a EuroBERT of its own size.",
+        "A classic network becomes an OPT of twice the width there (that is the only standard architecture it fits), a modern one a EuroBERT of its own size.",
         "",
     ]
     for what in ("snippets", "reviews"):
-        found = [
+        ratios = [
             row["pipeline_wall"] for part in parts for row in part["rows"] if (row["who"], row["texts"]) == (INT8, what)
         ]
         lines.append(
-            f"- {what.capitalize()}: the faster of the two pipelines takes {times(min(found))} to {times(max(found))} times as long as the int8 export, by the clock."
+            f"- {what.capitalize()}: the faster of the two pipelines takes {times(min(ratios))} to {times(max(ratios))} times as long as the int8 export, by the clock."
         )
     for row in record["agree"]["rows"]:
         lines.append(
@@ -1216,11 +1220,11 @@ def cpu_curves(record: dict) -> list[str]:
         f"How the step grows, from {shape['batch']} rows of {shape['length']} tokens, width {shape['width']}, {shape['vocabulary']:,} entries, one size changed at a time (medians of {record['rounds']} rounds, "
         f"{record['machine']['threads']} thread; in brackets the course's code):",
         "",
-        "| size | value | tokens a processor second | ratio | MFU | peak memory, MiB |",
+        "| size | value | tokens per processor second | ratio | MFU | peak memory, MiB |",
         "|---|---|---|---|---|---|",
     ]
     return lines + [
-        f"| {row['what']} | {row['value']:,} | {row['tokens_a_cpu_second']:,} ({row['course_tokens_a_cpu_second']:,}) | {times(row['cpu'])} | "
+        f"| {row['what']} | {row['value']:,} | {row['tokens_per_cpu_second']:,} ({row['course_tokens_per_cpu_second']:,}) | {times(row['cpu'])} | "
         f"{percent(row['mfu']['headstart'])} ({percent(row['mfu']['course'])}) | {row['mib']['headstart']:,} ({row['mib']['course']:,}) |"
         for row in record["rows"]
     ]
@@ -1250,18 +1254,18 @@ def gpu() -> str | None:
         return None
     record = load("gpu.json")
     rows = {name: record[name] for name in GPU_ROWS if name in record}
-    here = next(iter(rows.values()))["machine"]
+    machine = next(iter(rows.values()))["machine"]
     lines = [
         "## Speed on a GPU",
         "",
-        f"One pretraining step, forward, backward, clipping and optimizer, on random tokens, in bf16, without dropout. The sides of a row take turns in one process ({here['device']}, torch {here['torch']}, "
-        f"transformers {here['transformers']}); figures are medians over rounds. Headstart runs its own loop with its own rows and compiled layers; the others find their rows on the device. transformers: GPT-2 in "
-        "the same size, the whole model compiled, fused AdamW. The plain script: RMSNorm, rotary positions, SwiGLU, torch's attention, the whole model compiled, torch's Muon and AdamW. Share of peak is 6 operations a "
+        f"One pretraining step, forward, backward, clipping and optimizer, on random tokens, in bf16, without dropout. The sides of a row take turns in one process ({machine['device']}, torch {machine['torch']}, "
+        f"transformers {machine['transformers']}); figures are medians over rounds. Headstart runs its own loop with its own rows and compiled layers; the others find their rows on the device. transformers: GPT-2 in "
+        "the same size, the whole model compiled, fused AdamW. The plain script: RMSNorm, rotary positions, SwiGLU, torch's attention, the whole model compiled, torch's Muon and AdamW. Fraction of peak is 6 operations per "
         "parameter and token and 12 × layers × length × width for attention, the same for all sides, over what a bf16 product of 8,192³ reached in the same run; strict counts the layers' matrices, "
         "the vocabulary where a token is scored, and attention within documents. Memory is the most that tensors took. Seconds until ready are those of building, compiling, recording and the first steps; sides were made one "
         "after the other, and a later one may find in the compiler's cache what an earlier one left.",
         "",
-        "| step | who | tokens a second | times as long | share of peak (strict) | memory, GiB | seconds until ready |",
+        "| step | who | tokens per second | times as long | fraction of peak (strict) | memory, GiB | seconds until ready |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
@@ -1272,19 +1276,19 @@ def gpu() -> str | None:
         lines += ["", gpt2_before(rows["gpt2"])]
     if "curves" in record:
         lines += ["", *gpu_curves(record["curves"])]
-    alone = [GPU_ROWS[name][0] for name, row in rows.items() if len(row["sides"]) == 1 and GPU_ROWS[name][1]]
-    if alone:
-        lines += ["", f"Not measured beside its peer yet: {', '.join(alone)}."]
+    unpaired = [GPU_ROWS[name][0] for name, row in rows.items() if len(row["sides"]) == 1 and GPU_ROWS[name][1]]
+    if unpaired:
+        lines += ["", f"Not measured beside its peer yet: {', '.join(unpaired)}."]
     lines += ["", f"Commands: {commands(gpu_commands(record, rows))}."]
     return "\n".join([*lines, *gpu_finetuning(), *gpu_seeds()])
 
 
 def gpu_commands(record: dict, rows: dict[str, dict]) -> list[tuple[str, dict]]:
-    """The orders by which the rows come again, and what they measured; rows of one run have one order."""
+    """The commands that reproduce the rows, and the machine of each; the rows of one run have one command."""
     runs: dict[str, list[str]] = {}
     for name, row in rows.items():
         runs.setdefault(json.dumps((row["machine"], row["rounds"], row["steps"])), []).append(name)
-    found = []
+    commands = []
     for names in runs.values():
         row = rows[names[0]]
         parts = " ".join(name for name in names if name != "packed" or "modern" not in names)
@@ -1292,29 +1296,29 @@ def gpu_commands(record: dict, rows: dict[str, dict]) -> list[tuple[str, dict]]:
         flags += f" --warm {row['warm']}" if "warm" in row else ""
         flags += " --variants" * any("headstart, torch's attention" in rows[name]["sides"] for name in names)
         flags += " --profile" * any("profile" in rows[name] for name in names)
-        found.append((f"python benchmarks/gpu.py {parts} {flags} --out docs/results/gpu.json", row["machine"]))
+        commands.append((f"python benchmarks/gpu.py {parts} {flags} --out docs/results/gpu.json", row["machine"]))
     curves = record.get("curves", {"rows": []})
     for commit in dict.fromkeys(row.get("commit") or curves["machine"]["commit"] for row in curves["rows"]):
-        mine = (row for row in curves["rows"] if (row.get("commit") or curves["machine"]["commit"]) == commit)
-        which = " ".join(f"--curve {what}" for what in dict.fromkeys(row["what"] for row in mine))
-        order = f"python benchmarks/gpu.py curves {which} --out docs/results/gpu.json"
-        found.append((order, curves["machine"] if commit == curves["machine"]["commit"] else {"commit": commit}))
-    return found
+        rows_of_commit = (row for row in curves["rows"] if (row.get("commit") or curves["machine"]["commit"]) == commit)
+        which = " ".join(f"--curve {what}" for what in dict.fromkeys(row["what"] for row in rows_of_commit))
+        command = f"python benchmarks/gpu.py curves {which} --out docs/results/gpu.json"
+        commands.append((command, curves["machine"] if commit == curves["machine"]["commit"] else {"commit": commit}))
+    return commands
 
 
 def gpt2_before(row: dict) -> str:
-    """The peer's compiler does not always come to the same end."""
+    """Two runs of GPT-2 small, between which the peer's compiler decided differently."""
     now, before = row["sides"], row["before"]["sides"]
 
-    def said(sides: dict) -> str:
+    def describe(sides: dict) -> str:
         ours, theirs = (statistics.median(sides[who]["ms"]) for who in ("headstart", "transformers"))
         return (
-            f"{theirs:.1f} ms a step of transformers' against {ours:.1f} of Headstart's, {times(theirs / ours)} times"
+            f"{theirs:.1f} ms per step of transformers' against {ours:.1f} of Headstart's, {times(theirs / ours)} times"
         )
 
     return (
-        f"Of GPT-2 small there are two runs. The compiler times by itself whether filling up the table of 50,257 entries pays, and decides for the whole run: in the table above it does ({said(now)}), "
-        f"in an earlier run (commit {row['before']['machine']['commit']}, {row['before']['machine']['date']}) it did not ({said(before)})."
+        f"Of GPT-2 small there are two runs. The compiler times by itself whether filling up the table of 50,257 entries pays, and decides for the whole run: in the table above it does ({describe(now)}), "
+        f"in an earlier run (commit {row['before']['machine']['commit']}, {row['before']['machine']['date']}) it did not ({describe(before)})."
     )
 
 
@@ -1326,13 +1330,13 @@ def gpu_seeds() -> list[str]:
     (one, alone), (many, together) = record["seconds"].items()
     service = ", NVIDIA's multi-process service on" if record.get("service") else ""
     start = "nvidia-cuda-mps-control -d; " if service else ""
-    order = f"{start}python benchmarks/seeds.py --rows {record['rows']} --from {record['from']} --seeds {many} --out docs/results/seeds.json"
+    command = f"{start}python benchmarks/seeds.py --rows {record['rows']} --from {record['from']} --seeds {many} --out docs/results/seeds.json"
     return [
         "",
         f"Seeds of a comparison on the same GPU: `headstart compare --from {record['from']} --arms pretrained` on {record['rows']:,} made-up labelled texts took {alone:.0f} s with {one} seed and {together:.0f} s with {many} seeds at "
         f"once (`--jobs {many}`{service}), {times(record['ratio'])} times as long, start of the processes included.",
         "",
-        f"Command: {commands([(order, record)])}.",
+        f"Command: {commands([(command, record)])}.",
     ]
 
 
@@ -1345,23 +1349,23 @@ def gpu_finetuning() -> list[str]:
         "",
         f"Fine-tuning on the same GPU, wall clock with everything included, medians of {record['rounds']} rounds in turn in one process (texts of random tokens, log-normal lengths, bf16; the course's code in fp32 as it is):",
         "",
-        "| network | texts a step | mean tokens | the course's code, texts/s | Headstart unrecorded | Headstart | against the course's code | against unrecorded |",
+        "| network | texts per step | mean tokens | the course's code, texts/s | Headstart unrecorded | Headstart | against the course's code | against unrecorded |",
         "|---|---|---|---|---|---|---|---|",
     ]
     names = [name for name in ("classic", "modern", "long") if name in record]
-    order = f"python benchmarks/finetuning.py {' '.join(names)} --rounds {record['rounds']} --out docs/results/finetuning.json"
+    command = f"python benchmarks/finetuning.py {' '.join(names)} --rounds {record['rounds']} --out docs/results/finetuning.json"
     for name in names:
         row = record[name]
-        rates, ratios = row["texts_a_second"], row["ratios"]
+        rates, ratios = row["texts_per_second"], row["ratios"]
         peer = f"{rates['course']:,.0f}" if "course" in rates else "–"
         against = times(ratios["recorded / course"]) if "course" in rates else "–"
         lines.append(
-            f"| {'modern' if name == 'long' else name} | {row['batch']} | {row['tokens_a_text']} | {peer} | {rates['plain']:,.0f} | {rates['recorded']:,.0f} | {against} | {times(ratios['recorded / plain'])} |"
+            f"| {'modern' if name == 'long' else name} | {row['batch']} | {row['tokens_per_text']} | {peer} | {rates['plain']:,.0f} | {rates['recorded']:,.0f} | {against} | {times(ratios['recorded / plain'])} |"
         )
     return [
         *lines,
         "",
-        f"Command: {commands([(order, record)])}.",
+        f"Command: {commands([(command, record)])}.",
     ]
 
 
@@ -1373,15 +1377,15 @@ def gpu_shape(row: dict) -> str:
 
 def gpu_rows(title: str, row: dict) -> list[str]:
     """The sides of one step; one that could not run has no figures to show."""
-    ours = row["sides"]["headstart"]["tokens_a_second"]
+    ours = row["sides"]["headstart"]["tokens_per_second"]
     lines = []
     for name, side in row["sides"].items():
-        if "tokens_a_second" not in side:
+        if "tokens_per_second" not in side:
             continue
-        share = percent(side["mfu"]) + (f" ({percent(side['strict_mfu'])})" if "strict_mfu" in side else "")
-        ratio = times(ours / side["tokens_a_second"]) if name != "headstart" else "1"
+        fraction = percent(side["mfu"]) + (f" ({percent(side['strict_mfu'])})" if "strict_mfu" in side else "")
+        ratio = times(ours / side["tokens_per_second"]) if name != "headstart" else "1"
         lines.append(
-            f"| {title} | {GPU_SIDES[name]} | {side['tokens_a_second']:,.0f} | {ratio} | {share} | {side['gib']:.1f} | {side['ready_s']:.1f} |"
+            f"| {title} | {GPU_SIDES[name]} | {side['tokens_per_second']:,.0f} | {ratio} | {fraction} | {side['gib']:.1f} | {side['ready_s']:.1f} |"
         )
     return lines
 
@@ -1393,13 +1397,13 @@ def gpu_curves(record: dict) -> list[str]:
         f"How the step grows, from {shape['batch']} rows of {shape['length']} tokens read causally, width {shape['width']}, {shape['depth']} layers, {shape['vocabulary']:,} entries, one size changed at a time "
         "(the tokens of a step stay the same while rows get longer):",
         "",
-        "| size | value | tokens a second | share of peak | memory, GiB | commit |",
+        "| size | value | tokens per second | fraction of peak | memory, GiB | commit |",
         "|---|---|---|---|---|---|",
     ]
     return lines + [
-        f"| {row['what']} | {row['value']:,} | {row['tokens_a_second']:,.0f} | {percent(row['mfu'])} | {row['gib']:.1f} | {row.get('commit') or record['machine']['commit']} |"
+        f"| {row['what']} | {row['value']:,} | {row['tokens_per_second']:,.0f} | {percent(row['mfu'])} | {row['gib']:.1f} | {row.get('commit') or record['machine']['commit']} |"
         for row in record["rows"]
-        if "tokens_a_second" in row
+        if "tokens_per_second" in row
     ]
 
 
@@ -1409,16 +1413,16 @@ def gpu_table() -> str:
     lines = []
     for name, (title, peer) in GPU_ROWS.items():
         sides = record.get(name, {}).get("sides", {})
-        found = {who: sides[who] for who in ("headstart", peer) if "tokens_a_second" in sides.get(who, {})}
-        if len(found) == 2:
-            ratio = found["headstart"]["tokens_a_second"] / found[peer]["tokens_a_second"]
+        measured = {who: sides[who] for who in ("headstart", peer) if "tokens_per_second" in sides.get(who, {})}
+        if len(measured) == 2:
+            ratio = measured["headstart"]["tokens_per_second"] / measured[peer]["tokens_per_second"]
             lines.append(
-                f"- {title}: {times(ratio)} times {GPU_SIDES[peer]}, {found['headstart']['gib']:.1f} GiB beside {found[peer]['gib']:.1f}."
+                f"- {title}: {times(ratio)} times {GPU_SIDES[peer]}, {measured['headstart']['gib']:.1f} GiB beside {measured[peer]['gib']:.1f}."
             )
-        elif found:
-            ours = found["headstart"]
+        elif measured:
+            ours = measured["headstart"]
             lines.append(
-                f"- {title}: {ours['tokens_a_second']:,.0f} tokens a second, {percent(ours['mfu'])} of what a product of 8,192³ reaches."
+                f"- {title}: {ours['tokens_per_second']:,.0f} tokens per second, {percent(ours['mfu'])} of what a product of 8,192³ reaches."
             )
         kernels = record.get(name, {}).get("profile", {}).get("headstart", [])
         if kernels:
@@ -1435,15 +1439,15 @@ def profile_table() -> str:
         [
             f"One step of the classic language model ({shape['batch']} rows of {shape['length']} tokens, {shape['vocabulary']:,} entries); the loss with its gradients is {percent(record['loss'])} of it.",
             "",
-            "| operation | share of the step, by itself | calls |",
+            "| operation | fraction of the step, by itself | calls |",
             "|---|---|---|",
-            *(f"| `{row['name']}` | {percent(row['share'])} | {row['calls']} |" for row in record["rows"]),
+            *(f"| `{row['name']}` | {percent(row['fraction'])} | {row['calls']} |" for row in record["rows"]),
         ]
     )
 
 
-def filled(text: str, marker: str, content: str) -> str:
-    """A document with what stands between two markers replaced."""
+def fill_section(text: str, marker: str, content: str) -> str:
+    """Replace the text between two markers of a document."""
     before, _, rest = text.partition(f"<!-- {marker} -->\n")
     _, _, after = rest.partition(f"<!-- /{marker} -->")
     return f"{before}<!-- {marker} -->\n{content}\n<!-- /{marker} -->{after}"
@@ -1452,15 +1456,15 @@ def filled(text: str, marker: str, content: str) -> str:
 def shown_reports() -> dict[Path, str]:
     """The page of reports to look at, as it should read."""
     reports = ROOT / "docs" / "reports.md"
-    text = filled(reports.read_text(encoding="utf-8"), "RESULTS:books", said("cls-books"))
-    return {reports: filled(text, "RESULTS:films", said("imdb"))}
+    text = fill_section(reports.read_text(encoding="utf-8"), "RESULTS:books", verdict_list("cls-books"))
+    return {reports: fill_section(text, "RESULTS:films", verdict_list("imdb"))}
 
 
 def pages() -> dict[Path, str]:
     """Every page that holds results, as it should read."""
     lesson = ROOT / "docs" / "course.md"
-    lesson_text = filled(lesson.read_text(encoding="utf-8"), "RESULTS:course", course_table())
-    lesson_text = filled(lesson_text, "RESULTS:course-lm", language_table())
+    lesson_text = fill_section(lesson.read_text(encoding="utf-8"), "RESULTS:course", course_table())
+    lesson_text = fill_section(lesson_text, "RESULTS:course-lm", language_table())
     parts = [
         PROTOCOL,
         course(),
@@ -1487,11 +1491,11 @@ def pages() -> dict[Path, str]:
         *filter(None, [starters()]),
     ]
     speed = ROOT / "docs" / "performance.md"
-    speed_text = filled(speed.read_text(encoding="utf-8"), "RESULTS:profile", profile_table())
-    speed_text = filled(speed_text, "RESULTS:gpu", gpu_table())
+    speed_text = fill_section(speed.read_text(encoding="utf-8"), "RESULTS:profile", profile_table())
+    speed_text = fill_section(speed_text, "RESULTS:gpu", gpu_table())
     large = ROOT / "docs" / "scaling.md"
-    large_text = filled(large.read_text(encoding="utf-8"), "RESULTS:corpus", scaling_table())
-    large_text = filled(large_text, "RESULTS:terabyte", terabyte())
+    large_text = fill_section(large.read_text(encoding="utf-8"), "RESULTS:corpus", scaling_table())
+    large_text = fill_section(large_text, "RESULTS:terabyte", terabyte())
     return {ROOT / "RESULTS.md": "\n".join(parts), lesson: lesson_text, speed: speed_text, large: large_text}
 
 

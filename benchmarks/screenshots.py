@@ -53,8 +53,8 @@ def photograph(browser: Browser, page: Path, how: tuple[int, int, str, int]) -> 
     width, height, scheme, scale = how
     size = {"width": width, "height": height}
     view = browser.new_page(viewport=size, color_scheme=scheme, device_scale_factor=scale)
-    asked: list[str] = []
-    view.on("request", lambda request: asked.append(request.url))
+    requests: list[str] = []
+    view.on("request", lambda request: requests.append(request.url))
     root = SITE if page.is_relative_to(SITE) else page.parent
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(root))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -63,7 +63,7 @@ def photograph(browser: Browser, page: Path, how: tuple[int, int, str, int]) -> 
         picture = view.screenshot()
         view.close()
         server.shutdown()
-    elsewhere = [url for url in asked if not url.startswith((here, "data:", "blob:"))]
+    elsewhere = [url for url in requests if not url.startswith((here, "data:", "blob:"))]
     assert not elsewhere, f"{page} loads {elsewhere}"
     return Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS)
 
@@ -72,11 +72,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("what", nargs="?", default="report", help="report, site, or a page")
     parser.add_argument("--as", dest="name", default="page", help="the picture's name, for a page")
-    asked = parser.parse_args()
+    requests = parser.parse_args()
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"))
-        for name, (page, how) in shots(asked.what, asked.name).items():
-            path = (SEEN if asked.what in ("report", "site") else IMAGES) / f"{name}.png"
+        for name, (page, how) in shots(requests.what, requests.name).items():
+            path = (SEEN if requests.what in ("report", "site") else IMAGES) / f"{name}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             photograph(browser, page, how).save(path, optimize=True)
             print(f"wrote {path.relative_to(ROOT)}, {path.stat().st_size:,} bytes")

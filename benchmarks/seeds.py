@@ -44,8 +44,8 @@ def texts(count: int, seed: int) -> list[tuple[str, str]]:
         label = int(chance.integers(2))
         size = int(np.clip(chance.lognormal(np.log(TEXT) - 0.32, 0.8), 5, 900))
         drawn = order[chance.choice(len(known), size, p=chance_of / chance_of.sum())]
-        told = chance.random(size) < 0.05
-        drawn[told] = order[200 + 100 * label + chance.integers(0, 100, int(told.sum()))]
+        message = chance.random(size) < 0.05
+        drawn[message] = order[200 + 100 * label + chance.integers(0, 100, int(message.sum()))]
         rows.append((" ".join(known[drawn]), ("bad", "good")[label]))
     return rows
 
@@ -72,11 +72,11 @@ def timed(*arguments: str) -> float:
 
 def has_service() -> bool:
     """Whether NVIDIA's multi-process service runs here."""
-    found = False
+    result = False
     for name in Path("/proc").glob("[0-9]*/comm"):
         with suppress(OSError):  # a process that has just ended
-            found = found or name.read_text(encoding="utf-8").startswith("nvidia-cuda-mps")
-    return found
+            result = result or name.read_text(encoding="utf-8").startswith("nvidia-cuda-mps")
+    return result
 
 
 def main() -> None:
@@ -91,40 +91,40 @@ def main() -> None:
     parser.add_argument("--commit", default="", help="what is measured, for the record")
     parser.add_argument("--out", type=Path)
     parser.add_argument("options", nargs="*", help="handed on to `headstart compare`, after --")
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         train, valid, test = (
             write(folder / f"{part}.csv", texts(count, seed))
-            for seed, (part, count) in enumerate({"train": given.rows, "valid": 200, "test": 1000}.items())
+            for seed, (part, count) in enumerate({"train": args.rows, "valid": 200, "test": 1000}.items())
         )
         (folder / "texts.txt").write_text("\n".join(text for text, _ in texts(3000, 9)), encoding="utf-8")
-        base = given.source or str(folder / "base")
-        if given.source is None:
+        base = args.source or str(folder / "base")
+        if args.source is None:
             texts_to_read = str(folder / "texts.txt")
-            timed("pretrain", texts_to_read, "--preset", given.preset, "--loop.steps", "3", "--out", base, "-q")
+            timed("pretrain", texts_to_read, "--preset", args.preset, "--loop.steps", "3", "--out", base, "-q")
 
         def compared(seeds: int) -> float:
             settings = ["--from", base, "--valid", valid, "--test", test, "--arms", "pretrained", "--no-texts", "-q"]
             out = ["--seeds", str(seeds), "--jobs", str(seeds), "--out", str(folder / str(seeds))]
-            return timed("compare", train, *settings, *out, *given.options)
+            return timed("compare", train, *settings, *out, *args.options)
 
-        seconds = {str(count): round(compared(count), 2) for count in (1, given.seeds)}
-    ratio = seconds[str(given.seeds)] / seconds["1"]
-    print(f"{given.seeds} seeds at the same time take {ratio:.2f} times as long as one")
-    if given.out:
+        seconds = {str(count): round(compared(count), 2) for count in (1, args.seeds)}
+    ratio = seconds[str(args.seeds)] / seconds["1"]
+    print(f"{args.seeds} seeds at the same time take {ratio:.2f} times as long as one")
+    if args.out:
         record = {
-            "from": given.source or f"{given.preset}, pretrained for three steps",
-            "rows": given.rows,
+            "from": args.source or f"{args.preset}, pretrained for three steps",
+            "rows": args.rows,
             "seconds": seconds,
             "ratio": round(ratio, 3),
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
             "torch": torch.__version__,
-            "commit": given.commit,
+            "commit": args.commit,
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "service": has_service(),
         }
-        given.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -38,17 +38,17 @@ def make_texts(count: int) -> list[str]:
 
 def make_model(folder: Path) -> None:
     """A classifier of the default network's shape with random weights, and its tokenizer for transformers."""
-    from headstart.config import ModelConfig, TokenizerConfig
-    from headstart.kinds import Classes
-    from headstart.model.backbone import build_backbone
+    from headstart.config.schema import ModelConfig, TokenizerConfig
     from headstart.model.heads import Model, build_classifier_head
+    from headstart.model.transformer import build_backbone
     from headstart.store.bundle import Bundle, save_bundle
-    from headstart.text.tokenizer import train_tokenizer
+    from headstart.tasks import SingleLabel
+    from headstart.tokenization.bpe import train_tokenizer
 
     tokenizer = train_tokenizer(make_texts(3000), TokenizerConfig(vocab_size=4000))
     config = ModelConfig(context=256)
     model = Model(build_backbone(config, tokenizer.vocab_size, 0), build_classifier_head(config, len(LABELS), 0))
-    save_bundle(folder, Bundle(model, tokenizer, Classes(LABELS)))
+    save_bundle(folder, Bundle(model, tokenizer, SingleLabel(LABELS)))
 
 
 def plain_server(folder: str, port: int) -> None:
@@ -56,14 +56,14 @@ def plain_server(folder: str, port: int) -> None:
     import uvicorn
     from fastapi import FastAPI
 
-    from headstart.config import RuntimeConfig
+    from headstart.config.schema import RuntimeConfig
     from headstart.predict.predictor import Predictor
 
     app, predictor = FastAPI(), Predictor.load(Path(folder), RuntimeConfig(threads=1))
 
     @app.post("/predict")
-    def predict(asked: dict) -> dict:
-        return {"predictions": [vars(answer) for answer in predictor.predict(asked["texts"])]}
+    def predict(payload: dict) -> dict:
+        return {"predictions": [vars(answer) for answer in predictor.predict(payload["texts"])]}
 
     uvicorn.run(app, port=port, log_level="error")
 
@@ -75,10 +75,10 @@ def pipeline_server(folder: str, port: int) -> None:
     from fastapi import FastAPI
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast, pipeline
 
-    from headstart.config import ModelConfig, RuntimeConfig
-    from headstart.runtime import start
+    from headstart.config.schema import ModelConfig, RuntimeConfig
+    from headstart.runtime import setup_runtime
 
-    start(RuntimeConfig(threads=1))
+    setup_runtime(RuntimeConfig(threads=1))
     shape = ModelConfig(context=256)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(Path(folder) / "tokenizer" / "tokenizer.json"), pad_token="<pad>", model_max_length=256
@@ -98,9 +98,9 @@ def pipeline_server(folder: str, port: int) -> None:
     app, answer = FastAPI(), pipeline("text-classification", model=network, tokenizer=tokenizer, device="cpu")
 
     @app.post("/predict")
-    def predict(asked: dict) -> dict:
+    def predict(payload: dict) -> dict:
         with torch.inference_mode():
-            return {"predictions": answer(asked["texts"], truncation=True, top_k=None)}
+            return {"predictions": answer(payload["texts"], truncation=True, top_k=None)}
 
     uvicorn.run(app, port=port, log_level="error")
 
@@ -150,12 +150,12 @@ async def closed_loop(port: int, clients: int, seconds: float, texts: list[str])
 
     async def one(number: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        place = number
+        index = number
         while time.perf_counter() < end:
             started = time.perf_counter()
-            assert await ask(reader, writer, texts[place % len(texts)]) == 200
+            assert await ask(reader, writer, texts[index % len(texts)]) == 200
             took.append(time.perf_counter() - started)
-            place += clients
+            index += clients
         writer.close()
 
     started = time.perf_counter()
@@ -209,22 +209,22 @@ def measure(servers: list[Running], rounds: int, seconds: float, texts: list[str
                     flush=True,
                 )
     rows = []
-    for (name, clients), found in rates.items():
+    for (name, clients), result in rates.items():
         ours = statistics.median(rates[servers[0].name, clients])
-        median = statistics.median(found)
+        median = statistics.median(result)
         p50, p99 = (1000 * quantile(times[name, clients], share) for share in (0.5, 0.99))
         row = {
             "server": name,
             "clients": clients,
-            "rates": [round(rate, 1) for rate in found],
+            "rates": [round(rate, 1) for rate in result],
             "rate": round(median, 1),
         }
-        row["cpu_ms_a_text"] = round(statistics.median(cpu[name, clients]), 2)
+        row["cpu_ms_per_text"] = round(statistics.median(cpu[name, clients]), 2)
         rows.append(
             row | {"p50_ms": round(p50, 1), "p99_ms": round(p99, 1), "headstart_ratio": round(ours / median, 2)}
         )
         print(
-            f"{name:>24}  {clients:>3} clients  {median:8.1f} texts/s, {row['cpu_ms_a_text']} ms of CPU a text, headstart serve has {ours / median:.2f} times that"
+            f"{name:>24}  {clients:>3} clients  {median:8.1f} texts/s, {row['cpu_ms_per_text']} ms of CPU a text, headstart serve has {ours / median:.2f} times that"
         )
     return rows
 
@@ -234,18 +234,18 @@ def overload(server: Running, sustainable: float, seconds: float, texts: list[st
     seen = asyncio.run(open_loop(server.port, 2 * sustainable, seconds, texts, deadline_ms))
     good = [took for status, took in seen if status == 200]
     counts = {str(code): sum(status == code for status, _ in seen) for code in sorted({status for status, _ in seen})}
-    found = {
-        "asked_a_second": round(2 * sustainable, 1),
+    result = {
+        "requests_per_second": round(2 * sustainable, 1),
         "seconds": seconds,
         "deadline_ms": deadline_ms,
         "statuses": counts,
     }
-    found |= {
+    result |= {
         "accepted_p50_ms": round(1000 * quantile(good, 0.5), 1),
         "accepted_p99_ms": round(1000 * quantile(good, 0.99), 1),
     }
-    print(f"at twice the rate: {counts}, accepted p99 {found['accepted_p99_ms']} ms")
-    return found
+    print(f"at twice the rate: {counts}, accepted p99 {result['accepted_p99_ms']} ms")
+    return result
 
 
 def main() -> None:

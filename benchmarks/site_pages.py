@@ -59,14 +59,14 @@ def rehung(markdown: str, source: str, page: str) -> str:
     """
     pages = {file: name for name, file in PAGES.items()}
 
-    def moved(found: re.Match[str]) -> str:
-        before, target, anchor, after = found[1], found[2], found[3] or "", found[4]
+    def moved(match: re.Match[str]) -> str:
+        before, target, anchor, after = match[1], match[2], match[3] or "", match[4]
         if "://" in target or target.startswith("mailto:"):
-            return found[0]
+            return match[0]
         file = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
         name = pages.get(file) or (file.removeprefix("docs/") if file.startswith(("docs/", "examples/")) else None)
         if name is None:
-            return found[0]
+            return match[0]
         return f"{before}{posixpath.relpath(name, posixpath.dirname(page) or '.')}{anchor}{after}"
 
     return _LINK.sub(moved, markdown)
@@ -78,10 +78,10 @@ def commands() -> str:
 
     text: str = build_app().generate_docs(output_format="markdown", recursive=True)
     parts = re.split(r"^## headstart (\S+)$", text, flags=re.MULTILINE)[1:]
-    found = dict(zip(parts[::2], parts[1::2], strict=True))
+    match = dict(zip(parts[::2], parts[1::2], strict=True))
     pages = ["# Commands", SUMMARY + " Every command takes `--help`.", EXIT_CODES]
     for name, usage, summary, example in COMMANDS:
-        options = found[name].split(f"Example: {example}", 1)[1].strip()
+        options = match[name].split(f"Example: {example}", 1)[1].strip()
         pages += [
             f"## headstart {name}",
             summary,
@@ -94,13 +94,13 @@ def commands() -> str:
 
 def settings() -> str:
     """Every setting by section: name, what may be given, default, and its sentence; then what the presets set."""
-    from headstart.config import FinetuneConfig, PretrainConfig
-    from headstart.serve.settings import ServingConfig
+    from headstart.config.schema import FinetuneConfig, PretrainConfig
+    from headstart.serve.config import ServeCommandConfig
 
     kinds: list[tuple[str, Any]] = [
         ("Pretraining", PretrainConfig),
         ("Fine-tuning and comparing", FinetuneConfig),
-        ("Serving", ServingConfig),
+        ("Serving", ServeCommandConfig),
     ]
     pages = [
         "# Settings",
@@ -119,10 +119,10 @@ def settings() -> str:
             if not _section(section):
                 continue
             default = getattr(kind(), name)
-            told = (name, default.model_dump_json())
-            if told in seen:
+            message = (name, default.model_dump_json())
+            if message in seen:
                 continue  # the same settings with the same defaults stand further up
-            seen.add(told)
+            seen.add(message)
             pages += [
                 f"### {name}",
                 _plain(section.__doc__ or ""),
@@ -132,7 +132,7 @@ def settings() -> str:
 
 
 def _section(annotation: Any) -> bool:
-    from headstart.config import Section
+    from headstart.config.schema import Section
 
     return isinstance(annotation, type) and issubclass(annotation, Section)
 
@@ -156,23 +156,23 @@ def _list(values: Any, names: list[str], prefix: str) -> str:
 
 def _bound(item: Any) -> str:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    found = [
+    match = [
         f"{sign} {getattr(item, name):,g}" for name, sign in signs.items() if getattr(item, name, None) is not None
     ]
-    return " ".join(found)
+    return " ".join(match)
 
 
 def _presets() -> str:
-    from headstart.config import FinetuneConfig, PretrainConfig
-    from headstart.layering import fields_of
-    from headstart.model.presets import NAMES, values
+    from headstart.config.merge import iter_fields
+    from headstart.config.presets import PRESET_NAMES, preset_values
+    from headstart.config.schema import FinetuneConfig, PretrainConfig
 
     pages = ["## Presets", "What `--preset NAME` sets; empty where it leaves the default."]
     for command, kind in (("pretrain", PretrainConfig), ("finetune", FinetuneConfig)):
-        given = {name: values(name, command) for name in NAMES}
-        lines = [f"| {command} | {' | '.join(NAMES)} |", "|---" * (1 + len(NAMES)) + "|"]
-        for field, _ in fields_of(kind):
-            cells = [_at(given[name], field) for name in NAMES]
+        arguments = {name: preset_values(name, command) for name in PRESET_NAMES}
+        lines = [f"| {command} | {' | '.join(PRESET_NAMES)} |", "|---" * (1 + len(PRESET_NAMES)) + "|"]
+        for field, _ in iter_fields(kind):
+            cells = [_at(arguments[name], field) for name in PRESET_NAMES]
             if any(cells):
                 lines.append(f"| `{field}` | {' | '.join(cells)} |")
         pages.append("\n".join(lines))
@@ -188,4 +188,4 @@ def _at(values: Any, dotted: str) -> str:
 def _plain(text: str) -> str:
     """A docstring in one line: what looks like a tag is not one, outside of code."""
     pieces = " ".join(text.split()).split("`")
-    return "`".join(piece if place % 2 else piece.replace("<", "&lt;") for place, piece in enumerate(pieces))
+    return "`".join(piece if index % 2 else piece.replace("<", "&lt;") for index, piece in enumerate(pieces))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow.parquet as parquet
 
-from headstart.data.builtin import read_reviews
+from headstart.data.corpus import read_reviews
 
 RUN = 200
 """Paragraphs that stand together in the novels' file."""
@@ -30,13 +30,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder with french-novels/ in it")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     judged = [review.text for review in read_reviews() if review.set_aside]
-    write_lines(given.out / "en" / "judged.jsonl", judged)
-    novels = parquet.read_table(given.data / "french-novels" / "paragraphs.parquet", columns=["text"])
+    write_lines(arguments.out / "en" / "judged.jsonl", judged)
+    novels = parquet.read_table(arguments.data / "french-novels" / "paragraphs.parquet", columns=["text"])
     paragraphs = novels.column("text").to_pylist()
     kept = [text for row, text in enumerate(paragraphs) if row // RUN % 2 == 0]
-    write_lines(given.out / "fr" / "novels.jsonl", kept)
+    write_lines(arguments.out / "fr" / "novels.jsonl", kept)
     print(f"{len(judged):,} rows to judge by; {len(kept):,} of {len(paragraphs):,} paragraphs of novels")
 
 

@@ -17,24 +17,25 @@ from pathlib import Path
 
 from scipy.stats import t as student
 
-from headstart.config import FinetuneConfig
+from headstart.config.merge import merge_config
+from headstart.config.presets import preset_values
+from headstart.config.schema import FinetuneConfig
 from headstart.files import read_json
-from headstart.interop.sources import load_from
-from headstart.layering import layered
-from headstart.model.presets import values
-from headstart.progress import Progress, Quiet
+from headstart.interop.model_source import load_model_source
+from headstart.progress import Progress, SilentProgress
 from headstart.recipes import demo
-from headstart.recipes.compare import run_compare
-from headstart.report.collect import collect
+from headstart.recipes.compare.run import CompareRequest, run_compare
+from headstart.recipes.executors import Executor
+from headstart.report.load import load_comparison
 from headstart.report.statistics import paired_difference, summaries
-from headstart.store.starters import HOME, starters
+from headstart.store.locate import STARTERS_FOLDER, starters
 
 FOLDS, FOLD = 5, (340, 50)
 """Of cls-books without its test part: how many, and rows of each to learn and to choose from."""
 KEPT = Path(__file__).resolve().parent.parent / "docs" / "results" / "starters.json"
 
 
-class Aloud(Quiet):
+class Aloud(SilentProgress):
     """Says what is said."""
 
     def say(self, line: str) -> None:
@@ -45,57 +46,49 @@ def demo_data(work: Path) -> dict[str, str]:
     folder = work / "data"
     if not (folder / "train.jsonl").is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        demo.write_parts(demo.builtin_parts(), folder)
+        demo.write_splits(demo.split_reviews(), folder)
     return {name: str(folder / f"{name}.jsonl") for name in ("train", "valid", "test")}
 
 
 def compare(
-    files: dict[str, str], out: Path, given: argparse.Namespace, progress: Progress, settings: dict, **others
+    files: dict[str, str], out: Path, arguments: argparse.Namespace, progress: Progress, settings: dict, **others
 ) -> dict:
     """Run a comparison, or go on with it; returns its figures."""
-    device = {"runtime": {"device": given.device}} if given.device else {}
-    config = layered(FinetuneConfig, values("modern", "finetune"), settings, device)
+    device = {"runtime": {"device": arguments.device}} if arguments.device else {}
+    config = merge_config(FinetuneConfig, preset_values("modern", "finetune"), settings, device)
     resume = (out / "run.json").is_file()
-    run_compare(
-        files["train"],
-        out,
-        config,
-        valid=files["valid"],
-        test=files["test"],
-        jobs=given.jobs,
-        texts=False,
-        resume=resume,
-        progress=progress,
-        **others,
+    request = CompareRequest(
+        **files, out=out, executor=Executor(jobs=arguments.jobs), quote_texts=False, resume=resume, **others
     )
+    run_compare(request, config, progress)
     return figures(out)
 
 
 def figures(folder: Path) -> dict:
-    comparison = collect(folder)
+    comparison = load_comparison(folder)
     arms, differences = [], []
     for budget in comparison.budgets:
         for one in summaries(comparison, budget):
             accuracy = one.accuracy
             arms.append(
                 {"arm": one.arm, "labels": budget, "mean": accuracy.mean, "low": accuracy.low, "high": accuracy.high}
-                | {"seeds": len(one.cells), "seconds": round(one.seconds, 1), "worst": min(one.accuracies)}
+                | {"seeds": len(one.runs), "seconds": round(one.seconds, 1), "worst": min(one.accuracies)}
             )
         networks = [arm for arm in comparison.arms if arm.startswith("pretrained")]
         for arm in networks:
             for other in (
                 name for name in comparison.arms if name != arm and name not in networks[: networks.index(arm)]
             ):
-                found = paired_difference(comparison, arm, other, budget)
-                if found:
+                result = paired_difference(comparison, arm, other, budget)
+                if result:
                     differences.append(
                         {
                             "arm": arm,
                             "other": other,
                             "labels": budget,
-                            "mean": found.mean,
-                            "low": found.low,
-                            "high": found.high,
+                            "mean": result.mean,
+                            "low": result.low,
+                            "high": result.high,
                         }
                     )
     environment = read_json(folder / "environment.json")
@@ -133,54 +126,54 @@ def pooled(folders: list[Path]) -> dict:
     """The figures of several folds as one."""
     every = [figures(folder) for folder in folders]
     names = sorted((one["arm"] for one in every[0]["arms"]), key=lambda arm: not arm.startswith("pretrained"))
-    means = {arm: [one["mean"] for found in every for one in found["arms"] if one["arm"] == arm] for arm in names}
+    means = {arm: [one["mean"] for result in every for one in result["arms"] if one["arm"] == arm] for arm in names}
     arms = []
     for arm in names:
-        runs = [one for found in every for one in found["arms"] if one["arm"] == arm]
+        runs = [one for result in every for one in result["arms"] if one["arm"] == arm]
         seconds = round(statistics.mean(one["seconds"] for one in runs), 1)
-        told = {"arm": arm, "labels": FOLD[0], "worst": min(means[arm]), "seeds": sum(one["seeds"] for one in runs)}
-        arms.append(told | interval(means[arm]) | {"seconds": seconds})
+        message = {"arm": arm, "labels": FOLD[0], "worst": min(means[arm]), "seeds": sum(one["seeds"] for one in runs)}
+        arms.append(message | interval(means[arm]) | {"seconds": seconds})
     differences = [
         {"arm": arm, "other": other, "labels": FOLD[0]}
         | interval([a - b for a, b in zip(means[arm], means[other], strict=True)])
-        for place, arm in enumerate(names)
-        for other in names[place + 1 :]
+        for position, arm in enumerate(names)
+        for other in names[position + 1 :]
     ]
     return every[0] | {"arms": arms, "differences": differences, "folds": len(folders)}
 
 
 def about() -> list[dict]:
     """The starters themselves."""
-    found = []
+    result = []
     for name in starters():
-        facts = read_json(HOME / name / "bundle.json")
-        size = sum(path.stat().st_size for path in (HOME / name).rglob("*") if path.is_file())
-        told = facts["about"]
-        bundle = load_from(f"starter:{name}")
-        found.append(
+        facts = read_json(STARTERS_FOLDER / name / "bundle.json")
+        size = sum(path.stat().st_size for path in (STARTERS_FOLDER / name).rglob("*") if path.is_file())
+        message = facts["about"]
+        bundle = load_model_source(f"starter:{name}")
+        result.append(
             {
                 "name": name,
                 "bytes": size,
                 "parameters": sum(parameter.numel() for parameter in bundle.model.parameters()),
-                "steps": told["steps"],
-                "tokens_seen": told["tokens_seen"],
-                "held_out": told["held_out"],
-                "stages": [stage["held_out"] for stage in told.get("stages", [])],
-                "command": told["starter"]["command"],
-                "environment": told["starter"].get("environment", {}),
+                "steps": message["steps"],
+                "tokens_seen": message["tokens_seen"],
+                "held_out": message["held_out"],
+                "stages": [stage["held_out"] for stage in message.get("stages", [])],
+                "command": message["starter"]["command"],
+                "environment": message["starter"].get("environment", {}),
             }
         )
-    return found
+    return result
 
 
-def table(found: dict) -> str:
+def table(result: dict) -> str:
     lines = [f"{'arm':24} {'labels':>7} {'accuracy':>9}  95 % interval   seeds  seconds a run"]
-    for one in found["arms"]:
+    for one in result["arms"]:
         lines.append(
             f"{one['arm']:24} {one['labels']!s:>7} {100 * one['mean']:8.1f}%  {100 * one['low']:.1f} to {100 * one['high']:.1f}"
             f"    {one['seeds']}      {one['seconds']:.0f}"
         )
-    for one in found["differences"]:
+    for one in result["differences"]:
         lines.append(
             f"{one['arm']} - {one['other']}, {one['labels']} labels: {100 * one['mean']:+.1f} points "
             f"({100 * one['low']:+.1f} to {100 * one['high']:+.1f})"
@@ -198,39 +191,49 @@ def main() -> None:
     )
     parser.add_argument("--device")
     parser.add_argument("--jobs", type=int, default=1)
-    given = parser.parse_args()
-    arms, few = ("tfidf", "scratch", "pretrained"), demo.FINETUNE
-    if given.part == "about":
-        found: dict | list = about()
-    elif given.part == "demo":
-        files, labels = demo_data(given.work), (200, 1000)
-        found = compare(
-            files, given.work / "demo", given, Aloud(), few, source="starter:en", labels=labels, arms=arms, seeds=5
+    arguments = parser.parse_args()
+    arms, few = ("tfidf", "scratch", "pretrained"), demo.FINETUNE_SETTINGS
+    if arguments.part == "about":
+        result: dict | list = about()
+    elif arguments.part == "demo":
+        files, labels = demo_data(arguments.work), (200, 1000)
+        result = compare(
+            files,
+            arguments.work / "demo",
+            arguments,
+            Aloud(),
+            few,
+            backbones=("starter:en",),
+            label_budgets=labels,
+            arms=arms,
+            seeds=5,
         )
-    elif given.part == "books":
-        files = {name: str(given.data / "cls-books" / f"{name}.jsonl") for name in ("train", "valid", "test")}
+    elif arguments.part == "books":
+        files = {name: str(arguments.data / "cls-books" / f"{name}.jsonl") for name in ("train", "valid", "test")}
         quick = {"loop": {"epochs": 4}}  # chosen on validation
         arms = ("tfidf", "pretrained")
-        found = compare(files, given.work / "books", given, Aloud(), quick, source="starter:fr", arms=arms, seeds=2)
-    elif given.part == "folds":
-        folders = [given.work / "folds" / str(fold) for fold in range(FOLDS)]
+        result = compare(
+            files, arguments.work / "books", arguments, Aloud(), quick, backbones=("starter:fr",), arms=arms, seeds=2
+        )
+    elif arguments.part == "folds":
+        folders = [arguments.work / "folds" / str(fold) for fold in range(FOLDS)]
         for fold, folder in enumerate(folders):
-            files = fold_files(given.data, folder / "rows", fold)
-            ways = {"source": given.way, "arms": ("tfidf", "pretrained"), "seeds": 3}
-            compare(files, folder / "compared", given, Aloud(), {}, **ways)
-        found = pooled([folder / "compared" for folder in folders])
+            files = fold_files(arguments.data, folder / "rows", fold)
+            ways = {"backbones": tuple(arguments.way), "arms": ("tfidf", "pretrained"), "seeds": 3}
+            compare(files, folder / "compared", arguments, Aloud(), {}, **ways)
+        result = pooled([folder / "compared" for folder in folders])
     else:
-        files, arms = demo_data(given.work), ("tfidf", "pretrained")
-        ways = {"source": given.way, "labels": (200,), "arms": arms, "seeds": 5}
-        found = compare(files, given.work / "ways", given, Aloud(), few, **ways)
+        files, arms = demo_data(arguments.work), ("tfidf", "pretrained")
+        ways = {"backbones": tuple(arguments.way), "label_budgets": (200,), "arms": arms, "seeds": 5}
+        result = compare(files, arguments.work / "ways", arguments, Aloud(), few, **ways)
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
-    if isinstance(found, dict):
-        found["commit"] = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
-    kept[given.part] = found
+    if isinstance(result, dict):
+        result["commit"] = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
+    kept[arguments.part] = result
     kept["about"] = about()
     KEPT.write_text(json.dumps(kept, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
-    if isinstance(found, dict):
-        print(table(found))
+    if isinstance(result, dict):
+        print(table(result))
 
 
 if __name__ == "__main__":

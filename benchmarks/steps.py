@@ -11,18 +11,18 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from headstart.config import FinetuneConfig, PretrainConfig
-from headstart.data.batches import CausalRows, LabelledRows
-from headstart.data.masking import ask
-from headstart.layering import layered
-from headstart.model import presets
-from headstart.model.backbone import build_backbone
+from headstart.config import presets
+from headstart.config.merge import merge_config
+from headstart.config.schema import FinetuneConfig, PretrainConfig
+from headstart.data.datasets import LabelledDataset, PackedDataset
+from headstart.data.masking import make_batch
 from headstart.model.heads import Model, build_classifier_head, build_language_head
-from headstart.runtime import start
-from headstart.text.tokenizer import SpecialIds
+from headstart.model.transformer import build_backbone
+from headstart.runtime import setup_runtime
+from headstart.tokenization.base import SpecialIds
 from headstart.train.loop import TrainState, fit
-from headstart.train.objectives import classify, predict_tokens
-from headstart.train.optim import build_optimizer
+from headstart.train.objectives import classification_loss, language_model_loss
+from headstart.train.optimizers import build_optimizer
 
 SPECIAL = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
 VOCABULARY = 16384
@@ -68,48 +68,52 @@ def main() -> None:  # noqa: PLR0915
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--finetune", action="store_true")
-    given = parser.parse_args()
-    command = "finetune" if given.finetune else "pretrain"
-    kind = FinetuneConfig if given.finetune else PretrainConfig
-    changes = {"model": {"context": given.context, "dropout": given.dropout}}
-    if not given.finetune:
-        changes |= {"objective": given.objective, "optim": {"optimizer": given.optimizer}}
-    values = {k: v for k, v in presets.values(given.preset, command).items() if k in kind.model_fields}
-    config = layered(kind, values, changes)
-    runtime = start(config.runtime)
+    arguments = parser.parse_args()
+    command = "finetune" if arguments.finetune else "pretrain"
+    kind = FinetuneConfig if arguments.finetune else PretrainConfig
+    changes = {"model": {"context": arguments.context, "dropout": arguments.dropout}}
+    if not arguments.finetune:
+        changes |= {"objective": arguments.objective, "optim": {"optimizer": arguments.optimizer}}
+    values = {k: v for k, v in presets.preset_values(arguments.preset, command).items() if k in kind.model_fields}
+    config = merge_config(kind, values, changes)
+    runtime = setup_runtime(config.runtime)
     backbone = build_backbone(config.model, VOCABULARY, 0)
-    if given.finetune:
-        model = Model(backbone, build_classifier_head(config.model, 2, 0, "both")).to(runtime.device)
+    if arguments.finetune:
+        model = Model(backbone, build_classifier_head(config.model, 2, 0, "bidirectional")).to(runtime.device)
         texts = corpus(4000, 180)
-        rows = LabelledRows([texts.ids(i) for i in range(4000)], np.arange(4000) % 2, SPECIAL, context=given.context)
+        rows = LabelledDataset(
+            [texts.ids(i) for i in range(4000)], np.arange(4000) % 2, SPECIAL, context=arguments.context
+        )
 
         def fetch(step):
-            return [rows.batch((np.arange(given.batch) + step * given.batch) % 4000)]
+            return [rows.batch((np.arange(arguments.batch) + step * arguments.batch) % 4000)]
 
         def objective(batch):
-            return classify(model, batch)
+            return classification_loss(model, batch)
     else:
         model = Model(backbone, build_language_head(config.model, VOCABULARY, 0)).to(runtime.device)
-        rows = CausalRows(corpus(20000, 180), np.arange(20000), SPECIAL, context=given.context, layout="packed", seed=0)
+        rows = PackedDataset(
+            corpus(20000, 180), np.arange(20000), SPECIAL, context=arguments.context, layout="packed", seed=0
+        )
 
         def fetch(step):
-            return [ask(rows, step * given.batch, given.batch, config, SPECIAL, VOCABULARY, 0)]
+            return [make_batch(rows, step * arguments.batch, arguments.batch, config, SPECIAL, VOCABULARY, 0)]
 
         def objective(batch):
-            return predict_tokens(model, batch)
+            return language_model_loss(model, batch)
 
-    if given.compile:
+    if arguments.compile:
         backbone.compile_layers()
     state = TrainState(model, build_optimizer(model, config.optim), 0)
     started = time.perf_counter()
-    warm = min(10, given.steps // 2)
-    if given.profile:
+    warm = min(10, arguments.steps // 2)
+    if arguments.profile:
         list(fit(state, fetch, objective, config.optim, warm, runtime))
         with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profile:
             list(fit(state, fetch, objective, config.optim, warm + 10, runtime))
         print(profile.key_averages().table(sort_by="self_cuda_time_total", row_limit=28, max_name_column_width=90))
         return
-    seconds = timed(fit(state, fetch, objective, config.optim, given.steps, runtime), warm, runtime.device)
+    seconds = timed(fit(state, fetch, objective, config.optim, arguments.steps, runtime), warm, runtime.device)
     first = time.perf_counter()
     for step in range(20):
         fetch(step)
@@ -124,13 +128,13 @@ def main() -> None:  # noqa: PLR0915
         json.dumps(
             {
                 "what": command,
-                "preset": given.preset,
-                "batch": given.batch,
-                "compile": given.compile,
-                "objective": given.objective,
+                "preset": arguments.preset,
+                "batch": arguments.batch,
+                "compile": arguments.compile,
+                "objective": arguments.objective,
                 "ms": round(1000 * middle, 2),
-                "tokens_a_second": round(tokens / middle),
-                "texts_a_second": round(given.batch / middle),
+                "tokens_per_second": round(tokens / middle),
+                "texts_per_second": round(arguments.batch / middle),
                 "laying_rows_ms": round(1000 * laying, 2),
                 "gib": round(memory, 1),
                 "all_s": round(time.perf_counter() - started, 1),

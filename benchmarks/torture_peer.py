@@ -108,16 +108,16 @@ def weights(out: Path) -> dict | None:
     return torch.load(path, weights_only=True) if path.exists() else None
 
 
-def apart(one: dict, two: dict) -> float:
+def max_difference(one: dict, two: dict) -> float:
     return max((one[name] - two[name]).abs().max().item() for name in one)
 
 
-def verdict(code: int, said: str, out: Path, whole: dict) -> str:
+def verdict(code: int, output: str, out: Path, whole: dict) -> str:
     if code == -signal.SIGKILL:
         return "hangs"
     if code:
-        return f"stops: {said.split(':')[0].split('.')[-1]}"
-    difference = apart(weights(out), whole)
+        return f"stops: {output.split(':')[0].split('.')[-1]}"
+    difference = max_difference(weights(out), whole)
     return "goes on, same weights" if difference == 0 else "goes on, other weights"
 
 
@@ -139,8 +139,8 @@ def resumed(work: Path, kinds: list[str], names: list[int], whole: dict) -> list
         for stop in names[:-1]:
             out = interrupted(kind, work, stop)
             where = "between epochs" if stop % (ROWS // 8) == 0 else "within an epoch"
-            found = verdict(*attempt(kind, out, True), out, whole[kind])
-            rows.append({"objective": kind, "step": stop, "where": where, "found": found})
+            result = verdict(*attempt(kind, out, True), out, whole[kind])
+            rows.append({"objective": kind, "step": stop, "where": where, "found": result})
             shutil.rmtree(out)
     return rows
 
@@ -160,23 +160,23 @@ def damaged(work: Path, names: list[int], whole: dict) -> list[dict]:
                 (out / newest / path.name).unlink()
             else:
                 (out / newest / path.name).write_bytes(now)
-            found = verdict(*attempt("causal", out, True), out, whole["causal"])
-            rows.append({"file": path.name, "wound": wound, "found": found})
+            result = verdict(*attempt("causal", out, True), out, whole["causal"])
+            rows.append({"file": path.name, "wound": wound, "found": result})
             shutil.rmtree(out)
     return rows
 
 
 def killed(work: Path, duration: float, whole: dict) -> dict[str, int]:
     """Killed once at a random moment, then resumed."""
-    chance, found = random.Random(0), Counter()
+    chance, result = random.Random(0), Counter()
     for _ in range(KILLS):
         out = work / "killed"
-        code, said = attempt("causal", out, False, chance.uniform(0.1, duration))
+        code, output = attempt("causal", out, False, chance.uniform(0.1, duration))
         if code == -signal.SIGKILL:
-            code, said = attempt("causal", out, True)
-        found[verdict(code, said, out, whole["causal"])] += 1
+            code, output = attempt("causal", out, True)
+        result[verdict(code, output, out, whole["causal"])] += 1
         shutil.rmtree(out, ignore_errors=True)
-    return dict(sorted(found.items()))
+    return dict(sorted(result.items()))
 
 
 def main(target: Path) -> None:
@@ -185,8 +185,8 @@ def main(target: Path) -> None:
     durations = {}
     for kind in ("causal", "masked"):
         started = time.monotonic()
-        code, said = attempt(kind, work / f"whole-{kind}", False)
-        assert code == 0, said
+        code, output = attempt(kind, work / f"whole-{kind}", False)
+        assert code == 0, output
         durations[kind] = time.monotonic() - started
     whole = {kind: weights(work / f"whole-{kind}") for kind in durations}
     names = sorted(int(path.name.split("-")[1]) for path in (work / "whole-causal").glob("checkpoint-*"))

@@ -10,7 +10,7 @@ starters were made: none of them has read one.
 import csv
 import random
 
-from headstart.data.builtin import Review, read_reviews
+from headstart.data.corpus import Review, read_reviews
 
 
 def labelled(review: Review) -> bool:

@@ -33,7 +33,7 @@ def _one_thread_and_no_leftovers() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real data, for tests marked `data`."""
-    given = os.environ.get("HEADSTART_DATA")
-    if not given or not Path(given).is_dir():
+    folder = os.environ.get("HEADSTART_DATA")
+    if not folder or not Path(folder).is_dir():
         pytest.skip("real data not found; set HEADSTART_DATA to the folder that holds it")
-    return Path(given)
+    return Path(folder)

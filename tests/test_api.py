@@ -2,10 +2,10 @@
 
 import pytest
 
+from fixtures.tiny import write_reviews
 from headstart import api
 from headstart.errors import ConfigError, UsageError
 from headstart.files import read_json
-from tiny import write_reviews
 
 SMALL = {
     "tokenizer.vocab_size": 300,
@@ -35,7 +35,7 @@ def test_a_test_file_is_read(reviews, tmp_path):
     run = api.finetune(
         reviews / "train.csv",
         out=tmp_path / "clf",
-        source=reviews / "base",
+        backbone=reviews / "base",
         test=reviews / "test.csv",
         settings=settings,
     )
@@ -46,22 +46,22 @@ def test_a_test_file_is_read(reviews, tmp_path):
 def test_a_shape_beside_a_pretrained_folder_is_refused(reviews, tmp_path, settings):
     base = reviews / "base"
     with pytest.raises(ConfigError) as caught:
-        api.finetune(reviews / "train.csv", out=tmp_path / "clf", source=base, settings=settings)
+        api.finetune(reviews / "train.csv", out=tmp_path / "clf", backbone=base, settings=settings)
     assert (
         str(caught.value)
-        == f"{next(iter(settings))} is set, but {base} brings its own; leave it out, or use source='scratch'"
+        == f"{next(iter(settings))} is set, but {base} brings its own; leave it out, or use backbone='scratch'"
     )
     assert not (tmp_path / "clf").exists()
 
 
-def test_seeds_labels_and_arms_of_a_comparison_are_those_asked_for(reviews, tmp_path):
+def test_a_comparison_uses_the_requested_seeds_budgets_and_arms(reviews, tmp_path):
     api.compare(
         reviews / "train.csv",
         out=tmp_path / "cmp",
         test=reviews / "test.csv",
         valid=reviews / "valid.csv",
         seeds=2,
-        labels=(12,),
+        label_budgets=(12,),
         arms=("majority", "tfidf"),
         settings={"runtime.threads": 1, "tokenizer.vocab_size": 300},
     )
@@ -75,7 +75,7 @@ def test_several_pretrained_folders_are_passed_on(reviews, tmp_path):
             reviews / "train.csv",
             out=tmp_path / "cmp",
             test=reviews / "test.csv",
-            source=[reviews / "base", reviews / "base" / ".." / "base"],
+            backbone=[reviews / "base", reviews / "base" / ".." / "base"],
         )
     assert str(caught.value) == f"--from names {reviews / 'base'} twice; once is enough"
 
@@ -85,7 +85,7 @@ def test_choosing_is_passed_on(reviews, tmp_path):
         reviews / "train.csv",
         out=tmp_path / "cmp",
         test=reviews / "test.csv",
-        source=reviews / "base",
+        backbone=reviews / "base",
         arms=("frozen",),
         seeds=1,
         choose=True,

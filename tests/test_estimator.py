@@ -1,4 +1,4 @@
-"""The scikit-learn estimator: fits in memory what the commands fit from files, and behaves as its tools expect."""
+"""The scikit-learn estimators fit in memory what the commands fit from files, and pass scikit-learn's checks."""
 
 import random
 import warnings
@@ -13,11 +13,11 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
 import headstart
+from fixtures.tiny import review, write_reviews
 from headstart import TextClassifier, api
 from headstart.errors import ConfigError, DataError, UsageError
 from headstart.estimator import InputError
 from headstart.store.bundle import load_bundle
-from tiny import review, write_reviews
 
 CHANCE = random.Random(5)
 TEXTS = [review(CHANCE, bool(index % 2)) for index in range(80)]
@@ -43,39 +43,39 @@ def base(tmp_path_factory):
     return folder / "run"
 
 
-def test_it_learns_and_answers_in_the_labels_it_was_given(fitted):
+def test_a_classifier_learns_and_predicts_its_labels(fitted):
     assert fitted.score(TEXTS[60:], LABELS[60:]) > 0.8
     assert fitted.classes_.tolist() == ["bad", "good"]
-    shares = fitted.predict_proba(TEXTS[60:])
-    assert shares.shape == (20, 2)
-    assert np.allclose(shares.sum(axis=1), 1)
-    assert (fitted.classes_[shares.argmax(axis=1)] == fitted.predict(TEXTS[60:])).all()
+    probabilities = fitted.predict_proba(TEXTS[60:])
+    assert probabilities.shape == (20, 2)
+    assert np.allclose(probabilities.sum(axis=1), 1)
+    assert (fitted.classes_[probabilities.argmax(axis=1)] == fitted.predict(TEXTS[60:])).all()
 
 
 @pytest.mark.parametrize("names", [[10, 9], [True, False], [2.0, -1.0]], ids=str)
-def test_labels_keep_their_kind_and_order(names):
+def test_labels_keep_their_type_and_order(names):
     labels = [names[index % 2] for index in range(40)]
-    found = small(epochs=1).fit(TEXTS[:40], labels)
-    assert found.classes_.tolist() == sorted(names)
-    assert found.predict(TEXTS[:3]).dtype == np.array(labels).dtype
+    classifier = small(epochs=1).fit(TEXTS[:40], labels)
+    assert classifier.classes_.tolist() == sorted(names)
+    assert classifier.predict(TEXTS[:3]).dtype == np.array(labels).dtype
 
 
 @pytest.mark.parametrize("start", ["scratch", "pretrained"])
-def test_it_is_the_very_model_that_the_command_makes(base, tmp_path, start):
+def test_an_estimator_fits_the_same_model_as_the_command(base, tmp_path, start):
     """The same rows, settings and seed: not a bit differs."""
     rows = "".join(f"{text},{label}\n" for text, label in zip(TEXTS, LABELS, strict=True))
     (tmp_path / "train.csv").write_text(f"text,label\n{rows}")
-    source, settings = ("scratch", SMALL) if start == "scratch" else (base, {"runtime.threads": 1})
+    backbone, settings = ("scratch", SMALL) if start == "scratch" else (base, {"runtime.threads": 1})
     steps = {"loop.epochs": 2, "optim.lr": 0.01}
-    api.finetune(tmp_path / "train.csv", out=tmp_path / "run", source=source, settings=settings | steps)
-    ours = TextClassifier(source, epochs=2, lr=0.01, settings=settings).fit(TEXTS, LABELS)
-    theirs = [list(answer.probabilities.values()) for answer in headstart.load(tmp_path / "run").predict(TEXTS)]
-    assert (ours.predict_proba(TEXTS) == np.array(theirs)).all()
-    other = TextClassifier(source, epochs=2, lr=0.01, settings=settings, seed=1).fit(TEXTS, LABELS)
-    assert (other.predict_proba(TEXTS) != np.array(theirs)).any()  # control
+    api.finetune(tmp_path / "train.csv", out=tmp_path / "run", backbone=backbone, settings=settings | steps)
+    estimator = TextClassifier(backbone, epochs=2, lr=0.01, settings=settings).fit(TEXTS, LABELS)
+    by_command = [list(answer.probabilities.values()) for answer in headstart.load(tmp_path / "run").predict(TEXTS)]
+    assert (estimator.predict_proba(TEXTS) == np.array(by_command)).all()
+    other = TextClassifier(backbone, epochs=2, lr=0.01, settings=settings, seed=1).fit(TEXTS, LABELS)
+    assert (other.predict_proba(TEXTS) != np.array(by_command)).any()  # control
 
 
-def test_unlabelled_texts_are_learnt_from_first(base):
+def test_unlabelled_texts_are_pretrained_on(base):
     pretraining = {"loop.steps": 2}
     first = small(unlabelled=TEXTS, pretraining=pretraining, epochs=1).fit(TEXTS, LABELS)
     again = small(unlabelled=TEXTS, pretraining=pretraining, epochs=1).fit(TEXTS, LABELS)
@@ -87,7 +87,7 @@ def test_unlabelled_texts_are_learnt_from_first(base):
     assert len(onward.fit(TEXTS, LABELS).predict(TEXTS[:2])) == 2
 
 
-def test_it_works_in_a_pipeline_and_under_cross_validation():
+def test_an_estimator_works_in_a_pipeline_and_under_cross_validation():
     pipeline = make_pipeline(FunctionTransformer(lambda texts: [text.upper() for text in texts]), small())
     scores = cross_val_score(pipeline, TEXTS, LABELS, cv=2)
     assert scores.shape == (2,)
@@ -95,14 +95,14 @@ def test_it_works_in_a_pipeline_and_under_cross_validation():
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_search_keeps_the_best(processes):
+def test_a_grid_search_finds_the_better_learning_rate(processes):
     search = GridSearchCV(small(), {"lr": [1e-6, 0.01]}, cv=2, n_jobs=processes)
     search.fit(TEXTS, LABELS)
     assert search.best_params_ == {"lr": 0.01}
     assert search.predict(TEXTS[:3]).shape == (3,)
 
 
-def test_a_copy_for_another_process_is_settings_labels_and_bytes(fitted):
+def test_the_state_of_an_estimator_is_parameters_classes_and_bytes(fitted):
     state = fitted.__getstate__()
     assert {type(content) for content in state["files_"].values()} == {bytes}
     assert set(state) == {*fitted.get_params(), "files_", "classes_"}
@@ -126,7 +126,7 @@ def test_a_saved_folder_answers_the_same_here_and_on_the_command_line(fitted, tm
 def test_a_run_folder_of_the_command_can_be_loaded(base, tmp_path):
     rows = "".join(f"{text},{label}\n" for text, label in zip(TEXTS, LABELS, strict=True))
     (tmp_path / "train.csv").write_text(f"text,label\n{rows}")
-    api.finetune(tmp_path / "train.csv", out=tmp_path / "run", source=base, settings={"loop.epochs": 1})
+    api.finetune(tmp_path / "train.csv", out=tmp_path / "run", backbone=base, settings={"loop.epochs": 1})
     assert TextClassifier.load(tmp_path / "run").classes_.tolist() == ["bad", "good"]
 
 
@@ -168,17 +168,17 @@ NOT_FOR_TEXT = {
 }
 
 
-def test_it_passes_scikit_learns_checks_as_far_as_they_are_about_text():
+def test_an_estimator_passes_the_checks_of_scikit_learn_that_suit_text():
     estimator = Numbers(settings=SMALL | {"model.width": 8, "tokenizer.vocab_size": 260}, epochs=1, batch_size=64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         results = check_estimator(estimator, expected_failed_checks=NOT_FOR_TEXT, on_skip=None)
-    found = {result["check_name"]: result["status"] for result in results}
-    assert {name for name, status in found.items() if status == "xfail"} == set(NOT_FOR_TEXT)
-    assert sum(status == "passed" for status in found.values()) >= 38
+    statuses = {result["check_name"]: result["status"] for result in results}
+    assert {name for name, status in statuses.items() if status == "xfail"} == set(NOT_FOR_TEXT)
+    assert sum(status == "passed" for status in statuses.values()) >= 38
 
 
-def test_it_clones_without_what_it_learnt(fitted):
+def test_a_clone_is_not_fitted(fitted):
     copy = clone(fitted)
     assert copy.get_params() == fitted.get_params()
     with pytest.raises(NotFittedError):
@@ -206,7 +206,7 @@ def test_it_clones_without_what_it_learnt(fitted):
         (TEXTS[:2], None, "TextClassifier requires y to be passed, but the target y is None"),
     ],
 )
-def test_what_cannot_be_learnt_from_gets_one_line(texts, labels, message):
+def test_wrong_texts_or_labels_get_one_line(texts, labels, message):
     with pytest.raises(InputError) as caught:
         small().fit(texts, labels)
     assert str(caught.value) == message
@@ -223,21 +223,23 @@ def test_a_setting_that_has_a_parameter_of_its_own_is_refused():
 def test_a_shape_beside_a_backbone_is_refused(base):
     with pytest.raises(ConfigError) as caught:
         TextClassifier(base, settings={"model.width": 8}).fit(TEXTS, LABELS)
-    assert str(caught.value) == f"model.width is set, but {base} brings its own; leave it out, or use source='scratch'"
+    assert (
+        str(caught.value) == f"model.width is set, but {base} brings its own; leave it out, or use backbone='scratch'"
+    )
 
 
-def test_twenty_classes_with_eight_examples_each():
+def test_a_classifier_learns_twenty_classes_from_eight_texts_each():
     chance = random.Random(2)
     topics = [f"topic{chr(97 + number)}" for number in range(20)]
     texts = [f"the {topic} {chance.choice(TEXTS)[:30]}" for topic in topics for _ in range(8)]
     labels = np.repeat(topics, 8)
-    found = small(epochs=30, batch_size=16).fit(texts, labels)
-    assert found.classes_.tolist() == topics
-    assert found.score(texts, labels) > 0.9
-    assert found.predict_proba(texts[:2]).shape == (2, 20)
+    classifier = small(epochs=30, batch_size=16).fit(texts, labels)
+    assert classifier.classes_.tolist() == topics
+    assert classifier.score(texts, labels) > 0.9
+    assert classifier.predict_proba(texts[:2]).shape == (2, 20)
 
 
-def test_settings_are_those_of_the_backbones_kind_unless_a_preset_is_named(tmp_path):
+def test_the_preset_follows_the_backbone_unless_one_is_named(tmp_path):
     folder = write_reviews(tmp_path / "data")
     modern = {
         "model.block": "modern",
@@ -250,12 +252,12 @@ def test_settings_are_those_of_the_backbones_kind_unless_a_preset_is_named(tmp_p
         folder / "texts.txt", out=tmp_path / "base", settings={**modern, "model.feedforward": 24, "loop.steps": 2}
     )
     source = load_bundle(tmp_path / "base")
-    assert TextClassifier(tmp_path / "base")._config(source).loop.choose == "last"  # the modern preset's
-    assert TextClassifier(tmp_path / "base", preset="classic")._config(source).loop.choose == "best"
-    assert TextClassifier()._config(None).loop.choose == "best"
+    assert TextClassifier(tmp_path / "base")._config(source).loop.select == "last"  # the modern preset's
+    assert TextClassifier(tmp_path / "base", preset="classic")._config(source).loop.select == "best"
+    assert TextClassifier()._config(None).loop.select == "best"
 
 
-def test_several_labels_come_as_lists_of_names_or_as_a_table():
+def test_several_labels_are_lists_of_names_or_an_indicator_matrix():
     names = [["good"] if index % 2 else ["bad", "dull"] for index in range(len(TEXTS))]
     listed = small().fit(TEXTS, names)
     assert listed.classes_.tolist() == ["bad", "dull", "good"]
@@ -263,24 +265,24 @@ def test_several_labels_come_as_lists_of_names_or_as_a_table():
     tabled = small().fit(TEXTS, table)
     assert tabled.classes_.tolist() == [0, 1, 2]
     assert listed.predict_proba(TEXTS) == pytest.approx(tabled.predict_proba(TEXTS), abs=1e-6)
-    found = listed.predict(TEXTS)
-    assert found.shape == (len(TEXTS), 3)
-    assert set(found.ravel().tolist()) <= {0, 1}
-    assert (found == table).mean() > 0.6
+    predicted = listed.predict(TEXTS)
+    assert predicted.shape == (len(TEXTS), 3)
+    assert set(predicted.ravel().tolist()) <= {0, 1}
+    assert (predicted == table).mean() > 0.6
 
 
-def test_a_regressor_gives_numbers_and_keeps_them_when_saved(tmp_path):
+def test_a_regressor_predicts_the_same_numbers_after_loading(tmp_path):
     numbers = [float(index % 2) for index in range(len(TEXTS))]
     settings = small().get_params()
     regressor = headstart.TextRegressor(**settings).fit(TEXTS, numbers)
-    found = regressor.predict(TEXTS)
-    assert ((found >= 0) & (found <= 1)).all()
+    predicted = regressor.predict(TEXTS)
+    assert ((predicted >= 0) & (predicted <= 1)).all()
     assert regressor.score(TEXTS, numbers) > 0  # better than always answering the mean
     regressor.save(tmp_path / "saved")
-    assert headstart.TextRegressor.load(tmp_path / "saved").predict(TEXTS).tolist() == found.tolist()
+    assert headstart.TextRegressor.load(tmp_path / "saved").predict(TEXTS).tolist() == predicted.tolist()
 
 
-def test_pairs_are_tuples():
+def test_pairs_of_texts_are_tuples():
     pairs = [(text, TEXTS[0]) for text in TEXTS]
     fitted = small().fit(pairs, [index % 2 for index in range(len(TEXTS))])
     assert fitted.predict(pairs[:3]).shape == (3,)
@@ -299,7 +301,7 @@ def test_pairs_are_tuples():
         ([["a"], ["b"]], "X has 4 texts and y 2 labels; expected one each"),
     ],
 )
-def test_labels_that_are_none_get_one_line(labels, message):
+def test_wrong_lists_of_labels_get_one_line(labels, message):
     with pytest.raises(InputError) as caught:
         small().fit(TEXTS[:4], labels)
     assert str(caught.value) == message
@@ -314,7 +316,7 @@ def test_labels_that_are_none_get_one_line(labels, message):
         (None, "TextRegressor requires y to be passed, but the target y is None"),
     ],
 )
-def test_numbers_that_are_none_get_one_line(numbers, message):
+def test_wrong_numbers_get_one_line(numbers, message):
     with pytest.raises(InputError) as caught:
         headstart.TextRegressor(**small().get_params()).fit(TEXTS[:4], numbers)
     assert str(caught.value) == message

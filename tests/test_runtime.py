@@ -1,4 +1,4 @@
-"""Device, precision, threads and signals: what is asked for is what is used."""
+"""Device, precision, threads, seeds and signals."""
 
 import os
 import signal
@@ -8,43 +8,56 @@ import pytest
 import torch
 
 from headstart import runtime
-from headstart.config import RuntimeConfig
-from headstart.runtime import Stop, environment, free_cores, seed_step, start, stopping
+from headstart.config.schema import RuntimeConfig
+from headstart.interrupts import StopSignal, handle_signals
+from headstart.runtime import environment, free_cores, resolve_threads, seed_step, setup_runtime
 
 
 @pytest.mark.parametrize(("precision", "bf16"), [("auto", False), ("fp32", False), ("bf16", True)])
-def test_precision_is_the_one_asked_for(precision, bf16):
-    assert start(RuntimeConfig(device="cpu", precision=precision, threads=1)).bf16 is bf16
+def test_the_configured_precision_is_used(precision, bf16):
+    assert setup_runtime(RuntimeConfig(device="cpu", precision=precision, threads=1)).bf16 is bf16
 
 
 def test_determinism_and_threads_are_set_for_the_process(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     assert not torch.are_deterministic_algorithms_enabled()
-    used = start(RuntimeConfig(device="cpu", deterministic=True, threads=3))
+    deterministic = setup_runtime(RuntimeConfig(device="cpu", deterministic=True, threads=3))
     assert torch.are_deterministic_algorithms_enabled()
-    assert (used.threads, torch.get_num_threads()) == (3, 3)
-    assert environment(used)["deterministic"] is True
+    assert (deterministic.threads, torch.get_num_threads()) == (3, 3)
+    assert environment(deterministic)["deterministic"] is True
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    start(RuntimeConfig(device="cpu", threads=1))
-    assert environment(used)["deterministic"] is False  # control: it holds for a run, not for the process
+    setup_runtime(RuntimeConfig(device="cpu", threads=1))
+    assert environment(deterministic)["deterministic"] is False  # control: it holds for a run, not for the process
 
 
-def test_cores_that_others_keep_busy_are_left_to_them(monkeypatch):
+def test_busy_cores_are_not_free(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    found = []
+    counts = []
     for idle in (100, 50, 0):
         ticks = iter([(0, 0), (idle, 100)])
-        monkeypatch.setattr(runtime, "_processor_ticks", lambda _cores, ticks=ticks: next(ticks))
-        found.append(free_cores())
-    assert found == [8, 4, 1]
+        monkeypatch.setattr(runtime, "_cpu_ticks", lambda _cores, ticks=ticks: next(ticks))
+        counts.append(free_cores())
+    assert counts == [8, 4, 1]
+
+
+def test_resolving_the_threads_changes_neither_torch_nor_the_environment(monkeypatch):
+    monkeypatch.setattr(runtime, "free_cores", lambda: 6)
+    threads, variables = torch.get_num_threads(), dict(os.environ)
+    assert resolve_threads(RuntimeConfig(threads=3, deterministic=True)) == 3
+    assert resolve_threads(RuntimeConfig(deterministic=True)) == 6
+    assert torch.get_num_threads() == threads
+    assert dict(os.environ) == variables
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert resolve_threads(RuntimeConfig()) == 1  # four processes on this machine have six cores
 
 
 def test_a_time_limit_is_in_minutes(monkeypatch):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    stop = Stop(time_limit=2)
+    stop = StopSignal(time_limit=2)
     now = 100 + 119.0
     assert not stop.requested
     now = 100 + 121.0
@@ -52,9 +65,9 @@ def test_a_time_limit_is_in_minutes(monkeypatch):
     assert stop.reason == "time limit reached"
 
 
-def test_the_first_signal_asks_and_the_second_acts(capsys):
+def test_the_first_signal_requests_a_stop_and_the_second_acts_at_once(capsys):
     before = signal.getsignal(signal.SIGINT)
-    with stopping() as stop:
+    with handle_signals() as stop:
         assert not stop.requested
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.requested
@@ -67,29 +80,29 @@ def test_the_first_signal_asks_and_the_second_acts(capsys):
 
 
 @pytest.mark.parametrize("reason", ["SIGTERM", "time limit reached", "stopped"])
-def test_only_a_key_has_another_name_than_its_signal(reason):
-    stop = Stop()
+def test_only_ctrl_c_has_another_name_than_its_signal(reason):
+    stop = StopSignal()
     stop.reason = reason
     assert stop.why == reason
 
 
-def test_signals_mean_afterwards_what_they_meant_before():
+def test_signal_handlers_are_restored():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with stopping():
-        assert signal.getsignal(signal.SIGINT) is not before[0]  # control: they do mean something else meanwhile
+    with handle_signals():
+        assert signal.getsignal(signal.SIGINT) is not before[0]  # control: another handler inside the block
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_a_time_limit_counts_what_came_before_training(monkeypatch):
+def test_a_time_limit_counts_from_its_start(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: 100 + 121.0)
-    assert Stop(time_limit=2, since=100.0).requested
-    assert not Stop(time_limit=2).requested  # control
+    assert StopSignal(time_limit=2, since=100.0).requested
+    assert not StopSignal(time_limit=2).requested  # control
 
 
-def test_a_step_draws_what_torch_draws_from_its_seed():
+def test_a_step_draws_the_numbers_of_torch_manual_seed():
     seed_step(3, 7)
-    found = torch.rand(4)
+    numbers = torch.rand(4)
     torch.manual_seed((3 * 0x9E3779B1 + 7 * 0x85EBCA6B + 1) % 2**63)
-    assert torch.equal(found, torch.rand(4))
+    assert torch.equal(numbers, torch.rand(4))
     seed_step(3, 8)
-    assert not torch.equal(found, torch.rand(4))  # control
+    assert not torch.equal(numbers, torch.rand(4))  # control

@@ -38,7 +38,7 @@ _NOVEL = (
 
 
 def write_mini(folder: Path, *, documents: int = 200, train: int = 48, valid: int = 32, test: int = 40) -> Path:
-    """Write made-up reviews and paragraphs. Three texts of test also stand in train, as in the real files."""
+    """Write made-up reviews and paragraphs. Three texts of test also appear in train, as in the real files."""
     chance = random.Random(3)
     books = folder / "cls-books"
     books.mkdir(parents=True, exist_ok=True)
@@ -111,12 +111,12 @@ def _write_pairs(folder: Path, name: str, lines: Sequence[str], labels: Sequence
 
 
 def _write_parquet(folder: Path, novels: Sequence[str], reviews: Sequence[str]) -> None:
-    for place, columns in (
+    for position, columns in (
         ("french-novels/paragraphs.parquet", {"text": novels}),
         ("french-reviews/reviews.parquet", {"source": ["made up"] * len(reviews), "text": reviews}),
     ):
-        (folder / place).parent.mkdir(exist_ok=True)
-        pq.write_table(pa.table(columns), folder / place)
+        (folder / position).parent.mkdir(exist_ok=True)
+        pq.write_table(pa.table(columns), folder / position)
 
 
 def _texts(path: Path) -> Iterator[str]:

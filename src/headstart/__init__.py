@@ -1,10 +1,11 @@
-"""Headstart: pretrain on your own text, swap the head, fine-tune, and learn what the head start was worth.
+"""Headstart: pretrain on your own text, swap the head, fine-tune, and measure what pretraining gains.
 
-The rooms, in the order the story goes: `text` (strings and ids), `data` (files to batches), `model` (tensors to
-tensors), `train` (a model and batches to a better model), `store` (what is on disk), `predict` (answers), `recipes`
-(the story itself), `report` (run folders to pages), `cli` (one small module a command).
+Packages, bottom up: `config` (settings), `tokenization` (text to ids), `data` (files to batches), `kernels` (fused
+operations), `model` (the Transformer), `train` (the training loop), `store` (what is on disk), `predict` (predictions),
+`interop` (import and export), `report` (comparison folders to pages), `recipes` (the commands' work), `serve` (HTTP),
+`cli` (one module per command). `starters` holds pretrained models.
 
-The verbs below are loaded on first use: `import headstart` alone does not import torch.
+The functions below are imported on first use: `import headstart` alone does not import torch.
 """
 
 from importlib import import_module
@@ -14,9 +15,9 @@ from headstart.version import __version__
 
 if TYPE_CHECKING:
     from headstart.api import (
-        analyse,
         bench,
         compare,
+        error_analysis,
         evaluate,
         explain,
         export,
@@ -37,9 +38,9 @@ __all__ = [
     "TextClassifier",
     "TextRegressor",
     "__version__",
-    "analyse",
     "bench",
     "compare",
+    "error_analysis",
     "evaluate",
     "explain",
     "export",
@@ -55,11 +56,11 @@ __all__ = [
     "tune",
 ]
 _ESTIMATORS = {"TextClassifier", "TextRegressor"}
-_VERBS = set(__all__) - {*_ESTIMATORS, "__version__"}
+_FUNCTIONS = set(__all__) - {*_ESTIMATORS, "__version__"}
 
 
 def __getattr__(name: str) -> object:
-    if name in _VERBS:
+    if name in _FUNCTIONS:
         return getattr(import_module("headstart.api"), name)
     if name in _ESTIMATORS:
         return getattr(import_module("headstart.estimator"), name)
@@ -67,4 +68,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_VERBS, *_ESTIMATORS})
+    return sorted({*globals(), *_FUNCTIONS, *_ESTIMATORS})

@@ -1,57 +1,63 @@
-"""The verbs in Python: what the commands do, as functions.
+"""The commands as Python functions.
 
 Settings have the names they have everywhere, in a mapping, with dots or nested ({"model": {"depth": 2}}):
 
     run = headstart.pretrain("reviews.txt", out="runs/base", settings={"model.depth": 2, "loop.epochs": 3})
-    headstart.finetune("train.csv", out="runs/clf", source="runs/base")
+    headstart.finetune("train.csv", out="runs/clf", backbone="runs/base")
     headstart.load("runs/clf").predict(["un livre magnifique"])
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from headstart.config import CorpusConfig, FinetuneConfig, LabelledConfig, PretrainConfig, Section, TokenizerConfig
+from headstart.config.merge import Settings, merge_config, nest_settings, refuse_model_settings, resolve_settings
+from headstart.config.schema import (
+    CorpusConfig,
+    FinetuneConfig,
+    LabelledConfig,
+    PretrainConfig,
+    Section,
+    TokenizerConfig,
+)
+from headstart.data.labelled import TextInput
 from headstart.data.shards import Shards
 from headstart.errors import ConfigError
 from headstart.interop.export import run_export
-from headstart.kinds import AnyEvaluation
-from headstart.layering import layered
-from headstart.predict.explain import Explanation
-from headstart.predict.explain import explain as explained
+from headstart.predict.error_analysis import ErrorAnalysis
+from headstart.predict.explain import Explanation, explain_prediction
 from headstart.predict.generate import Sampling, run_generate
-from headstart.predict.mistakes import ErrorAnalysis
-from headstart.predict.predictor import Predictor, Question
-from headstart.progress import Progress, Quiet
-from headstart.recipes.arms import DEFAULT_ARMS
-from headstart.recipes.bench import bench as bench
-from headstart.recipes.compare import run_compare
-from headstart.recipes.evaluate import run_errors, run_evaluate
-from headstart.recipes.finetune import run_finetune, usual_preset
-from headstart.recipes.inspect import Inspection, run_inspect
-from headstart.recipes.merge import merge as merge
-from headstart.recipes.prepare import run_prepare, run_tokenizer
-from headstart.recipes.pretrain import run_pretrain, usual_objective
-from headstart.recipes.settings import Settings, as_nested, check_shape, settings_of
-from headstart.recipes.sizing import AUTO, choose_preset
-from headstart.recipes.tune import tune as tune
-from headstart.serve.settings import ServingConfig
-from headstart.store.compact import Storage
-from headstart.store.rundir import RunFolder
-from headstart.text.tokenizer import ReportCard
+from headstart.predict.predictor import Predictor
+from headstart.progress import Progress, SilentProgress
+from headstart.recipes.bench import Bench, run_bench
+from headstart.recipes.compare.arms import DEFAULT_ARMS
+from headstart.recipes.compare.run import CompareRequest, run_compare
+from headstart.recipes.evaluate import EvaluateRequest, run_error_analysis, run_evaluate
+from headstart.recipes.executors import Executor
+from headstart.recipes.finetune.run import FinetuneRequest, default_preset, run_finetune
+from headstart.recipes.inspect import Inspection, InspectRequest, run_inspect
+from headstart.recipes.prepare import PrepareRequest, run_merge, run_prepare, run_tokenizer
+from headstart.recipes.pretrain.preset_search import AUTO_PRESET, choose_preset
+from headstart.recipes.pretrain.run import PretrainRequest, default_objective, run_pretrain
+from headstart.recipes.tune import SEARCH_SPACE, TuneRequest, TuneResult, run_tune
+from headstart.serve.config import ServeCommandConfig
+from headstart.store.run_folder import RunFolder
+from headstart.store.tensors import Storage
+from headstart.tasks import AnyEvaluation
+from headstart.tokenization.tokenizer import TokenizerReport
 
 Paths = str | Path | Sequence[str | Path]
 Budgets = int | str | None | Sequence[int | str | None]
 
 
-class _Reading(Section):
-    """The settings of the verbs that read text and train no model."""
+class _CorpusSettings(Section):
+    """The settings of `train_tokenizer` and `prepare`."""
 
     corpus: CorpusConfig = CorpusConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
 
 
-class _Inspecting(Section):
-    """The settings of the verb that reports on labelled files."""
+class _InspectSettings(Section):
+    """The settings of `inspect`."""
 
     labelled: LabelledConfig = LabelledConfig()
     corpus: CorpusConfig = CorpusConfig()
@@ -64,38 +70,37 @@ def inspect(
     test: str | Path | None = None,
     texts: Paths = (),
     tokenizer: str | Path | None = None,
-    source: str | Path | None = None,
+    backbone: str | Path | None = None,
     context: int | None = None,
     settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> Inspection:
-    """Report on labelled files: balance, lengths, doubles, leaks, odd rows. Nothing is refused that can be counted.
+    """Report on labelled files: balance, lengths, duplicates, leaks, odd rows.
 
     Args:
         texts: pretraining text to look for the rows in.
-        source: a model or starter:en: its tokenizer and context count, and it may know what it was pretrained on.
+        backbone: a model or starter:en, whose tokenizer and context are used; it may know what it was pretrained on.
+        context: the number of tokens that a model reads, in place of that of `backbone`.
     """
-    config = layered(_Inspecting, as_nested(_Inspecting, settings))
-    return run_inspect(
-        str(train),
-        config.labelled,
+    config = merge_config(_InspectSettings, nest_settings(_InspectSettings, settings))
+    request = InspectRequest(
+        train=str(train),
         valid=_text(valid),
         test=_text(test),
         texts=_paths(texts),
-        corpus=config.corpus,
         tokenizer=None if tokenizer is None else Path(tokenizer),
-        source=_text(source),
+        backbone=_text(backbone),
         context=context,
-        progress=progress,
     )
+    return run_inspect(request, config.labelled, config.corpus, progress)
 
 
 def train_tokenizer(
     texts: Paths, *, out: str | Path, settings: Settings | None = None, progress: Progress | None = None
-) -> ReportCard:
-    """Train a byte-level BPE on text files and save it; returns its report card."""
-    config = layered(_Reading, as_nested(_Reading, settings))
-    return run_tokenizer(_paths(texts), Path(out), config.tokenizer, config.corpus, progress or Quiet())
+) -> TokenizerReport:
+    """Train a byte-level BPE tokenizer on text files and save it; return its report."""
+    config = merge_config(_CorpusSettings, nest_settings(_CorpusSettings, settings))
+    return run_tokenizer(_paths(texts), Path(out), config.tokenizer, config.corpus, progress or SilentProgress())
 
 
 def prepare(
@@ -107,24 +112,34 @@ def prepare(
     settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> Shards:
-    """Encode text files into token shards, once, file by file in so many processes if `jobs` says so."""
-    config = layered(_Reading, as_nested(_Reading, settings))
-    return run_prepare(
-        _paths(texts),
-        Path(out),
-        config.corpus,
-        tokenizer=None if tokenizer is None else Path(tokenizer),
+    """Encode text files into token shards, once for any number of runs.
+
+    Args:
+        tokenizer: the tokenizer to use; without it, one is trained on the text.
+        jobs: the number of processes that encode file by file and keep what is finished.
+    """
+    config = merge_config(_CorpusSettings, nest_settings(_CorpusSettings, settings))
+    request = PrepareRequest(
+        texts=_paths(texts),
+        out=Path(out),
+        corpus=config.corpus,
         tokenizer_config=config.tokenizer,
-        progress=progress or Quiet(),
+        tokenizer=None if tokenizer is None else Path(tokenizer),
         jobs=jobs,
     )
+    return run_prepare(request, progress or SilentProgress())
+
+
+def merge(folders: Sequence[str | Path], *, out: str | Path, progress: Progress | None = None) -> Shards:
+    """Merge shards that were prepared separately with one tokenizer."""
+    return run_merge([Path(folder) for folder in folders], Path(out), progress or SilentProgress())
 
 
 def pretrain(
     texts: Paths = (),
     *,
     out: str | Path,
-    source: str | Path | None = None,
+    backbone: str | Path | None = None,
     tokenizer: str | Path | None = None,
     teacher: str | Path | None = None,
     teacher_weight: float | None = None,
@@ -133,34 +148,39 @@ def pretrain(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> RunFolder:
-    """Pretrain a language model on text files or shards, from random weights or from `source`; returns its run folder.
+    """Pretrain a language model on text files or shards, from random weights or from `backbone`; returns its run folder.
 
     Args:
         texts: none when the settings have stages, as in
-            settings={"stages": [{"texts": ["novels.txt"], "share": 0.6, "context": 128}, {"texts": ["reviews.txt"]}]}
+            settings={"stages": [{"texts": ["novels.txt"], "fraction": 0.6, "context": 128}, {"texts": ["reviews.txt"]}]}
+        backbone: a language model to continue: a folder, a starter such as "starter:en", or `hf:` and a folder.
+        teacher: a larger language model with the same tokenizer, to learn from beside the text.
+        teacher_weight: the weight of the teacher's loss, from 0 to 1; one half by default.
         preset: auto takes the largest size that settings["loop.minutes"] allow on this machine.
     """
-    check_shape(source, settings)
-    if preset == AUTO and not resume:
-        preset = choose_preset(settings_of(PretrainConfig, "classic", "pretrain", settings), progress or Quiet())
-    return run_pretrain(
-        _paths(texts),
-        Path(out),
-        settings_of(PretrainConfig, preset, "pretrain", settings, usual_objective(_text(source))),
-        source=_text(source),
+    refuse_model_settings(backbone, settings)
+    if preset == AUTO_PRESET and not resume:
+        preset = choose_preset(
+            resolve_settings(PretrainConfig, "classic", "pretrain", settings), progress or SilentProgress()
+        )
+    request = PretrainRequest(
+        texts=tuple(_paths(texts)),
+        out=Path(out),
+        backbone=_text(backbone),
         tokenizer=None if tokenizer is None else Path(tokenizer),
         teacher=_text(teacher),
         teacher_weight=teacher_weight,
         resume=resume,
-        progress=progress,
     )
+    config = resolve_settings(PretrainConfig, preset, "pretrain", settings, default_objective(request.backbone))
+    return run_pretrain(request, config, progress)
 
 
 def finetune(
     train: str | Path,
     *,
     out: str | Path,
-    source: str | Path,
+    backbone: str | Path,
     valid: str | Path | None = None,
     test: str | Path | None = None,
     tokenizer: str | Path | None = None,
@@ -169,21 +189,26 @@ def finetune(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> RunFolder:
-    """Fine-tune a classifier from a pretrained folder or starter:en, or from random weights with source="scratch"."""
-    check_shape(source, settings)
-    return run_finetune(
-        str(train),
-        Path(out),
-        settings_of(
-            FinetuneConfig, preset or usual_preset(next(iter(_paths(source or ())), None)), "finetune", settings
-        ),
-        source=str(source),
+    """Fine-tune a classifier; returns its run folder.
+
+    Args:
+        backbone: a pretrained folder, a starter such as "starter:en", `hf:` and a folder, or "scratch" for random weights.
+        valid: labelled text that selects the epoch; without it, a fraction of `train` is held out.
+        test: labelled text to score once, at the end.
+        preset: named settings; None takes those of the backbone's type.
+    """
+    refuse_model_settings(backbone, settings)
+    request = FinetuneRequest(
+        train=str(train),
+        out=Path(out),
+        backbone=str(backbone),
         valid=_text(valid),
         test=_text(test),
         tokenizer=None if tokenizer is None else Path(tokenizer),
         resume=resume,
-        progress=progress,
     )
+    config = resolve_settings(FinetuneConfig, preset or default_preset(request.backbone), "finetune", settings)
+    return run_finetune(request, config, progress)
 
 
 def compare(
@@ -191,16 +216,16 @@ def compare(
     *,
     out: str | Path,
     test: str | Path,
-    source: Paths | None = None,
+    backbone: Paths | None = None,
     valid: str | Path | None = None,
     seeds: int = 5,
-    labels: Budgets = None,
+    label_budgets: Budgets = None,
     arms: tuple[str, ...] = DEFAULT_ARMS,
     choose: bool = False,
     jobs: int | None = None,
     engine: str = "local",
     address: str | None = None,
-    texts: bool = True,
+    quote_texts: bool = True,
     preset: str | None = None,
     settings: Settings | None = None,
     resume: bool = False,
@@ -209,53 +234,113 @@ def compare(
     """Compare a pretrained backbone with random weights and the linear baselines; returns the report's path.
 
     Args:
-        source: the pretrained folder or starter, or several to be compared with each other.
-        labels: how many labelled rows to learn from, one number or several; None or "all" is all of them.
+        backbone: the pretrained folder or starter, or several to be compared with each other.
+        label_budgets: how many labelled rows to train on, one number or several; None or "all" is all of them.
         choose: try each network at its rate and at 3 times it, and let validation choose.
         jobs: runs at the same time, in processes of their own; a script must then guard its main part.
         engine: "ray" makes the runs on the Ray cluster at `address`, or on one that is started here.
-        texts: quote the beginnings of a few mistakes in the report; without it no text is kept.
+        quote_texts: quote the beginnings of a few mistakes in the report; without it no text is kept.
     """
-    sources = [] if source is None else _paths(source)
-    check_shape(next(iter(sources), None), settings)
-    return run_compare(
-        str(train),
-        Path(out),
-        settings_of(
-            FinetuneConfig, preset or usual_preset(next(iter(_paths(source or ())), None)), "finetune", settings
-        ),
-        source=sources,
+    backbones = tuple(_paths(() if backbone is None else backbone))
+    first = next(iter(backbones), None)
+    refuse_model_settings(first, settings)
+    request = CompareRequest(
+        train=str(train),
+        out=Path(out),
+        backbones=backbones,
         valid=_text(valid),
         test=str(test),
         seeds=seeds,
-        labels=_budgets(labels),
+        label_budgets=_budgets(label_budgets),
         arms=arms,
         choose=choose,
-        jobs=jobs,
-        engine=engine,
-        address=address,
-        texts=texts,
+        executor=Executor(engine, jobs, address),
+        quote_texts=quote_texts,
         resume=resume,
-        progress=progress,
     )
+    config = resolve_settings(FinetuneConfig, preset or default_preset(first), "finetune", settings)
+    return run_compare(request, config, progress)
+
+
+def tune(
+    train: str | Path,
+    *,
+    out: str | Path,
+    backbone: str | Path,
+    valid: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+    minutes: float | None = None,
+    trials: int | None = None,
+    search: Sequence[str] = SEARCH_SPACE,
+    jobs: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    preset: str | None = None,
+    settings: Settings | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> TuneResult:
+    """Search for the settings of a fine-tuning that are best on validation.
+
+    Args:
+        backbone: a pretrained folder, hf: and a model of transformers, or "scratch".
+        minutes: no trial is begun that would end later; beside `trials`, whichever comes first.
+        search: what may be searched: lr, epochs, layer_decay, dropout, attention.
+        jobs: trials at the same time, in processes of their own; a script must then guard its main part.
+        engine: "ray" makes the trials on the Ray cluster at `address`, or on one that is started here.
+    """
+    refuse_model_settings(backbone, settings)
+    preset = preset or default_preset(str(backbone))
+    request = TuneRequest(
+        train=str(train),
+        out=Path(out),
+        backbone=str(backbone),
+        valid=_text(valid),
+        tokenizer=None if tokenizer is None else Path(tokenizer),
+        minutes=minutes,
+        trials=trials,
+        search=tuple(search),
+        preset=preset,
+        executor=Executor(engine, jobs, address),
+        resume=resume,
+    )
+    config = None if resume else resolve_settings(FinetuneConfig, preset, "finetune", settings)
+    return run_tune(request, config, progress)
 
 
 def load(folder: str | Path) -> Predictor:
-    """A classifier that answers: `load("runs/clf").predict(texts)`."""
+    """Load a classifier: `load("runs/clf").predict(texts)`."""
     return Predictor.load(Path(folder))
 
 
-def evaluate(folder: str | Path, file: str | Path, **reading: str | bool | None) -> AnyEvaluation:
-    """Measure a model on a labelled file, read as its training file was unless something else is said.
+def evaluate(
+    folder: str | Path,
+    file: str | Path,
+    *,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    second_column: str | None = None,
+    separator: str | None = None,
+    skip_empty: bool = False,
+) -> AnyEvaluation:
+    """Evaluate a model on a labelled file; columns that are not named are those of its training file.
 
     Args:
-        reading: `text_column`, `second_column`, `label_column`, the `separator` of labels in a cell, and `skip_empty`.
+        second_column: the column of the second text, for a model that reads pairs.
+        separator: the text between the labels of a cell that holds several.
+        skip_empty: skip rows without a text or a label instead of refusing them.
     """
-    config = layered(LabelledConfig, {name: value for name, value in reading.items() if value is not None})
-    return run_evaluate(Path(folder), str(file), config)
+    columns = {
+        "text_column": text_column,
+        "label_column": label_column,
+        "second_column": second_column,
+        "separator": separator,
+    }
+    labelled = merge_config(LabelledConfig, columns, {"skip_empty": skip_empty})
+    return run_evaluate(EvaluateRequest(Path(folder), str(file), labelled))
 
 
-def analyse(
+def error_analysis(
     folder: str | Path,
     file: str | Path,
     *,
@@ -265,16 +350,22 @@ def analyse(
     label_column: str | None = None,
     skip_empty: bool = False,
 ) -> ErrorAnalysis:
-    """Look at a classifier's mistakes on a labelled file: confusions, the surest ones, and slices by length, label, columns."""
+    """Analyse a classifier's mistakes on a labelled file: confusions, the most confident ones, and slices of the rows.
+
+    Args:
+        columns: columns of the file by whose values the rows are sliced, besides length and label.
+        mistakes: the number of mistakes to show.
+    """
     if isinstance(columns, str):
         raise ConfigError(f"columns must be a list of names, as in [{columns!r}], got {columns!r}")
-    config = LabelledConfig(text_column=text_column, label_column=label_column, skip_empty=skip_empty)
-    return run_errors(Path(folder), str(file), config, columns=columns, mistakes=mistakes)
+    labelled = LabelledConfig(text_column=text_column, label_column=label_column, skip_empty=skip_empty)
+    request = EvaluateRequest(Path(folder), str(file), labelled, columns=columns, mistakes=mistakes)
+    return run_error_analysis(request)
 
 
-def explain(folder: str | Path, text: Question, *, label: str | None = None) -> Explanation:
-    """The words of a text and how much each spoke for the classifier's answer, or for another label."""
-    return explained(Predictor.load(Path(folder)), text, label)
+def explain(folder: str | Path, text: TextInput, *, label: str | None = None) -> Explanation:
+    """Return how much each word of a text contributes to the classifier's prediction, or to another label."""
+    return explain_prediction(Predictor.load(Path(folder)), text, label)
 
 
 def generate(folder: str | Path, prompt: str, *, samples: int = 1, sampling: Sampling | None = None) -> list[str]:
@@ -285,30 +376,35 @@ def generate(folder: str | Path, prompt: str, *, samples: int = 1, sampling: Sam
 def export(
     folder: str | Path, *, out: str | Path, to: str, check: str | Path | None = None, weights: Storage | None = None
 ) -> list[str]:
-    """Write a model for transformers (to="hf"), onnxruntime ("onnx") or in fewer bytes ("compact"); says what it wrote."""
+    """Write a model for transformers (to="hf"), onnxruntime ("onnx") or in fewer bytes ("compact"); return a summary."""
     return run_export(Path(folder), Path(out), to, _text(check), weights)
+
+
+def bench(preset: str = "classic", *, settings: Settings | None = None, progress: Progress | None = None) -> Bench:
+    """Time training and prediction on this machine: steps, short and long texts, the first prediction."""
+    return run_bench(preset, settings, progress)
 
 
 def serve(folder: str | Path, *, settings: Settings | None = None) -> None:
     """Serve a model over HTTP until SIGTERM or Ctrl-C; settings={"serve.port": 9000} as on the command line."""
     from headstart.serve.server import run_server
 
-    config = layered(ServingConfig, as_nested(ServingConfig, settings))
+    config = merge_config(ServeCommandConfig, nest_settings(ServeCommandConfig, settings))
     run_server(Path(folder), config.serve, config.runtime)
 
 
-def finetune_settings(preset: str, settings: Settings | None, source: str | Path | None = None) -> FinetuneConfig:
-    """The settings that `finetune` would use, checked."""
-    check_shape(source, settings)
-    return settings_of(FinetuneConfig, preset, "finetune", settings)
+def finetune_settings(preset: str, settings: Settings | None, backbone: str | Path | None = None) -> FinetuneConfig:
+    """Return the settings that `finetune` would use, validated."""
+    refuse_model_settings(backbone, settings)
+    return resolve_settings(FinetuneConfig, preset, "finetune", settings)
 
 
-def _budgets(labels: Budgets) -> tuple[int | None, ...]:
-    given = [labels] if labels is None or isinstance(labels, (int, str)) else list(labels)
-    for count in given:
+def _budgets(budgets: Budgets) -> tuple[int | None, ...]:
+    counts = [budgets] if budgets is None or isinstance(budgets, (int, str)) else list(budgets)
+    for count in counts:
         if count not in (None, "all") and (isinstance(count, bool) or not isinstance(count, int)):
-            raise ConfigError(f"labels must be whole numbers or 'all', as in (50, 200, 'all'), got {count!r}")
-    return tuple(dict.fromkeys(count if isinstance(count, int) else None for count in given))
+            raise ConfigError(f"label_budgets must be whole numbers or 'all', as in (50, 200, 'all'), got {count!r}")
+    return tuple(dict.fromkeys(count if isinstance(count, int) else None for count in counts))
 
 
 def _paths(texts: Paths) -> list[str]:

@@ -1,39 +1,39 @@
-"""Mistakes that a person can make or meet, each told in one line.
+"""Errors that a user can make or meet, each explained in one line.
 
     HeadstartError            exit code 1: tried and failed
-    ├── UsageError            exit code 2: ask differently (an option, a configuration, a path that is not there)
-    │   └── ConfigError       a setting: unknown, of the wrong type, out of range, at odds with another
-    ├── DataError             exit code 2: a user's file: missing column, broken row, wrong encoding, empty; names file and row
-    ├── StoreError            one of our own folders: damaged, of another format, in use, not finished
-    │   └── TransferError     exit code 2: the backbone of a folder does not fit where it should go
-    ├── TrainingError         the numbers went wrong: a loss that is not finite
-    ├── LostError             one of several processes of a run ended or cannot be reached
-    ├── ElsewhereError        another process of the run failed, says why, and gives its exit code
+    ├── UsageError            exit code 2: the request is wrong (an option, a configuration, a missing path)
+    │   └── ConfigError       a setting is unknown, of the wrong type, out of range, or contradicts another
+    ├── DataError             exit code 2: a user's file has a missing column, a broken row or a wrong encoding
+    ├── StoreError            one of our own folders is damaged, unfinished, in use, or of another format
+    │   └── TransferError     exit code 2: a backbone does not fit the network it is loaded into
+    ├── TrainingError         a loss is not finite
+    ├── PeerLostError         another process of the run ended or cannot be reached
+    ├── PeerFailedError       another process of the run failed; carries its message and exit code
     └── Interrupted           exit code 130, 143 or 75: a signal or a time limit stopped the run after its state was saved
 
-A message names the option or file as the person wrote it, what was found, what was expected, and what to try.
+A message names the option or file as the user wrote it, the actual and the expected value, and a remedy.
 `assert` is for our own mistakes, never for theirs.
 """
 
 
 class HeadstartError(Exception):
-    """Something went wrong that one line can explain."""
+    """The base class: something went wrong that one line can explain."""
 
     exit_code = 1
 
 
 class UsageError(HeadstartError):
-    """The question was wrong: nothing was tried."""
+    """The request is wrong; nothing was tried."""
 
     exit_code = 2
 
 
 class ConfigError(UsageError):
-    """A setting is unknown, of the wrong type, out of range, or at odds with another."""
+    """A setting is unknown, of the wrong type, out of range, or contradicts another."""
 
 
 class DataError(HeadstartError):
-    """A user's file cannot be read as asked. Wrong input is a wrong question, so the exit code is 2."""
+    """A user's file cannot be read as requested. The exit code is 2: the input has to change."""
 
     exit_code = 2
 
@@ -43,21 +43,21 @@ class StoreError(HeadstartError):
 
 
 class TransferError(StoreError):
-    """A backbone does not fit where it should go; nothing was transferred. Another folder was meant: the exit code is 2."""
+    """A backbone does not fit the network; nothing was transferred. The exit code is 2: another folder was meant."""
 
     exit_code = 2
 
 
 class TrainingError(HeadstartError):
-    """Training cannot go on."""
+    """Training cannot continue."""
 
 
-class LostError(HeadstartError):
-    """Several processes train together, and one of them ended or cannot be reached."""
+class PeerLostError(HeadstartError):
+    """Another process of a distributed run ended or cannot be reached."""
 
 
-class ElsewhereError(HeadstartError):
-    """Another process of this run failed and says why; this one ends with it, in silence."""
+class PeerFailedError(HeadstartError):
+    """Another process of the run failed and reports why; this one exits without a message of its own."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -65,12 +65,12 @@ class ElsewhereError(HeadstartError):
 
 
 class Interrupted(HeadstartError):
-    """The run was stopped from outside and saved first; the message says how to go on."""
+    """A signal or a time limit stopped the run after its state was saved; the message says how to resume."""
 
     exit_code = 130
 
     def __init__(self, message: str, reason: str = "SIGINT") -> None:
         super().__init__(message)
-        # a shell reports 128 + the signal; 75 is the system's word for "try again later"
+        # a shell reports 128 + the signal; 75 is EX_TEMPFAIL, "try again later"
         self.exit_code = {"SIGINT": 130, "SIGTERM": 143}.get(reason, 75)
         self.reason = reason

@@ -1,62 +1,210 @@
-"""The classifier, and its like for numbers, as scikit-learn estimators: texts in memory, the recipes as they are.
+"""scikit-learn estimators for texts in memory: TextClassifier and TextRegressor, and the checks of their input.
 
     TextClassifier(backbone="runs/base", epochs=4).fit(texts, labels).predict(["a text you wonder about"])
 
-It holds its model as the files of a bundle, so that `save` and `load`, the command line and joblib's copies between
-processes all speak of the same bytes; nothing is pickled here.
+A fitted estimator holds its model as the files of a bundle, so that `save` and `load`, the command line and joblib's
+copies between processes all read the same bytes. Nothing is pickled here.
 """
 
 import json
+import math
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from headstart.api import finetune_settings, pretrain
-from headstart.config import FinetuneConfig, RuntimeConfig
-from headstart.data.labelled import Question
-from headstart.errors import ConfigError, UsageError
-from headstart.estimator_input import InputError as InputError
-from headstart.estimator_input import data_of, labels_in, names_of, numbers_in, texts_in
-from headstart.kinds import Kind, Label, Labels
+from headstart.config.merge import Settings
+from headstart.config.schema import FinetuneConfig, RuntimeConfig
+from headstart.data.labelled import LabelledTexts, TextInput, infer_task, split_validation
+from headstart.errors import ConfigError, DataError, UsageError
+from headstart.interrupts import StopSignal
 from headstart.predict.predictor import Predictor
-from headstart.progress import Quiet
-from headstart.recipes.classifier import build_classifier, class_weights, reading_of
-from headstart.recipes.finetune import SCRATCH, load_source, preset_of, settled
-from headstart.recipes.settings import Settings
-from headstart.recipes.training import Finetuning
-from headstart.runtime import Stop, start
-from headstart.store.bundle import Bundle, find_bundle, load_bundle, save_bundle
-from headstart.store.rundir import RunFolder
+from headstart.progress import SilentProgress
+from headstart.recipes.finetune.dataset import (
+    LabelledData,
+    build_classifier,
+    class_weights,
+    encode_split,
+    resolve_attention,
+)
+from headstart.recipes.finetune.run import (
+    SCRATCH,
+    backbone_preset,
+    classifier_bundle,
+    load_backbone,
+    resolve_config,
+)
+from headstart.recipes.finetune.trainer import FinetuneTrainer
+from headstart.runtime import setup_runtime
+from headstart.store.bundle import Bundle, load_bundle, save_bundle
+from headstart.store.locate import find_bundle
+from headstart.store.run_folder import RunFolder
+from headstart.tasks import Label, MultiLabel, SingleLabel, Task, TaskName
+from headstart.tokenization.base import Tokenizer
+from headstart.tokenization.bpe import train_tokenizer
 
-_NETWORK = ("model.", "tokenizer.")
+
+class InputError(DataError, ValueError):
+    """Texts or labels that cannot be learnt from; scikit-learn's own tools expect a ValueError here."""
 
 
+def check_texts(X: Iterable[Any], name: str) -> list[TextInput]:
+    """Return the texts, or pairs of texts, of a list, a tuple, a one-dimensional array or a column of a table."""
+    if isinstance(X, (str, bytes)) or not isinstance(X, Iterable):
+        raise InputError(f"{name} must be a sequence of texts, got {X!r:.40}")
+    if getattr(X, "ndim", 1) != 1:
+        raise InputError(f"{name} must be a sequence of texts, got an array of {X.ndim} dimensions; give one column")  # type: ignore[attr-defined]
+    items = list(X)
+    pair = bool(items) and isinstance(items[0], tuple)
+    texts: list[TextInput] = []
+    for index, item in enumerate(items):
+        if pair and not (isinstance(item, tuple) and len(item) == 2):
+            raise InputError(f"{name}[{index}] is {item!r:.40}, expected a pair of texts as in {name}[0]")
+        for text in item if pair else (item,):
+            if not isinstance(text, str):
+                raise InputError(f"{name}[{index}] is {item!r:.40}, expected a text")
+            if not text.strip():
+                raise InputError(f"{name}[{index}] is empty; there is nothing to read")
+        texts.append((str(item[0]), str(item[1])) if pair else str(item))  # numpy.str_ is a subclass of str
+    if not texts:
+        raise InputError(f"{name} holds no texts")
+    return texts
+
+
+def check_labels(y: Iterable[Any] | None, rows: int, estimator: str) -> tuple[TaskName, np.ndarray, list[Label]]:
+    """Return the task, the distinct labels in order, and the label of each row by name."""
+    if y is None:
+        raise InputError(f"{estimator} requires y to be passed, but the target y is None")
+    if getattr(y, "ndim", 1) == 2 and y.shape[1] > 1:  # type: ignore[attr-defined]
+        return _check_indicators(np.asarray(y), rows)
+    if isinstance(y, (list, tuple)) and y and isinstance(y[0], (list, tuple, set, frozenset)):
+        return _check_label_lists(y, rows)
+    labels = column_or_1d(y, warn=True)
+    _check_count(len(labels), rows)
+    for index, label in enumerate(labels.tolist()):
+        if label is None or (isinstance(label, float) and not math.isfinite(label)):
+            raise InputError(f"y[{index}] is {label!r}, expected a label")
+    check_classification_targets(labels)
+    classes, gold = np.unique(labels, return_inverse=True)
+    if len(classes) < 2:
+        raise InputError(f"y has one class only, {classes.tolist()[0]!r}; a classifier needs at least two labels")
+    names = class_names("classes", classes)
+    return "classes", classes, [names[index] for index in gold]
+
+
+def _check_indicators(y: np.ndarray, rows: int) -> tuple[TaskName, np.ndarray, list[Label]]:
+    """Check a label indicator matrix, as scikit-learn has it: a column per label, 1 where a row has the label."""
+    _check_count(len(y), rows)
+    if not np.isin(y, (0, 1)).all():
+        raise InputError("y has a column a label and must hold 0 and 1 alone")
+    classes = np.arange(y.shape[1])
+    names = class_names("labels", classes)
+    return "labels", classes, [tuple(names[column] for column in np.flatnonzero(row)) for row in y]
+
+
+def _check_label_lists(y: Sequence[Any], rows: int) -> tuple[TaskName, np.ndarray, list[Label]]:
+    """Check a list of label names per row."""
+    _check_count(len(y), rows)
+    for index, names in enumerate(y):
+        if not isinstance(names, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in names):
+            raise InputError(f"y[{index}] is {names!r:.40}, expected a list of label names")
+    labels = [tuple(sorted(set(map(str, names)))) for names in y]
+    return "labels", np.array(sorted({name for names in labels for name in names})), list(labels)
+
+
+def class_names(task_name: TaskName, classes: np.ndarray) -> tuple[str, ...]:
+    """Return the names of the classes in order; column numbers are padded with zeros, so that names sort alike."""
+    names = list(map(str, classes.tolist()))
+    width = max(map(len, names), default=0) if task_name == "labels" and classes.dtype.kind == "i" else 0
+    return tuple(name.zfill(width) for name in names)
+
+
+def check_numbers(y: Iterable[Any] | None, rows: int, estimator: str) -> list[Label]:
+    """Return a finite number per row."""
+    if y is None:
+        raise InputError(f"{estimator} requires y to be passed, but the target y is None")
+    try:
+        numbers = np.asarray(column_or_1d(y, warn=True), dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError("y must be a number for each text") from None
+    _check_count(len(numbers), rows)
+    for index, number in enumerate(numbers.tolist()):
+        if not math.isfinite(number):
+            raise InputError(f"y[{index}] is {number!r}, expected a finite number")
+    return list(map(float, numbers))
+
+
+def _check_count(labels: int, rows: int) -> None:
+    if labels != rows:
+        raise InputError(f"X has {rows:,} texts and y {labels:,} labels; expected one each")
+
+
+def build_dataset(
+    text_inputs: list[TextInput],
+    labels: list[Label],
+    task_name: TaskName,
+    names: tuple[str, ...],
+    config: FinetuneConfig,
+    backbone: Bundle | None,
+) -> LabelledData:
+    """Encode the rows for fine-tuning, a fraction held out for validation."""
+    where = tuple(f"X[{index}]" for index in range(len(text_inputs)))
+    pairs = tuple(text for text in text_inputs if not isinstance(text, str)) or None
+    texts = tuple(text if isinstance(text, str) else "\n".join(text) for text in text_inputs)
+    rows = LabelledTexts("X", texts, tuple(labels), where, task_name, pairs)
+    task = _build_task(rows, names, config)
+    try:
+        splits = split_validation(rows, config.labelled.valid_fraction, config.runtime.seed)
+    except DataError:
+        raise InputError(
+            f"{len(texts)} texts are too few to hold out {config.labelled.valid_fraction:g} of each label for validation"
+        ) from None
+    tokenizer: Tokenizer = backbone.tokenizer if backbone else train_tokenizer(rows.texts, config.tokenizer)
+    train, valid = (encode_split(split, task, tokenizer, SilentProgress()) for split in splits)
+    return LabelledData(task, tokenizer, train, valid, None, ())
+
+
+def _build_task(rows: LabelledTexts, names: tuple[str, ...], config: FinetuneConfig) -> Task:
+    pair = rows.pairs is not None
+    if rows.task_name == "classes":
+        return SingleLabel(names, pair)
+    if rows.task_name == "labels":
+        if not names:
+            raise InputError("y has no label in any row; there is nothing to learn")
+        return MultiLabel(names, pair)
+    if len(set(rows.labels)) < 2:
+        raise InputError(f"y has one number only, {rows.labels[0]:g}; there is nothing to tell apart")
+    return infer_task(rows, config.labelled)
+
+
+_NETWORK_SETTINGS = ("model.", "tokenizer.")
 _ARGUMENTS = """    Args:
         backbone: a pretrained folder, a starter ("starter:en"), `hf:` and a folder of transformers, or "scratch" for random
             weights.
-        unlabelled: texts to pretrain on before anything else, from `backbone` on; at every `fit`, so a search over many
-            settings is quicker with a folder that `headstart.pretrain` made once.
-        preset: named settings to start from; None takes those of the backbone's kind, as `headstart finetune` does.
-        epochs: passes over the labelled texts; None takes the preset's, as do `lr` and `batch_size` without a value.
-        valid_share: the share of the texts that chooses the best epoch and calibrates the probabilities.
+        unlabelled: texts to pretrain on first, starting from `backbone`. This happens in every `fit`, so that a search over
+            many settings is faster with a folder that `headstart.pretrain` made once.
+        preset: named settings to start from; None takes those of the backbone's type, as `headstart finetune` does.
+        epochs: passes over the labelled texts; None takes the preset's value, as do `lr` and `batch_size`.
+        valid_fraction: the fraction of the texts that selects the best epoch and calibrates the probabilities.
         settings: any other setting of fine-tuning by its dotted name, and those of the network (`model.`, `tokenizer.`).
         pretraining: settings of the pretraining on `unlabelled`.
-        seed: every random choice follows from it.
+        seed: the seed of every random choice.
         device: auto, cpu, cuda, cuda:N or mps.
     """
-_GIVES = {"classes": "classes", "labels": "labels", "rating": "a rating"}
-_OTHER = {"TextClassifier": "TextRegressor", "TextRegressor": "TextClassifier"}
+_OUTPUTS = {"classes": "classes", "labels": "labels", "rating": "a rating"}
+_COUNTERPART = {"TextClassifier": "TextRegressor", "TextRegressor": "TextClassifier"}
 
 
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]
-    """A Transformer that learns from texts in memory, from a pretrained folder or from random weights."""
+    """The base class of both estimators: fine-tunes a Transformer on texts in memory."""
 
-    _KINDS: ClassVar[tuple[Kind, ...]] = ()
+    _TASK_NAMES: ClassVar[tuple[TaskName, ...]] = ()
 
     def __init__(
         self,
@@ -67,7 +215,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         epochs: int | None = None,
         lr: float | None = None,
         batch_size: int | None = None,
-        valid_share: float = 0.2,
+        valid_fraction: float = 0.2,
         settings: Settings | None = None,
         pretraining: Settings | None = None,
         seed: int = 0,
@@ -79,54 +227,49 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         self.epochs = epochs
         self.lr = lr
         self.batch_size = batch_size
-        self.valid_share = valid_share
+        self.valid_fraction = valid_fraction
         self.settings = settings
         self.pretraining = pretraining
         self.seed = seed
         self.device = device
 
-    def _learn(self, texts: list[Question], labels: list[Label], kind: Kind, classes: np.ndarray | None = None) -> None:
-        """Fine-tune on texts and what they are labelled with, and take the bundle."""
+    def _fit(
+        self, texts: list[TextInput], labels: list[Label], task_name: TaskName, classes: np.ndarray | None = None
+    ) -> None:
+        """Fine-tune on checked texts and labels, and keep the bundle."""
         with tempfile.TemporaryDirectory(prefix="headstart-") as name:
             work = Path(name)
-            source = load_source(self._pretrained(work))
-            config = settled(self._config(source), source)
-            names = () if classes is None else names_of(kind, classes)
-            data = data_of(texts, labels, kind, names, config, source)
-            class_weights(config, data.target, data.train)
-            model, _ = build_classifier(
-                config.model, data, source, str(self.backbone), self.seed, reading_of(config, source)
-            )
+            backbone = load_backbone(self._pretrain(work))
+            config = resolve_config(self._config(backbone), backbone)
+            names = () if classes is None else class_names(task_name, classes)
+            data = build_dataset(texts, labels, task_name, names, config, backbone)
+            class_weights(config, data.task, data.train)  # raises if a name is wrong
+            attention = resolve_attention(config, backbone)
+            model, _ = build_classifier(config.model, data, backbone, str(self.backbone), self.seed, attention)
             run = RunFolder.create(work / "run", kind="cell", command="", config=config, inputs={})
-            outcome = Finetuning(run, config, data, model, start(config.runtime), Stop(), Quiet(), quiet=True).go(
-                resume=False
+            trainer = FinetuneTrainer(
+                run, config, data, model, setup_runtime(config.runtime), StopSignal(), SilentProgress(), quiet=True
             )
+            outcome = trainer.train(resume=False)
+            calibration = outcome.calibrated.calibration
             about = {
                 "classes": None if classes is None else classes.tolist(),
-                "parameters": self._plain(),
+                "parameters": self._json_params(),
                 "best_epoch": outcome.best_epoch,
-                "calibration": outcome.settled.calibration.as_dict() if outcome.settled.calibration else None,
+                "calibration": calibration.as_dict() if calibration else None,
                 "valid": outcome.valid.as_dict(),
             }
-            bundle = Bundle(
-                outcome.model,
-                data.tokenizer,
-                outcome.settled.target,
-                windows=config.labelled.long_texts == "windows",
-                visibility=outcome.model.head.visibility,
-                about=about,
-            )
-            save_bundle(work / "bundle", bundle)
-            self._take(work / "bundle", classes)
+            save_bundle(work / "bundle", classifier_bundle(outcome, data, config, about))
+            self._load_files(work / "bundle", classes)
 
-    def _shares(self, X: Iterable[Any]) -> np.ndarray:
+    def _probabilities(self, X: Iterable[Any]) -> np.ndarray:
         check_is_fitted(self)
         predictor = self._predictor()
-        return predictor.shares(predictor.encode(self._questions(X)))
+        return predictor.probabilities(predictor.encode(self._check_inputs(X)))
 
-    def _questions(self, X: Iterable[Any]) -> list[Question]:
-        """Texts, or pairs where it learnt from pairs."""
-        texts, pair = texts_in(X, "X"), self._predictor().target.pair
+    def _check_inputs(self, X: Iterable[Any]) -> list[TextInput]:
+        """Return the texts, or pairs if the estimator was fitted on pairs."""
+        texts, pair = check_texts(X, "X"), self._predictor().task.pair
         if isinstance(texts[0], str) == pair:
             raise InputError(f"X holds {'texts, it was fitted on pairs' if pair else 'pairs, it was fitted on texts'}")
         return texts
@@ -137,22 +280,23 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         path = Path(folder)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UsageError(f"{path} is there already and not empty; choose another folder")
-        _write(self.files_, path)
+        _write_files(self.files_, path)
         return path
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """A fitted estimator from a folder that `save` or `headstart finetune` wrote."""
-        bundle = load_bundle(Path(folder), task="classify")
-        if bundle.target.kind not in cls._KINDS:
-            raise UsageError(f"{folder} gives {_GIVES[bundle.target.kind]}; load it with {_OTHER[cls.__name__]}")
+        """Return a fitted estimator from a folder that `save` or `headstart finetune` wrote."""
+        bundle = load_bundle(Path(folder), head_type="classify")
+        task_name = bundle.task.kind
+        if task_name not in cls._TASK_NAMES:
+            raise UsageError(f"{folder} gives {_OUTPUTS[task_name]}; load it with {_COUNTERPART[cls.__name__]}")
         estimator = cls(**bundle.about.get("parameters", {}))
         classes = bundle.about.get("classes") or bundle.labels
-        estimator._take(find_bundle(Path(folder)), np.array(classes) if classes else None)
+        estimator._load_files(find_bundle(Path(folder)), np.array(classes) if classes else None)
         return estimator
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy for another process takes: settings, labels and the bytes of files."""
+        """Return what a copy in another process needs: parameters, classes and the bytes of the files."""
         return {name: value for name, value in super().__getstate__().items() if name != "_loaded"}
 
     def __sklearn_tags__(self) -> Any:
@@ -160,7 +304,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.string, tags.input_tags.one_d_array, tags.input_tags.two_d_array = True, True, False
         return tags
 
-    def _take(self, bundle: Path, classes: np.ndarray | None) -> None:
+    def _load_files(self, bundle: Path, classes: np.ndarray | None) -> None:
         files = (path for path in sorted(bundle.rglob("*")) if path.is_file())
         self.files_ = {path.relative_to(bundle).as_posix(): path.read_bytes() for path in files}
         if classes is not None:
@@ -169,57 +313,60 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         self._predictor()
 
     def _predictor(self) -> Predictor:
-        """The model, ready to answer; a copy in another process makes its own when it is first asked."""
+        """Return the loaded model; a copy in another process loads its own when it is first used."""
         if "_loaded" not in self.__dict__:
             with tempfile.TemporaryDirectory(prefix="headstart-") as name:
-                _write(self.files_, Path(name))
+                _write_files(self.files_, Path(name))
                 self._loaded = Predictor.load(Path(name), RuntimeConfig(device=self.device, threads=self._threads()))
         return self._loaded
 
     def _threads(self) -> int | None:
-        return finetune_settings(self.preset or preset_of(None), self.settings).runtime.threads
+        return finetune_settings(self.preset or backbone_preset(None), self.settings).runtime.threads
 
-    def _pretrained(self, work: Path) -> str:
-        """The folder to start from, pretrained on the unlabelled texts if there are any."""
+    def _pretrain(self, work: Path) -> str:
+        """Return the folder to start from, pretrained on the unlabelled texts if there are any."""
         if self.unlabelled is None:
             return str(self.backbone)
-        lines = [json.dumps({"text": text}) for text in texts_in(self.unlabelled, "unlabelled")]
+        lines = [json.dumps({"text": text}) for text in check_texts(self.unlabelled, "unlabelled")]
         (work / "unlabelled.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         scratch = str(self.backbone) == SCRATCH
-        own = self._network() if scratch else {}
-        same = {"runtime.seed": self.seed, "runtime.device": self.device, "runtime.threads": self._threads()}
+        network = self._network_settings() if scratch else {}
+        runtime = {"runtime.seed": self.seed, "runtime.device": self.device, "runtime.threads": self._threads()}
         pretrain(
             work / "unlabelled.jsonl",
             out=work / "base",
-            source=None if scratch else self.backbone,
-            preset=self.preset or preset_of(None),
-            settings={**own, **same, **(self.pretraining or {})},
+            backbone=None if scratch else self.backbone,
+            preset=self.preset or backbone_preset(None),
+            settings={**network, **runtime, **(self.pretraining or {})},
         )
         return str(work / "base")
 
-    def _network(self) -> dict[str, Any]:
-        return {name: value for name, value in (self.settings or {}).items() if name.startswith(_NETWORK)}
+    def _network_settings(self) -> dict[str, Any]:
+        return {name: value for name, value in (self.settings or {}).items() if name.startswith(_NETWORK_SETTINGS)}
 
-    def _config(self, source: Bundle | None) -> FinetuneConfig:
-        named = {
+    def _config(self, backbone: Bundle | None) -> FinetuneConfig:
+        params = {
             "loop.epochs": self.epochs,
             "optim.lr": self.lr,
             "loop.batch_size": self.batch_size,
-            "labelled.valid_share": self.valid_share,
+            "labelled.valid_fraction": self.valid_fraction,
             "runtime.seed": self.seed,
             "runtime.device": self.device,
         }
-        others = dict(self.settings or {})
-        for name in named:
-            if name in others:
+        settings = dict(self.settings or {})
+        for name in params:
+            if name in settings:
                 raise ConfigError(f"settings has {name}, which is a parameter of its own: {name.split('.')[-1]}")
-        if source and self.unlabelled is not None and str(self.backbone) == SCRATCH:
-            others = {name: value for name, value in others.items() if name not in self._network()}  # used already
-        given = {name: value for name, value in named.items() if value is not None}
-        return finetune_settings(self.preset or preset_of(source), given | others, self.backbone if source else None)
+        if backbone and self.unlabelled is not None and str(self.backbone) == SCRATCH:
+            # pretraining has used them
+            settings = {name: value for name, value in settings.items() if name not in self._network_settings()}
+        params = {name: value for name, value in params.items() if value is not None}
+        return finetune_settings(
+            self.preset or backbone_preset(backbone), params | settings, self.backbone if backbone else None
+        )
 
-    def _plain(self) -> dict[str, Any]:
-        """The parameters that JSON can hold; texts are not kept."""
+    def _json_params(self) -> dict[str, Any]:
+        """Return the parameters as JSON values; the unlabelled texts are not kept."""
         values = self.get_params(deep=False) | {"backbone": str(self.backbone), "unlabelled": None}
         return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
 
@@ -227,52 +374,52 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
 class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
     __doc__ = f"""A Transformer that classifies texts: one class each, or any number of labels.
 
-    Several labels are lists of names, or a table of 0 and 1 with a column a label, as scikit-learn has it; `predict`
-    then gives such a table, by the thresholds that validation chose. A text may be a pair of texts.
+    Several labels per text are lists of names, or an indicator matrix of 0 and 1 with a column per label; `predict` then
+    returns such a matrix, by the thresholds that were chosen on validation. A text may be a pair of texts.
 
 {_ARGUMENTS}"""
-    _KINDS = ("classes", "labels")
+    _TASK_NAMES = ("classes", "labels")
 
     def fit(self, X: Iterable[Any], y: Iterable[Any] | None = None) -> Self:
-        """Learn from texts and their labels; a share of them is held out to choose the epoch."""
-        texts = texts_in(X, "X")
-        kind, classes, labels = labels_in(y, len(texts), "TextClassifier")
-        self._learn(texts, labels, kind, classes)
+        """Fine-tune on texts and their labels; a fraction of them is held out to select the epoch."""
+        texts = check_texts(X, "X")
+        task_name, classes, labels = check_labels(y, len(texts), "TextClassifier")
+        self._fit(texts, labels, task_name, classes)
         return self
 
     def predict(self, X: Iterable[Any]) -> np.ndarray:
-        """The likeliest label of each text; of several, a row of 0 and 1 in the order of `classes_`."""
-        shares = self.predict_proba(X)
-        target = self._predictor().target
-        if isinstance(target, Labels):
-            return (shares >= target.least).astype(np.int64)
-        found: np.ndarray = self.classes_[shares.argmax(axis=1)]
-        return found
+        """Return the most likely label of each text; with several labels, rows of 0 and 1 in the order of `classes_`."""
+        probabilities = self.predict_proba(X)
+        task = self._predictor().task
+        if isinstance(task, MultiLabel):
+            return (probabilities >= task.threshold_array).astype(np.int64)
+        labels: np.ndarray = self.classes_[probabilities.argmax(axis=1)]
+        return labels
 
     def predict_proba(self, X: Iterable[Any]) -> np.ndarray:
-        """The probability of every label, in the order of `classes_`."""
-        return self._shares(X)
+        """Return the probability of every label, in the order of `classes_`."""
+        return self._probabilities(X)
 
 
 class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
-    __doc__ = f"""A Transformer that gives texts a number, within the range of those it learnt from.
+    __doc__ = f"""A Transformer that predicts a number for a text, within the range of the numbers it was fitted on.
 
 {_ARGUMENTS}"""
-    _KINDS = ("rating",)
+    _TASK_NAMES = ("rating",)
 
     def fit(self, X: Iterable[Any], y: Iterable[Any] | None = None) -> Self:
-        """Learn from texts and their numbers; a share of them is held out to choose the epoch."""
-        texts = texts_in(X, "X")
-        self._learn(texts, numbers_in(y, len(texts), "TextRegressor"), "rating")
+        """Fine-tune on texts and their numbers; a fraction of them is held out to select the epoch."""
+        texts = check_texts(X, "X")
+        self._fit(texts, check_numbers(y, len(texts), "TextRegressor"), "rating")
         return self
 
     def predict(self, X: Iterable[Any]) -> np.ndarray:
-        """The number of each text."""
-        found: np.ndarray = self._shares(X)[:, 0]
-        return found
+        """Return the number of each text."""
+        numbers: np.ndarray = self._probabilities(X)[:, 0]
+        return numbers
 
 
-def _write(files: Mapping[str, bytes], folder: Path) -> None:
+def _write_files(files: Mapping[str, bytes], folder: Path) -> None:
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Files that are whole or not there, and the manifest by which a reader knows it.
+"""Atomic files and folders, manifests and checksums.
 
-A folder of ours is written beside its place, flushed, listed in `manifest.json` with the size and sha256 of every
-file and a seal over the list itself, and renamed. A reader checks the list first, so a torn, edited or truncated file
-is named and refused.
-Nothing here or anywhere else in the package unpickles: JSON, plain arrays and safetensors only.
+A folder is written to a draft beside its target, flushed, and renamed. Its `manifest.json` lists the size and sha256 of
+every file, with a checksum over the list itself (the key "seal"). A reader checks the manifest first, so a truncated,
+edited or missing file is named and refused.
+Nothing in the package unpickles: it reads JSON, plain arrays and safetensors only.
 """
 
 import hashlib
@@ -17,23 +17,23 @@ from typing import Any
 
 from headstart.errors import StoreError, UsageError
 
-FORMAT = 1
-"""The number of the on-disk formats; another number is refused, never guessed at."""
+FORMAT = 2
+"""The version of the on-disk formats; any other is refused."""
 MANIFEST = "manifest.json"
 README = "README.md"
-"""For people, who may add a licence or a name to it: not listed, and not checked where an older list has it."""
+"""The manifest does not list the README, because people may edit it; older manifests do, and it is not checked."""
 _JSON_LIMIT = 256 * 1024 * 1024
-_SEALED = "sha256:"
-_HEAD = 512
+_CHECKSUM_PREFIX = "sha256:"
+_HEAD_BYTES = 512
 
 
 @contextmanager
-def whole_folder(target: Path, *, kind: str, about: dict[str, Any] | None = None) -> Iterator[Path]:
-    """Yield an empty folder to fill; when the block ends well it appears at `target`, whole, with its manifest.
+def atomic_folder(target: Path, *, kind: str, about: dict[str, Any] | None = None) -> Iterator[Path]:
+    """Yield an empty folder to fill; when the block succeeds, rename it to `target` with its manifest.
 
     Args:
-        kind: what the folder is ("checkpoint", "bundle", "shards"); a reader asks for the kind it expects.
-        about: plain values kept in the manifest, for readers that need no more than those.
+        kind: the type of the folder ("checkpoint", "bundle", "shards"); a reader names the type it expects.
+        about: plain values stored in the manifest.
     """
     draft = target.with_name(f".{target.name}.writing-{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
@@ -47,29 +47,29 @@ def whole_folder(target: Path, *, kind: str, about: dict[str, Any] | None = None
             if path.is_file() and path != draft / README
         }
         content = {"format": FORMAT, "kind": kind, "about": about or {}, "files": files}
-        write_json(draft / MANIFEST, content | {"seal": _seal(content)})
+        write_json(draft / MANIFEST, content | {"seal": _checksum(content)})
         for path in draft.rglob("*"):
             _flush(path)
         _flush(draft)
-        _put_in_place(draft, target)
+        _move_into_place(draft, target)
     except (OSError, StoreError) as error:
         shutil.rmtree(draft, ignore_errors=True)
-        # a message of ours names the draft, which means nothing to a person
-        reason = why_not(error, target) if isinstance(error, OSError) else str(error).rpartition(": ")[2]
+        # our own message names the draft, which means nothing to a user
+        reason = os_error_reason(error, target) if isinstance(error, OSError) else str(error).rpartition(": ")[2]
         raise StoreError(f"cannot write {target}: {reason}; nothing was changed") from error
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
 
 
-def why_not(error: OSError, path: Path) -> str:
-    """What keeps a path from being written; the system says "File exists" of a file where a folder should be."""
-    above = next((folder for folder in path.parents if os.path.isfile(folder)), None)
-    return f"{above} is a file, not a folder" if above is not None else error.strerror or str(error)
+def os_error_reason(error: OSError, path: Path) -> str:
+    """Say why a path cannot be written; the system only says "File exists" of a file where a folder should be."""
+    parent = next((folder for folder in path.parents if os.path.isfile(folder)), None)
+    return f"{parent} is a file, not a folder" if parent is not None else error.strerror or str(error)
 
 
-def _put_in_place(draft: Path, target: Path) -> None:
-    """Rename a finished draft into its place; if that fails, what stood there stands there again."""
+def _move_into_place(draft: Path, target: Path) -> None:
+    """Rename a finished draft to its target; if that fails, restore the previous folder."""
     old = target.with_name(f".{target.name}.old-{os.getpid()}")
     replacing = target.exists()
     try:
@@ -77,25 +77,25 @@ def _put_in_place(draft: Path, target: Path) -> None:
             target.rename(old)
         draft.rename(target)
         _flush(target.parent)
-    except BaseException:  # an interruption, too, must not leave the place empty
+    except BaseException:  # an interruption, too, must not leave the target missing
         if not draft.exists():
             target.rename(draft)
         if replacing and not target.exists():
             old.rename(target)
         raise
-    # this one's predecessor, and whatever processes that died in this place left behind
+    # the previous folder, and drafts that killed processes left behind
     for leftover in (*target.parent.glob(f".{target.name}.old-*"), *target.parent.glob(f".{target.name}.writing-*")):
-        if not _is_of_another(leftover):
+        if not _belongs_to_live_process(leftover):
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _is_of_another(draft: Path) -> bool:
-    """Whether another process that is alive is still writing a draft."""
-    number = draft.name.rpartition("-")[2]
-    if not number.isdecimal() or int(number) == os.getpid():
+def _belongs_to_live_process(draft: Path) -> bool:
+    """Return True if another live process is still writing the draft."""
+    pid = draft.name.rpartition("-")[2]
+    if not pid.isdecimal() or int(pid) == os.getpid():
         return False
     try:
-        os.kill(int(number), 0)
+        os.kill(int(pid), 0)
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
@@ -104,7 +104,7 @@ def _is_of_another(draft: Path) -> bool:
 
 
 def read_manifest(folder: Path, *, kind: str, deep: bool = True) -> dict[str, Any]:
-    """Return what a folder says about itself, once every file in its list is there with its size (and its sha256)."""
+    """Return the `about` values of a folder after checking the size (and, if `deep`, the sha256) of every listed file."""
     path = folder / MANIFEST
     if not path.is_file():
         raise StoreError(f"{folder} is not a Headstart {kind}: it has no {MANIFEST}")
@@ -112,8 +112,8 @@ def read_manifest(folder: Path, *, kind: str, deep: bool = True) -> dict[str, An
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise StoreError(f"{path} is damaged: it does not list files")
     if manifest.get("format") != FORMAT:
-        raise StoreError(f"{folder} {other_format(manifest.get('format'), 'make it anew')}")
-    _check_seal(path, raw, manifest)
+        raise StoreError(f"{folder} {wrong_format_error(manifest.get('format'), 'make it anew')}")
+    _verify_checksum(path, raw, manifest)
     if manifest.get("kind") != kind:
         raise UsageError(f"{folder} is a folder of Headstart's, but of kind {manifest.get('kind')}; this needs {kind}")
     for name, facts in manifest["files"].items():
@@ -125,19 +125,21 @@ def read_manifest(folder: Path, *, kind: str, deep: bool = True) -> dict[str, An
     return about
 
 
-def _seal(content: dict[str, Any]) -> str:
-    """The hash of a JSON file in itself, so that not even a bit of it can change unnoticed."""
-    return hashlib.sha256(_canonical(content)).hexdigest()
+def _checksum(content: dict[str, Any]) -> str:
+    """Return the checksum that a JSON file stores in itself, so that no bit of it can change unnoticed."""
+    return hashlib.sha256(_canonical_json(content)).hexdigest()
 
 
-def _check_seal(path: Path, raw: bytes, content: dict[str, Any]) -> None:
-    """Take the seal out of what was read, and refuse a file that is not byte for byte what was sealed."""
+def _verify_checksum(path: Path, raw: bytes, content: dict[str, Any]) -> None:
+    """Remove the checksum from `content`, and refuse a file that is not byte for byte what was written."""
     seal = content.pop("seal", None)
     try:
-        whole = str(seal).removeprefix(_SEALED) == _seal(content) and raw == _canonical(content | {"seal": seal})
-    except ValueError:  # what no file of ours holds: NaN, half of a surrogate pair
-        whole = False
-    if not whole:
+        intact = str(seal).removeprefix(_CHECKSUM_PREFIX) == _checksum(content) and raw == _canonical_json(
+            content | {"seal": seal}
+        )
+    except ValueError:  # NaN or half of a surrogate pair, which none of our files contains
+        intact = False
+    if not intact:
         raise StoreError(f"{path} is damaged: it is not what was written (sha256)")
 
 
@@ -154,44 +156,46 @@ def _check_file(folder: Path, name: str, facts: Any, *, deep: bool) -> None:
             raise StoreError(f"{path} is damaged: {size} bytes where {facts.get('size')} were written")
         if deep and sha256_of(path) != facts.get("sha256"):
             raise StoreError(f"{path} is damaged: its bytes are not those that were written (sha256)")
-    except OSError as error:  # a worn disk: a checkpoint before this one may still be read
+    except OSError as error:  # a bad disk: an earlier checkpoint may still be readable
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def other_format(found: Any, way_out: str) -> str:
-    """The end of a message about a file of another version, and what to do."""
-    if type(found) is int and found > FORMAT:
-        way_out = f"update Headstart, or {way_out}"
-    return f"has format {repr(found)[:40]}, this version of Headstart reads {FORMAT}; {way_out}"
+def wrong_format_error(version: Any, remedy: str) -> str:
+    """Return the end of a message about a file of another format version, with a remedy."""
+    if type(version) is int and version > FORMAT:
+        remedy = f"update Headstart, or {remedy}"
+    return f"has format {repr(version)[:40]}, this version of Headstart reads {FORMAT}; {remedy}"
 
 
-def write_sealed(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON object that stands alone, with a seal over the rest of it."""
-    write_json(path, content | {"seal": _SEALED + _seal(content)})
+def write_checksummed(path: Path, content: dict[str, Any]) -> None:
+    """Write a single JSON object with a checksum over the rest of it."""
+    write_json(path, content | {"seal": _CHECKSUM_PREFIX + _checksum(content)})
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
-    """Read what `write_sealed` wrote, if not a bit of it changed; what never had a seal is read as it is."""
+def read_checksummed(path: Path) -> dict[str, Any]:
+    """Read what `write_checksummed` wrote and verify it; an object without a checksum is returned as it is."""
     raw, content = _read_json(path)
     if not isinstance(content, dict):
         raise StoreError(f"{path} is damaged: it is not a JSON object")
-    # a seal under a damaged name is a damaged seal
-    if "seal" in content or any(isinstance(value, str) and value.startswith(_SEALED) for value in content.values()):
-        _check_seal(path, raw, content)
+    # a checksum under another key means that the key was damaged
+    if "seal" in content or any(
+        isinstance(value, str) and value.startswith(_CHECKSUM_PREFIX) for value in content.values()
+    ):
+        _verify_checksum(path, raw, content)
     return content
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON the same way every time, whole or not at all. NaN is refused: no reader should meet one."""
-    write_whole(path, _canonical(value))
+    """Write canonical JSON atomically; NaN is refused."""
+    atomic_write(path, _canonical_json(value))
 
 
-def _canonical(value: Any) -> bytes:
+def _canonical_json(value: Any) -> bytes:
     return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file beside its place, flush it, and rename it into place."""
+def atomic_write(path: Path, content: bytes) -> None:
+    """Write a file to a draft beside it, flush it, and rename it."""
     draft = path.with_name(f".{path.name}.writing-{os.getpid()}")
     try:
         with draft.open("wb") as file:
@@ -206,7 +210,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON of ours; anything else is a damaged file."""
+    """Read a JSON file of ours; anything else is a damaged file."""
     return _read_json(path)[1]
 
 
@@ -226,49 +230,49 @@ def _read_json(path: Path) -> tuple[bytes, Any]:
 
 
 def is_pickle(head: bytes) -> bool:
-    """Whether a file that begins like this is a pickle, or an archive of one as torch writes it.
+    """Return True if a file that begins with `head` is a pickle, or an archive of one as torch writes it.
 
     >>> is_pickle(b"\\x80\\x04\\x95"), is_pickle(b"PK\\x03\\x04 archive/data.pkl"), is_pickle(b'{"a": 1}')
     (True, True, False)
     """
     return (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 1) or (
-        head[:4] == b"PK\x03\x04" and b"data.pkl" in head[:_HEAD]
+        head[:4] == b"PK\x03\x04" and b"data.pkl" in head[:_HEAD_BYTES]
     )
 
 
 def is_pickled(path: Path) -> bool:
-    """The same of a file; one that cannot be read is not."""
+    """Return True if a file is a pickle; a file that cannot be read is not."""
     try:
         with path.open("rb") as file:
-            return is_pickle(file.read(_HEAD))
+            return is_pickle(file.read(_HEAD_BYTES))
     except OSError:
         return False
 
 
-def pickle_words(path: Path | str, way_out: str) -> str:
-    """The message about a pickle, wherever it is met; its bytes are never looked at beyond the first."""
-    return f"{path} is a pickle, which may run code when it is opened; Headstart opens none. {way_out}"
+def pickle_error(path: Path | str, remedy: str) -> str:
+    """Return the message that refuses a pickle."""
+    return f"{path} is a pickle, which may run code when it is opened; Headstart opens none. {remedy}"
 
 
 def pickled_weights(path: Path) -> str:
-    """The message about weights in a pickle: a person who trusts them converts them, we never do."""
+    """Return the message that refuses pickled weights and shows how a user who trusts them converts them."""
     convert = (
         'Where you trust it, convert it once: python -c "import torch, safetensors.torch as s; '
         f"d = torch.load('{path.name}', map_location='cpu', weights_only=True); "
         f"s.save_file({{k: v.contiguous() for k, v in d.get('model_state_dict', d).items()}}, '{path.stem}.safetensors')\", "
         "then see headstart import --help"
     )
-    return pickle_words(path, convert)
+    return pickle_error(path, convert)
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file, read in pieces."""
+    """Return the sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:
-    """Make a file's bytes, or a folder's names, reach the disk."""
+    """Flush a file's bytes, or a folder's names, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,7 @@
-"""How long work tells a person where it stands, without the library printing anything itself.
+"""The progress protocol: how long work reports its state without printing anything itself.
 
-Recipes are handed a `Progress`. The command line gives one that draws bars (`headstart.cli.console`); a library call
-gives `Quiet` unless asked otherwise.
+Recipes take a `Progress`. The command line passes one that draws bars (`headstart.cli.console`); a call from Python
+uses `SilentProgress` unless it passes another.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,79 +9,79 @@ from contextlib import contextmanager
 from typing import Protocol
 
 
-def counted(count: float, noun: str) -> str:
-    """How many of something, in words.
+def pluralize(count: float, noun: str) -> str:
+    """Return a count with its noun.
 
-    >>> counted(1, "step"), counted(1200, "step"), counted(1.0, "minute"), counted(0.5, "minute")
+    >>> pluralize(1, "step"), pluralize(1200, "step"), pluralize(1.0, "minute"), pluralize(0.5, "minute")
     ('1 step', '1,200 steps', '1 minute', '0.5 minutes')
     """
     number = int(count) if count == int(count) else count
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-class Task(Protocol):
-    """One stretch of long work."""
+class ProgressTask(Protocol):
+    """One stretch of long work, drawn as a bar."""
 
     def advance(self, amount: float = 1, note: str = "") -> None:
-        """Say that `amount` more units are done; `note` is a short figure to show, such as a loss."""
+        """Report that `amount` more units are done; `note` is a short value to show, such as a loss."""
 
 
-Place = tuple[str, str]
-"""A row and a column of a table of runs."""
+RunKey = tuple[str, str]
+"""The row and the column of a table of runs."""
 
 
-class Board(Protocol):
+class RunBoard(Protocol):
     """A table of runs that fills up."""
 
-    def start(self, place: Place) -> None:
-        """Say that work in a cell begins."""
+    def start(self, key: RunKey) -> None:
+        """Report that a run begins."""
 
-    def add(self, place: Place, value: float) -> None:
-        """Say that a cell has one more result, a share; the mean so far is shown."""
+    def add(self, key: RunKey, value: float) -> None:
+        """Report the result of a run, a fraction; the mean so far is shown."""
 
 
 class Progress(Protocol):
-    """Where words and progress go."""
+    """The receiver of messages and progress."""
 
     def say(self, line: str) -> None:
-        """Tell the person one line."""
+        """Show one line."""
 
     @contextmanager
-    def task(self, name: str, total: float | None, unit: str) -> Iterator[Task]:
-        """Show a stretch of work with its rate and the time left; `total` None when it is not known."""
+    def task(self, name: str, total: float | None, unit: str) -> Iterator[ProgressTask]:
+        """Show a stretch of work with its rate and the time left; `total` is None when it is not known."""
         raise NotImplementedError
 
     @contextmanager
-    def board(self, title: str, planned: Mapping[Place, int]) -> Iterator[Board]:
-        """Show a table of runs above the task under way, where there is a window for it; `planned` counts each cell's."""
+    def board(self, title: str, planned: Mapping[RunKey, int]) -> Iterator[RunBoard]:
+        """Show a table of runs above the current task on a terminal; `planned` counts the runs of each row and column."""
         raise NotImplementedError
 
 
-class _QuietTask:
+class _SilentTask:
     def advance(self, amount: float = 1, note: str = "") -> None:
-        """Nothing to show."""
+        """Show nothing."""
 
 
-class _QuietBoard:
-    def start(self, place: Place) -> None:
-        """Nothing to show."""
+class _SilentBoard:
+    def start(self, key: RunKey) -> None:
+        """Show nothing."""
 
-    def add(self, place: Place, value: float) -> None:
-        """Nothing to show."""
+    def add(self, key: RunKey, value: float) -> None:
+        """Show nothing."""
 
 
-class Quiet:
-    """Says nothing."""
+class SilentProgress:
+    """A `Progress` that shows nothing."""
 
     def say(self, line: str) -> None:
-        """Nothing to say."""
+        """Show nothing."""
 
     @contextmanager
-    def task(self, name: str, total: float | None, unit: str) -> Iterator[Task]:  # noqa: ARG002
+    def task(self, name: str, total: float | None, unit: str) -> Iterator[ProgressTask]:  # noqa: ARG002
         """Show nothing."""
-        yield _QuietTask()
+        yield _SilentTask()
 
     @contextmanager
-    def board(self, title: str, planned: Mapping[Place, int]) -> Iterator[Board]:  # noqa: ARG002
+    def board(self, title: str, planned: Mapping[RunKey, int]) -> Iterator[RunBoard]:  # noqa: ARG002
         """Show nothing."""
-        yield _QuietBoard()
+        yield _SilentBoard()

@@ -1,53 +1,54 @@
-"""A real browser and a real report to open in it; both tests and screenshots skip, saying so, where there is none."""
+"""A real browser and a real report to open in it; tests are skipped where there is no browser."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
-from headstart.recipes.compare import run_compare
-from headstart.recipes.pretrain import run_pretrain
-from tiny import finetune_config, pretrain_config, write_reviews
+from fixtures.recipes import pretrain_run
+from fixtures.tiny import finetune_config, pretrain_config, write_reviews
+from headstart.recipes.compare.run import CompareRequest, run_compare
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ARMS = ("majority", "tfidf", "scratch", "pretrained")
 
 
-@pytest.fixture(scope="module")  # an open browser keeps an event loop running, in which others could start none
+@pytest.fixture(scope="module")  # an open browser keeps an event loop running, so no other could be started
 def browser():
     """The machine's own chromium: nothing is downloaded."""
     reason = 'playwright is not installed: pip install -c constraints.txt ".[dev]"'
     playwright = pytest.importorskip("playwright.sync_api", reason=reason)
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
         pytest.skip("there is no chromium on this machine: apt-get install chromium")
     with playwright.sync_playwright() as driver:
         try:
-            browser = driver.chromium.launch(executable_path=found)
+            browser = driver.chromium.launch(executable_path=executable)
         except playwright.Error as error:
-            pytest.skip(f"{found} does not start: {str(error).splitlines()[0]}")
+            pytest.skip(f"{executable} does not start: {str(error).splitlines()[0]}")
         yield browser
         browser.close()
 
 
-@pytest.fixture(scope="module")  # an open browser keeps an event loop running, in which others could start none
+@pytest.fixture(scope="module")  # an open browser keeps an event loop running, so no other could be started
 def comparison(tmp_path_factory) -> Path:
     """Two numbers of labels, two seeds, probabilities, mistakes with their texts, a leaked text."""
     folder = write_reviews(tmp_path_factory.mktemp("reviews"), valid=60, test=60)
     leak = (folder / "train.csv").read_text().splitlines()[1]
     with (folder / "test.csv").open("a") as file:
         file.write(leak + "\n")
-    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=3))
+    pretrain_run([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=3))
     files = {name: str(folder / f"{name}.csv") for name in ("valid", "test")}
-    asked = {"seeds": 2, "labels": (12, None), "arms": ARMS, "command": "headstart compare train.csv"}
+    options = {"seeds": 2, "label_budgets": (12, None), "arms": ARMS, "command": "headstart compare train.csv"}
     config = finetune_config(loop__epochs=2)
-    run_compare(str(folder / "train.csv"), folder / "cmp", config, source=str(folder / "base"), **files, **asked)
+    backbones = (str(folder / "base"),)
+    run_compare(CompareRequest(str(folder / "train.csv"), folder / "cmp", backbones, **files, **options), config)
     return folder / "cmp"
 
 
 @pytest.fixture
 def browser_page(browser):
-    """`browser_page(width, height, theme)`: an empty page; `.complaints` and `.asked` say what it complains of and asks for."""
+    """`browser_page(width, height, theme)` opens an empty page that records console errors and requested URLs."""
     contexts = []
 
     def open_page(width=1280, height=900, theme="light"):
@@ -55,10 +56,10 @@ def browser_page(browser):
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(30_000)
-        page.complaints, page.asked = [], []
-        page.on("console", lambda message: message.type == "error" and page.complaints.append(message.text))
-        page.on("pageerror", lambda error: page.complaints.append(str(error)))
-        page.on("request", lambda request: page.asked.append(request.url))
+        page.errors, page.requested = [], []
+        page.on("console", lambda message: message.type == "error" and page.errors.append(message.text))
+        page.on("pageerror", lambda error: page.errors.append(str(error)))
+        page.on("request", lambda request: page.requested.append(request.url))
         return page
 
     yield open_page

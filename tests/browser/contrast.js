@@ -1,4 +1,4 @@
-// The contrast of every visible piece of text with what lies under its middle, as the web's guidelines define it.
+// Returns the contrast of every visible text with the background at its centre, as defined by WCAG.
 () => {
   const parse = (text) => {
     const numbers = (text.match(/-?[\d.]+(e-?\d+)?/g) || []).map(Number);
@@ -25,23 +25,23 @@
   const ground = (x, y, element) => {
     const stack = document.elementsFromPoint(x, y);
     let colour = [255, 255, 255];
-    for (const each of stack.slice(stack.indexOf(element) + 1).reverse()) colour = over(paint(each), colour);
+    for (const below of stack.slice(stack.indexOf(element) + 1).reverse()) colour = over(paint(below), colour);
     return element instanceof SVGElement ? colour : over(paint(element), colour);
   };
-  const found = [];
+  const results = [];
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const element = walker.currentNode.parentElement;
     if (!walker.currentNode.textContent.trim() || !element.checkVisibility({ visibilityProperty: true }) || element.closest(innerWidth < 640 ? "thead, defs, style" : "defs, style")) continue;
     const range = document.createRange();
     range.selectNodeContents(walker.currentNode);
-    const box = [...range.getClientRects()].find((each) => each.width > 1 && each.height > 1);
+    const box = [...range.getClientRects()].find((rect) => rect.width > 1 && rect.height > 1);
     if (!box) continue;
     const svg = element instanceof SVGElement;
     const style = getComputedStyle(element);
     const below = ground(box.x + box.width / 2, box.y + box.height / 2, element);
     const ink = over(parse(svg ? style.fill : style.color), below);
-    found.push({ text: walker.currentNode.textContent.trim().slice(0, 40), kind: svg ? "svg" : "html", ratio: ratio(ink, below), ink: ink.map(Math.round).join(), below: below.map(Math.round).join() });
+    results.push({ text: walker.currentNode.textContent.trim().slice(0, 40), kind: svg ? "svg" : "html", ratio: ratio(ink, below), ink: ink.map(Math.round).join(), below: below.map(Math.round).join() });
   }
-  return found;
+  return results;
 }

@@ -22,11 +22,11 @@ def test_a_tokenizer_is_trained_and_shown(typed, tmp_path):
     assert (tmp_path / "tok" / "tokenizer.json").is_file()
 
 
-def test_a_tokenizer_that_learned_less_than_asked_says_so(typed, tmp_path):
+def test_a_tokenizer_smaller_than_requested_reports_its_size(typed, tmp_path):
     _, out, _ = typed(f"tokenizer train.csv --out {tmp_path / 'tok'}")
-    found = re.search(r"^entries +(\d+) of 16,384 asked for$", out, re.MULTILINE)
-    assert found, out
-    assert 260 < int(found[1]) < 500
+    match = re.search(r"^entries +(\d+) of 16,384 asked for$", out, re.MULTILINE)
+    assert match, out
+    assert 260 < int(match[1]) < 500
 
 
 def test_a_tokenizer_is_not_replaced(typed):
@@ -43,7 +43,7 @@ def test_texts_are_prepared_once(typed, tmp_path):
     assert "is up to date" in err
 
 
-def test_labels_are_prepared_too(typed, tmp_path):
+def test_prepare_keeps_labels_with_the_labelled_flag(typed, tmp_path):
     code, out, _ = typed(f"prepare train.csv --labelled --tokenizer tok --out {tmp_path / 'tokens'}")
     assert code == 0
     assert out.endswith(", 2 labels\n")
@@ -149,7 +149,7 @@ def test_a_classifier_is_trained_from_scratch(typed, tmp_path):
         ("generate base hello --top-p 2", "--top-p must be above 0 and at most 1, got 2.0"),
     ],
 )
-def test_what_is_not_there_is_named_as_it_was_typed(typed, line, expected, tmp_path):
+def test_a_missing_file_is_named_as_it_was_typed(typed, line, expected, tmp_path):
     code, out, err = typed(line.replace("--out x", f"--out {tmp_path / 'x'}"))
     assert (code, out) == (2, "")
     assert err.splitlines()[-1] == f"headstart: {expected}"
@@ -169,7 +169,7 @@ def test_what_is_not_there_is_named_as_it_was_typed(typed, line, expected, tmp_p
         ("tokenizer words.csv --out x", "--text-column"),
     ],
 )
-def test_a_column_that_cannot_be_told_is_asked_for_by_the_option_of_the_command(typed, tmp_path, line, option):
+def test_an_ambiguous_column_error_names_the_option_of_the_command(typed, tmp_path, line, option):
     for name, header in (("marks.csv", "text,mark"), ("words.csv", "words,label")):
         (tmp_path / name).write_text(f"{header}\nfine,1\ndull,0\n")
     what = "label" if "marks" in line else "text"
@@ -226,7 +226,7 @@ def test_parameters_are_printed_for_programs(typed):
     _, out, _ = typed("params --vocab-size 50001 --convention weights-only --json")
     language, classifier = json.loads(out)
     assert (language["total"], classifier["total"]) == (20_960_400, 10_960_600)
-    assert sum(row["count"] for row in language["left_out"]) == 21_018_401 - 20_960_400
+    assert sum(row["count"] for row in language["excluded"]) == 21_018_401 - 20_960_400
 
 
 def test_the_file_in_the_folder_is_read_by_every_command(typed, tmp_path, monkeypatch):
@@ -279,7 +279,7 @@ def test_a_report_prints_its_numbers_for_programs(typed, tmp_path):
     assert json.loads(out)["arms"][1]["arm"] == "tfidf"
 
 
-def test_no_texts_cannot_be_asked_for_halfway(typed, tmp_path):
+def test_no_texts_is_refused_for_a_resumed_comparison(typed, tmp_path):
     _, _, err = typed(f"compare --resume --no-texts --out {tmp_path}")
     assert err == f"headstart: --resume goes on with the settings of {tmp_path}; leave out --no-texts\n"
 
@@ -292,12 +292,12 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(trained, environment, tmp
     again = stopped_on_the_way("pretrain --resume --out run", signal.SIGINT, environment, tmp_path)
     steps = []
     for name, line in (("SIGTERM", first), ("Ctrl-C", again)):
-        found = re.fullmatch(
+        match = re.fullmatch(
             rf"headstart: {name} at step (\d+) of 100000; saved\. Go on with: headstart pretrain --resume --out run",
             line,
         )
-        assert found, line
-        steps.append(int(found[1]))
+        assert match, line
+        steps.append(int(match[1]))
     assert 0 < steps[0] < steps[1]
 
 
@@ -315,6 +315,6 @@ def stopped_on_the_way(line: str, number: signal.Signals, environment: dict[str,
     while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > before + 1000):
         time.sleep(0.05)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    return said.splitlines()[-1]
+    return stderr.splitlines()[-1]

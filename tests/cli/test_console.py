@@ -14,7 +14,7 @@ import rich.console
 from rich.progress import Task
 
 from headstart.cli import console as room
-from headstart.cli.console import Console, describe
+from headstart.cli.console import Console, describe_task
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -69,13 +69,13 @@ def task(done: float, total: float | None, *, seconds: float = 10.0) -> Task:
     ],
 )
 def test_a_narrow_window_shows_fewer_figures(width, expected):
-    line = describe(task(25, 100), width, bar="━─")
+    line = describe_task(task(25, 100), width, bar="━─")
     assert line == expected
     assert len(line) <= max(width, 16)
 
 
 def test_work_without_a_known_end_shows_its_count_and_rate():
-    assert describe(task(25, None), 80, bar="━─") == "pretraining  25 steps  1.2 steps/s  loss 3.214  0:10 so far"
+    assert describe_task(task(25, None), 80, bar="━─") == "pretraining  25 steps  1.2 steps/s  loss 3.214  0:10 so far"
 
 
 @pytest.mark.parametrize(
@@ -83,16 +83,16 @@ def test_work_without_a_known_end_shows_its_count_and_rate():
     [(1, 1, "1/1 step"), (0, 1, "0/1 step"), (1, 2, "1/2 steps"), (1, None, "1 step"), (2, None, "2 steps")],
 )
 def test_one_is_singular(done, total, shown):
-    assert describe(task(done, total), 200, bar="").split("  ")[1] == shown
+    assert describe_task(task(done, total), 200, bar="").split("  ")[1] == shown
 
 
-def test_of_work_that_is_not_counted_the_time_alone_is_told():
-    assert describe(task(0, None), 80, bar="━─") == "pretraining  loss 3.214  0:10 so far"
+def test_uncounted_work_shows_only_the_time():
+    assert describe_task(task(0, None), 80, bar="━─") == "pretraining  loss 3.214  0:10 so far"
 
 
 def test_slow_work_is_counted_by_the_minute():
     assert (
-        describe(task(2, 4, seconds=100), 200, bar="")
+        describe_task(task(2, 4, seconds=100), 200, bar="")
         == "pretraining  2/4 steps  0.60 steps/min  loss 3.214  3:20 left"
     )
 
@@ -128,7 +128,7 @@ def test_work_that_is_taken_up_again_is_not_counted_as_fast(clock, capsys):
     assert first == "pretraining  910/1,000 steps  1 steps/s  1:30 left"
 
 
-def test_work_inside_other_work_speaks_up_only_when_it_lasts(clock, capsys):
+def test_a_nested_task_is_printed_only_when_it_lasts(clock, capsys):
     console = Console()
     with console.task("comparing", 2, "runs") as bar:
         with console.task("seed 0", 10, "epochs") as inner:
@@ -145,12 +145,12 @@ def test_work_inside_other_work_speaks_up_only_when_it_lasts(clock, capsys):
     ]
 
 
-def test_remarks_are_printed_as_they_are(capsys):
+def test_remarks_are_printed_without_markup(capsys):
     Console().say("[bold]a label[/bold] :smile: " + 60 * "long ")
     assert capsys.readouterr().err == "[bold]a label[/bold] :smile: " + 60 * "long " + "\n"
 
 
-def test_remarks_name_settings_as_they_are_typed(capsys):
+def test_remarks_name_settings_by_their_options(capsys):
     Console().say("cut there (labelled.long_texts windows would read all of it)")
     assert capsys.readouterr().err == "cut there (--labelled.long-texts windows would read all of it)\n"
 
@@ -246,4 +246,4 @@ def test_a_dumb_terminal_gets_lines():
 @pytest.mark.parametrize(("done", "shown"), [(3.98, "3/12 steps"), (12.2, "12/12 steps")])
 def test_parts_of_a_run_are_not_counted(done, shown):
     """A comparison counts its linear arms as small parts of a run."""
-    assert describe(task(done, 12.2), 200, bar="").split("  ")[1] == shown
+    assert describe_task(task(done, 12.2), 200, bar="").split("  ")[1] == shown

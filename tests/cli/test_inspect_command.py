@@ -1,4 +1,4 @@
-"""`headstart inspect` as a person sees it: a line a finding, whole in a narrow window, and JSON for machines."""
+"""`headstart inspect` as a user sees it: a line per finding, wrapped in a narrow window, and JSON for programs."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def files(tmp_path):
     return tmp_path / "a.csv", tmp_path / "b.csv"
 
 
-def test_findings_are_shown_a_line_each_and_are_no_failure(typed, files):
+def test_findings_are_shown_on_a_line_each_and_are_no_failure(typed, files):
     train, test = files
     code, out, err = typed(f"inspect {train} --test {test} --texts corpus.txt train.csv")
     assert code == 0
@@ -34,40 +34,40 @@ def test_findings_are_shown_a_line_each_and_are_no_failure(typed, files):
         "  characters    median 17, nine in ten up to 21, longest 21",
         "  words         median 5, nine in ten up to 5, longest 5",
         "  ! text empty  1 row has no text; training stops at the first, or leaves them out with --labelled.skip-empty: row 4",
-        "  ! doubles     1 row repeats an earlier row word for word (1 text in 2 rows): row 3 = row 2",
+        "  ! duplicates  1 row repeats an earlier row word for word (1 text in 2 rows): row 3 = row 2",
         "  ! encoding    1 row with mojibake: row 5 (Ã©)",
         "  pretraining   1 of the 4 rows is a document of corpus.txt, train.csv word for word, 0 more almost "
-        "are, or stand inside one: row 1 = corpus.txt, line 1 there",
+        "are, or appear inside one: row 1 = corpus.txt, line 1 there",
         "",
         f"{test}: 2 rows",
         "  labels         positive 2 (100.0 %)",
         "  characters     median 3, nine in ten up to 21, longest 21",
         "  words          median 1, nine in ten up to 5, longest 5",
         "  ! labels       every row has the label 'positive'",
-        "  ! overlap      1 row (1 different text) stands word for word in a.csv, in 1 row there: row 1 = row 1 there",
+        "  ! overlap      1 row (1 different text) appears word for word in a.csv, in 1 row there: row 1 = row 1 there",
         "  ! pretraining  1 of the 2 rows is a document of corpus.txt, train.csv word for word, 0 more almost "
-        "are, or stand inside one: row 1 = corpus.txt, line 1 there",
+        "are, or appear inside one: row 1 = corpus.txt, line 1 there",
     ]
     assert f"reading {train}\n" in err
 
 
-def test_json_is_for_machines(typed, files):
+def test_json_lists_the_files_and_findings(typed, files):
     train, test = files
     code, out, _ = typed(f"inspect {train} --test {test} --json --quiet")
-    found = json.loads(out)
+    report = json.loads(out)
     assert code == 0
-    assert found["format"] == 1
-    assert [file["rows"] for file in found["files"]] == [5, 2]
-    assert [finding["kind"] for finding in found["findings"]] == [
+    assert report["format"] == 1
+    assert [file["rows"] for file in report["files"]] == [5, 2]
+    assert [finding["kind"] for finding in report["findings"]] == [
         "text empty",
-        "doubles",
+        "duplicates",
         "encoding",
         "labels",
         "overlap",
     ]
 
 
-def test_a_model_gives_tokens_context_and_what_it_has_seen(typed):
+def test_inspect_with_a_model_reports_tokens_context_and_pretraining_overlap(typed):
     code, out, _ = typed("inspect train.csv --test test.csv --from base -q")
     assert code == 0
     assert "; 0 beyond the context of 32\n" in out
@@ -77,7 +77,7 @@ def test_a_model_gives_tokens_context_and_what_it_has_seen(typed):
 
 
 @pytest.mark.parametrize("more", ["", " --json"])
-def test_a_file_in_another_encoding_is_not_passed_off_as_a_short_one(typed, tmp_path, more):
+def test_a_file_in_another_encoding_is_reported_as_incomplete(typed, tmp_path, more):
     path = tmp_path / "a.csv"
     path.write_bytes(b"text;label\nfine;1\n\xe9t\xe9;0\ndull;0\n")
     code, out, err = typed(f"inspect {path} -q{more}")
@@ -93,13 +93,13 @@ def test_a_file_in_another_encoding_is_not_passed_off_as_a_short_one(typed, tmp_
         assert out.splitlines()[4] == f"  ! cut short  {why}"
 
 
-def test_a_clean_file_says_so(typed):
+def test_a_clean_file_has_no_findings(typed):
     _, out, _ = typed("inspect train.csv -q")
     assert out.splitlines()[-1] == "  findings    none"
 
 
 @pytest.mark.parametrize("columns", ["60", "120"])
-def test_lines_are_folded_in_their_column(headstart, files, columns):
+def test_inspect_wraps_lines_in_their_column(headstart, files, columns):
     train, test = files
     done = headstart("inspect", train, "--test", test, "-q", FORCE_COLOR="1", COLUMNS=columns)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
@@ -126,32 +126,32 @@ def test_lines_are_folded_in_their_column(headstart, files, columns):
             "inspect base/tokens",
             "base/tokens is prepared already: its text is tokens now; give the file it was made from",
         ),
-        ("pretrain corpus.txt --out x --leave-out tast.csv", "no such file: tast.csv; did you mean test.csv?"),
+        ("pretrain corpus.txt --out x --exclude tast.csv", "no such file: tast.csv; did you mean test.csv?"),
         (
-            "prepare train.csv --labelled --tokenizer tok --out x --leave-out test.csv",
-            "prepare --labelled keeps every row; --leave-out is for the text that a model is pretrained on",
+            "prepare train.csv --labelled --tokenizer tok --out x --exclude test.csv",
+            "prepare --labelled keeps every row; --exclude is for the text that a model is pretrained on",
         ),
     ],
 )
-def test_what_cannot_be_inspected_is_told_in_one_line(typed, line, message):
+def test_what_cannot_be_inspected_gives_a_one_line_error(typed, line, message):
     code, out, err = typed(line)
     assert (code, out) == (2, "")
     assert err.splitlines()[-1] == f"headstart: {message}"
 
 
-def test_python_gives_the_same(trained, files):
+def test_inspect_in_python_gives_the_same_report(trained, files):
     train, test = files
-    found = headstart.inspect(train, test=test, texts=trained / "corpus.txt", tokenizer=trained / "tok", context=8)
-    assert [one.exact for one in found.pretraining] == [1, 1]
-    assert found.files[0].beyond is not None
+    report = headstart.inspect(train, test=test, texts=trained / "corpus.txt", tokenizer=trained / "tok", context=8)
+    assert [one.exact for one in report.pretraining] == [1, 1]
+    assert report.files[0].beyond is not None
     settings = {"labelled.text_column": "label", "labelled.label_column": "text"}
     assert headstart.inspect(test, settings=settings).files[0].labels == {"new": 1, "the film is lovely 60": 1}
 
 
-def test_texts_are_left_out_from_the_command_line(typed, tmp_path):
+def test_prepare_excludes_texts_from_the_command_line(typed, tmp_path):
     code, out, err = typed(
-        f"prepare corpus.txt train.csv --tokenizer tok --out {tmp_path / 'tokens'} --leave-out train.csv"
+        f"prepare corpus.txt train.csv --tokenizer tok --out {tmp_path / 'tokens'} --exclude train.csv"
     )
     assert code == 0
     assert out.startswith(f"{tmp_path / 'tokens'}: 200 documents, ")
-    assert "left out because of train.csv: 40 documents that stand there and 0 that almost do; 200 kept" in err
+    assert "left out because of train.csv: 40 documents that appear there and 0 that almost do; 200 kept" in err

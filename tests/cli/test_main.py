@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from headstart.cli.main import COMMANDS, Terminated, build_app, explain, run
-from headstart.config import ModelConfig
+from headstart.config.schema import ModelConfig
 from headstart.errors import ConfigError, DataError, Interrupted, StoreError, UsageError
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -33,16 +33,16 @@ def test_every_command_has_a_module_with_its_function(name):
     assert function.__doc__
 
 
-def test_every_module_of_the_room_is_a_command_or_known():
+def test_every_module_of_the_package_is_a_command_or_a_helper():
     modules = {path.stem for path in (SOURCE / "headstart" / "cli").glob("*.py")}
-    known = {"__init__", "main", "console", "board", "options", "answers", "reading", "forecast", "several", "naming"}
-    assert modules - {in_python(name) for name, *_ in COMMANDS} == known
+    helpers = {"__init__", "main", "console", "distributed", "options", "prediction_output", "text_input"}
+    assert modules - {in_python(name) for name, *_ in COMMANDS} == helpers
 
 
 @pytest.mark.parametrize(
     "arguments", [["--help"], [], ["--version"], *([name, "--help"] for name, *_ in COMMANDS)], ids=" ".join
 )
-def test_help_comes_without_anything_heavy(arguments, environment):
+def test_help_imports_no_heavy_package(arguments, environment):
     code = (
         "import sys; from headstart.cli.main import run; code = run(sys.argv[1:]); "
         f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr); sys.exit(code)"
@@ -114,10 +114,10 @@ def test_the_help_shows_the_default_a_setting_really_has(capsys, monkeypatch):
 
 @pytest.mark.parametrize("command", ["finetune", "compare", "tune"])
 def test_the_help_says_whose_defaults_it_shows(command, capsys, monkeypatch):
-    from headstart.config import FinetuneConfig
-    from headstart.layering import layered
-    from headstart.model import presets
-    from headstart.recipes.finetune import usual_preset
+    from headstart.config import presets
+    from headstart.config.merge import merge_config
+    from headstart.config.schema import FinetuneConfig
+    from headstart.recipes.finetune.run import default_preset
 
     monkeypatch.setenv("COLUMNS", "100")
     run([command, "--help"])
@@ -126,10 +126,10 @@ def test_the_help_says_whose_defaults_it_shows(command, capsys, monkeypatch):
         "Named settings to start from. Without it they follow --from: classic, whose defaults are shown here, for scratch and "
         "for a model of that preset; modern for the starters and all others." in words
     )
-    values = presets.values("classic", "finetune")
+    values = presets.preset_values("classic", "finetune")
     shown = {name: part for name, part in values.items() if name in FinetuneConfig.model_fields}
-    assert layered(FinetuneConfig, shown) == FinetuneConfig()
-    assert (usual_preset("scratch"), usual_preset("starter:en")) == ("classic", "modern")
+    assert merge_config(FinetuneConfig, shown) == FinetuneConfig()
+    assert (default_preset("scratch"), default_preset("starter:en")) == ("classic", "modern")
 
 
 def test_the_version_is_printed_alone(headstart):
@@ -223,7 +223,7 @@ def test_the_version_is_printed_alone(headstart):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_told_in_one_line(arguments, expected, capsys, monkeypatch, tmp_path):
+def test_a_usage_error_gives_one_line(arguments, expected, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with open(os.devnull) as nothing:
         monkeypatch.setattr("sys.stdin", nothing)
@@ -239,9 +239,9 @@ def test_texts_may_begin_with_a_dash_behind_two_dashes():
     assert bound.arguments["texts"] == ("-5 stars", "--quiet")
 
 
-@pytest.mark.parametrize(("asked", "same"), [(["help"], ["--help"]), (["help", "params"], ["params", "--help"])])
-def test_help_is_a_command_too(capsys, asked, same):
-    assert run(asked) == 0
+@pytest.mark.parametrize(("arguments", "same"), [(["help"], ["--help"]), (["help", "params"], ["params", "--help"])])
+def test_help_works_as_a_command(capsys, arguments, same):
+    assert run(arguments) == 0
     shown = capsys.readouterr().out
     assert run(same) == 0
     assert shown == capsys.readouterr().out
@@ -290,12 +290,12 @@ def test_every_error_has_a_line_and_an_exit_code(error, expected):
     assert explain(error) == expected
 
 
-def test_a_traceback_is_shown_when_asked_for(headstart):
+def test_a_traceback_is_shown_on_request(headstart):
     plain = headstart("params", "--config", "no.toml")
-    asked = headstart("params", "--config", "no.toml", HEADSTART_TRACEBACK="1")
+    traced = headstart("params", "--config", "no.toml", HEADSTART_TRACEBACK="1")
     assert plain.stderr == "headstart: cannot read no.toml: No such file or directory\n"
-    assert asked.stderr.startswith("Traceback (most recent call last):\n")
-    assert asked.stderr.endswith(plain.stderr)
+    assert traced.stderr.startswith("Traceback (most recent call last):\n")
+    assert traced.stderr.endswith(plain.stderr)
 
 
 def test_a_line_break_in_a_message_does_not_make_two_lines(capsys, monkeypatch):
@@ -321,10 +321,10 @@ def test_nobody_reading_the_output_is_no_error(environment):
     ("number", "expected"),
     [(signal.SIGINT, ("headstart: interrupted\n", 130)), (signal.SIGTERM, ("headstart: terminated\n", 143))],
 )
-def test_a_signal_ends_it_with_one_line(number, expected, environment):
+def test_a_signal_ends_a_command_with_one_line(number, expected, environment):
     code = (
-        "import os, headstart.model.ledger as ledger, headstart.cli.main as main; "
-        f"ledger.ledger = lambda *arguments: os.kill(os.getpid(), {int(number)}); main.main()"
+        "import os, headstart.model.parameter_count as counting, headstart.cli.main as main; "
+        f"counting.count_parameters = lambda *arguments: os.kill(os.getpid(), {int(number)}); main.main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "params"], capture_output=True, encoding="utf-8", env=environment

@@ -3,8 +3,8 @@
 import pytest
 
 from headstart.cli.main import run
+from headstart.config.merge import closest_name
 from headstart.errors import ConfigError
-from headstart.layering import nearest
 
 FLAGS = "--from scratch --out x --quiet"
 
@@ -62,15 +62,15 @@ FLAGS = "--from scratch --out x --quiet"
         ),
     ],
 )
-def test_a_wrong_line_is_told_in_the_words_it_was_typed_in(typed, line, expected):
+def test_an_error_names_options_as_they_were_typed(typed, line, expected):
     assert typed(line) == (2, "", f"headstart: {expected}\n")
 
 
-def test_a_setting_without_its_section_is_found_in_python():
+def test_a_setting_without_its_section_is_suggested_in_python():
     import headstart
 
     with pytest.raises(ConfigError) as caught:
-        headstart.finetune("train.csv", source="scratch", out="x", settings={"label_column": "kind"})
+        headstart.finetune("train.csv", backbone="scratch", out="x", settings={"label_column": "kind"})
     assert str(caught.value) == "unknown setting label_column; did you mean labelled.label_column?"
 
 
@@ -86,11 +86,11 @@ def test_a_setting_without_its_section_is_found_in_python():
 )
 def test_the_part_after_the_dot_is_compared_first(name, expected):
     known = ["model.context", "model.width", "transfer.context", "optim.lr", "labelled.label_column"]
-    assert nearest(name, known) == expected
+    assert closest_name(name, known) == expected
 
 
 @pytest.mark.parametrize("command", ["finetune", "compare", "tune"])
-def test_both_names_stand_on_one_line_of_the_help(command, capsys, monkeypatch):
+def test_short_and_long_option_are_on_one_line_of_the_help(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     run([command, "--help"])
     lines = capsys.readouterr().out.splitlines()
@@ -128,9 +128,9 @@ def test_a_share_that_is_large_enough_to_abstain_is_named(typed, trained):
         2,
         "",
         "headstart: few-held/bundle was chosen on 24 validation rows, too few to say how sure is sure enough; fine-tune "
-        "with --labelled.valid-share 0.43, which holds out 50 of the 120 labelled rows\n",
+        "with --labelled.valid-fraction 0.43, which holds out 50 of the 120 labelled rows\n",
     )
-    assert typed(f"{line} --out many-held --labelled.valid-share 0.43")[0] == 0
+    assert typed(f"{line} --out many-held --labelled.valid-fraction 0.43")[0] == 0
     assert "too few" not in typed("predict many-held hello --abstain 0.9")[2]
 
 
@@ -159,13 +159,13 @@ def _rows(folder):
     return [line.rsplit(",", 1) for line in lines]
 
 
-def test_one_of_a_thing_is_told_as_one(typed, tmp_path):
+def test_counts_of_one_use_the_singular(typed, tmp_path):
     (tmp_path / "t.txt").write_text("".join(f"the film number {number} was long and good\n" for number in (1, 2, 3)))
     (tmp_path / "one.txt").write_text("the film was good\n")
     out = tmp_path / "run"
     network = "--model.width 16 --model.depth 1 --model.heads 1 --model.feedforward 16 --model.context 8"
-    asked = f"--loop.steps 1 --corpus.held-out 0.3 --tokenizer tok --runtime.threads 1 {network}"
-    code, _, err = typed(f"pretrain {tmp_path / 't.txt'} --out {out} {asked}")
+    options = f"--loop.steps 1 --corpus.held-out 0.3 --tokenizer tok --runtime.threads 1 {network}"
+    code, _, err = typed(f"pretrain {tmp_path / 't.txt'} --out {out} {options}")
     assert code == 0, err
     first = err.splitlines()[0]
     assert first.startswith("1 document to learn from, 2 held out; ")

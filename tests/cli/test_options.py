@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from cyclopts import App
 
-from headstart.cli.options import Flags, Options, as_typed
-from headstart.config import FinetuneConfig, PretrainConfig
+from headstart.cli.options import Flags, Options, use_option_names
+from headstart.config.merge import iter_fields
+from headstart.config.schema import FinetuneConfig, PretrainConfig
 from headstart.errors import ConfigError, UsageError
-from headstart.layering import fields_of
 
 PRETRAIN = Options(PretrainConfig, preset="pretrain")
 FINETUNE = Options(FinetuneConfig, preset="finetune")
@@ -46,9 +46,9 @@ def test_every_setting_has_an_option(options):
     def command(*, flags: Flags | None = None) -> None: ...
 
     names = {name for argument in app.assemble_argument_collection() for name in argument.names}
-    wanted = {f"--{name.replace('_', '-')}" for name, _ in fields_of(options.kind)}
+    wanted = {f"--{name.replace('_', '-')}" for name, _ in iter_fields(options.config_class)}
     assert len(wanted) > 30
-    assert wanted - names == {"--model.stock"}  # which a model from elsewhere brings, and nobody types
+    assert wanted - names == {"--model.generic"}  # which a model from elsewhere brings, and nobody types
 
 
 def test_no_flags_give_the_defaults():
@@ -73,7 +73,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset():
     assert FINETUNE.settings(None).loop.epochs == 3
 
 
-def test_another_file_is_read_in_place_of_the_usual_one():
+def test_the_config_option_replaces_the_default_toml_file():
     Path("headstart.toml").write_text("[model]\ndepth = 7\n")
     Path("mine.toml").write_text("[model]\nwidth = 32\n")
     settings = PRETRAIN.settings(None, path=Path("mine.toml"))
@@ -136,7 +136,7 @@ def test_a_wrong_flag_is_named_as_it_was_typed(typed, expected):
         ("a=-1", "--transfer.class-weights must all be above 0, got {'a': -1.0}"),
     ],
 )
-def test_wrong_class_weights_are_told_what_to_look_like(typed, expected):
+def test_wrong_class_weights_give_an_example_of_the_format(typed, expected):
     assert message(FINETUNE, f"--transfer.class-weights={typed}") == expected
 
 
@@ -151,7 +151,7 @@ def test_a_rule_between_two_settings_sees_all_layers():
     assert PRETRAIN.settings(parse(PRETRAIN, "--optim.weight-decay", "0.1")).optim.weight_decay == 0.1
 
 
-def test_an_unknown_preset_is_told_the_known_ones():
+def test_an_unknown_preset_error_lists_the_presets():
     assert (
         message(PRETRAIN, preset="modren")
         == "--preset must be one of classic, modern-nano, modern-micro, modern, modern-base, got 'modren'"
@@ -161,7 +161,7 @@ def test_an_unknown_preset_is_told_the_known_ones():
 def test_a_mistake_in_the_file_is_named_with_the_file():
     Path("headstart.toml").write_text('[model]\nwidth = "wide"\n')
     assert message(PRETRAIN) == "headstart.toml: model.width must be a whole number, got 'wide'"
-    assert as_typed(message(PRETRAIN)) == message(PRETRAIN)  # nobody typed --model.width
+    assert use_option_names(message(PRETRAIN)) == message(PRETRAIN)  # nobody typed --model.width
 
 
 def test_a_file_that_is_not_there_is_named():
@@ -178,6 +178,8 @@ def test_resuming_refuses_settings_and_names_the_first():
     PRETRAIN.refuse_with_resume(None, Path("runs/a"), preset=None)
 
 
-def test_a_recipe_s_message_names_settings_as_they_are_typed():
-    assert as_typed("give more text or a smaller model.context") == "give more text or a smaller --model.context"
-    assert as_typed("runtime.time_limit, not --runtime.device") == "--runtime.time-limit, not --runtime.device"
+def test_messages_of_recipes_name_settings_by_their_options():
+    assert (
+        use_option_names("give more text or a smaller model.context") == "give more text or a smaller --model.context"
+    )
+    assert use_option_names("runtime.time_limit, not --runtime.device") == "--runtime.time-limit, not --runtime.device"

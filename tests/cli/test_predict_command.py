@@ -33,13 +33,13 @@ def test_texts_come_from_standard_input(typed, monkeypatch):
     assert [json.loads(line)["text"] for line in out.splitlines()] == ["un livre magnifique", "the film is dull"]
 
 
-def test_a_blank_line_keeps_its_place_and_has_no_answer(typed, monkeypatch):
+def test_a_blank_line_has_an_empty_prediction(typed, monkeypatch):
     stdin(monkeypatch, b"the film is dull\n  \nthe film is superb\n")
     code, out, err = typed("predict clf")
     assert (code, err) == (0, "1 of 3 rows has no text; it is left without an answer\n")
     lines = out.splitlines()
     assert lines[1] == "-"
-    assert [lines[place].split(maxsplit=2)[2] for place in (0, 2)] == ["the film is dull", "the film is superb"]
+    assert [lines[index].split(maxsplit=2)[2] for index in (0, 2)] == ["the film is dull", "the film is superb"]
 
 
 def test_a_csv_file_keeps_its_columns_and_gains_the_answer(typed, tmp_path, monkeypatch):
@@ -139,7 +139,7 @@ def test_an_output_that_cannot_be_written_is_named(typed, tmp_path):
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "marked"])
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
-def test_a_csv_is_written_as_it_came_with_its_separator_and_its_mark(typed, tmp_path, separator, mark):
+def test_a_csv_keeps_its_separator_and_byte_order_mark(typed, tmp_path, separator, mark):
     table = f'"a, b"{separator}text\r\n7{separator}"the film; is, superb"\r\n8{separator}été\r\n'
     (tmp_path / "in.csv").write_bytes(mark + table.encode())
     code, out, _ = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {tmp_path / 'out.csv'}")

@@ -4,13 +4,13 @@ import pytest
 
 import headstart
 from headstart import api
-from headstart.config import FinetuneConfig, PretrainConfig
+from headstart.config.merge import resolve_settings
+from headstart.config.schema import FinetuneConfig, PretrainConfig
 from headstart.errors import ConfigError
-from headstart.recipes.settings import settings_of
 
 
-def settings(given) -> PretrainConfig:
-    return settings_of(PretrainConfig, "classic", "pretrain", given)
+def settings(values) -> PretrainConfig:
+    return resolve_settings(PretrainConfig, "classic", "pretrain", values)
 
 
 def message_of(call) -> str:
@@ -20,13 +20,13 @@ def message_of(call) -> str:
     return str(caught.value)
 
 
-def test_the_verbs_can_be_listed_before_they_are_used():
+def test_the_public_functions_are_listed_before_they_are_imported():
     assert {"compare", "evaluate", "finetune", "generate", "load", "prepare", "pretrain"} <= set(dir(headstart))
     assert "__version__" in dir(headstart)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "values",
     [
         {"model.width": 64, "loop.batch_size": 4},
         {"model": {"width": 64}, "loop": {"batch_size": 4}},
@@ -34,21 +34,21 @@ def test_the_verbs_can_be_listed_before_they_are_used():
     ],
     ids=["dotted", "nested", "both, with a hyphen"],
 )
-def test_settings_may_be_dotted_or_nested(given):
-    config = settings(given)
+def test_settings_may_be_dotted_or_nested(values):
+    config = settings(values)
     assert (config.model.width, config.loop.batch_size) == (64, 4)
     assert config.model.depth == 4  # control: the preset is there below
 
 
-def test_a_section_given_twice_is_put_together_and_left_as_it_was():
-    given = {"model": {"width": 64}, "model.depth": 2}
-    config = settings(given)
+def test_nested_and_dotted_settings_of_a_section_are_merged():
+    values = {"model": {"width": 64}, "model.depth": 2}
+    config = settings(values)
     assert (config.model.width, config.model.depth) == (64, 2)
-    assert given == {"model": {"width": 64}, "model.depth": 2}
+    assert values == {"model": {"width": 64}, "model.depth": 2}
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("values", "message"),
     [
         ([("model.width", 64)], "settings must be a mapping such as {'model.width': 64}, got [('model.width', 64)]"),
         ("model.width", "settings must be a mapping such as {'model.width': 64}, got 'model.width'"),
@@ -59,24 +59,24 @@ def test_a_section_given_twice_is_put_together_and_left_as_it_was():
         ({"model.width": [64]}, "model.width must be a whole number, got [64]"),
     ],
 )
-def test_wrong_settings_are_told_in_one_line(given, message):
-    assert message_of(lambda: settings(given)) == message
+def test_wrong_settings_in_python_give_one_line(values, message):
+    assert message_of(lambda: settings(values)) == message
 
 
-@pytest.mark.parametrize("given", [{"model.depth": 3}, {"model": {"depth": 3}}])
-def test_a_shape_beside_a_pretrained_folder_is_seen_however_it_is_written(tmp_path, given):
-    assert message_of(lambda: headstart.finetune("a.csv", out=tmp_path, source="runs/base", settings=given)) == (
-        "model.depth is set, but runs/base brings its own; leave it out, or use source='scratch'"
+@pytest.mark.parametrize("values", [{"model.depth": 3}, {"model": {"depth": 3}}])
+def test_model_settings_beside_a_backbone_are_refused_nested_or_dotted(tmp_path, values):
+    assert message_of(lambda: headstart.finetune("a.csv", out=tmp_path, backbone="runs/base", settings=values)) == (
+        "model.depth is set, but runs/base brings its own; leave it out, or use backbone='scratch'"
     )
 
 
 def test_names_of_classes_are_no_sections():
-    config = settings_of(FinetuneConfig, "classic", "finetune", {"transfer": {"class_weights": {"a-b": 2.0}}})
+    config = resolve_settings(FinetuneConfig, "classic", "finetune", {"transfer": {"class_weights": {"a-b": 2.0}}})
     assert config.transfer.class_weights == {"a-b": 2.0}
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("values", "expected"),
     [
         (None, (None,)),
         ("all", (None,)),
@@ -85,26 +85,26 @@ def test_names_of_classes_are_no_sections():
         ([50, "all", 50], (50, None)),
     ],
 )
-def test_numbers_of_labels_may_be_one_or_several(given, found):
-    assert api._budgets(given) == found
+def test_numbers_of_labels_may_be_one_or_several(values, expected):
+    assert api._budgets(values) == expected
 
 
 @pytest.mark.parametrize("wrong", ["50", 0.5, True])
-def test_what_is_no_number_of_labels_is_told(wrong):
+def test_an_invalid_label_budget_is_refused(wrong):
     assert message_of(lambda: api._budgets((50, wrong))) == (
-        f"labels must be whole numbers or 'all', as in (50, 200, 'all'), got {wrong!r}"
+        f"label_budgets must be whole numbers or 'all', as in (50, 200, 'all'), got {wrong!r}"
     )
 
 
 def test_text_is_read_with_the_settings_of_the_commands(tmp_path):
     (tmp_path / "a.csv").write_text("words,id\nun livre,1\nun film,2\n")
-    given = {"corpus.text_column": "words", "tokenizer.vocab_size": 262}
-    card = headstart.train_tokenizer(tmp_path / "a.csv", out=tmp_path / "tok", settings=given)
-    shards = headstart.prepare(tmp_path / "a.csv", out=tmp_path / "tokens", settings=given)
-    assert (card.words, shards.documents) == (4, 2)
+    values = {"corpus.text_column": "words", "tokenizer.vocab_size": 262}
+    card = headstart.train_tokenizer(tmp_path / "a.csv", out=tmp_path / "tok", settings=values)
+    shards = headstart.prepare(tmp_path / "a.csv", out=tmp_path / "tokens", settings=values)
+    assert (card.words, shards.num_documents) == (4, 2)
 
 
 def test_the_columns_of_an_evaluation_can_be_named(tmp_path, trained):
     (tmp_path / "t.csv").write_text("words,mark\nthe film is dull,negative\n")
-    found = headstart.evaluate(trained / "clf", tmp_path / "t.csv", text_column="words", label_column="mark")
-    assert found.rows == 1
+    evaluation = headstart.evaluate(trained / "clf", tmp_path / "t.csv", text_column="words", label_column="mark")
+    assert evaluation.rows == 1

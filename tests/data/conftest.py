@@ -1,7 +1,8 @@
 import pytest
 
-from headstart.config import TokenizerConfig
-from headstart.text.tokenizer import Tokenizer, train_tokenizer
+from headstart.config.schema import TokenizerConfig
+from headstart.tokenization.base import Tokenizer
+from headstart.tokenization.bpe import train_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -2,13 +2,13 @@ import gzip
 
 import pytest
 
-from headstart.config import CorpusConfig
+from headstart.config.schema import CorpusConfig
 from headstart.data.corpus import Document, read_documents
 from headstart.errors import DataError
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+def _in_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -16,7 +16,7 @@ def texts(*paths: str, **settings) -> list[str]:
     return [document.text for document in read_documents(paths, CorpusConfig(**settings))]
 
 
-def test_documents_come_from_all_kinds_of_files_in_order(tmp_path):
+def test_documents_of_all_file_formats_are_read_in_order(tmp_path):
     (tmp_path / "a.txt").write_text("one\n\n  \ntwo\n")
     (tmp_path / "b.csv").write_text('id,Review\n1,"three, or so"\n2,\n3,four\n')
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(b'{"body": "five"}\n{"body": null}\n'))
@@ -29,7 +29,7 @@ def test_documents_come_from_all_kinds_of_files_in_order(tmp_path):
     ]
 
 
-def test_a_text_file_is_as_many_documents_as_asked(tmp_path):
+def test_a_text_file_is_one_document_or_one_per_line(tmp_path):
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "a.txt").write_text("one\ntwo\n")
     (tmp_path / "books" / "b.txt").write_text("three\n")
@@ -50,19 +50,19 @@ def test_a_text_file_is_as_many_documents_as_asked(tmp_path):
         (" text , label", {}, 0),
     ],
 )
-def test_the_text_is_found_by_its_column(tmp_path, header, settings, column):
+def test_the_text_column_is_chosen_by_name(tmp_path, header, settings, column):
     width = header.count(",") + 1
     (tmp_path / "r.csv").write_text(f"{header}\n{','.join(f'cell {number}' for number in range(width))}\n")
     assert texts("r.csv", **settings) == [f"cell {column}"]
 
 
-def test_a_named_column_is_for_the_files_that_have_columns(tmp_path):
+def test_a_named_column_does_not_apply_to_plain_text_files(tmp_path):
     (tmp_path / "a.txt").write_text("plain\n")
     (tmp_path / "b.csv").write_text("text,body\nno,yes\n")
     assert texts("a.txt", "b.csv", text_column="body") == ["plain", "yes"]
 
 
-def test_reading_goes_no_further_than_asked(tmp_path):
+def test_documents_are_read_lazily(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\n\xff\n")
     documents = read_documents(["a.txt", "a.txt"], CorpusConfig())
     assert next(documents).text == "one"

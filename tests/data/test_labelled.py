@@ -7,19 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.config import LabelledConfig
-from headstart.data.labelled import (
-    LabelledTexts,
-    LabelSet,
-    label_subset,
-    read_labelled,
-    split_validation,
-)
+from headstart.config.schema import LabelledConfig
+from headstart.data.labelled import LabelledTexts, LabelSet, label_subset, read_labelled, split_validation
 from headstart.errors import DataError
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+def _in_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -28,7 +22,7 @@ def rows_of(texts: list[str], labels: list[str], name: str = "train.csv") -> Lab
     return LabelledTexts(name, tuple(texts), tuple(labels), where)
 
 
-def test_rows_keep_their_order_and_place(tmp_path):
+def test_rows_preserve_their_order_and_location(tmp_path):
     (tmp_path / "r.csv").write_text("text,label\nfine, positive \n dull,negative\nfine,positive\n")
     rows = read_labelled("r.csv", LabelledConfig())
     assert rows == rows_of(["fine", " dull", "fine"], ["positive", "negative", "positive"], "r.csv")
@@ -47,7 +41,7 @@ def test_rows_keep_their_order_and_place(tmp_path):
         (["1.0", " b "], ("1.0", "b")),
     ],
 )
-def test_labels_of_any_type_become_words(tmp_path, values, labels):
+def test_labels_of_any_type_become_strings(tmp_path, values, labels):
     sink = io.BytesIO()
     pq.write_table(pa.table({"text": ["a", "b"], "label": values}), sink)
     (tmp_path / "r.parquet").write_bytes(sink.getvalue())
@@ -99,7 +93,7 @@ def test_nearly_as_many_labels_as_rows_are_taken_for_a_wrong_column():
 
 
 @pytest.mark.parametrize(("rows", "labels"), [(19, 19), (20, 10)])
-def test_few_rows_or_half_as_many_labels_are_let_through(rows, labels):
+def test_few_rows_or_half_as_many_labels_are_accepted(rows, labels):
     names = [str(number % labels) for number in range(rows)]
     assert len(LabelSet.from_training(rows_of([f"text {number}" for number in range(rows)], names))) == labels
 
@@ -114,29 +108,29 @@ def labelled_rows(draw: st.DrawFn) -> LabelledTexts:
     return rows_of([f"text {number}" for number in texts], labels)
 
 
-@given(rows=labelled_rows(), share=st.floats(0.05, 0.95), seed=st.integers(0, 5))
-def test_a_validation_split_is_stratified_and_loses_nothing(rows, share, seed):
+@given(rows=labelled_rows(), fraction=st.floats(0.05, 0.95), seed=st.integers(0, 5))
+def test_a_validation_split_is_stratified_and_loses_nothing(rows, fraction, seed):
     try:
-        train, valid = split_validation(rows, share, seed)
+        train, valid = split_validation(rows, fraction, seed)
     except DataError:
         # only when no class has room for even one of its rows
         groups = Counter(zip(rows.labels, rows.texts, strict=True))
         for label, count in rows.counts().items():
-            room = min(int(share * count + 0.5), count - 1)
-            assert all(size > room for (own, _), size in groups.items() if own == label)
+            room = min(int(fraction * count + 0.5), count - 1)
+            assert all(size > room for (row_label, _), size in groups.items() if row_label == label)
         return
     assert sorted(train.where + valid.where) == sorted(rows.where)
     for label, count in rows.counts().items():
-        kept, held = train.counts().get(label, 0), valid.counts().get(label, 0)
-        assert kept >= 1
-        assert held <= share * count + 0.5
-        if count == len({text for text, own in zip(rows.texts, rows.labels, strict=True) if own == label}):
-            assert held == min(int(share * count + 0.5), count - 1)  # without doubles the share is met
+        num_kept, num_held_out = train.counts().get(label, 0), valid.counts().get(label, 0)
+        assert num_kept >= 1
+        assert num_held_out <= fraction * count + 0.5
+        if count == len({text for text, row_label in zip(rows.texts, rows.labels, strict=True) if row_label == label}):
+            assert num_held_out == min(int(fraction * count + 0.5), count - 1)  # without duplicates the fraction is met
     sides = [set(zip(side.texts, side.labels, strict=True)) for side in (train, valid)]
     assert not sides[0] & sides[1]
 
 
-def test_a_validation_split_follows_from_rows_and_seed():
+def test_a_validation_split_depends_on_rows_and_seed_only():
     rows = rows_of([f"text {number}" for number in range(40)], ["a", "b"] * 20)
     first, again, other = (split_validation(rows, 0.2, seed)[1] for seed in (0, 0, 1))
     assert first == again
@@ -151,7 +145,7 @@ def test_a_class_of_one_row_stays_in_train():
     assert (train.counts(), valid.counts()) == ({"a": 5, "rare": 1}, {"a": 5})
 
 
-def test_too_few_rows_to_validate_on_are_told():
+def test_too_few_rows_for_a_validation_split_are_refused():
     with pytest.raises(DataError) as caught:
         split_validation(rows_of(["x", "y"], ["a", "b"]), 0.2, 0)
     assert str(caught.value) == (
@@ -167,24 +161,24 @@ def test_subsets_are_nested_and_stratified(labels, seed, data):
     assert len(set(outer)) == large
     assert set(inner) <= set(outer) <= set(range(len(labels)))
     assert outer == sorted(outer)
-    shares = {label: large * count / len(labels) for label, count in Counter(labels).items()}
-    taken = Counter(labels[index] for index in outer)
-    if large >= len(shares):
-        assert set(taken) == set(shares)
-    if min(shares.values()) >= 1:
-        assert all(abs(taken[label] - share) < 1 for label, share in shares.items())
+    expected = {label: large * count / len(labels) for label, count in Counter(labels).items()}
+    chosen = Counter(labels[index] for index in outer)
+    if large >= len(expected):
+        assert set(chosen) == set(expected)
+    if min(expected.values()) >= 1:
+        assert all(abs(chosen[label] - count) < 1 for label, count in expected.items())
 
 
 def test_many_uneven_classes_are_within_a_row_at_every_size():
-    """Where taking the class that is furthest behind would stray."""
+    """The greedy choice of the class that is furthest behind would deviate here."""
     sizes = [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 10, 30, 50]
-    labels = [chr(97 + kind) for kind, size in enumerate(sizes) for _ in range(size * 10)]
+    labels = [chr(97 + index) for index, size in enumerate(sizes) for _ in range(size * 10)]
     for count in range(100, len(labels) + 1, 7):
-        taken = Counter(labels[index] for index in label_subset(labels, count, 0))
-        assert all(abs(taken[chr(97 + kind)] - count * size / 100) < 1 for kind, size in enumerate(sizes))
+        chosen = Counter(labels[index] for index in label_subset(labels, count, 0))
+        assert all(abs(chosen[chr(97 + index)] - count * size / 100) < 1 for index, size in enumerate(sizes))
 
 
-def test_a_subset_follows_from_the_seed():
+def test_a_subset_depends_on_the_seed():
     labels = ["a", "b"] * 50
     assert label_subset(labels, 10, 0) == label_subset(labels, 10, 0)
     assert label_subset(labels, 10, 0) != label_subset(labels, 10, 1)
@@ -192,29 +186,31 @@ def test_a_subset_follows_from_the_seed():
 
 
 @settings(max_examples=100)
-@given(rows=labelled_rows(), seed=st.integers(0, 5), chance=st.randoms(use_true_random=False), data=st.data())
-def test_a_subset_by_text_does_not_depend_on_the_order_of_the_rows(rows, seed, chance, data):
+@given(rows=labelled_rows(), seed=st.integers(0, 5), rng=st.randoms(use_true_random=False), data=st.data())
+def test_a_subset_by_text_does_not_depend_on_the_order_of_the_rows(rows, seed, rng, data):
     count = data.draw(st.integers(1, len(rows)))
     order = list(range(len(rows)))
-    chance.shuffle(order)
+    rng.shuffle(order)
     moved = rows.take(order)
-    ours, theirs = (one.take(label_subset(one.labels, count, seed, one.digests)) for one in (rows, moved))
-    assert Counter(zip(ours.texts, ours.labels, strict=True)) == Counter(zip(theirs.texts, theirs.labels, strict=True))
+    original, shuffled = (texts.take(label_subset(texts.labels, count, seed, texts.digests)) for texts in (rows, moved))
+    assert Counter(zip(original.texts, original.labels, strict=True)) == Counter(
+        zip(shuffled.texts, shuffled.labels, strict=True)
+    )
 
 
 @settings(max_examples=100)
 @given(rows=labelled_rows(), seed=st.integers(0, 5), data=st.data())
-def test_a_subset_by_text_is_nested_stratified_and_seeded_too(rows, seed, data):
+def test_a_subset_by_text_is_nested_and_stratified(rows, seed, data):
     small, large = sorted(data.draw(st.tuples(*[st.integers(1, len(rows))] * 2)))
     inner, outer = (label_subset(rows.labels, count, seed, rows.digests) for count in (small, large))
     assert set(inner) <= set(outer)
     assert outer == label_subset(rows.labels, large, seed, rows.digests)
-    # which rows of a class are taken is the keys' matter, how many is not
-    by_place = label_subset(rows.labels, large, seed)
-    assert Counter(rows.labels[row] for row in outer) == Counter(rows.labels[row] for row in by_place)
+    # the keys decide which rows of a class are chosen, but not how many
+    by_index = label_subset(rows.labels, large, seed)
+    assert Counter(rows.labels[row] for row in outer) == Counter(rows.labels[row] for row in by_index)
 
 
-def test_a_subset_by_text_follows_from_the_seed():
+def test_a_subset_by_text_depends_on_the_seed():
     rows = rows_of([f"text {number}" for number in range(100)], ["a", "b"] * 50)
     chosen = [label_subset(rows.labels, 10, seed, rows.digests) for seed in (0, 1)]
     assert chosen[0] != chosen[1]
@@ -222,7 +218,7 @@ def test_a_subset_by_text_follows_from_the_seed():
 
 
 @pytest.mark.parametrize("count", [0, 5])
-def test_a_subset_that_cannot_be_is_told(count):
+def test_a_subset_of_an_impossible_size_is_refused(count):
     with pytest.raises(DataError) as caught:
         label_subset(["a", "b", "a", "b"], count, 0)
     assert str(caught.value) == f"cannot choose {count} labelled rows out of 4"

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headstart.data.sources import expand, read_rows
+from headstart.data.sources import expand_paths, read_rows
 from headstart.errors import DataError
 
 ROWS = [
@@ -49,24 +49,24 @@ BOM = b"\xef\xbb\xbf"  # the byte order mark that some programs put before UTF-8
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+def _in_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize("compressed", [False, True], ids=["plain", "gzip"])
 @pytest.mark.parametrize(
-    ("name", "mark"), [(name, mark) for name in FILES for mark in (b"", BOM) if not (mark and name == "r.parquet")]
+    ("name", "bom"), [(name, bom) for name in FILES for bom in (b"", BOM) if not (bom and name == "r.parquet")]
 )
-def test_the_same_rows_come_out_of_every_format(tmp_path, name, mark, packed):
-    path, content = (f"{name}.gz", gzip.compress(mark + FILES[name])) if packed else (name, mark + FILES[name])
+def test_the_same_rows_come_out_of_every_format(tmp_path, name, bom, compressed):
+    path, content = (f"{name}.gz", gzip.compress(bom + FILES[name])) if compressed else (name, bom + FILES[name])
     (tmp_path / path).write_bytes(content)
     rows = list(read_rows(path))
     assert [dict(row.values) for row in rows] == ROWS
-    count = "line" if name in ("r.jsonl", "r.ndjson", "lines.json") else "row"
-    assert [row.where for row in rows] == [f"{path}, {count} {number}" for number in (1, 2, 3)]
+    unit = "line" if name in ("r.jsonl", "r.ndjson", "lines.json") else "row"
+    assert [row.where for row in rows] == [f"{path}, {unit} {number}" for number in (1, 2, 3)]
 
 
-def test_text_is_a_row_a_line_and_only_a_line_feed_ends_one(tmp_path):
+def test_a_text_file_has_a_row_per_line_and_only_a_line_feed_ends_a_line(tmp_path):
     (tmp_path / "a.txt").write_bytes("one\r\n\ntwo\u2028three\x0bfour\x85five\nlast".encode())
     rows = list(read_rows("a.txt"))
     assert [row.values["text"] for row in rows] == ["one", "", "two\u2028three\x0bfour\x85five", "last"]
@@ -75,11 +75,11 @@ def test_text_is_a_row_a_line_and_only_a_line_feed_ends_one(tmp_path):
 
 def test_a_text_file_can_be_one_row(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\n\ntwo\n")
-    (row,) = read_rows("a.txt", whole_files=True)
+    (row,) = read_rows("a.txt", file_as_row=True)
     assert (row.values, row.where) == ({"text": "one\n\ntwo\n"}, "a.txt")
 
 
-def test_pieces_are_put_together_and_paired_with_their_labels(tmp_path):
+def test_pieces_are_joined_and_paired_with_their_labels(tmp_path):
     (tmp_path / "t.review.spm").write_text("▁Un ▁roman ▁in oubli able .\n▁J ' aime\n", encoding="utf-8")
     (tmp_path / "t.label").write_text("0\n1\n")
     expected = [("Un roman inoubliable.", "0", "t.review.spm, line 1"), ("J'aime", "1", "t.review.spm, line 2")]
@@ -97,14 +97,14 @@ def test_blank_lines_of_csv_are_no_rows(tmp_path):
     ]
 
 
-def test_a_cell_longer_than_the_csv_module_likes_is_read(tmp_path):
+def test_a_cell_longer_than_the_default_limit_of_csv_is_read(tmp_path):
     text = "word " * 100_000
     csv.field_size_limit(131_072)  # the module's own default, whatever was read before in this process
     (tmp_path / "r.csv").write_text(f"text\n{text}\n")
     assert [row.values["text"] for row in read_rows("r.csv")] == [text]
 
 
-def test_a_limit_that_the_caller_raised_further_is_left_alone(tmp_path):
+def test_a_larger_csv_limit_of_the_caller_is_preserved(tmp_path):
     (tmp_path / "r.csv").write_text("text\nfine\n")
     before = csv.field_size_limit(2**30)
     try:
@@ -115,8 +115,8 @@ def test_a_limit_that_the_caller_raised_further_is_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".csv", ".jsonl", ".parquet"])
-def test_reading_is_streamed(tmp_path, suffix):
-    """The first row comes before what is broken further on is met."""
+def test_rows_are_streamed(tmp_path, suffix):
+    """The first row is read before a broken one further on is reached."""
     if suffix == ".parquet":
         table = pa.table({"text": [f"row {number} " * 50 for number in range(20_000)]})
         pq.write_table(table, tmp_path / "r.parquet", row_group_size=2000, compression="none", use_dictionary=False)
@@ -134,37 +134,41 @@ def test_reading_is_streamed(tmp_path, suffix):
         list(rows)
 
 
-def test_folders_and_globs_are_spelled_out_in_order(tmp_path):
+def test_folders_and_globs_are_expanded_in_order(tmp_path):
     for name in ("b.csv", "a.txt", "deep/c.JSONL.gz", "deep/notes.md", ".hidden/d.txt", ".e.txt"):
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / name).touch()
     everything = ["data/a.txt", "data/b.csv", "data/deep/c.JSONL.gz"]
-    assert expand(["data"]) == everything
-    assert expand(["data/"]) == everything
-    assert expand(["data/*"]) == everything
-    assert expand(["data/**/c*"]) == ["data/deep/c.JSONL.gz"]
-    assert expand(["data/b.csv", "data/?.txt", "data/b.csv"]) == ["data/b.csv", "data/a.txt", "data/b.csv"]
+    assert expand_paths(["data"]) == everything
+    assert expand_paths(["data/"]) == everything
+    assert expand_paths(["data/*"]) == everything
+    assert expand_paths(["data/**/c*"]) == ["data/deep/c.JSONL.gz"]
+    assert expand_paths(["data/b.csv", "data/?.txt", "data/b.csv"]) == ["data/b.csv", "data/a.txt", "data/b.csv"]
 
 
 def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path):
     (tmp_path / "a[1].txt").touch()
     (tmp_path / "a1.txt").touch()
-    assert expand(["a[1].txt"]) == ["a[1].txt"]
+    assert expand_paths(["a[1].txt"]) == ["a[1].txt"]
 
 
 def test_urls_are_read_like_files():
-    system = fsspec.filesystem("memory")
-    system.pipe({"/books/b.csv": FILES["r.csv"], "/books/a.csv.gz": gzip.compress(FILES["r.csv"]), "/books/x.md": b""})
-    system.pipe({"/books/p.parquet": FILES["r.parquet"]})
+    filesystem = fsspec.filesystem("memory")
+    filesystem.pipe(
+        {"/books/b.csv": FILES["r.csv"], "/books/a.csv.gz": gzip.compress(FILES["r.csv"]), "/books/x.md": b""}
+    )
+    filesystem.pipe({"/books/p.parquet": FILES["r.parquet"]})
     try:
-        found = ["memory:///books/a.csv.gz", "memory:///books/b.csv"]
-        assert expand(["memory://books/*.csv*"]) == found
-        assert expand(["memory://books"]) == [*found, "memory:///books/p.parquet"]
-        for path in ("memory://books/b.csv", "memory://books/p.parquet", *found):
+        urls = ["memory:///books/a.csv.gz", "memory:///books/b.csv"]
+        assert expand_paths(["memory://books/*.csv*"]) == urls
+        assert expand_paths(["memory://books"]) == [*urls, "memory:///books/p.parquet"]
+        for path in ("memory://books/b.csv", "memory://books/p.parquet", *urls):
             assert [dict(row.values) for row in read_rows(path)] == ROWS
     finally:
-        system.rm("/books", recursive=True)
+        filesystem.rm("/books", recursive=True)
 
 
-def test_an_unasked_url_is_not_touched():
-    assert expand(["https://nowhere.invalid/train.csv?version=2"]) == ["https://nowhere.invalid/train.csv?version=2"]
+def test_the_url_of_a_single_file_needs_no_request():
+    assert expand_paths(["https://nowhere.invalid/train.csv?version=2"]) == [
+        "https://nowhere.invalid/train.csv?version=2"
+    ]

@@ -1,4 +1,4 @@
-"""Files on the web: read like any other, from a server on this machine."""
+"""Files on the web are read like any other, here from a local server."""
 
 import sys
 import threading
@@ -8,13 +8,13 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from headstart.config import CorpusConfig, LabelledConfig
+from headstart.config.schema import CorpusConfig, LabelledConfig
 from headstart.data.corpus import read_documents
 from headstart.data.labelled import read_labelled
 from headstart.errors import DataError
 
 
-class Silent(SimpleHTTPRequestHandler):
+class SilentHandler(SimpleHTTPRequestHandler):
     """Serves a folder and logs nothing."""
 
     def log_message(self, *arguments: object) -> None:
@@ -23,10 +23,10 @@ class Silent(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def server(tmp_path) -> Iterator[str]:
-    """The address of a server of the test's own folder."""
+    """The address of a server of the folder of the test."""
     pytest.importorskip("aiohttp")
     pytest.importorskip("requests")
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(tmp_path))) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SilentHandler, directory=str(tmp_path))) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -41,7 +41,7 @@ def test_a_file_on_the_web_is_read(server, tmp_path):
     assert rows.where[0] == f"{server}/train.csv, row 1"
 
 
-def test_a_file_that_the_web_does_not_have_is_told(server):
+def test_a_missing_url_is_reported(server):
     with pytest.raises(DataError) as caught:
         read_labelled(f"{server}/train.csv", LabelledConfig())
     assert str(caught.value) == f"no such file: {server}/train.csv"

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headstart.config import LabelledConfig
+from headstart.config.schema import LabelledConfig
 from headstart.data.labelled import read_labelled
 from headstart.errors import DataError
 
-KNOWN = ".txt, .csv, .tsv, .jsonl, .ndjson, .json, .parquet, .spm, each also with .gz"
+KNOWN_SUFFIXES = ".txt, .csv, .tsv, .jsonl, .ndjson, .json, .parquet, .spm, each also with .gz"
 GOOD = b"text,label\na fine book,positive\na dull one,negative\n"
 
 
@@ -21,7 +21,7 @@ def parquet_of(columns: dict[str, list[object]]) -> bytes:
     return sink.getvalue()
 
 
-WHOLE_PARQUET = parquet_of({"text": ["a fine book"], "label": ["positive"]})
+INTACT_PARQUET = parquet_of({"text": ["a fine book"], "label": ["positive"]})
 
 LABELLED = [
     (
@@ -207,7 +207,7 @@ LABELLED = [
         "r.tsv: its columns seem to be separated by semicolons, expected tabs; call it .csv",
     ),
     (
-        "no header, found by a cell of several words",
+        "no header, recognised by a cell of several words",
         "r.csv",
         b"what a very fine book,1\na dull one,0\n",
         {},
@@ -278,7 +278,7 @@ LABELLED = [
         "r.xlsx",
         b"PK",
         {},
-        f"r.xlsx: no reader for this suffix; known: {KNOWN}; save it as CSV UTF-8",
+        f"r.xlsx: no reader for this suffix; known: {KNOWN_SUFFIXES}; save it as CSV UTF-8",
     ),
     (
         "cut gzip",
@@ -305,7 +305,7 @@ LABELLED = [
     (
         "cut parquet",
         "r.parquet",
-        WHOLE_PARQUET[:-20],
+        INTACT_PARQUET[:-20],
         {},
         "r.parquet is not whole parquet: Parquet magic bytes not found in footer. "
         "Either the file is corrupted or this is not a parquet file",
@@ -321,14 +321,14 @@ LABELLED = [
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+def _in_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "settings", "message"), [case[1:] for case in LABELLED], ids=[case[0] for case in LABELLED]
 )
-def test_a_wrong_labelled_file_is_told_in_one_line(tmp_path, name, content, settings, message):
+def test_a_wrong_labelled_file_is_reported_in_one_line(tmp_path, name, content, settings, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as caught:
         read_labelled(name, LabelledConfig(**settings))
@@ -336,7 +336,7 @@ def test_a_wrong_labelled_file_is_told_in_one_line(tmp_path, name, content, sett
     assert "\n" not in message
 
 
-def test_the_cases_begin_from_a_file_that_is_right(tmp_path):
+def test_the_cases_begin_with_a_correct_file(tmp_path):
     (tmp_path / "r.csv").write_bytes(GOOD)
     (tmp_path / "r.csv.gz").write_bytes(gzip.compress(GOOD))
     assert read_labelled("r.csv", LabelledConfig()).labels == ("positive", "negative")

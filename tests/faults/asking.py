@@ -43,10 +43,10 @@ class Desk:
     """The app of one model on an event loop of its own, in the process that made it."""
 
     def __init__(self, folder: Path) -> None:
-        from headstart.config import RuntimeConfig
+        from headstart.config.schema import RuntimeConfig
         from headstart.serve.app import build_app
+        from headstart.serve.config import ServeConfig
         from headstart.serve.service import Service
-        from headstart.serve.settings import ServeConfig
 
         self.owner = os.getpid()
         self.loop = asyncio.new_event_loop()

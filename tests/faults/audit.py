@@ -20,8 +20,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from fixtures.tiny import write_reviews
 from headstart.cli.main import run
-from tiny import write_reviews
 
 CANARY = "CANARY"
 NEVER = (
@@ -43,20 +43,20 @@ class Hook:
         self.heard: list[str] = []
         self.count = 0
 
-    def __call__(self, event: str, given: tuple[Any, ...]) -> None:
+    def __call__(self, event: str, args: tuple[Any, ...]) -> None:
         if not self.armed:
             return
         self.count += 1
         if event in NEVER:
-            self.heard.append(f"{event} {_short(given)}")
+            self.heard.append(f"{event} {_short(args)}")
         elif event in ("compile", "exec"):
-            self._look(event, given)
-        elif event == "import" and CANARY in str(given):
-            self.heard.append(f"import {_short(given)}")
+            self._look(event, args)
+        elif event == "import" and CANARY in str(args):
+            self.heard.append(f"import {_short(args)}")
 
-    def _look(self, event: str, given: tuple[Any, ...]) -> None:
+    def _look(self, event: str, args: tuple[Any, ...]) -> None:
         """Code may be compiled from what libraries write themselves, and never from what a file says."""
-        source, name = given[0], given[1] if event == "compile" else None
+        source, name = args[0], args[1] if event == "compile" else None
         if isinstance(source, CodeType):
             name = source.co_filename
             text = " ".join(str(value) for value in (*source.co_names, *source.co_consts))
@@ -66,8 +66,8 @@ class Hook:
             self.heard.append(f"{event} {name}: {text[:200]}")
 
 
-def _short(given: tuple[Any, ...]) -> str:
-    return " ".join(str(one) for one in given)[:200]
+def _short(args: tuple[Any, ...]) -> str:
+    return " ".join(str(one) for one in args)[:200]
 
 
 def write_data(folder: Path) -> None:
@@ -120,14 +120,14 @@ def main(folder: Path) -> dict[str, Any]:
     for turn in ("warm", "armed"):
         (folder / turn).mkdir()
         for arguments in commands(data, folder / turn):
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as output:
                 hook.armed = turn == "armed"
                 code = run(arguments)
                 hook.armed = False
-            codes.append([turn, arguments[0], code, said.getvalue()[-300:] if code else ""])
+            codes.append([turn, arguments[0], code, output.getvalue()[-300:] if code else ""])
     canaries = [str(path) for path in folder.rglob(CANARY)]
-    found = {"heard": hook.heard, "count": hook.count, "codes": codes, "canaries": canaries}
-    return found | {"control": _control()}
+    result = {"heard": hook.heard, "count": hook.count, "codes": codes, "canaries": canaries}
+    return result | {"control": _control()}
 
 
 def _control() -> list[str]:

@@ -26,8 +26,8 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not answer.exists():
                 folder = tmp_path_factory.mktemp(script.partition(".")[0])
-                given = [word.format(folder=folder) for word in arguments]
-                done = subprocess.run([sys.executable, str(HERE / script), *given], capture_output=True, text=True)
+                args = [word.format(folder=folder) for word in arguments]
+                done = subprocess.run([sys.executable, str(HERE / script), *args], capture_output=True, text=True)
                 assert done.returncode in (0, 1), done.stderr
                 kept = folder / "answer.json"
                 answer.write_text(kept.read_text() if kept.exists() else done.stdout)

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from faults.runs import go
+from fixtures.tiny import finetune_config, language_model, pretrain_config
 from headstart.data.shards import Shards
 from headstart.errors import HeadstartError
-from headstart.files import README, read_manifest, whole_folder, write_sealed
-from headstart.progress import Quiet
+from headstart.files import README, atomic_folder, read_manifest, write_checksummed
+from headstart.progress import SilentProgress
 from headstart.recipes.prepare import run_prepare_labelled
 from headstart.store.bundle import load_bundle
-from headstart.store.cells import read_cell, read_data
-from headstart.store.checkpoint import newest_good, save_checkpoint, steps
-from headstart.store.rundir import RunFolder
+from headstart.store.checkpoint import checkpoint_steps, newest_valid, save_checkpoint
+from headstart.store.records import read_comparison_data, read_record
+from headstart.store.run_folder import RunFolder
 from headstart.store.tensors import save_tensors
-from headstart.text.tokenizer import load_tokenizer
-from headstart.train.optim import build_optimizer, optimizer_tensors
-from tiny import finetune_config, language_model, pretrain_config
+from headstart.tokenization.tokenizer import load_tokenizer
+from headstart.train.optimizers import build_optimizer, optimizer_tensors
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,11 @@ def wounds(content: bytes, chance: random.Random, cuts: int, flips: int) -> Iter
         if 0 <= end < len(content):
             yield f"cut at {end}", content[:end]
     for _ in range(flips):
-        place, bit = chance.randrange(len(content)), chance.randrange(8)
-        yield f"bit {bit} of byte {place}", content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
+        offset, bit = chance.randrange(len(content)), chance.randrange(8)
+        yield (
+            f"bit {bit} of byte {offset}",
+            content[:offset] + bytes([content[offset] ^ 1 << bit]) + content[offset + 1 :],
+        )
 
 
 def torture(subject: Subject, cuts: int, flips: int) -> dict[str, Any]:
@@ -53,24 +56,24 @@ def torture(subject: Subject, cuts: int, flips: int) -> dict[str, Any]:
             path.write_bytes(damaged)
             record["damaged"] += 1
             try:
-                said = subject.read()
+                output = subject.read()
             except HeadstartError as error:
-                said = str(error)
+                output = str(error)
             except Exception as error:  # whatever else comes out is a fault of ours
-                said = None
+                output = None
                 wound += f", {type(error).__name__}: {error}"
-            if said and (str(path) in said or f"{path.parent} has format" in said or _of_a_link(path, said)):
+            if output and (str(path) in output or f"{path.parent} has format" in output or _of_a_link(path, output)):
                 record["refused"] += 1
             else:
-                record["accepted"].append(f"{path.name}, {wound}: {said}")
+                record["accepted"].append(f"{path.name}, {wound}: {output}")
         path.write_bytes(content)
     assert subject.read() is None, subject.name
     return record
 
 
-def _of_a_link(path: Path, said: str) -> bool:
+def _of_a_link(path: Path, output: str) -> bool:
     """config.json and run.json answer for each other: the one has the other's hash."""
-    return path.name == "run.json" and str(path.with_name("config.json")) in said
+    return path.name == "run.json" and str(path.with_name("config.json")) in output
 
 
 def subjects(data: Path, work: Path) -> list[Subject]:
@@ -81,11 +84,15 @@ def subjects(data: Path, work: Path) -> list[Subject]:
     go("finetune", data, work / "finetune", resume=False)
     go("compare", data, work / "compare", resume=False)
     labelled = run_prepare_labelled(
-        str(data / "train.csv"), work / "labelled", finetune_config().labelled, tokenizer=base, progress=Quiet()
+        str(data / "train.csv"),
+        work / "labelled",
+        finetune_config().labelled,
+        tokenizer=base,
+        progress=SilentProgress(),
     ).folder
     tokenizer = work / "tokenizer"
     own = load_tokenizer(base)
-    with whole_folder(tokenizer, kind="tokenizer", about={}) as draft:
+    with atomic_folder(tokenizer, kind="tokenizer", about={}) as draft:
         own.save(draft)
     cell = sorted((work / "compare" / "cells").iterdir())[-1]
     return [
@@ -96,8 +103,10 @@ def subjects(data: Path, work: Path) -> list[Subject]:
         Subject("labelled shards", _files(labelled), _nothing(lambda: Shards.open(labelled))),
         Subject("tokenizer", _files(tokenizer), _nothing(lambda: read_manifest(tokenizer, kind="tokenizer"))),
         _best(work),
-        Subject("cell of a comparison", (cell,), _nothing(lambda: read_cell(cell))),
-        Subject("data.json", (work / "compare" / "data.json",), _nothing(lambda: read_data(work / "compare"))),
+        Subject("cell of a comparison", (cell,), _nothing(lambda: read_record(cell))),
+        Subject(
+            "data.json", (work / "compare" / "data.json",), _nothing(lambda: read_comparison_data(work / "compare"))
+        ),
         _run(work),
     ]
 
@@ -132,13 +141,13 @@ def save_step(run: RunFolder, step: int, keep: int) -> None:
 
 def _checkpoint(work: Path) -> Subject:
     run = started(work / "checkpoints")
-    older, newer = steps(run)
+    older, newer = checkpoint_steps(run)
 
     def read() -> str | None:
-        said: list[str] = []
-        found = newest_good(run, said.append)
-        assert found == (older if said else newer)
-        return said[0] if said else None
+        output: list[str] = []
+        result = newest_valid(run, output.append)
+        assert result == (older if output else newer)
+        return output[0] if output else None
 
     return Subject("newest checkpoint, an older one beside it", _files(newer), read)
 
@@ -146,7 +155,7 @@ def _checkpoint(work: Path) -> Subject:
 def _best(work: Path) -> Subject:
     folder = work / "best-epoch-0003"
     model = language_model()
-    with whole_folder(folder, kind="best") as draft:
+    with atomic_folder(folder, kind="best") as draft:
         save_tensors(draft / "backbone.safetensors", model.backbone.state_dict())
         save_tensors(draft / "head.safetensors", model.head.state_dict())
     return Subject("weights of the best epoch", _files(folder), _nothing(lambda: read_manifest(folder, kind="best")))
@@ -156,16 +165,16 @@ def _run(work: Path) -> Subject:
     run = RunFolder.create(
         work / "a-run", kind="pretrain", command="x", config=pretrain_config(), inputs={"texts": ["a"]}
     )
-    run.same_inputs({"a": "b" * 64})
-    write_sealed(run.path / "plan.json", {"steps": 100, "seconds_a_step": 0.25})
+    run.check_inputs_unchanged({"a": "b" * 64})
+    write_checksummed(run.path / "plan.json", {"steps": 100, "seconds_a_step": 0.25})
 
     def read() -> None:
-        from headstart.files import read_sealed
+        from headstart.files import read_checksummed
 
         opened = RunFolder.open(run.path, kind="pretrain")
         assert opened.settings
-        opened.same_inputs({"a": "b" * 64})
-        read_sealed(run.path / "plan.json")
+        opened.check_inputs_unchanged({"a": "b" * 64})
+        read_checksummed(run.path / "plan.json")
 
     names = ("run.json", "config.json", "inputs.json", "plan.json")
     return Subject("run.json, config.json, inputs.json, plan.json", tuple(run.path / name for name in names), read)

@@ -61,11 +61,11 @@ class Disk:
         io.open, os.fsync, os.rename, os.replace, os.mkdir, tensors.save_file = self._before
 
     def _do(self, kind: str, path: Any, work: Callable[[], Any], half: Callable[[], Any] = lambda: None) -> Any:
-        place = os.path.abspath(os.fspath(path)) if path is not None else ""
-        if not place.startswith(self.root):
+        folder = os.path.abspath(os.fspath(path)) if path is not None else ""
+        if not folder.startswith(self.root):
             return work()
         number = len(self.log)
-        self.log.append(f"{kind} {os.path.basename(place)}")
+        self.log.append(f"{kind} {os.path.basename(folder)}")
         if number == self.at:
             (work if self.late else half)()
             self.act()

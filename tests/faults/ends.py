@@ -30,11 +30,11 @@ torch.set_num_threads(1)
 
 from faults.late import compiling, exporting, hear_the_compiler, hear_the_export
 from faults.runs import outcome
-from headstart.cli import compare, console, finetune, main, prepare, pretrain, tokenizer  # noqa: F401  (import once)
-from headstart.recipes import compare as comparing
+from fixtures.tiny import write_reviews
+from headstart.cli import console, main
+from headstart.recipes.compare import run as comparing
 from headstart.store import bundle, checkpoint
-from headstart.store.rundir import RunFolder
-from tiny import write_reviews
+from headstart.store.run_folder import RunFolder
 
 SMALL = [
     *("--model.width", "16", "--model.depth", "2", "--model.feedforward", "24", "--model.context", "24"),
@@ -86,9 +86,9 @@ class Moments:
         bundle.save_tensors = checkpoint.save_tensors = saving
         write_report = comparing.write_report
 
-        def reporting(*given: Any) -> Any:
+        def reporting(*args: Any) -> Any:
             moments.reached("report")
-            return write_report(*given)
+            return write_report(*args)
 
         comparing.write_report = reporting
         if "compile" in self.acts:
@@ -99,13 +99,13 @@ class Moments:
 
 def run(folder: Path, arguments: list[str], **acts: tuple[int, Act]) -> dict[str, Any]:
     """Run the command line in a child; returns its exit code and what it said."""
-    said = folder / "said.txt"
-    said.unlink(missing_ok=True)
+    output = folder / "said.txt"
+    output.unlink(missing_ok=True)
     child = os.fork()
     if child == 0:
         code = 70
         try:
-            handle = os.open(said, os.O_WRONLY | os.O_CREAT)
+            handle = os.open(output, os.O_WRONLY | os.O_CREAT)
             os.dup2(handle, 1)
             os.dup2(handle, 2)
             sys.argv = ["headstart", *arguments]
@@ -127,7 +127,7 @@ def run(folder: Path, arguments: list[str], **acts: tuple[int, Act]) -> dict[str
     else:
         os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
-    lines = said.read_text().strip().splitlines()
+    lines = output.read_text().strip().splitlines()
     code = os.waitstatus_to_exitcode(status)
     return {"code": code, "said": lines[-1] if lines else "", "all": lines, "seconds": time.monotonic() - started}
 
@@ -147,7 +147,7 @@ class Scenes:
 
     def __init__(self, folder: Path, *, few: bool) -> None:
         self.folder, self.data, self.few = folder, write_reviews(folder / "data"), few
-        self.found: dict[str, Any] = {}
+        self.result: dict[str, Any] = {}
         files = ["--valid", str(self.data / "valid.csv"), "--test", str(self.data / "test.csv")]
         every = ["--loop.save-every", "3", *SMALL]
         learn = [
@@ -173,14 +173,14 @@ class Scenes:
     def start(self, name: str, command: str, more: tuple[str, ...] = (), **acts: tuple[int, Act]) -> Path:
         """Run a command that meets something; what it left behind is noted."""
         out = self.folder / name.replace(" ", "-")
-        found = run(self.folder, [command, *self.commands[command], "--out", str(out), *more], **acts)
-        self.note(name, out, found)
+        result = run(self.folder, [command, *self.commands[command], "--out", str(out), *more], **acts)
+        self.note(name, out, result)
         return out
 
-    def note(self, name: str, out: Path, found: dict[str, Any]) -> None:
-        found["left"] = sorted(path.name for path in out.iterdir()) if out.exists() else None
-        found["drafts"] = [path.name for path in self.folder.rglob(".*writing-*")]
-        self.found[name] = {key: _told(value, out) for key, value in found.items()}
+    def note(self, name: str, out: Path, result: dict[str, Any]) -> None:
+        result["left"] = sorted(path.name for path in out.iterdir()) if out.exists() else None
+        result["drafts"] = [path.name for path in self.folder.rglob(".*writing-*")]
+        self.result[name] = {key: _describe(value, out) for key, value in result.items()}
 
     def resume(self, name: str, command: str, out: Path, *more: str) -> None:
         """Go on, and compare with a run that met nothing."""
@@ -191,13 +191,13 @@ class Scenes:
             assert done["code"] == 0, done
             self.whole[key] = outcome(whole)
         again = run(self.folder, [command, "--resume", "--out", str(out)])
-        self.found[name] |= {"resumed": again["code"], "same": outcome(out) == self.whole[key]}
+        self.result[name] |= {"resumed": again["code"], "same": outcome(out) == self.whole[key]}
 
     def signals(self) -> None:
         """SIGINT and SIGTERM in every phase."""
         early = {
             "pretrain": ("tokenizer:_reading_text", "encode"),
-            "finetune": ("reading", "begin_looking_for_doubles"),
+            "finetune": ("reading", "begin_looking_for_duplicates"),
             "compare": ("reading", "tokenizer:_reading_text"),
             "tokenizer": ("tokenizer:_reading_text",),
             "prepare": ("tokenizer:_reading_text", "encode"),
@@ -220,8 +220,8 @@ class Scenes:
         self.resume("twice", "pretrain", self.start("twice", "pretrain", **acts))
         # while a run is being resumed, before it trains: the run stays
         out = self.start("first", "pretrain", pretraining=(5, send(signal.SIGTERM)))
-        found = run(self.folder, ["pretrain", "--resume", "--out", str(out)], resuming=(1, send(signal.SIGINT)))
-        self.note("while resuming", out, found)
+        result = run(self.folder, ["pretrain", "--resume", "--out", str(out)], resuming=(1, send(signal.SIGINT)))
+        self.note("while resuming", out, result)
         self.resume("while resuming", "pretrain", out)
 
     def limit(self) -> None:
@@ -243,30 +243,30 @@ class Scenes:
 
     def disks(self) -> None:
         """A disk that is full, and one that cannot be written: small file systems, where they may be mounted."""
-        place = self.folder / "disk"
-        place.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)]
+        target_folder = self.folder / "disk"
+        target_folder.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(target_folder)]
         if subprocess.run(mount, capture_output=True).returncode:
             return
         try:
-            full = {"pretraining": (5, lambda: _fill(place / "ballast"))}
-            out = place / "run"
-            found = run(self.folder, ["pretrain", *self.commands["pretrain"], "--out", str(out)], **full)
-            self.note("full", out, found)
-            (place / "ballast").unlink()
+            full = {"pretraining": (5, lambda: _fill(target_folder / "ballast"))}
+            out = target_folder / "run"
+            result = run(self.folder, ["pretrain", *self.commands["pretrain"], "--out", str(out)], **full)
+            self.note("full", out, result)
+            (target_folder / "ballast").unlink()
             self.resume("full", "pretrain", out)
-            again = place / "again"
+            again = target_folder / "again"
             stopped = {"pretraining": (5, send(signal.SIGTERM))}
             run(self.folder, ["pretrain", *self.commands["pretrain"], "--out", str(again)], **stopped)
-            remount = ["mount", "-o", "remount,{}", str(place)]
+            remount = ["mount", "-o", "remount,{}", str(target_folder)]
             subprocess.run([word.format("ro") for word in remount], check=True)
             self.note("read-only", again, run(self.folder, ["pretrain", "--resume", "--out", str(again)]))
-            new = ["pretrain", *self.commands["pretrain"], "--out", str(place / "new")]
-            self.note("new on read-only", place / "new", run(self.folder, new))
+            new = ["pretrain", *self.commands["pretrain"], "--out", str(target_folder / "new")]
+            self.note("new on read-only", target_folder / "new", run(self.folder, new))
             subprocess.run([word.format("rw") for word in remount], check=True)
             self.resume("read-only", "pretrain", again)
         finally:
-            subprocess.run(["umount", str(place)], check=False)
+            subprocess.run(["umount", str(target_folder)], check=False)
 
 
 def _fill(path: Path) -> None:
@@ -276,10 +276,10 @@ def _fill(path: Path) -> None:
             file.flush()
 
 
-def _told(value: Any, out: Path) -> Any:
+def _describe(value: Any, out: Path) -> Any:
     """Without the folder, which is another every time."""
     if isinstance(value, list):
-        return [_told(one, out) for one in value]
+        return [_describe(one, out) for one in value]
     return value.replace(str(out), "OUT") if isinstance(value, str) else value
 
 
@@ -289,4 +289,4 @@ if __name__ == "__main__":
         getattr(scenes, part)()
     compiling(scenes)
     exporting(scenes, run)
-    sys.stdout.write(json.dumps(scenes.found, indent=1))
+    sys.stdout.write(json.dumps(scenes.result, indent=1))

@@ -19,7 +19,7 @@ from faults.reached import Reached
 from faults.readers import Reader, fresh
 from headstart.errors import HeadstartError
 
-BITE = 500
+CHUNK = 500
 SECONDS = 10
 """A case that takes so much of a processor hangs, and one that has not ended after six times as long."""
 MEMORY = 1 << 30
@@ -38,47 +38,47 @@ def case(reader: Reader, number: int) -> tuple[str, bytes]:
     return file, content if number < 0 else mutate(content, chance, content)
 
 
-def try_one(reader: Reader, file: str, content: bytes, place: Path, reached: Reached | None = None) -> str:
+def try_one(reader: Reader, file: str, content: bytes, target_folder: Path, reached: Reached | None = None) -> str:
     """Read one case: `read`, `refused`, or what went wrong."""
-    folder = fresh(reader, place, file, content)
+    folder = fresh(reader, target_folder, file, content)
     try:
         with reached or nullcontext():
             reader.read(folder)
     except HeadstartError as error:
-        said = str(error)
-        return "refused" if said and "\n" not in said else f"not one line: {said!r}"
+        output = str(error)
+        return "refused" if output and "\n" not in output else f"not one line: {output!r}"
     except BaseException as error:  # a panic in Rust is no Exception
         return f"{type(error).__name__}: {str(error)[:200]}"
     return "read"
 
 
-def torture(reader: Reader, cases: int, place: Path, first: int = 0) -> dict[str, Any]:
+def torture(reader: Reader, cases: int, target_folder: Path, first: int = 0) -> dict[str, Any]:
     """Try so many cases; what failed is kept by its number, and the lines that were reached by their files."""
     record: dict[str, Any] = {"cases": 0, "read": 0, "refused": 0, "faults": []}
     reached = Reached(reader.rooms)
-    control = _bite(reader, range(-1, 0), place)
+    control = _chunk(reader, range(-1, 0), target_folder)
     assert control == [(-1, "read")], f"{reader.name}: {control}"
-    for start in range(first, first + cases, BITE):
-        numbers = range(start, min(start + BITE, first + cases))
-        traced = start // BITE < 4 or start // BITE % 5 == 0  # tracing doubles the time
-        found = _bite(reader, numbers, place, reached if traced else None)
-        if found is None:  # the child died: which case was it?
+    for start in range(first, first + cases, CHUNK):
+        numbers = range(start, min(start + CHUNK, first + cases))
+        traced = start // CHUNK < 4 or start // CHUNK % 5 == 0  # tracing takes twice the time
+        result = _chunk(reader, numbers, target_folder, reached if traced else None)
+        if result is None:  # the child died: which case was it?
             for number in numbers:
-                one = _bite(reader, range(number, number + 1), place)
+                one = _chunk(reader, range(number, number + 1), target_folder)
                 _book(record, one or [(number, "killed the process")])
         else:
-            _book(record, [_surely(reader, number, what, place) for number, what in found])
+            _book(record, [_surely(reader, number, what, target_folder) for number, what in result])
     return record | reached.row()
 
 
-def _surely(reader: Reader, number: int, what: str, place: Path) -> tuple[int, str]:
+def _surely(reader: Reader, number: int, what: str, target_folder: Path) -> tuple[int, str]:
     """A hang counts once it hangs alone as well: whoever is at work beside it is no fault of the reader's."""
-    again = _bite(reader, range(number, number + 1), place) if what.startswith("Hang") else None
+    again = _chunk(reader, range(number, number + 1), target_folder) if what.startswith("Hang") else None
     return again[0] if again else (number, what)
 
 
-def _book(record: dict[str, Any], found: list[tuple[int, str]]) -> None:
-    for number, what in found:
+def _book(record: dict[str, Any], result: list[tuple[int, str]]) -> None:
+    for number, what in result:
         record["cases"] += 1
         if what in ("read", "refused"):
             record[what] += 1
@@ -86,14 +86,16 @@ def _book(record: dict[str, Any], found: list[tuple[int, str]]) -> None:
             record["faults"].append(f"case {number}: {what}")
 
 
-def _bite(reader: Reader, numbers: range, place: Path, reached: Reached | None = None) -> list[tuple[int, str]] | None:
+def _chunk(
+    reader: Reader, numbers: range, target_folder: Path, reached: Reached | None = None
+) -> list[tuple[int, str]] | None:
     """The cases of a bite, in a child; None when it did not come back."""
-    heard, told = os.pipe()
+    heard, message = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(heard)
-        _in_the_child(reader, numbers, place / str(os.getpid()), told, reached)
-    os.close(told)
+        _in_the_child(reader, numbers, target_folder / str(os.getpid()), message, reached)
+    os.close(message)
     deadline = time.monotonic() + 60 + 0.2 * len(numbers) + 6 * SECONDS
     with os.fdopen(heard, "rb") as pipe:
         os.set_blocking(pipe.fileno(), False)
@@ -115,7 +117,7 @@ def _bite(reader: Reader, numbers: range, place: Path, reached: Reached | None =
     return [(number, what) for number, what in answers]
 
 
-def _in_the_child(reader: Reader, numbers: range, place: Path, told: int, reached: Reached | None) -> None:
+def _in_the_child(reader: Reader, numbers: range, target_folder: Path, message: int, reached: Reached | None) -> None:
     code = 70
     try:
         with open("/proc/self/statm") as file:
@@ -137,14 +139,14 @@ def _in_the_child(reader: Reader, numbers: range, place: Path, told: int, reache
             signal.alarm(6 * SECONDS)
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             try:
-                what = try_one(reader, *case(reader, number), place, reached)
+                what = try_one(reader, *case(reader, number), target_folder, reached)
             finally:
                 signal.alarm(0)
                 signal.setitimer(signal.ITIMER_PROF, 0)
             answers.append((number, what))
-        shutil.rmtree(place, ignore_errors=True)
-        with os.fdopen(told, "wb") as pipe:
-            pipe.write(json.dumps([answers, reached.told() if reached else []]).encode())
+        shutil.rmtree(target_folder, ignore_errors=True)
+        with os.fdopen(message, "wb") as pipe:
+            pipe.write(json.dumps([answers, reached.message() if reached else []]).encode())
         code = 0
     finally:
         os._exit(code)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from faults.readers import sentencepiece_model
-from headstart.config import TokenizerConfig
+from headstart.config.schema import TokenizerConfig
 from headstart.errors import DataError
-from headstart.text.tokenizer import load_tokenizer, train_tokenizer
+from headstart.tokenization.bpe import train_tokenizer
+from headstart.tokenization.tokenizer import load_tokenizer
 
 FACTOR = 4
 """A text so many times longer may take three times that much longer (caches fill up): quadratic time takes four times that."""

@@ -62,7 +62,7 @@ def _in_the_child(work: Callable[[], None], log: Path) -> None:
 
 def torn(out: Path) -> list[str]:
     """What stands in a run folder under its own name, as if it were whole, and is not."""
-    found = []
+    result = []
     for path in out.rglob("*"):
         if any(part.startswith(".") for part in path.relative_to(out).parts):
             continue  # drafts are nobody's state
@@ -72,8 +72,8 @@ def torn(out: Path) -> list[str]:
             elif path.suffix == ".json":
                 read_json(path)
         except (StoreError, KeyError) as error:
-            found.append(str(error))
-    return found
+            result.append(str(error))
+    return result
 
 
 def phase(out: Path) -> str:

@@ -18,8 +18,8 @@ def soon(*signals: int, seconds: float = 0.3, between: float = 0.0) -> Act:
     """Signals a moment from now, while the work that was just begun is under way."""
 
     def send() -> None:
-        for place, number in enumerate(signals):
-            if place:
+        for target_folder, number in enumerate(signals):
+            if target_folder:
                 threading.Event().wait(between)
             os.kill(os.getpid(), number)
 
@@ -46,9 +46,9 @@ def hear_the_export(reached: Callable[[str], None]) -> None:
     def before(module: Any, name: str, words: str) -> None:
         work = getattr(module, name)
 
-        def heard(*given: Any, **named: Any) -> Any:
+        def heard(*arguments: Any, **named: Any) -> Any:
             reached(words)
-            return work(*given, **named)
+            return work(*arguments, **named)
 
         setattr(module, name, heard)
 

@@ -49,8 +49,8 @@ def _wound(content: bytes, chance: random.Random, other: bytes) -> bytes:
 def _flip(content: bytes, chance: random.Random, _other: bytes) -> bytes:
     if not content:
         return content
-    place = chance.randrange(len(content))
-    return content[:place] + bytes([content[place] ^ 1 << chance.randrange(8)]) + content[place + 1 :]
+    offset = chance.randrange(len(content))
+    return content[:offset] + bytes([content[offset] ^ 1 << chance.randrange(8)]) + content[offset + 1 :]
 
 
 def _cut(content: bytes, chance: random.Random, _other: bytes) -> bytes:
@@ -70,8 +70,8 @@ def _double(content: bytes, chance: random.Random, _other: bytes) -> bytes:
 
 def _splice(content: bytes, chance: random.Random, other: bytes) -> bytes:
     start, length = _stretch(other, chance)
-    place = chance.randrange(len(content) + 1)
-    return content[:place] + other[start : start + length] + content[place + chance.choice((0, length)) :]
+    offset = chance.randrange(len(content) + 1)
+    return content[:offset] + other[start : start + length] + content[offset + chance.choice((0, length)) :]
 
 
 def _swap(content: bytes, chance: random.Random, _other: bytes) -> bytes:
@@ -80,16 +80,16 @@ def _swap(content: bytes, chance: random.Random, _other: bytes) -> bytes:
 
 
 def _insert(content: bytes, chance: random.Random, _other: bytes) -> bytes:
-    place = chance.randrange(len(content) + 1)
-    return content[:place] + chance.choice(WELCOME) + content[place + chance.choice((0, 1, 4)) :]
+    offset = chance.randrange(len(content) + 1)
+    return content[:offset] + chance.choice(WELCOME) + content[offset + chance.choice((0, 1, 4)) :]
 
 
 def _number(content: bytes, chance: random.Random, other: bytes) -> bytes:
     """Another number in the place of one that is written in digits."""
-    found = list(DIGITS.finditer(content[: 1 << 16]))
-    if not found:
+    result = list(DIGITS.finditer(content[: 1 << 16]))
+    if not result:
         return _integer(content, chance, other)
-    number = chance.choice(found)
+    number = chance.choice(result)
     return content[: number.start()] + chance.choice(NUMBERS) + content[number.end() :]
 
 
@@ -99,8 +99,8 @@ def _integer(content: bytes, chance: random.Random, _other: bytes) -> bytes:
     size = struct.calcsize(code)
     if len(content) < size:
         return content
-    place = chance.randrange(len(content) - size + 1)
-    return content[:place] + struct.pack(code, chance.choice(INTEGERS) % 256**size) + content[place + size :]
+    offset = chance.randrange(len(content) - size + 1)
+    return content[:offset] + struct.pack(code, chance.choice(INTEGERS) % 256**size) + content[offset + size :]
 
 
 def _repeat(content: bytes, chance: random.Random, _other: bytes) -> bytes:

@@ -17,43 +17,43 @@ from types import FrameType
 from typing import NoReturn
 
 from headstart.errors import HeadstartError
-from headstart.recipes.grid import run_parallel
-from headstart.runtime import Halt, Stop, stopping
+from headstart.interrupts import StopRequested, StopSignal, handle_signals
+from headstart.recipes.workers import run_parallel
 
 HALTED, FAILED = 3, 1
 Job = tuple[int, float]
 
 
-def make_worker(folder: str) -> Callable[[Job, Stop], int]:
+def make_worker(folder: str) -> Callable[[Job, StopSignal], int]:
     """What a worker does with a job: poll the stop signal in steps as short as they can be."""
-    place = Path(folder)
+    target_folder = Path(folder)
 
-    def do(job: Job, stop: Stop) -> int:
+    def do(job: Job, stop: StopSignal) -> int:
         number, seconds = job
-        _write(place / f"begun-{number}", str(os.getpid()))
+        _write(target_folder / f"begun-{number}", str(os.getpid()))
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if stop.requested:
-                _write(place / f"saved-{number}", "")
-                raise Halt
+                _write(target_folder / f"saved-{number}", "")
+                raise StopRequested
             time.sleep(0 if number % 2 else 0.0001)
-        _write(place / f"done-{number}", "")
+        _write(target_folder / f"done-{number}", "")
         return number
 
     return do
 
 
-def make_deaf_worker(folder: str) -> Callable[[Job, Stop], int]:
+def make_deaf_worker(folder: str) -> Callable[[Job, StopSignal], int]:
     """A worker that never looks at the stop signal."""
     work = make_worker(folder)
-    return lambda job, _stop: work(job, Stop())
+    return lambda job, _stop: work(job, StopSignal())
 
 
-def make_failing_worker(folder: str) -> Callable[[Job, Stop], int]:
+def make_failing_worker(folder: str) -> Callable[[Job, StopSignal], int]:
     """A worker whose job 0 fails with an error that names it, and job 1 with one that cannot be pickled."""
     work = make_worker(folder)
 
-    def do(job: Job, stop: Stop) -> int:
+    def do(job: Job, stop: StopSignal) -> int:
         if job[0] == 0:
             raise FileNotFoundError(2, "No such file", "0.txt")
         if job[0] == 1:
@@ -63,7 +63,7 @@ def make_failing_worker(folder: str) -> Callable[[Job, Stop], int]:
     return do
 
 
-def make_no_worker(folder: str) -> Callable[[Job, Stop], int]:
+def make_no_worker(folder: str) -> Callable[[Job, StopSignal], int]:
     """What cannot be made: an error before the first job."""
     raise HeadstartError(f"{folder} cannot be used")
 
@@ -89,10 +89,10 @@ def main(folder: str, processes: str, *seconds: str) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     jobs = [(n, float(each)) for n, each in enumerate(seconds) if not (Path(folder) / f"done-{n}").exists()]
     try:
-        with stopping() as stop:
+        with handle_signals() as stop:
             for result in run_parallel(make_worker, (folder,), jobs, int(processes), stop, "this again"):
                 print(result, flush=True)  # noqa: T201
-    except Halt:
+    except StopRequested:
         return HALTED
     except HeadstartError as error:
         print(error, flush=True)  # noqa: T201

@@ -13,7 +13,7 @@ from typing import Any, Self
 import headstart
 
 PACKAGE = str(Path(headstart.__file__).parent) + "/"
-ROOMS = ("files.py", "layering.py", "data/", "text/", "store/", "serve/", "recipes/prepare.py")
+ROOMS = ("files.py", "config/merge.py", "data/", "tokenization/", "store/", "serve/", "recipes/prepare.py")
 """Where readers live; what a network computes is not reading."""
 
 Code = tuple[str, str, int]
@@ -39,13 +39,13 @@ class Reached:
         sys.settrace(None)
         threading.settrace(None)  # type: ignore[arg-type]
 
-    def _call(self, frame: FrameType, _event: str, _given: Any) -> Any:
+    def _call(self, frame: FrameType, _event: str, _arg: Any) -> Any:
         code = frame.f_code
         if code not in self._of:
             self._of[code] = self._begin(code)
         return self._line if self._of[code] else None
 
-    def _line(self, frame: FrameType, event: str, _given: Any) -> Any:
+    def _line(self, frame: FrameType, event: str, _arg: Any) -> Any:
         left = self._of[frame.f_code]
         if event == "line" and left:
             left.discard(frame.f_lineno)
@@ -68,13 +68,13 @@ class Reached:
             self.every[key], self.left[key] = frozenset(lines), set(lines)
         return self.left[key]
 
-    def told(self) -> list[Any]:
+    def message(self) -> list[Any]:
         """For another process, as JSON."""
         return [[*key, sorted(self.every[key]), sorted(self.left[key])] for key in sorted(self.every)]
 
-    def hear(self, told: list[Any]) -> None:
+    def hear(self, message: list[Any]) -> None:
         """What another process, forked from this one, has reached."""
-        for file, name, first, every, left in told:
+        for file, name, first, every, left in message:
             key = (file, name, first)
             self.every[key] = frozenset(every)
             self.left[key] = set(left) & self.left.get(key, set(left))
@@ -90,11 +90,11 @@ class Reached:
             "missed": {file: ranges(lines) for file, lines in sorted(left.items()) if lines},
         }
 
-    def _by_file(self, found: dict[Code, Any]) -> dict[str, list[int]]:
+    def _by_file(self, result: dict[Code, Any]) -> dict[str, list[int]]:
         lines: dict[str, set[int]] = {}
-        for (file, _, _), some in found.items():
+        for (file, _, _), some in result.items():
             lines.setdefault(file, set()).update(some)
-        if found is self.left:  # a line may belong to a function and to a comprehension in it
+        if result is self.left:  # a line may belong to a function and to a comprehension in it
             seen: dict[str, set[int]] = {}
             for key, some in self.every.items():
                 seen.setdefault(key[0], set()).update(set(some) - self.left[key])
@@ -123,8 +123,8 @@ def numbers(text: str) -> set[int]:
     >>> sorted(numbers("3-5 9"))
     [3, 4, 5, 9]
     """
-    found: set[int] = set()
+    result: set[int] = set()
     for part in text.split():
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+        result.update(range(int(first), int(last or first) + 1))
+    return result

@@ -13,22 +13,22 @@ from unittest.mock import patch
 from faults.asking import requests
 from faults.damage import started
 from faults.reached import ROOMS
-from headstart.config import CorpusConfig, FinetuneConfig, LabelledConfig, PretrainConfig
-from headstart.data import formats, opening
+from fixtures.tiny import language_model
+from headstart.config.merge import merge_config, read_toml
+from headstart.config.schema import CorpusConfig, FinetuneConfig, LabelledConfig, PretrainConfig
+from headstart.data import formats
+from headstart.data import io as opening
 from headstart.data.corpus import read_documents
+from headstart.data.decontamination import Membership
 from headstart.data.labelled import read_labelled
-from headstart.data.membership import Membership
 from headstart.data.shards import Shards
 from headstart.errors import HeadstartError
-from headstart.files import MANIFEST, _canonical, _seal, read_json, read_manifest, sha256_of
-from headstart.layering import layered, read_toml
+from headstart.files import FORMAT, MANIFEST, _canonical_json, _checksum, read_json, read_manifest, sha256_of
 from headstart.store.bundle import load_bundle
-from headstart.store.cells import read_cell, read_data
-from headstart.store.checkpoint import load_checkpoint, steps
-from headstart.store.quotes import read_quotes
-from headstart.store.rundir import Metrics, RunFolder
-from headstart.text.tokenizer import load_tokenizer
-from tiny import language_model
+from headstart.store.checkpoint import checkpoint_steps, load_checkpoint
+from headstart.store.records import read_comparison_data, read_excerpts, read_record
+from headstart.store.run_folder import Metrics, RunFolder
+from headstart.tokenization.tokenizer import load_tokenizer
 
 ROWS = [{"text": f'n° {number}: "drôle", dit-elle,\net\ttendre', "label": "10"[number % 2]} for number in range(6)]
 CSV = 'text,label\r\n"n° 1, ""drôle""\nou non",1\r\nmoyen,0\r\nun roman,1\r\n'.encode()
@@ -38,7 +38,7 @@ width = 64
 depth = 2
 [optim]
 lr = 3e-4
-average = 0.9
+ema_decay = 0.9
 [pretrain.loop]
 steps = 100
 prompt = "the film"
@@ -121,16 +121,16 @@ def _tokenizers(add: Callable[..., None], base: Path) -> None:
     model, dictionary = sentencepiece_model()
     add("sentencepiece", "sentencepiece.model", model, _tokenizer, dict__txt=dictionary)
     add("sentencepiece alone", "sentencepiece.model", model, _tokenizer)
-    add("tokenizer from elsewhere", "foreign.json", _foreign(base), _tokenizer)
+    add("tokenizer from elsewhere", "imported.json", _hf_tokenizer(base), _tokenizer)
     add("sentencepiece dictionary", "dict.txt", dictionary, _tokenizer, sentencepiece__model=model)
 
 
 def _records(add: Callable[..., None], compared: Path) -> None:
     cell = compared / "cells" / "scratch-16-seed0.json"
     for name, content in (("cell", cell.read_bytes()), ("cell without a seal", _without_seal(cell))):
-        add(name, "scratch-16-seed0.json", content, lambda at: read_cell(at / "scratch-16-seed0.json"))
-    add("data.json", "data.json", _without_seal(compared / "data.json"), read_data)
-    add("quotes.json", "quotes.json", (compared / "quotes.json").read_bytes(), read_quotes)
+        add(name, "scratch-16-seed0.json", content, lambda at: read_record(at / "scratch-16-seed0.json"))
+    add("data.json", "data.json", _without_seal(compared / "data.json"), read_comparison_data)
+    add("quotes.json", "quotes.json", (compared / "quotes.json").read_bytes(), read_excerpts)
 
 
 def _tables(add: Callable[..., None]) -> None:
@@ -160,7 +160,7 @@ def _runs(add: Callable[..., None], sealed: Callable[..., None], data: Path, wor
     add("run.json", "run.json", facts, lambda at: RunFolder.open(at, kind="pretrain"))
     lines = (data / "base" / "metrics.jsonl").read_bytes()
     add("metrics", "metrics.jsonl", lines, lambda at: Metrics(at / "metrics.jsonl").read("step"))
-    checkpoint = steps(run)[-1]
+    checkpoint = checkpoint_steps(run)[-1]
     files = ("state.json", "state.json", "optimizer.safetensors", "backbone.safetensors")
     model = language_model()  # loading fills it or leaves it as it is
     sealed("checkpoint", checkpoint, files, lambda at: load_checkpoint(at, model))
@@ -174,7 +174,9 @@ def seal(folder: Path, files: tuple[str, ...]) -> None:
         for file in set(files) - {MANIFEST} if files != (MANIFEST,) else ():
             path = folder / file
             manifest["files"][file] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
-        (folder / MANIFEST).write_bytes(_canonical(manifest | {"seal": _seal(manifest)}))  # unflushed: there are many
+        (folder / MANIFEST).write_bytes(
+            _canonical_json(manifest | {"seal": _checksum(manifest)})
+        )  # unflushed: there are many
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return  # it is no manifest any more: what reads it must say so
 
@@ -183,7 +185,7 @@ def _table(path: Path) -> None:
     """All ways to read a table; of every few cases one has its columns named, and one meets limits that it can reach."""
     names = {"text_column": "text", "label_column": "label"} if path.stat().st_size % 4 == 1 else {}
     low = path.stat().st_size % 4 == 2
-    limits = {"LIMIT": 60, "INFLATION": 1} if low else {"LIMIT": opening.LIMIT}
+    limits = {"MAX_LINE_BYTES": 60, "MAX_INFLATION": 1} if low else {"MAX_LINE_BYTES": opening.MAX_LINE_BYTES}
     ways: list[Callable[[], object]] = [
         lambda: read_labelled(str(path), LabelledConfig(**names)),
         lambda: list(read_documents([str(path)], CorpusConfig())),
@@ -201,7 +203,7 @@ def _table(path: Path) -> None:
         raise refusals[0]
 
 
-def _foreign(base: Path) -> bytes:
+def _hf_tokenizer(base: Path) -> bytes:
     """Another library's tokenizer as an import keeps it: here our own, called a stranger's."""
     settings = json.loads((base / "tokenizer" / "tokenizer.json").read_bytes())
     special = {"sos": 0, "pad": 1, "eos": 2, "mask": 3, "unknown": None}
@@ -210,12 +212,12 @@ def _foreign(base: Path) -> bytes:
 
 def _toml(path: Path) -> None:
     for kind in (PretrainConfig, FinetuneConfig):
-        layered(kind, read_toml(path, kind))
+        merge_config(kind, read_toml(path, kind))
 
 
 def _run_of(folder: Path) -> None:
     """A run.json that belongs to config.json as it is now."""
-    facts = {"format": 1, "kind": "pretrain", "inputs": {}, "config": sha256_of(folder / "config.json")}
+    facts = {"format": FORMAT, "kind": "pretrain", "inputs": {}, "config": sha256_of(folder / "config.json")}
     (folder / "run.json").write_text(json.dumps(facts))
 
 
@@ -223,14 +225,14 @@ def _config(folder: Path) -> None:
     content = read_json(folder / "config.json")
     run = RunFolder.open(folder, kind="pretrain")
     assert isinstance(content, dict) or not run.settings
-    layered(PretrainConfig, run.settings)
+    merge_config(PretrainConfig, run.settings)
 
 
 def _shards(folder: Path) -> None:
     shards = Shards.open(folder)
     for share in (0.1, 1e-12, 1 - 1e-12):
         shards.split(share, 0)
-    assert all(len(shards.ids(number)) >= 0 for number in range(min(shards.documents, 50)))
+    assert all(len(shards.ids(number)) >= 0 for number in range(min(shards.num_documents, 50)))
 
 
 def _tokenizer(folder: Path) -> None:
@@ -262,7 +264,7 @@ def sentencepiece_model() -> tuple[bytes, bytes]:
 
     sink = io.BytesIO()
     words = ("un livre une page le roman la suite des mots qui vont et viennent sans fin drôle " * 2).split(" ")
-    lines = [" ".join(words[place : place + 5]) for place in range(len(words) - 5)] * 4
+    lines = [" ".join(words[target_folder : target_folder + 5]) for target_folder in range(len(words) - 5)] * 4
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines), model_writer=sink, vocab_size=45, model_type="bpe", minloglevel=2
     )
@@ -275,14 +277,16 @@ _changed: dict[Path, str] = {}
 """The file that is not as it was, by place."""
 
 
-def fresh(reader: Reader, place: Path, file: str, content: bytes) -> Path:
+def fresh(reader: Reader, target_folder: Path, file: str, content: bytes) -> Path:
     """The reader's folder at another place, with other content in one of its files."""
-    if not place.exists():
-        shutil.copytree(reader.folder, place)
-        _changed.pop(place, None)
-    for name in {_changed.get(place, file), *((MANIFEST,) if (reader.folder / MANIFEST).exists() else ())} - {file}:
-        shutil.copyfile(reader.folder / name, place / name)
-    (place / file).write_bytes(content)
-    _changed[place] = file
-    reader.ready(place)
-    return place
+    if not target_folder.exists():
+        shutil.copytree(reader.folder, target_folder)
+        _changed.pop(target_folder, None)
+    for name in {_changed.get(target_folder, file), *((MANIFEST,) if (reader.folder / MANIFEST).exists() else ())} - {
+        file
+    }:
+        shutil.copyfile(reader.folder / name, target_folder / name)
+    (target_folder / file).write_bytes(content)
+    _changed[target_folder] = file
+    reader.ready(target_folder)
+    return target_folder

@@ -5,21 +5,20 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from headstart.progress import Quiet
-from headstart.recipes.compare import run_compare
-from headstart.recipes.finetune import run_finetune
+from fixtures.recipes import finetune_run, pretrain_run
+from fixtures.tiny import finetune_config, pretrain_config, write_reviews
+from headstart.progress import SilentProgress
+from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.prepare import run_prepare_labelled
-from headstart.recipes.pretrain import run_pretrain
-from tiny import finetune_config, pretrain_config, write_reviews
 
 STEPS = 30
 PRETRAINING = {
     "causal": {},
     "masked": {"objective": "masked"},
     "hybrid": {"objective": "hybrid"},
-    "pairs": {"objective": "masked", "pairs__weight": 0.5},
+    "pairs": {"objective": "masked", "next_sentence__weight": 0.5},
     "stages": {},
-    "average": {"optim__average": 0.9},
+    "average": {"optim__ema_decay": 0.9},
     "accumulate": {"loop__accumulate": 3},
     "muon": {"optim__optimizer": "muon", "model__block": "modern"},
 }
@@ -31,7 +30,7 @@ def write_data(folder: Path) -> Path:
     write_reviews(folder)
     more = (folder / "texts.txt").read_text().replace("film", "novel").replace("plot", "page")
     (folder / "more.txt").write_text(more)
-    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=2))
+    pretrain_run([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=2))
     return folder
 
 
@@ -39,17 +38,19 @@ def go(kind: str, data: Path, out: Path, *, resume: bool, steps: int = STEPS) ->
     """Do one run, or go on with it."""
     texts, files = [str(data / "texts.txt")], {name: str(data / f"{name}.csv") for name in ("valid", "test")}
     if kind == "finetune":
-        config = finetune_config(loop__epochs=6, optim__average=0.5)
-        run_finetune(str(data / "train.csv"), out, config, source=str(data / "base"), resume=resume, **files)
+        config = finetune_config(loop__epochs=6, optim__ema_decay=0.5)
+        finetune_run(str(data / "train.csv"), out, config, backbone=str(data / "base"), resume=resume, **files)
     elif kind == "compare":
-        plan = {"seeds": 2, "labels": (16, None), "arms": ("majority", "scratch", "pretrained")}
+        plan = {"seeds": 2, "label_budgets": (16, None), "arms": ("majority", "scratch", "pretrained")}
         config = finetune_config(loop__epochs=2)
-        run_compare(str(data / "train.csv"), out, config, source=str(data / "base"), resume=resume, **files, **plan)
+        backbones = (str(data / "base"),)
+        request = CompareRequest(str(data / "train.csv"), out, backbones, resume=resume, **files, **plan)
+        run_compare(request, config)
     else:
         settings = {"loop__steps": steps, **PRETRAINING[kind]}
         if kind == "stages":
-            settings["stages"] = [{"texts": [str(data / "more.txt")], "context": 9}, {"texts": texts, "share": 2}]
-        run_pretrain([] if kind == "stages" else texts, out, pretrain_config(**settings), resume=resume)
+            settings["stages"] = [{"texts": [str(data / "more.txt")], "context": 9}, {"texts": texts, "fraction": 2}]
+        pretrain_run([] if kind == "stages" else texts, out, pretrain_config(**settings), resume=resume)
 
 
 def outcome(out: Path) -> dict[str, bytes]:
@@ -60,11 +61,11 @@ def outcome(out: Path) -> dict[str, bytes]:
         *out.glob("result.json"),
         *out.glob("data.json"),
     ]
-    found = {str(path.relative_to(out)): path.read_bytes() for path in sorted(kept)}
+    result = {str(path.relative_to(out)): path.read_bytes() for path in sorted(kept)}
     if (out / "metrics.jsonl").exists():
         lines = (out / "metrics.jsonl").read_text().splitlines()
-        found["metrics.jsonl"] = "\n".join(_timeless(line) for line in lines).encode()
-    return found | {str(path.name): _timeless(path.read_text()).encode() for path in sorted(out.glob("cells/*.json"))}
+        result["metrics.jsonl"] = "\n".join(_timeless(line) for line in lines).encode()
+    return result | {str(path.name): _timeless(path.read_text()).encode() for path in sorted(out.glob("cells/*.json"))}
 
 
 def _timeless(text: str) -> str:
@@ -75,18 +76,20 @@ def _timeless(text: str) -> str:
     return json.dumps(content, sort_keys=True)
 
 
-def in_a_copy(work: Callable[[Path], None], original: Path, place: Path) -> Path:
+def in_a_copy(work: Callable[[Path], None], original: Path, target_folder: Path) -> Path:
     """Do something to a fresh copy of a folder."""
-    shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(original, place)
-    work(place)
-    return place
+    shutil.rmtree(target_folder, ignore_errors=True)
+    shutil.copytree(original, target_folder)
+    work(target_folder)
+    return target_folder
 
 
 def tune(data: Path, out: Path) -> None:
     """A classifier that can abstain, which takes more validation rows than the tortured runs have, and labelled shards."""
     more = write_reviews(out.with_name(f"{out.name}-data"), train=120, valid=80)
     config = finetune_config(loop__epochs=3)
-    run_finetune(str(more / "train.csv"), out, config, source=str(data / "base"), valid=str(more / "valid.csv"))
+    finetune_run(str(more / "train.csv"), out, config, backbone=str(data / "base"), valid=str(more / "valid.csv"))
     labelled = config.labelled
-    run_prepare_labelled(str(more / "train.csv"), out / "labelled", labelled, tokenizer=data / "base", progress=Quiet())
+    run_prepare_labelled(
+        str(more / "train.csv"), out / "labelled", labelled, tokenizer=data / "base", progress=SilentProgress()
+    )

@@ -26,8 +26,8 @@ def within(content: bytes, chance: random.Random, other: bytes, plain: Wound) ->
     if len(content) > 9 and content[8:9] == b"{" and _length(content) <= len(content) - 8:
         return _weights(content, chance)
     head = content.lstrip()[:1]
-    if head in (b"{", b"[") and (found := _json(content, chance)) is not None:
-        return found
+    if head in (b"{", b"[") and (result := _json(content, chance)) is not None:
+        return result
     if b"\r\n\r\n{" in content:
         top, _, body = content.partition(b"\r\n\r\n")
         return _request(top, body, chance)
@@ -64,7 +64,7 @@ def _request(top: bytes, body: bytes, chance: random.Random) -> bytes:
     if chance.random() < 0.5:
         body = _json(body, chance) or body
     else:
-        place = chance.randrange(len(lines))
+        index = chance.randrange(len(lines))
         odd = (
             b"",
             b"GET",
@@ -79,9 +79,9 @@ def _request(top: bytes, body: bytes, chance: random.Random) -> bytes:
             b"a" * 3000,
         )
         odd += (b"\xff\xfe", b"chunked", b"9" * 40, b"Bearer", b"example.org", b"[::1", b"application/json")
-        name, colon, value = lines[place].partition(b": " if place else b" ")
+        name, colon, value = lines[index].partition(b": " if index else b" ")
         change = chance.randrange(4)
-        if place == 0 and change < 3:
+        if index == 0 and change < 3:
             paths = (
                 b"/predict",
                 b"/explain",
@@ -95,13 +95,13 @@ def _request(top: bytes, body: bytes, chance: random.Random) -> bytes:
             )
             lines[0] = b" ".join((chance.choice((b"POST", b"POST", b"GET", b"PUT")), chance.choice(paths), b"HTTP/1.1"))
         elif change == 0:
-            del lines[place]
+            del lines[index]
         elif change == 1:
-            lines.insert(place, lines[place])
+            lines.insert(index, lines[index])
         elif change == 2:
-            lines[place] = name + colon + chance.choice(odd)
+            lines[index] = name + colon + chance.choice(odd)
         else:
-            lines[place] = chance.choice((*odd, b"Transfer-Encoding", b"Expect", b"Content-Encoding")) + colon + value
+            lines[index] = chance.choice((*odd, b"Transfer-Encoding", b"Expect", b"Content-Encoding")) + colon + value
     if chance.random() < 0.8:
         lines = [
             b"Content-Length: %d" % len(body) if line.lower().startswith(b"content-length") else line for line in lines
@@ -112,27 +112,27 @@ def _request(top: bytes, body: bytes, chance: random.Random) -> bytes:
 def _lines(content: bytes, chance: random.Random) -> bytes:
     """Whole lines, or one cell of a line, are dropped, doubled, moved or replaced."""
     lines = content.split(b"\n")
-    place, other = chance.randrange(len(lines)), chance.randrange(len(lines))
+    index, other = chance.randrange(len(lines)), chance.randrange(len(lines))
     change = chance.randrange(7)
     if change == 0:
-        del lines[place]
+        del lines[index]
     elif change == 6:  # the same everywhere, as a program that saves a table otherwise does
         marks = (b",", b"\t", b" ", b"=", b".", b";")
         one = (chance.choice(marks), chance.choice(marks))
         before, after = chance.choice((one, (b"\n", b"\nq"), (b"\n", b"\r"), (b" ", b"q ")))
         return content.replace(before, after)
     elif change == 1:
-        lines.insert(other, lines[place])
+        lines.insert(other, lines[index])
     elif change == 2:
-        lines[place], lines[other] = lines[other], lines[place]
+        lines[index], lines[other] = lines[other], lines[index]
     elif change == 3:
-        found = _json(lines[place], chance)
-        lines[place] = found if found is not None else b""
+        result = _json(lines[index], chance)
+        lines[index] = result if result is not None else b""
     else:
         mark = chance.choice((b",", b"\t", b" ", b"=", b"."))
-        cells = lines[place].split(mark)
+        cells = lines[index].split(mark)
         cells[chance.randrange(len(cells))] = _written(chance.choice(ODD))
-        lines[place] = mark.join(cells)
+        lines[index] = mark.join(cells)
     return b"\n".join(lines)
 
 

@@ -8,17 +8,17 @@ import pytest
 
 from faults.asking import BODIES, Desk, request
 from faults.runs import KINDS, go, outcome, write_data
+from fixtures.recipes import pretrain_run
+from fixtures.tiny import pretrain_config, write_reviews
 from headstart import runtime
 from headstart.cli.main import COMMANDS, run
-from headstart.config import CorpusConfig, TokenizerConfig
+from headstart.config.schema import CorpusConfig, TokenizerConfig
 from headstart.files import read_json
-from headstart.progress import Quiet
-from headstart.recipes import demo, demo_pretraining
-from headstart.recipes.demo import run_demo
-from headstart.recipes.prepare import run_prepare, run_tokenizer
-from headstart.recipes.pretrain import run_pretrain
+from headstart.progress import SilentProgress
+from headstart.recipes import demo
+from headstart.recipes.demo import DemoRequest, run_demo
+from headstart.recipes.prepare import PrepareRequest, run_prepare, run_tokenizer
 from headstart.report.page import write_report
-from tiny import pretrain_config, write_reviews
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +48,8 @@ def test_a_run_done_twice_gives_the_same_bytes(kind, data, tmp_path):
 def test_a_tokenizer_and_shards_made_twice_are_the_same(data, tmp_path):
     for name in ("one", "two"):
         texts, config = [str(data / "texts.txt")], TokenizerConfig(vocab_size=300)
-        run_tokenizer(texts, tmp_path / name / "tok", config, CorpusConfig(), Quiet())
-        settings = {"tokenizer": None, "tokenizer_config": config, "progress": Quiet()}
-        run_prepare(texts, tmp_path / name / "tokens", CorpusConfig(), **settings)
+        run_tokenizer(texts, tmp_path / name / "tok", config, CorpusConfig(), SilentProgress())
+        run_prepare(PrepareRequest(texts, tmp_path / name / "tokens", CorpusConfig(), config), SilentProgress())
     files = [path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file()]
     assert len(files) == 8
     for path in files:
@@ -58,13 +57,13 @@ def test_a_tokenizer_and_shards_made_twice_are_the_same(data, tmp_path):
 
 
 def test_the_deterministic_mode_changes_no_bit_on_a_cpu(data, tmp_path):
-    """There it has nothing to choose between; tests/test_gpu.py has the device that does."""
+    """There it has nothing to choose between; tests/gpu/test_gpu_training.py has the device that does."""
     for name in (False, True):
         config = pretrain_config(loop__steps=6, runtime__deterministic=name)
-        run_pretrain([str(data / "texts.txt")], tmp_path / str(name), config)
+        pretrain_run([str(data / "texts.txt")], tmp_path / str(name), config)
     assert outcome(tmp_path / "False") == outcome(tmp_path / "True")
-    told = [read_json(tmp_path / name / "environment.json")["deterministic"] for name in ("False", "True")]
-    assert told == [False, True]
+    message = [read_json(tmp_path / name / "environment.json")["deterministic"] for name in ("False", "True")]
+    assert message == [False, True]
 
 
 TUNES = find_spec("optuna") is not None
@@ -99,7 +98,7 @@ def commands(data, out):
     ]  # fmt: skip
 
 
-APART = {
+SEPARATE = {
     "demo": "made of pretrain, compare and report, with a test of its own below",
     "serve": "the same",
     "bench": "it says nothing but times",
@@ -117,33 +116,33 @@ def without_seconds(value):
 
 def written(out):
     """All that a folder holds, but for clocks."""
-    found = {}
+    result = {}
     for path in sorted(out.rglob("*")):
         if path.is_file() and path.name not in CLOCK and not path.name.startswith("."):
             content = path.read_bytes()
             if path.name in ("metrics.jsonl", "results.json") or path.parent.name in ("cells", "trials", "tuned"):
                 lines = content.splitlines() if path.name == "metrics.jsonl" else [content]
                 lines = [] if path.suffix == ".toml" else lines
-                found[str(path.relative_to(out))] = [without_seconds(json.loads(line)) for line in lines]
+                result[str(path.relative_to(out))] = [without_seconds(json.loads(line)) for line in lines]
             else:
-                found[str(path.relative_to(out))] = content
-    return found
+                result[str(path.relative_to(out))] = content
+    return result
 
 
 def test_every_command_says_and_writes_the_same_twice(data, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
-    said = {}
+    output = {}
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         for words in commands(data, Path()):
             assert run(words) == 0, (words, capsys.readouterr().err)
             answer = capsys.readouterr().out
-            said.setdefault(words[0], []).append(
+            output.setdefault(words[0], []).append(
                 answer if words[0] != "report" else without_seconds(json.loads(answer))
             )
-    assert {words[0] for words in COMMANDS} == {*said, *APART}
-    assert [name for name, (one, two) in said.items() if one != two] == []
+    assert {words[0] for words in COMMANDS} == {*output, *SEPARATE}
+    assert [name for name, (one, two) in output.items() if one != two] == []
     one, two = (written(tmp_path / name) for name in ("one", "two"))
     assert one.keys() == two.keys()
     assert [name for name in one if one[name] != two[name]] == []
@@ -161,16 +160,17 @@ def test_every_command_says_and_writes_the_same_twice(data, tmp_path, capsys, mo
 @pytest.mark.slow
 def test_a_demo_told_twice_is_the_same_story(data, tmp_path, monkeypatch):
     monkeypatch.setattr(runtime, "free_cores", lambda: 1)
-    settings = demo_pretraining._SETTINGS
+    settings = demo.PRETRAIN_SETTINGS
     monkeypatch.setitem(settings, "loop", settings["loop"] | {"steps": 3})
     monkeypatch.setitem(settings, "tokenizer", {"vocab_size": 300})
-    monkeypatch.setitem(demo.FINETUNE_HERE, "loop", demo.FINETUNE_HERE["loop"] | {"epochs": 1})
+    finetune_settings = demo.FINETUNE_SETTINGS_AFTER_PRETRAINING
+    monkeypatch.setitem(finetune_settings, "loop", finetune_settings["loop"] | {"epochs": 1})
     monkeypatch.setattr(demo, "SEEDS", 1)
     mine = write_reviews(tmp_path / "mine")
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
-        run_demo(Path("demo"), str(mine), pretrain=True)
+        run_demo(DemoRequest(Path("demo"), str(mine), pretrain=True))
     one, two = (written(tmp_path / name) for name in ("one", "two"))
     different = [name for name in one if one[name] != two[name]]
     # a demo writes its data anew, and what the fingerprint of a corpus is made from has the time of that in it
@@ -187,18 +187,18 @@ def test_a_demo_told_twice_is_the_same_story(data, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not find_spec("h11"), reason="the extra `serve` is not installed")
 def test_a_server_answers_the_same_twice(data):
-    found = []
+    result = []
     for _ in range(2):
         desk = Desk(data / "base")
         bodies = [*BODIES["generate"], *BODIES["next"]]
         paths = ["generate"] * len(BODIES["generate"]) + ["next"] * len(BODIES["next"])
-        found.append(
+        result.append(
             [desk.ask(request(path, json.dumps(one).encode())) for path, one in zip(paths, bodies, strict=True)]
         )
         desk.service.stop()
         desk.loop.close()
-    assert found[0] == found[1]
-    assert [status for status, _ in found[0]] == [200, 200, 200]
+    assert result[0] == result[1]
+    assert [status for status, _ in result[0]] == [200, 200, 200]
 
 
 @pytest.mark.slow

@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from headstart.config import CorpusConfig, ModelConfig, TokenizerConfig
-from headstart.data import opening
+from fixtures.tiny import VOCABULARY, language_model
+from headstart.config.schema import CorpusConfig, ModelConfig, TokenizerConfig
+from headstart.data import io as opening
 from headstart.data.corpus import read_documents
 from headstart.errors import DataError, StoreError, UsageError
-from headstart.files import read_json, read_manifest, read_sealed, whole_folder, write_sealed
-from headstart.model.ledger import ledger
-from headstart.recipes.finetune import load_source
+from headstart.files import atomic_folder, read_checksummed, read_json, read_manifest, write_checksummed
+from headstart.model.parameter_count import count_parameters
+from headstart.recipes.finetune.run import load_backbone
 from headstart.store.bundle import Bundle, load_bundle, save_bundle
 from headstart.store.tensors import load_tensors
-from headstart.text.tokenizer import load_tokenizer, train_tokenizer
-from tiny import VOCABULARY, language_model
+from headstart.tokenization.bpe import train_tokenizer
+from headstart.tokenization.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +49,9 @@ PICKLES = {
 WORDS = "is a pickle, which may run code when it is opened; Headstart opens none."
 
 
-def refused(kind, work, *given):
+def refused(kind, work, *arguments):
     with pytest.raises(kind) as caught:
-        work(*given)
+        work(*arguments)
     return str(caught.value)
 
 
@@ -65,21 +66,21 @@ def test_a_pickle_is_refused_wherever_it_is_given(kind, tmp_path):
         "then see headstart import --help"
     )
     assert refused(UsageError, load_bundle, path) == f"{path} {WORDS} {convert}"
-    assert refused(UsageError, load_source, str(tmp_path)) == f"{path} {WORDS} {convert}"
+    assert refused(UsageError, load_backbone, str(tmp_path)) == f"{path} {WORDS} {convert}"
     assert refused(StoreError, load_tensors, path) == f"{path} {WORDS} {convert}"
     assert refused(UsageError, load_tokenizer, path).startswith(f"{path} {WORDS} Expected tokenizer.json")
     for name in ("weights.pt", "texts.txt", "table.csv", "rows.jsonl", "list.json"):
-        place = path.rename(tmp_path / name)
-        assert refused(DataError, texts, place) == (
-            f"{place} {WORDS} Where you trust it, save its texts as .jsonl or .csv"
+        target_folder = path.rename(tmp_path / name)
+        assert refused(DataError, texts, target_folder) == (
+            f"{target_folder} {WORDS} Where you trust it, save its texts as .jsonl or .csv"
         )
-        path = place
+        path = target_folder
 
 
 def texts(path):
-    from headstart.data.sources import expand
+    from headstart.data.sources import expand_paths
 
-    return list(read_documents(expand([str(path)]), CorpusConfig()))
+    return list(read_documents(expand_paths([str(path)]), CorpusConfig()))
 
 
 def test_the_lines_that_convert_do_convert(tmp_path, monkeypatch):
@@ -91,7 +92,7 @@ def test_the_lines_that_convert_do_convert(tmp_path, monkeypatch):
 
 
 def test_a_gzip_bomb_is_not_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(opening, "LIMIT", 1 << 16)
+    monkeypatch.setattr(opening, "MAX_LINE_BYTES", 1 << 16)
     bomb, text = tmp_path / "bomb.txt.gz", tmp_path / "text.txt.gz"
     bomb.write_bytes(gzip.compress(b"a line\n" * 1_000_000))
     text.write_bytes(gzip.compress("".join(f"line {number}\n" for number in range(20_000)).encode()))
@@ -102,14 +103,14 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path, monkeypatch):
 
 
 def test_a_gzipped_parquet_bomb_fills_no_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(opening, "LIMIT", 1 << 16)
+    monkeypatch.setattr(opening, "MAX_LINE_BYTES", 1 << 16)
     path = tmp_path / "bomb.parquet.gz"
     path.write_bytes(gzip.compress(bytes(20_000_000)))
     assert refused(DataError, texts, path).startswith(f"{path} unpacks to more than 200 times its size")
 
 
 def made(folder):
-    with whole_folder(folder, kind="bundle") as draft:
+    with atomic_folder(folder, kind="bundle") as draft:
         (draft / "inner").mkdir()
         (draft / "inner" / "a.bin").write_bytes(b"weights")
     return folder
@@ -139,18 +140,18 @@ def test_a_shape_that_asks_for_all_memory_is_refused_before_it_is_built(tmp_path
     facts["vocab_size"] = 10**12
     (folder / "bundle.json").write_text(json.dumps(facts))
     seal(folder, ("bundle.json",))
-    told = ledger(ModelConfig(**facts["model"]), 10**12, None).total
-    saved = ledger(ModelConfig(**facts["model"]), VOCABULARY, None).total
+    summary = count_parameters(ModelConfig(**facts["model"]), 10**12, None).total
+    saved = count_parameters(ModelConfig(**facts["model"]), VOCABULARY, None).total
     assert refused(StoreError, load_bundle, folder) == (
-        f"{folder / 'bundle.json'} is damaged: it speaks of {told:,} parameters, the files hold {saved:,}"
+        f"{folder / 'bundle.json'} is damaged: it speaks of {summary:,} parameters, the files hold {saved:,}"
     )
 
 
 def test_a_seal_under_a_damaged_name_is_a_damaged_seal(tmp_path):
     path = tmp_path / "plan.json"
-    write_sealed(path, {"steps": 7})
-    assert read_sealed(path) == {"steps": 7}
+    write_checksummed(path, {"steps": 7})
+    assert read_checksummed(path) == {"steps": 7}
     path.write_text(path.read_text().replace('"seal"', '"seam"'))
-    assert refused(StoreError, read_sealed, path) == f"{path} is damaged: it is not what was written (sha256)"
+    assert refused(StoreError, read_checksummed, path) == f"{path} is damaged: it is not what was written (sha256)"
     path.write_text('{"steps": 8}')
-    assert read_sealed(path) == {"steps": 8}  # written by hand, or before there were seals
+    assert read_checksummed(path) == {"steps": 8}  # written by hand, or before there were seals

@@ -6,7 +6,7 @@ import pytest
 
 from faults.late import COMPILER
 from faults.reached import Reached, numbers
-from faults.unreached import PLACES, check_places
+from faults.unreached import LOCATIONS, check_locations
 
 FAULTS = ("lost", "torn", "different", "faults", "accepted", "hung")
 
@@ -49,16 +49,16 @@ def test_every_reader_was_reached(table):
     assert all(0 < row["lines_reached"] <= row["lines"] for row in rows)
     assert sum(row["lines_reached"] for row in rows) > 0.5 * sum(row["lines"] for row in rows)
     csv = next(row for row in rows if row["name"] == "csv")
-    assert set(csv["reached"]) >= {"data/formats.py", "data/opening.py"}
+    assert set(csv["reached"]) >= {"data/formats.py", "data/io.py"}
     assert "serve/app.py" not in csv["reached"]  # control: it is not a list of everything
 
 
 def test_a_reason_for_lines_that_are_not_there_is_refused():
-    check_places(PLACES)
+    check_locations(LOCATIONS)
     gone = ["store/gone.py", "store/gone.py:read", "store/bundle.py:find_bundle", "store/bundle.py:"]
     with pytest.raises(ValueError) as caught:
-        check_places([*PLACES, *gone])
-    words = f"no such file or function in the package: {', '.join(gone)}; see PLACES in unreached.py"
+        check_locations([*LOCATIONS, *gone])
+    words = f"no such file or function in the package: {', '.join(gone)}; see LOCATIONS in unreached.py"
     assert str(caught.value) == words
 
 
@@ -86,9 +86,9 @@ def test_a_kill_that_loses_something_is_noticed(tmp_path):
     """The kit itself: a run folder that is not what it was, and one that was torn."""
     from faults.killing import torn
     from faults.runs import outcome
-    from headstart.files import whole_folder
+    from headstart.files import atomic_folder
 
-    with whole_folder(tmp_path / "bundle", kind="bundle") as draft:
+    with atomic_folder(tmp_path / "bundle", kind="bundle") as draft:
         (draft / "a.safetensors").write_bytes(b"weights")
     before = outcome(tmp_path)
     assert torn(tmp_path) == []
@@ -105,7 +105,7 @@ EARLY = [
     ("pretrain tokenizer: reading text SIGINT", "interrupted", 130),
     ("pretrain encode SIGTERM", "terminated", 143),
     ("finetune reading SIGINT", "interrupted", 130),
-    ("finetune begin looking for doubles SIGTERM", "terminated", 143),
+    ("finetune begin looking for duplicates SIGTERM", "terminated", 143),
     ("compare reading SIGINT", "interrupted", 130),
     ("compare tokenizer: reading text SIGTERM", "terminated", 143),
     ("tokenizer tokenizer: reading text SIGINT", "interrupted", 130),
@@ -116,8 +116,8 @@ EARLY = [
 
 @pytest.mark.parametrize(("name", "word", "code"), EARLY)
 def test_a_signal_before_anything_is_worth_keeping_leaves_nothing(table, name, word, code):
-    found = scene(table, name)
-    assert (found["said"], found["code"], found["left"]) == (f"headstart: {word}", code, None)
+    result = scene(table, name)
+    assert (result["said"], result["code"], result["left"]) == (f"headstart: {word}", code, None)
 
 
 GO_ON = "saved. Go on with: headstart {} --resume --out OUT"
@@ -131,9 +131,9 @@ LATE = [
 
 
 @pytest.mark.parametrize(("name", "said", "code"), LATE)
-def test_a_signal_or_a_limit_saves_the_state_and_says_how_to_go_on(table, name, said, code):
-    found = scene(table, name)
-    assert (found["said"], found["code"]) == (f"headstart: {said}", code)
+def test_a_signal_or_a_limit_saves_the_state_and_says_how_to_go_on(table, name, output, code):
+    result = scene(table, name)
+    assert (result["said"], result["code"]) == (f"headstart: {output}", code)
 
 
 COMPILING = [
@@ -144,10 +144,10 @@ COMPILING = [
 
 @pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler here, so torch compiles nothing")
 @pytest.mark.parametrize(("name", "said", "code"), COMPILING)
-def test_a_signal_cuts_a_compiler_short(table, name, said, code):
-    found = scene(table, name)
-    assert (found["said"], found["code"], found["faults"]) == (f"headstart: {said}", code, [])
-    assert "run.json" in found["left"]
+def test_a_signal_cuts_a_compiler_short(table, name, output, code):
+    result = scene(table, name)
+    assert (result["said"], result["code"], result["faults"]) == (f"headstart: {output}", code, [])
+    assert "run.json" in result["left"]
 
 
 @pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler here, so torch compiles nothing")
@@ -162,22 +162,22 @@ EXPORTS = [("export weights SIGINT", "interrupted", 130), ("export graph SIGTERM
 def test_a_signal_in_an_export_leaves_nothing(table, name, word, code):
     if "graph" in name:
         pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
-    found = scene(table, name)
-    assert (found["said"], found["code"], found["left"]) == (f"headstart: {word}", code, None)
+    result = scene(table, name)
+    assert (result["said"], result["code"], result["left"]) == (f"headstart: {word}", code, None)
 
 
 @pytest.mark.parametrize(
     "name", ["pretrain save bundle SIGTERM", "finetune save bundle SIGTERM", "compare report SIGTERM"]
 )
 def test_a_signal_while_the_model_is_written_waits_for_it(table, name):
-    found = scene(table, name)
-    assert found["code"] == 0
-    assert "result.json" in found["left"]
+    result = scene(table, name)
+    assert result["code"] == 0
+    assert "result.json" in result["left"]
 
 
 def test_a_second_signal_ends_at_once_and_the_state_before_it_stays(table):
-    found = scene(table, "twice")
-    assert (found["said"], found["code"], found["faults"]) == ("headstart: interrupted", 130, [])
+    result = scene(table, "twice")
+    assert (result["said"], result["code"], result["faults"]) == ("headstart: interrupted", 130, [])
 
 
 ENDS = [
@@ -193,8 +193,8 @@ DISKS = [
 
 
 @pytest.mark.parametrize(("name", "said", "code"), ENDS + DISKS)
-def test_what_stops_a_run_is_told_in_one_line(table, name, said, code):
-    if (name, said, code) in DISKS and not any(row["name"] == name for row in table["ends"]["rows"]):
+def test_what_stops_a_run_is_told_in_one_line(table, name, output, code):
+    if (name, output, code) in DISKS and not any(row["name"] == name for row in table["ends"]["rows"]):
         pytest.skip("a small file system may not be mounted here")
-    found = scene(table, name)
-    assert (found["said"], found["code"], found["faults"]) == (f"headstart: {said}", code, [])
+    result = scene(table, name)
+    assert (result["said"], result["code"], result["faults"]) == (f"headstart: {output}", code, [])

@@ -15,22 +15,21 @@ from faults.damage import save_step, started
 from faults.disk import Disk, broken, full
 from faults.readers import seal
 from faults.runs import write_data
-from headstart.config import PretrainConfig
+from fixtures.recipes import finetune_run
+from fixtures.tiny import SPECIAL, Listener, finetune_config, language_model, pretrain_config
+from headstart.config.merge import read_toml
+from headstart.config.schema import PretrainConfig
 from headstart.data.shards import Shards
 from headstart.errors import ConfigError, Interrupted, StoreError
-from headstart.files import read_json, whole_folder
-from headstart.layering import read_toml
-from headstart.predict.generate import Sampling, choose
-from headstart.recipes.best import best_folder
-from headstart.recipes.finetune import run_finetune
-from headstart.recipes.training import Finetuning
-from headstart.runtime import Halt, Stop
+from headstart.files import atomic_folder, read_json
+from headstart.interrupts import StopRequested, StopSignal
+from headstart.predict.generate import Sampling, sample_token
+from headstart.recipes.finetune.trainer import FinetuneTrainer
 from headstart.store.bundle import load_bundle
-from headstart.store.checkpoint import newest_good, resume_from, steps
-from headstart.store.quotes import read_quotes
-from headstart.store.rundir import RunFolder
-from headstart.text.foreign import read_engine
-from tiny import SPECIAL, Listener, finetune_config, language_model, pretrain_config
+from headstart.store.checkpoint import best_folder, checkpoint_steps, newest_valid, resume_from
+from headstart.store.records import read_excerpts
+from headstart.store.run_folder import RunFolder
+from headstart.tokenization.hf import read_engine
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +37,9 @@ def data(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("data"))
 
 
-def refused(kind, work, *given, **named):
+def refused(kind, work, *arguments, **named):
     with pytest.raises(kind) as caught:
-        work(*given, **named)
+        work(*arguments, **named)
     return str(caught.value)
 
 
@@ -76,17 +75,17 @@ def test_a_folder_with_anything_else_in_it_is_not_taken_for_a_beginning(tmp_path
 @pytest.mark.parametrize("act", [full, broken])
 def test_a_disk_that_takes_no_new_folder_is_told_in_one_line(tmp_path, act):
     words = os.strerror(errno.ENOSPC if act is full else errno.EIO)
-    with Disk(tmp_path, 1, act), pytest.raises(StoreError) as caught, whole_folder(tmp_path / "x", kind="bundle"):
+    with Disk(tmp_path, 1, act), pytest.raises(StoreError) as caught, atomic_folder(tmp_path / "x", kind="bundle"):
         pass
     assert str(caught.value) == f"cannot write {tmp_path / 'x'}: {words}; nothing was changed"
 
 
 def test_a_flush_that_fails_at_the_very_end_leaves_what_was_there(tmp_path):
     for content in (b"old", b"new"):
-        with Disk(tmp_path) as disk, whole_folder(tmp_path / "x", kind="bundle") as draft:
+        with Disk(tmp_path) as disk, atomic_folder(tmp_path / "x", kind="bundle") as draft:
             (draft / "a").write_bytes(content)
     last = max(number for number, operation in enumerate(disk.log) if operation.startswith("flush"))
-    with Disk(tmp_path, last, broken), pytest.raises(StoreError), whole_folder(tmp_path / "x", kind="bundle") as draft:
+    with Disk(tmp_path, last, broken), pytest.raises(StoreError), atomic_folder(tmp_path / "x", kind="bundle") as draft:
         (draft / "a").write_bytes(b"newest")
     assert (tmp_path / "x" / "a").read_bytes() == b"new"
     assert os.listdir(tmp_path) == ["x"]
@@ -96,7 +95,7 @@ def test_the_draft_of_another_process_is_left_alone_while_it_lives(tmp_path):
     living, dead = (tmp_path / f".x.writing-{number}" for number in (os.getppid(), 2**22 + 1))
     for draft in (living, dead):
         draft.mkdir()
-    with whole_folder(tmp_path / "x", kind="bundle"):
+    with atomic_folder(tmp_path / "x", kind="bundle"):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == [living.name, "x"]
 
@@ -105,13 +104,13 @@ def test_a_checkpoint_may_be_damaged_twice(tmp_path):
     run = started(tmp_path / "run")
     for _ in range(2):
         save_step(run, 2, keep=2)
-        (steps(run)[-1] / "state.json").write_text("{}")
+        (checkpoint_steps(run)[-1] / "state.json").write_text("{}")
         assert resume_from(run, language_model(), lambda _: None)[1]["step"] == 1
 
 
 def test_a_disk_that_cannot_read_a_checkpoint_gives_the_one_before(tmp_path, monkeypatch):
     run = started(tmp_path / "run")
-    bad = steps(run)[-1] / "head.safetensors"
+    bad = checkpoint_steps(run)[-1] / "head.safetensors"
     from headstart import files
 
     hashed = files.sha256_of
@@ -122,12 +121,12 @@ def test_a_disk_that_cannot_read_a_checkpoint_gives_the_one_before(tmp_path, mon
         return hashed(path)
 
     monkeypatch.setattr(files, "sha256_of", worn)
-    said = []
-    assert newest_good(run, said.append) == steps(run)[0]
-    assert said == [f"cannot read {bad}: Input/output error; trying the checkpoint before it"]
+    output = []
+    assert newest_valid(run, output.append) == checkpoint_steps(run)[0]
+    assert output == [f"cannot read {bad}: Input/output error; trying the checkpoint before it"]
 
 
-class StopAt(Stop):
+class StopAt(StopSignal):
     def __init__(self, moment):
         super().__init__()
         self.left = moment
@@ -136,47 +135,47 @@ class StopAt(Stop):
         self.left -= 1
         if not self.left:
             self.reason = "SIGTERM"
-            raise Halt
+            raise StopRequested
 
 
 def test_a_run_whose_best_epoch_is_damaged_starts_over_and_ends_the_same(data, tmp_path, monkeypatch):
     files = {name: str(data / f"{name}.csv") for name in ("valid", "test")}
-    settings = {"source": str(data / "base"), **files}
-    whole = run_finetune(str(data / "train.csv"), tmp_path / "whole", finetune_config(), **settings)
-    go = Finetuning.go
+    settings = {"backbone": str(data / "base"), **files}
+    whole = finetune_run(str(data / "train.csv"), tmp_path / "whole", finetune_config(), **settings)
+    go = FinetuneTrainer.train
 
     def stopped(own, *, resume):
         own.stop = StopAt(15)
         return go(own, resume=resume)
 
-    monkeypatch.setattr(Finetuning, "go", stopped)
+    monkeypatch.setattr(FinetuneTrainer, "train", stopped)
     with pytest.raises(Interrupted):
-        run_finetune(str(data / "train.csv"), tmp_path / "run", finetune_config(), **settings)
+        finetune_run(str(data / "train.csv"), tmp_path / "run", finetune_config(), **settings)
     monkeypatch.undo()
     (best,) = (tmp_path / "run").glob("best-epoch-*")
     (best / "head.safetensors").write_bytes(b"")
-    said = Listener()
-    run_finetune(None, tmp_path / "run", None, resume=True, progress=said)
-    assert any(line.startswith(f"{best / 'head.safetensors'} is damaged: 0 bytes where") for line in said.lines)
-    assert f"no whole checkpoint is left in {tmp_path / 'run'}: starting from step 0" in said.lines
+    output = Listener()
+    finetune_run(None, tmp_path / "run", None, resume=True, progress=output)
+    assert any(line.startswith(f"{best / 'head.safetensors'} is damaged: 0 bytes where") for line in output.lines)
+    assert f"no whole checkpoint is left in {tmp_path / 'run'}: starting from step 0" in output.lines
     assert (tmp_path / "run" / "result.json").read_bytes() == (whole.path / "result.json").read_bytes()
 
 
 def test_a_checkpoint_keeps_the_best_epoch_that_it_speaks_of(data, tmp_path, monkeypatch):
     """With several checkpoints kept, the older ones may speak of an earlier epoch."""
     files = {name: str(data / f"{name}.csv") for name in ("valid", "test")}
-    config = finetune_config(loop__keep=4, loop__choose="last", loop__epochs=4)
+    config = finetune_config(loop__keep=4, loop__select="last", loop__epochs=4)
     checked = []
-    save = Finetuning._save
+    save = FinetuneTrainer._save
 
     def saving(own):
         save(own)
-        spoken = {read_json(step / "state.json")["best"][0] for step in steps(own.run)} - {0}
+        spoken = {read_json(step / "state.json")["best"][0] for step in checkpoint_steps(own.run)} - {0}
         checked.append(len(spoken))
         assert all(best_folder(own.run, epoch).is_dir() for epoch in spoken)
 
-    monkeypatch.setattr(Finetuning, "_save", saving)
-    run_finetune(str(data / "train.csv"), tmp_path / "run", config, source=str(data / "base"), **files)
+    monkeypatch.setattr(FinetuneTrainer, "_save", saving)
+    finetune_run(str(data / "train.csv"), tmp_path / "run", config, backbone=str(data / "base"), **files)
     assert max(checked) > 1  # control
 
 
@@ -253,9 +252,9 @@ def test_a_row_of_thousands_of_digits_is_no_row(tmp_path):
     """Mutations 126 and 429 of quotes.json."""
     path = tmp_path / "quotes.json"
     path.write_text(json.dumps({"format": 1, "texts": {"9" * 5000: "a text"}}))
-    assert refused(StoreError, read_quotes, tmp_path) == f"{path} is damaged: it does not list texts by row"
+    assert refused(StoreError, read_excerpts, tmp_path) == f"{path} is damaged: it does not list texts by row"
     path.write_text(json.dumps({"format": 1, "texts": {"17": "a text"}}))
-    assert read_quotes(tmp_path) == {17: "a text"}  # control
+    assert read_excerpts(tmp_path) == {17: "a text"}  # control
 
 
 @pytest.mark.parametrize("how", [{"temperature": 1e-320}, {"temperature": 1e-30}, {"temperature": 1, "top_p": 1e-320}])
@@ -263,9 +262,9 @@ def test_choosing_among_next_to_nothing_takes_the_likeliest(how):
     """Mutation 782 of the body of /generate, which the server failed on."""
     scores, special = torch.tensor([9.0, 9.0, 0.0, 9.0, 3.0, 2.0, -4.0]), SPECIAL
     chance = torch.Generator().manual_seed(0)
-    found = {choose(scores.clone(), special, Sampling(tokens=1, **how), chance) for _ in range(20)}
-    assert found == {4}
-    warm = {choose(scores.clone(), special, Sampling(tokens=1, temperature=9), chance) for _ in range(20)}
+    result = {sample_token(scores.clone(), special, Sampling(tokens=1, **how), chance) for _ in range(20)}
+    assert result == {4}
+    warm = {sample_token(scores.clone(), special, Sampling(tokens=1, temperature=9), chance) for _ in range(20)}
     assert len(warm) > 1  # control
 
 
@@ -285,14 +284,14 @@ def test_a_tokenizer_whose_steps_multiply_a_text_is_refused(tmp_path):
     steps = [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}] * 30
     settings = {"version": "1.0", "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
     with pytest.raises(StoreError) as caught:
-        read_engine(settings, "foreign.json")
+        read_engine(settings, "imported.json")
     assert str(caught.value) == (
-        "foreign.json is not a tokenizer that can be trusted: its steps may make a text 1,073,741,824 times as long, "
+        "imported.json is not a tokenizer that can be trusted: its steps may make a text 1,073,741,824 times as long, "
         "and 64 is the most"
     )
 
 
 @pytest.mark.parametrize("steps", [255, 0.5, "ByteLevel", {}, [3]])
 def test_a_tokenizer_whose_steps_are_none_is_refused_in_a_line(steps):
-    with pytest.raises(StoreError, match=r"^foreign\.json is not a tokenizer that the tokenizers library can read: "):
-        read_engine({"version": "1.0", "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}, "foreign.json")
+    with pytest.raises(StoreError, match=r"^imported\.json is not a tokenizer that the tokenizers library can read: "):
+        read_engine({"version": "1.0", "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}, "imported.json")

@@ -107,10 +107,10 @@ class Session:
         for reader in readers(self.data, compared, tuned, self.work / "readers"):
             if self.only and reader.name not in self.only:
                 continue
-            place = self.work / "cases" / reader.name.replace("/", "")
+            target_folder = self.work / "cases" / reader.name.replace("/", "")
             started = time.monotonic()
-            found = fuzzing.torture(reader, self.size["cases"], place)
-            yield {"name": reader.name, **found, "seconds": round(time.monotonic() - started)}
+            result = fuzzing.torture(reader, self.size["cases"], target_folder)
+            yield {"name": reader.name, **result, "seconds": round(time.monotonic() - started)}
 
     def text(self) -> Rows:
         """Hostile text through both tokenizers."""
@@ -122,8 +122,8 @@ class Session:
         folder.mkdir()
         command = [sys.executable, str(Path(__file__).with_name("ends.py")), str(folder)]
         command += ["few"] if self.size["cases"] < 100 else []
-        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        for name, scene in found.items():
+        result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        for name, scene in result.items():
             faults = [f"left behind: {scene['drafts']}"] if scene["drafts"] else []
             if (
                 scene.get("same") is False
@@ -165,28 +165,28 @@ def main() -> int:
         "--reader", action="append", default=[], help="of the bytes, this reader alone; others stay as they are"
     )
     parser.add_argument("--cases", type=int, help="mutations a reader, in place of the size's own")
-    asked = parser.parse_args()
-    SIZES[asked.size] |= {"cases": asked.cases} if asked.cases else {}
-    table = json.loads(asked.out.read_text()) if asked.out.exists() else {}
+    requested = parser.parse_args()
+    SIZES[requested.size] |= {"cases": requested.cases} if requested.cases else {}
+    table = json.loads(requested.out.read_text()) if requested.out.exists() else {}
     gave = 0
     work = Path(tempfile.mkdtemp(prefix="torture-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     try:
-        session = Session(asked.size, work, asked.reader)
+        session = Session(requested.size, work, requested.reader)
         for part in PARTS:
-            if asked.part and part not in asked.part:
+            if requested.part and part not in requested.part:
                 continue
             started = time.monotonic()
-            before = {row["name"]: row for row in table.get(part, {}).get("rows", ())} if asked.reader else {}
+            before = {row["name"]: row for row in table.get(part, {}).get("rows", ())} if requested.reader else {}
             for row in getattr(session, part)():
                 before[row["name"]] = row
                 gave += sum(len(row.get(name, ())) for name in FAULTS)
                 sys.stdout.write(f"{part}: {json.dumps(row, ensure_ascii=False)[:600]}\n")
                 sys.stdout.flush()
                 seconds = round(time.monotonic() - started)
-                table[part] = {"size": asked.size, "seconds": seconds, "rows": list(before.values())}
+                table[part] = {"size": requested.size, "seconds": seconds, "rows": list(before.values())}
                 if part == "bytes":
                     table[part]["unreached"] = unreached(before.values())
-                _write(asked.out, table, work)
+                _write(requested.out, table, work)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     sys.stdout.write(f"{gave} faults\n")

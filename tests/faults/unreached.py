@@ -15,27 +15,32 @@ SIZE = "about files of more than 64 MiB"
 OTHERS = "about other requests at the same time, a slow client, a server that stops, its start"
 CALLER = "about what a caller asks for, such as another kind of model, or about writing"
 
-PLACES = {
-    **dict.fromkeys(("data/sources.py", "data/labelled.py:read_labelled", "data/opening.py:_bare"), NAMES),
+LOCATIONS = {
+    **dict.fromkeys(("data/sources.py", "data/labelled.py:read_labelled", "data/io.py:_without_query"), NAMES),
     **dict.fromkeys(
         (
-            "data/opening.py:_open_raw",
-            "data/opening.py:_iconv",
-            "data/opening.py:missing",
-            "store/finding.py:find_bundle",
+            "data/io.py:_open_raw",
+            "data/io.py:_iconv_command",
+            "data/io.py:missing_file_error",
+            "store/locate.py:find_bundle",
         ),
         NAMES,
     ),
-    **dict.fromkeys(("text/tokenizer.py:_find", "data/membership.py:read", "store/quotes.py:read_quotes"), NAMES),
-    **dict.fromkeys(("store/rundir.py:read", "store/rundir.py:open"), NAMES),
-    **dict.fromkeys(("serve/batching.py", "serve/gate.py", "serve/service.py", "serve/settings.py"), OTHERS),
-    **dict.fromkeys(("serve/app.py:_left", "serve/app.py:_unexpected"), OTHERS),
-    **dict.fromkeys(("store/rundir.py:flush", "store/bundle.py:load_bundle", "text/vocabulary.py:utf8_of"), CALLER),
-    **dict.fromkeys(("text/vocabulary.py:check_id", "data/shards.py:_mapped"), CALLER),
+    **dict.fromkeys(
+        ("tokenization/tokenizer.py:_find_file", "data/decontamination.py:load", "store/records.py:read_excerpts"),
+        NAMES,
+    ),
+    **dict.fromkeys(("store/run_folder.py:read", "store/run_folder.py:open"), NAMES),
+    **dict.fromkeys(("serve/batching.py", "serve/middleware.py", "serve/service.py", "serve/config.py"), OTHERS),
+    **dict.fromkeys(("serve/app.py:_wait_for_disconnect", "serve/app.py:_handle_unexpected"), OTHERS),
+    **dict.fromkeys(
+        ("store/run_folder.py:flush", "store/bundle.py:load_bundle", "tokenization/base.py:as_utf8"), CALLER
+    ),
+    **dict.fromkeys(("tokenization/base.py:check_id", "data/shards.py:_memmap"), CALLER),
 }
 """By file, or by file and function."""
 WORDS = (
-    (DISK, r"except OSError|strerror|return False$|FileNotFoundError|raise missing\("),
+    (DISK, r"except OSError|strerror|return False$|FileNotFoundError|raise missing_file_error\("),
     (SIZE, r"LIMIT|too many"),
     (NAMES, r"has no \{MANIFEST\}|is not a file|holds no run"),
 )
@@ -44,27 +49,27 @@ WORDS = (
 
 def unreached(rows: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
     """Lines that no reader reached, each as `file, function: line`, by the reason; those without one under `other`."""
-    check_places(PLACES)
+    check_locations(LOCATIONS)
     reached: dict[str, set[int]] = {}
     missed: dict[str, set[int]] = {}
     for row in rows:
-        for found, kind in ((reached, "reached"), (missed, "missed")):
+        for result, kind in ((reached, "reached"), (missed, "missed")):
             for file, lines in row.get(kind, {}).items():
-                found.setdefault(file, set()).update(numbers(lines))
-    told: dict[str, list[str]] = {}
+                result.setdefault(file, set()).update(numbers(lines))
+    message: dict[str, list[str]] = {}
     for file, lines in sorted(missed.items()):
         for line in sorted(lines - reached.get(file, set())):
             words, functions = _source(file)[line - 1].strip(), _functions(file)
             name = next((name for name, first, last in functions if first <= line <= last), "")
-            told.setdefault(_why(file, name, words), []).append(f"{file}, {name}: {words}")
-    return told
+            message.setdefault(_why(file, name, words), []).append(f"{file}, {name}: {words}")
+    return message
 
 
-def check_places(places: Iterable[str]) -> None:
+def check_locations(locations: Iterable[str]) -> None:
     """Refuse a place that is not in the package: its reason would be given for nothing, and its lines counted as luck."""
-    gone = [place for place in places if not _is_there(*place.split(":", 1))]
+    gone = [folder for folder in locations if not _is_there(*folder.split(":", 1))]
     if gone:
-        raise ValueError(f"no such file or function in the package: {', '.join(gone)}; see PLACES in unreached.py")
+        raise ValueError(f"no such file or function in the package: {', '.join(gone)}; see LOCATIONS in unreached.py")
 
 
 def _is_there(file: str, name: str | None = None) -> bool:
@@ -72,7 +77,7 @@ def _is_there(file: str, name: str | None = None) -> bool:
 
 
 def _why(file: str, name: str, words: str) -> str:
-    if reason := PLACES.get(f"{file}:{name}") or PLACES.get(file):
+    if reason := LOCATIONS.get(f"{file}:{name}") or LOCATIONS.get(file):
         return reason
     return next((reason for reason, pattern in WORDS if re.search(pattern, words)), "other")
 
@@ -87,5 +92,5 @@ def _functions(file: str) -> list[tuple[str, int, int]]:
     """Name, first and last line of each function, the innermost first."""
     tree = ast.parse("\n".join(_source(file)))
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [(node.name, node.lineno, node.end_lineno or 0) for node in ast.walk(tree) if isinstance(node, kinds)]
-    return sorted(found, key=lambda one: one[2] - one[1])
+    result = [(node.name, node.lineno, node.end_lineno or 0) for node in ast.walk(tree) if isinstance(node, kinds)]
+    return sorted(result, key=lambda one: one[2] - one[1])

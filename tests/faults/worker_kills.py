@@ -61,15 +61,15 @@ class Group:
         return code, stayed
 
     def _members(self) -> list[tuple[int, int, bytes]]:
-        found = []
+        result = []
         for entry in os.listdir("/proc"):
             if entry.isdigit():
                 with suppress(OSError):
                     fields = Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()
                     if int(fields[3]) == self.process.pid and fields[0] not in "ZX":
                         words = Path(f"/proc/{entry}/cmdline").read_bytes()
-                        found.append((int(entry), int(fields[1]), words))
-        return sorted(found)
+                        result.append((int(entry), int(fields[1]), words))
+        return sorted(result)
 
 
 def until(condition: Callable[[], object], seconds: float = PATIENCE) -> bool:
@@ -172,9 +172,9 @@ class Kills:
             return
         if stayed:
             self.record["faults"].append(f"{len(stayed)} processes left after the end")
-        said = [(polling.FAILED, f"{ENDED}this again")] if killed is not None else []
-        said += [(polling.HALTED, "")] if self.kind == "stopping" else []
-        if not any(code == each and log.strip().endswith(words) for each, words in said):
+        output = [(polling.FAILED, f"{ENDED}this again")] if killed is not None else []
+        output += [(polling.HALTED, "")] if self.kind == "stopping" else []
+        if not any(code == each and log.strip().endswith(words) for each, words in output):
             self.record["faults"].append(f"exit code {code}: {log[-300:].strip()}")
         for job, pid in self._begun().items():
             if pid != killed and not self._is("done", job) and not self._is("saved", job):
@@ -230,8 +230,8 @@ class RealKills:
         return self.record
 
     def _attempt(self, out: Path, chance: random.Random | None) -> tuple[int | None, str]:
-        given = ["--resume"] if (out / "run.json").is_file() else [*self.files, *self.ARMS, *self.shape]
-        command = [sys.executable, "-m", "headstart", "compare", *given, "--out", str(out), "--jobs", "2"]
+        arguments = ["--resume"] if (out / "run.json").is_file() else [*self.files, *self.ARMS, *self.shape]
+        command = [sys.executable, "-m", "headstart", "compare", *arguments, "--out", str(out), "--jobs", "2"]
         group = Group(command, self.folder / "log.txt")
         try:
             if chance:

@@ -8,18 +8,18 @@ from typing import Any
 
 from faults.damage import save_step, started
 from faults.disk import Disk, broken, full
-from headstart.config import CorpusConfig, TokenizerConfig
+from fixtures.tiny import language_model, pretrain_config
+from headstart.config.schema import CorpusConfig, TokenizerConfig
 from headstart.data.shards import Shards
 from headstart.errors import HeadstartError
 from headstart.files import read_json, write_json
-from headstart.progress import Quiet
-from headstart.recipes.prepare import run_prepare, run_tokenizer
+from headstart.progress import SilentProgress
+from headstart.recipes.prepare import PrepareRequest, run_prepare, run_tokenizer
 from headstart.store.bundle import Bundle, load_bundle, save_bundle
-from headstart.store.cells import read_cell, write_cell
-from headstart.store.checkpoint import load_checkpoint, newest_good
-from headstart.store.rundir import RunFolder
-from headstart.text.tokenizer import load_tokenizer
-from tiny import language_model, pretrain_config
+from headstart.store.checkpoint import load_checkpoint, newest_valid
+from headstart.store.records import read_record, write_record
+from headstart.store.run_folder import RunFolder
+from headstart.tokenization.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -36,23 +36,23 @@ class Save:
 def torture(save: Save, work: Path) -> dict[str, Any]:
     """Let each operation of a save fail, with a full disk and with a broken one."""
     record: dict[str, Any] = {"operations": 0, "failed": 0, "kept": 0, "faults": []}
-    original, place = work / "before", work / "now"
+    original, target_folder = work / "before", work / "now"
     shutil.rmtree(work, ignore_errors=True)
     original.mkdir(parents=True)
     save.before(original)
-    shutil.copytree(original, place)
-    old = save.state(place)
-    with Disk(place) as disk:
-        save.save(place)
-    new = save.state(place)
+    shutil.copytree(original, target_folder)
+    old = save.state(target_folder)
+    with Disk(target_folder) as disk:
+        save.save(target_folder)
+    new = save.state(target_folder)
     assert old != new, save.name  # control: the save does something
     record["operations"] = len(disk.log)
     for number, operation in enumerate(disk.log):
         for act in (full, broken):
-            shutil.rmtree(place)
-            shutil.copytree(original, place)
+            shutil.rmtree(target_folder)
+            shutil.copytree(original, target_folder)
             record["failed"] += 1
-            fault = _failure(save, place, Disk(place, number, act), old, new)
+            fault = _failure(save, target_folder, Disk(target_folder, number, act), old, new)
             if fault:
                 record["faults"].append(f"{operation}, {act.__name__}: {fault}")
             else:
@@ -60,26 +60,26 @@ def torture(save: Save, work: Path) -> dict[str, Any]:
     return record
 
 
-def _failure(save: Save, place: Path, disk: Disk, old: Any, new: Any) -> str | None:
+def _failure(save: Save, target_folder: Path, disk: Disk, old: Any, new: Any) -> str | None:
     """What went wrong besides the disk, or None."""
     try:
         with disk:
-            save.save(place)
-        found = None  # an operation that nothing depends on
+            save.save(target_folder)
+        result = None  # an operation that nothing depends on
     except HeadstartError as error:
-        found = str(error)
+        result = str(error)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    if found is not None and ("\n" in found or ".writing-" in found):
-        return f"not a line for a person: {found}"
-    left = [path.name for path in place.rglob(".*") if ".writing-" in path.name or ".old-" in path.name]
+    if result is not None and ("\n" in result or ".writing-" in result):
+        return f"not a line for a person: {result}"
+    left = [path.name for path in target_folder.rglob(".*") if ".writing-" in path.name or ".old-" in path.name]
     if left:
         return f"left behind: {left}"
     try:
-        state = save.state(place)
+        state = save.state(target_folder)
     except HeadstartError as error:
         return f"nothing whole is left: {error}"
-    return None if state in ((old, new) if found is not None else (new,)) else "another state"
+    return None if state in ((old, new) if result is not None else (new,)) else "another state"
 
 
 def saves(data: Path) -> list[Save]:
@@ -92,20 +92,18 @@ def saves(data: Path) -> list[Save]:
         save_bundle(folder / "bundle", Bundle(shape.model, tokenizer, objective="causal", about={"seed": seed}))
 
     def shards(folder: Path, name: str) -> None:
-        run_prepare(
-            [str(data / name)], folder / "tokens", CorpusConfig(), tokenizer=tokenizer,
-            tokenizer_config=TokenizerConfig(), progress=Quiet(),
-        )  # fmt: skip
+        request = PrepareRequest([str(data / name)], folder / "tokens", CorpusConfig(), TokenizerConfig(), tokenizer)
+        run_prepare(request, SilentProgress())
 
     def cell(folder: Path, seconds: float) -> None:
-        write_cell(folder, _a_cell().model_copy(update={"seconds": seconds}))
+        write_record(folder, _a_cell().model_copy(update={"seconds": seconds}))
 
     def create(folder: Path, name: str) -> None:
         RunFolder.create(folder / name, kind="pretrain", command="", config=pretrain_config(), inputs={})
 
     def learn(folder: Path) -> None:
         run_tokenizer(
-            [str(data / "texts.txt")], folder / "tok", TokenizerConfig(vocab_size=300), CorpusConfig(), Quiet()
+            [str(data / "texts.txt")], folder / "tok", TokenizerConfig(vocab_size=300), CorpusConfig(), SilentProgress()
         )
 
     return [
@@ -116,7 +114,7 @@ def saves(data: Path) -> list[Save]:
         Save("tokenizer", lambda at: None, learn,
              lambda at: load_tokenizer(at / "tok").digest if (at / "tok").exists() else None),
         Save("cell", lambda at: cell(at, 1.0), lambda at: cell(at, 2.0),
-             lambda at: read_cell(next((at / "cells").glob("*.json"))).seconds),
+             lambda at: read_record(next((at / "cells").glob("*.json"))).seconds),
         Save("result", lambda at: write_json(at / "result.json", [1]), lambda at: write_json(at / "result.json", [2]),
              lambda at: read_json(at / "result.json")),
         Save("new run", lambda at: create(at, "a"), lambda at: create(at, "b"), _runs),
@@ -125,19 +123,19 @@ def saves(data: Path) -> list[Save]:
 
 
 def _newest(at: Path) -> int:
-    folder = newest_good(RunFolder(at / "run"), lambda _: None)
+    folder = newest_valid(RunFolder(at / "run"), lambda _: None)
     assert folder is not None
     return int(load_checkpoint(folder, language_model())[1]["step"])
 
 
 def _runs(at: Path) -> list[str]:
     """The runs there are; one that was begun and came to nothing can be begun again."""
-    found = [name for name in ("a", "b") if (at / name / "run.json").is_file()]
-    for name in found:
+    result = [name for name in ("a", "b") if (at / name / "run.json").is_file()]
+    for name in result:
         RunFolder.open(at / name, kind="pretrain")
-    if "b" not in found and (at / "b").exists():
+    if "b" not in result and (at / "b").exists():
         RunFolder.create(at / "b", kind="pretrain", command="", config=pretrain_config(), inputs={})
-    return found
+    return result
 
 
 def _log(at: Path) -> None:
@@ -145,8 +143,8 @@ def _log(at: Path) -> None:
 
 
 def _a_cell() -> Any:
-    from headstart.store.cells import Cell, Score
+    from headstart.store.records import RunRecord, Score
 
     score = Score(accuracy=0.5, macro_f1=0.5, confusion=((1, 0), (1, 0)))
-    return Cell(arm="tfidf", labels="all", rows=2, seed=0, setting={}, epochs=(), best_epoch=None, valid=score,
+    return RunRecord(arm="tfidf", labels="all", rows=2, seed=0, setting={}, epochs=(), best_epoch=None, valid=score,
                 test=score, predictions=(0, 0), seconds=1.0)  # fmt: skip

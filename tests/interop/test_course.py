@@ -1,4 +1,4 @@
-"""The course's weights, under the course's names, compute here what they computed there; anything else is refused."""
+"""Weights with the course's tensor names give the course's logits; anything else is refused."""
 
 import json
 import math
@@ -12,16 +12,16 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from fixtures.recipes import finetune_run
 from headstart.cli.main import run
-from headstart.config import FinetuneConfig
+from headstart.config.merge import merge_config, nest
+from headstart.config.schema import FinetuneConfig
 from headstart.errors import StoreError, TransferError, UsageError
 from headstart.interop.course import import_course
-from headstart.layering import layered, nested
-from headstart.model.heads import vocabulary_scores
+from headstart.model.heads import lm_logits
 from headstart.predict.generate import Sampling, run_generate
-from headstart.recipes.finetune import run_finetune
 from headstart.store.bundle import load_bundle
-from headstart.text.tokenizer import load_tokenizer
+from headstart.tokenization.tokenizer import load_tokenizer
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "course.md"
 WIDTH, FEEDFORWARD, DEPTH, HEADS = 16, 24, 3, 2
@@ -34,10 +34,10 @@ class Positions(nn.Module):
     def __init__(self, width, length=60):
         super().__init__()
         table = torch.zeros(length, 1, width)
-        for place in range(length):
+        for position in range(length):
             for pair in range(width // 2):
-                angle = place / 10000 ** (2 * pair / width)
-                table[place, 0, 2 * pair], table[place, 0, 2 * pair + 1] = math.sin(angle), math.cos(angle)
+                angle = position / 10000 ** (2 * pair / width)
+                table[position, 0, 2 * pair], table[position, 0, 2 * pair + 1] = math.sin(angle), math.cos(angle)
         self.register_buffer("pe", table)
 
 
@@ -116,11 +116,11 @@ def wrapped(name):
 def test_the_courses_weights_give_the_courses_scores(course, vocabulary, tmp_path, rename):
     path = saved({rename(name): tensor for name, tensor in course.state_dict().items()}, tmp_path / "lab.safetensors")
     assert import_course(path, vocabulary, tmp_path / "out") == tmp_path / "out"
-    bundle = load_bundle(tmp_path / "out", task="language")
+    bundle = load_bundle(tmp_path / "out", head_type="language")
     ids = torch.randint(4, bundle.tokenizer.vocab_size, (2, 40))
     with torch.no_grad():
         theirs = course(ids.T).transpose(0, 1)
-        ours = vocabulary_scores(bundle.model, bundle.model.backbone(ids))
+        ours = lm_logits(bundle.model, bundle.model.backbone(ids))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     shape = bundle.config
     assert (shape.block, shape.width, shape.depth, shape.heads) == ("classic", WIDTH, DEPTH, HEADS)
@@ -133,7 +133,7 @@ def test_heads_cannot_be_read_off_the_tensors_and_change_the_scores(course, voca
     bundle = load_bundle(tmp_path / "out")
     ids = torch.randint(4, bundle.tokenizer.vocab_size, (1, 20))
     with torch.no_grad():
-        ours = vocabulary_scores(bundle.model, bundle.model.backbone(ids))
+        ours = lm_logits(bundle.model, bundle.model.backbone(ids))
         assert not torch.allclose(ours, course(ids.T).transpose(0, 1), atol=1e-3)
 
 
@@ -149,7 +149,7 @@ def test_the_receipt_names_every_tensor_and_what_was_computed_instead(course, vo
     )
     assert {line["course"]: line["name"] for line in receipt["moved"]}[
         "base.transformer_encoder.layers.2.self_attn.in_proj_weight"
-    ] == "backbone.layers.2.attention.inward.weight"
+    ] == "backbone.layers.2.attention.qkv_proj.weight"
     assert receipt["tokenizer"] == load_tokenizer(vocabulary).digest
 
 
@@ -157,8 +157,8 @@ def test_an_imported_model_is_a_start_for_finetune_and_generate(course, vocabula
     import_course(saved(course.state_dict(), tmp_path / "lab.safetensors"), vocabulary, tmp_path / "base")
     rows = [(f"{text} {number}", "good" if number % 2 else "bad") for number, text in enumerate(TEXTS * 4)]
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(f'"{text}",{label}\n' for text, label in rows))
-    config = layered(FinetuneConfig, nested({"loop.epochs": 1, "runtime.threads": 1}))
-    run_finetune(str(tmp_path / "train.csv"), tmp_path / "clf", config, source=str(tmp_path / "base"))
+    config = merge_config(FinetuneConfig, nest({"loop.epochs": 1, "runtime.threads": 1}))
+    finetune_run(str(tmp_path / "train.csv"), tmp_path / "clf", config, backbone=str(tmp_path / "base"))
     moved = json.loads((tmp_path / "clf" / "receipt.json").read_text())["moved"]
     imported = json.loads((tmp_path / "base" / "receipt.json").read_text())["moved"]
     assert {line["name"]: line["sha256"] for line in moved} == {
@@ -253,7 +253,7 @@ def test_another_vocabulary_is_refused(course, vocabulary, tmp_path):
 
 
 @pytest.mark.parametrize("heads", [0, 3])
-def test_heads_that_do_not_divide_the_width_are_a_wrong_question(course, vocabulary, tmp_path, heads):
+def test_heads_that_do_not_divide_the_width_are_refused(course, vocabulary, tmp_path, heads):
     path = saved(course.state_dict(), tmp_path / "lab.safetensors")
     expected = f"--heads must divide the width of {path}, which is 16, got {heads}"
     assert refusal(path, vocabulary, tmp_path / "out", UsageError, heads=heads) == expected
@@ -273,11 +273,11 @@ def test_a_pickled_file_is_not_opened_and_the_line_says_how_to_convert_it(vocabu
 
 
 @pytest.mark.parametrize("inside", ["model_state_dict", None], ids=["in a checkpoint", "alone"])
-@pytest.mark.parametrize("place", ["message", "documentation"])
-def test_the_lines_that_convert_do_convert(course, vocabulary, tmp_path, inside, place):
+@pytest.mark.parametrize("source", ["message", "documentation"])
+def test_the_lines_that_convert_do_convert(course, vocabulary, tmp_path, inside, source):
     state = course.state_dict()
     torch.save({inside: state, "epoch": 3} if inside else state, tmp_path / "model.pt")
-    if place == "message":
+    if source == "message":
         line = refusal(tmp_path / "model.pt", vocabulary, tmp_path / "out", UsageError)
         code = line.partition('python -c "')[2].partition('", then')[0]
     else:
@@ -288,15 +288,15 @@ def test_the_lines_that_convert_do_convert(course, vocabulary, tmp_path, inside,
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("lab.npz", "{path} is not a .safetensors file; import reads the course's weights in that form only"),
         ("lab.safetensors", "no such file: {path}"),
     ],
 )
-def test_a_file_of_another_kind_or_none_at_all_is_a_wrong_question(vocabulary, tmp_path, name, words):
+def test_a_file_of_another_type_or_a_missing_file_is_refused(vocabulary, tmp_path, name, message):
     path = tmp_path / name
-    assert refusal(path, vocabulary, tmp_path / "out", UsageError) == words.format(path=path)
+    assert refusal(path, vocabulary, tmp_path / "out", UsageError) == message.format(path=path)
 
 
 def test_a_torn_file_is_refused(course, vocabulary, tmp_path):

@@ -1,4 +1,4 @@
-"""What plain transformers computes from an exported folder is what we compute; what it cannot compute is refused."""
+"""Plain transformers computes from an exported folder what Headstart computes; what it cannot express is refused."""
 
 import json
 import tempfile
@@ -10,25 +10,24 @@ import sentencepiece
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small_models import CONTEXT, LABELS, ODD, TEXTS, classifier, language, tokenizer
 
+from fixtures.small_models import CONTEXT, LABELS, ODD, TEXTS, classifier, language, tokenizer
+from fixtures.tiny import CPU
 from headstart.cli.main import run
-from headstart.config import PADDING
+from headstart.config.schema import PADDING_SEGMENT
 from headstart.errors import UsageError
-from headstart.interop.hf_export import export_hf
-from headstart.interop.hf_tokenizer import standalone
-from headstart.interop.hf_weights import opt
-from headstart.model.heads import vocabulary_scores
-from headstart.predict.generate import Sampling, continue_text
+from headstart.interop.hf_export import export_hf, opt_tensors
+from headstart.interop.hf_tokenizers import to_hf_tokenizer
+from headstart.model.heads import lm_logits
+from headstart.predict.generate import Sampling, generate_text
 from headstart.predict.predictor import Predictor
-from headstart.text.tokenizer import load_tokenizer
-from headstart.train.evaluate import score_texts
-from tiny import CPU
+from headstart.tokenization.tokenizer import load_tokenizer
+from headstart.train.scoring import score_texts
 
 KINDS = {
     ("classic", "causal"): "OPTForSequenceClassification",
     ("modern", "causal"): "LlamaForSequenceClassification",
-    ("modern", "both"): "EuroBertForSequenceClassification",
+    ("modern", "bidirectional"): "EuroBertForSequenceClassification",
 }
 LANGUAGE = {
     ("classic", "causal"): "OPTForCausalLM",
@@ -56,7 +55,7 @@ def test_a_stock_class_scores_the_labels_as_we_do(transformers, tmp_path, kind):
         theirs = model(**batch).logits.double()
         alone = model(**reader(texts[2], return_tensors="pt")).logits.double()
     predictor = Predictor(bundle, CPU)
-    ours = torch.from_numpy(score_texts(bundle.model, predictor.rows(texts), CPU, lambda: None))
+    ours = torch.from_numpy(score_texts(bundle.model, predictor.dataset(texts), CPU, lambda: None))
     assert float((ours - theirs).abs().max()) < 1e-5
     assert float((ours[2] - alone[0]).abs().max()) < 1e-5
     assert float(ours.abs().max()) > 0.5  # control: there was something to miss
@@ -67,9 +66,9 @@ def test_a_pipeline_gives_our_labels_and_probabilities(transformers, tmp_path, k
     bundle = classifier(tmp_path / "ours", *kind)
     export_hf(bundle, tmp_path / "theirs")
     ask = transformers.pipeline("text-classification", model=str(tmp_path / "theirs"), truncation=True, top_k=None)
-    for found, ours in zip(ask([*TEXTS[:3], *ODD]), Predictor(bundle, CPU).predict([*TEXTS[:3], *ODD]), strict=True):
-        assert found[0]["label"] == ours.label
-        theirs = {answer["label"]: answer["score"] for answer in found}
+    for outputs, ours in zip(ask([*TEXTS[:3], *ODD]), Predictor(bundle, CPU).predict([*TEXTS[:3], *ODD]), strict=True):
+        assert outputs[0]["label"] == ours.label
+        theirs = {answer["label"]: answer["score"] for answer in outputs}
         assert theirs == pytest.approx(ours.probabilities, abs=1e-5)
 
 
@@ -82,11 +81,11 @@ def test_a_stock_class_scores_the_vocabulary_as_we_do(transformers, tmp_path, ki
     model = auto.from_pretrained(tmp_path / "theirs").eval()
     batch = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")(TEXTS, return_tensors="pt", padding=True)
     real = batch["attention_mask"].bool()
-    segments = torch.where(real, 0, PADDING)
+    segments = torch.where(real, 0, PADDING_SEGMENT)
     with torch.inference_mode():
         theirs = model(**batch).logits[real]
-        hidden = bundle.model.backbone(batch["input_ids"], segments, bundle.visibility)
-        ours = vocabulary_scores(bundle.model, hidden)[real]
+        hidden = bundle.model.backbone(batch["input_ids"], segments, bundle.attention)
+        ours = lm_logits(bundle.model, hidden)[real]
     assert float((ours - theirs).abs().max()) < 1e-5 * float(ours.abs().max())
     readme = (tmp_path / "theirs" / "README.md").read_text()
     assert ("the scores at a place are for the token after it" in readme) == (kind[1] == "hybrid")
@@ -98,11 +97,11 @@ def test_an_opt_is_exact_beyond_rounding(transformers, tmp_path):
     export_hf(bundle, tmp_path / "theirs")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").double().eval()
     ours = bundle.model.double()
-    model.load_state_dict(opt(ours))
+    model.load_state_dict(opt_tensors(ours))
     ids = torch.tensor([[0, *bundle.tokenizer.encode(TEXTS[0])]])
     with torch.inference_mode():
         hidden = ours.backbone(ids)
-        assert float((vocabulary_scores(ours, hidden) - model(ids).logits).abs().max()) < 1e-12
+        assert float((lm_logits(ours, hidden) - model(ids).logits).abs().max()) < 1e-12
 
 
 @pytest.mark.parametrize("block", ["classic", "modern"])
@@ -113,7 +112,7 @@ def test_an_exported_language_model_goes_on_as_ours_does(transformers, tmp_path,
     reader = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
     start = reader("the film", return_tensors="pt")
     ids = model.generate(**start, max_new_tokens=8, do_sample=False)[0][start["input_ids"].shape[1] :]
-    ours = continue_text(bundle.model, bundle.tokenizer, "the film", Sampling(tokens=8), CPU)
+    ours = generate_text(bundle.model, bundle.tokenizer, "the film", Sampling(tokens=8), CPU)
     assert reader.decode(ids, skip_special_tokens=True) == ours
 
 
@@ -123,18 +122,18 @@ def test_gaps_are_filled_where_the_mask_is_typed(transformers, tmp_path):
     ask = transformers.pipeline("fill-mask", model=str(tmp_path / "theirs"))
     ids = [0, *bundle.tokenizer.encode("the "), 3, *bundle.tokenizer.encode(" was")]
     with torch.inference_mode():
-        hidden = bundle.model.backbone(torch.tensor([ids]), None, "both")
-        ours = vocabulary_scores(bundle.model, hidden)[0, ids.index(3)].argmax()
+        hidden = bundle.model.backbone(torch.tensor([ids]), None, "bidirectional")
+        ours = lm_logits(bundle.model, hidden)[0, ids.index(3)].argmax()
     assert ask("the <mask> was")[0]["token"] == int(ours)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_a_sentencepiece_vocabulary_reads_as_before(tmp_path, kind):
     words = _sentencepiece(tmp_path, kind)
-    engine = standalone(words)
+    engine = to_hf_tokenizer(words)
     engine.encode_special_tokens = True
     texts = [*TEXTS, *ODD, "", "   ", "ŋŋ and ŋ", "!!!!! ...... ﬁn", "<sos>"]
-    assert [found.ids for found in engine.encode_batch(texts)] == [[0, *ids] for ids in words.encode_batch(texts)]
+    assert [encoding.ids for encoding in engine.encode_batch(texts)] == [[0, *ids] for ids in words.encode_batch(texts)]
     assert any(3 in words.encode(text) for text in texts)  # control: something was unknown
 
 
@@ -172,7 +171,7 @@ def _pieces():
 
 
 def _plain(words):
-    engine = standalone(words)
+    engine = to_hf_tokenizer(words)
     engine.encode_special_tokens = True
     return engine
 
@@ -182,8 +181,8 @@ def test_the_published_vocabulary_reads_real_reviews_as_before(real_data):
     words = load_tokenizer(real_data / "cls-books" / "sentencepiece.french.model")
     lines = (real_data / "cls-books" / "valid.jsonl").read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines]
-    engine = standalone(words)
-    assert [found.ids for found in engine.encode_batch(texts)] == [[0, *ids] for ids in words.encode_batch(texts)]
+    engine = to_hf_tokenizer(words)
+    assert [encoding.ids for encoding in engine.encode_batch(texts)] == [[0, *ids] for ids in words.encode_batch(texts)]
 
 
 def _sentencepiece(folder: Path, kind: str):
@@ -209,15 +208,15 @@ def test_a_dictionary_that_is_not_the_models_is_refused(tmp_path):
     lines = (home / "dict.txt").read_text().splitlines()
     (home / "dict.txt").write_text("\n".join(lines[1:]) + "\n")
     with pytest.raises(UsageError) as caught:
-        standalone(load_tokenizer(home))
+        to_hf_tokenizer(load_tokenizer(home))
     assert str(caught.value) == (
         "dict.txt and the SentencePiece model differ in 1 pieces, which tokenizer.json cannot express: it has one "
         "numbering for pieces and their ids"
     )
 
 
-def test_windows_are_refused(tmp_path):
-    bundle = classifier(tmp_path / "ours", "modern", "both", windows=True)
+def test_a_classifier_with_windows_is_not_exported_to_transformers(tmp_path):
+    bundle = classifier(tmp_path / "ours", "modern", "bidirectional", windows=True)
     with pytest.raises(UsageError) as caught:
         export_hf(bundle, tmp_path / "theirs")
     assert str(caught.value) == (
@@ -228,7 +227,7 @@ def test_windows_are_refused(tmp_path):
 
 
 def test_a_classic_network_that_reads_both_ways_is_refused(tmp_path):
-    bundle = classifier(tmp_path / "ours", "classic", "both")
+    bundle = classifier(tmp_path / "ours", "classic", "bidirectional")
     with pytest.raises(UsageError) as caught:
         export_hf(bundle, tmp_path / "theirs")
     assert str(caught.value) == (
@@ -238,7 +237,7 @@ def test_a_classic_network_that_reads_both_ways_is_refused(tmp_path):
 
 
 def test_the_command_writes_what_needs_no_transformers(tmp_path, capsys):
-    classifier(tmp_path / "ours", "modern", "both")
+    classifier(tmp_path / "ours", "modern", "bidirectional")
     arguments = ["export", str(tmp_path / "ours"), "--to", "hf", "--out", str(tmp_path / "theirs")]
     assert run(arguments) == 0
     assert "as a stock EuroBertForSequenceClassification" in capsys.readouterr().out

@@ -1,26 +1,27 @@
-"""Llama and EuroBERT are our modern block under other names: what transformers saved computes here what it computed there."""
+"""Imported Llama and EuroBERT compute what they compute in transformers."""
 
 import json
 
 import pytest
 import tokenizers
 import torch
-from small_models import LABELS, ODD, TEXTS, classifier, language
 from tokenizers import models, pre_tokenizers, trainers
 
+from fixtures.small_models import LABELS, ODD, TEXTS, classifier, language
+from fixtures.tiny import CPU, write_reviews
 from headstart import api
 from headstart.cli.main import run
-from headstart.config import PADDING
+from headstart.config.schema import PADDING_SEGMENT
 from headstart.errors import TransferError, UsageError
 from headstart.files import read_json
 from headstart.interop.hf_export import export_hf
-from headstart.interop.sources import load_from
-from headstart.model.heads import vocabulary_scores
-from headstart.model.ledger import ledger
+from headstart.interop.model_source import load_model_source
+from headstart.model.heads import lm_logits
+from headstart.model.parameter_count import count_parameters
 from headstart.predict.predictor import Predictor
-from headstart.text.tokenizer import ForeignTokenizer, load_tokenizer
-from headstart.train.evaluate import score_texts
-from tiny import CPU, write_reviews
+from headstart.tokenization.hf import HFTokenizer
+from headstart.tokenization.tokenizer import load_tokenizer
+from headstart.train.scoring import score_texts
 
 SIZE = {
     "hidden_size": 16,
@@ -68,16 +69,16 @@ def saved(transformers, folder, kind, purpose, **more):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_our_block_is_theirs(transformers, tmp_path, kind):
-    """The same weights, the same hidden states, with padding in the batch: no approximation anywhere."""
+def test_the_modern_block_computes_what_llama_and_eurobert_compute(transformers, tmp_path, kind):
+    """The hidden states are equal, also with padding in the batch."""
     model, tokenizer = saved(transformers, tmp_path, kind, "Model")
-    bundle = load_from(f"hf:{tmp_path}")
+    bundle = load_model_source(f"hf:{tmp_path}")
     bundle.model.eval()
     batch = tokenizer([*TEXTS[:6], "film"], return_tensors="pt", padding=True)
     real = batch["attention_mask"].bool()
     with torch.inference_mode():
         theirs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state[real]
-        ours = bundle.model.backbone(batch["input_ids"], torch.where(real, 0, PADDING), bundle.visibility)[real]
+        ours = bundle.model.backbone(batch["input_ids"], torch.where(real, 0, PADDING_SEGMENT), bundle.attention)[real]
     assert float((ours - theirs).abs().max()) < 1e-5
     assert float(theirs.abs().max()) > 1  # control: there was something to miss
 
@@ -85,25 +86,25 @@ def test_our_block_is_theirs(transformers, tmp_path, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_language_model_scores_the_vocabulary_as_it_did(transformers, tmp_path, kind):
     model, tokenizer = saved(transformers, tmp_path, kind, "ForCausalLM" if kind.startswith("llama") else "ForMaskedLM")
-    bundle = load_from(f"hf:{tmp_path}", task="language")
+    bundle = load_model_source(f"hf:{tmp_path}", head_type="language")
     bundle.model.eval()
     assert bundle.objective == ("causal" if kind.startswith("llama") else "masked")
     ids = tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
     with torch.inference_mode():
-        ours = vocabulary_scores(bundle.model, bundle.model.backbone(ids, None, bundle.visibility))
+        ours = lm_logits(bundle.model, bundle.model.backbone(ids, None, bundle.attention))
         assert float((ours - model(input_ids=ids).logits).abs().max()) < 1e-4
     assert bundle.config.tied == ("tied" in kind)
-    counted = ledger(bundle.config, bundle.model.backbone.vocab_size, None).total
+    counted = count_parameters(bundle.config, bundle.model.backbone.vocab_size, None).total
     assert counted == sum(parameter.numel() for parameter in bundle.model.parameters())
 
 
-def test_a_foreign_tokenizer_keeps_its_ids_and_survives_a_bundle(transformers, tmp_path):
+def test_an_imported_tokenizer_keeps_its_ids_and_is_saved_in_a_bundle(transformers, tmp_path):
     _, theirs = saved(transformers, tmp_path, "llama", "ForCausalLM")
-    bundle = load_from(f"hf:{tmp_path}")
+    bundle = load_model_source(f"hf:{tmp_path}")
     ours = bundle.tokenizer
-    assert isinstance(ours, ForeignTokenizer)
+    assert isinstance(ours, HFTokenizer)
     assert ours.encode_batch(TEXTS) == [theirs(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
-    assert vars(ours.special) == {"sos": 4, "pad": 1, "eos": 3, "mask": 2, "unknown": 0, "close": None}
+    assert vars(ours.special) == {"sos": 4, "pad": 1, "eos": 3, "mask": 2, "unknown": 0, "sep": None}
     again = load_tokenizer(bundle.path / "tokenizer")
     assert again.digest == ours.digest
     assert again.encode(TEXTS[0]) == ours.encode(TEXTS[0])
@@ -112,9 +113,9 @@ def test_a_foreign_tokenizer_keeps_its_ids_and_survives_a_bundle(transformers, t
     assert ours.piece(4) == "[BOS]"
 
 
-def test_an_imported_model_goes_out_again_with_its_own_tokens(transformers, tmp_path):
+def test_an_imported_model_is_exported_with_its_own_special_tokens(transformers, tmp_path):
     model, theirs = saved(transformers, tmp_path / "in", "llama, grouped, Llama 3's angles", "ForCausalLM")
-    export_hf(load_from(f"hf:{tmp_path / 'in'}"), tmp_path / "out")
+    export_hf(load_model_source(f"hf:{tmp_path / 'in'}"), tmp_path / "out")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     plain = theirs(TEXTS, add_special_tokens=False)["input_ids"]
@@ -124,10 +125,10 @@ def test_an_imported_model_goes_out_again_with_its_own_tokens(transformers, tmp_
         assert float((again(input_ids=ids).logits - model(input_ids=ids).logits).abs().max()) < 1e-4
 
 
-@pytest.mark.parametrize(("block", "visibility"), [("modern", "causal"), ("modern", "both")])
-def test_what_went_out_comes_back_the_same(tmp_path, block, visibility):
+@pytest.mark.parametrize(("block", "attention"), [("modern", "causal"), ("modern", "bidirectional")])
+def test_an_exported_model_is_imported_unchanged(tmp_path, block, attention):
     """Needs no transformers: the folder is read as it was written."""
-    before = classifier(tmp_path / "ours", block, visibility)
+    before = classifier(tmp_path / "ours", block, attention)
     export_hf(before, tmp_path / "theirs")
     assert run(["import", f"hf:{tmp_path / 'theirs'}", "--out", str(tmp_path / "back"), "--quiet"]) == 0
     after = Predictor.load(tmp_path / "back")
@@ -142,16 +143,16 @@ def test_an_imported_backbone_is_fine_tuned_compared_and_pretrained_further(tran
     data = write_reviews(tmp_path / "data")
     source = f"hf:{tmp_path / 'theirs'}"
     small = {"runtime.threads": 1, "loop.epochs": 1}
-    clf = api.finetune(data / "train.csv", out=tmp_path / "clf", source=source, settings=small)
+    clf = api.finetune(data / "train.csv", out=tmp_path / "clf", backbone=source, settings=small)
     receipt = read_json(clf.path / "receipt.json")
     assert receipt["source"] == source
     assert len(receipt["moved"]) == 2 * 7 + 2
-    assert Predictor.load(tmp_path / "clf").bundle.visibility == "both"
+    assert Predictor.load(tmp_path / "clf").bundle.attention == "bidirectional"
     api.compare(
         data / "train.csv",
         out=tmp_path / "cmp",
         test=data / "test.csv",
-        source=source,
+        backbone=source,
         seeds=1,
         arms=("pretrained", "scratch"),
         settings=small,
@@ -161,17 +162,17 @@ def test_an_imported_backbone_is_fine_tuned_compared_and_pretrained_further(tran
         "scratch-all-seed0",
     }
     steps = {"loop.steps": 2, "runtime.threads": 1, "objective": "masked"}
-    run_folder = api.pretrain(data / "texts.txt", out=tmp_path / "more", source=source, settings=steps)
+    run_folder = api.pretrain(data / "texts.txt", out=tmp_path / "more", backbone=source, settings=steps)
     assert read_json(run_folder.path / "receipt.json")["source"] == source
 
 
 def test_a_classifier_goes_through_the_stock_trainer_and_back(transformers, tmp_path):
-    """Pretrained and fine-tuned here, trained on there by transformers' own Trainer, brought back: the same answers."""
+    """Pretrained and fine-tuned here, trained further by transformers' Trainer, imported again: the predictions agree."""
     pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
-    export_hf(classifier(tmp_path / "ours", "modern", "both"), tmp_path / "out")
+    export_hf(classifier(tmp_path / "ours", "modern", "bidirectional"), tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
-    rows = [tokenizer(text) | {"labels": place % 3} for place, text in enumerate(TEXTS)]
+    rows = [tokenizer(text) | {"labels": index % 3} for index, text in enumerate(TEXTS)]
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path / "trainer"),
         max_steps=4,
@@ -186,13 +187,13 @@ def test_a_classifier_goes_through_the_stock_trainer_and_back(transformers, tmp_
     )
     trainer.train()
     trainer.save_model(str(tmp_path / "trained"))
-    back = load_from(f"hf:{tmp_path / 'trained'}")
+    back = load_model_source(f"hf:{tmp_path / 'trained'}")
     assert back.tokenizer.digest == load_tokenizer(tmp_path / "ours").digest
     batch = tokenizer(TEXTS, return_tensors="pt", padding=True)
     with torch.inference_mode():
         theirs = model.eval()(**batch).logits.double()
     predictor = Predictor(back, CPU)
-    ours = torch.from_numpy(score_texts(back.model, predictor.rows(TEXTS), CPU, lambda: None))
+    ours = torch.from_numpy(score_texts(back.model, predictor.dataset(TEXTS), CPU, lambda: None))
     assert float((ours - theirs).abs().max()) < 1e-5
     untrained = Predictor.load(tmp_path / "ours").predict(TEXTS[:1])[0].probabilities
     assert predictor.predict(TEXTS[:1])[0].probabilities != pytest.approx(untrained, abs=1e-3)  # control
@@ -222,31 +223,31 @@ def _edited(folder, **facts):
     ],
     ids=str,
 )
-def test_what_our_block_does_not_compute_is_refused_by_name(tmp_path, facts, message):
+def test_a_setting_that_the_modern_block_does_not_support_is_refused_by_name(tmp_path, facts, message):
     bundle = language(tmp_path / "ours", "modern", "causal")
     export_hf(bundle, tmp_path / "theirs")
-    load_from(f"hf:{tmp_path / 'theirs'}")  # control
+    load_model_source(f"hf:{tmp_path / 'theirs'}")  # control
     folder = tmp_path / "edited"
     (tmp_path / "theirs").rename(folder)
     source = _edited(folder, **facts)
     with pytest.raises(TransferError) as caught:
-        load_from(source)
+        load_model_source(source)
     assert str(caught.value).endswith("; nothing was imported")
     if message:
         assert str(caught.value) == f"{source} {message}; nothing was imported"
 
 
 def test_classifiers_that_pool_otherwise_or_give_several_labels_are_refused(tmp_path):
-    export_hf(classifier(tmp_path / "ours", "modern", "both"), tmp_path / "theirs")
+    export_hf(classifier(tmp_path / "ours", "modern", "bidirectional"), tmp_path / "theirs")
     source = _edited(tmp_path / "theirs", classifier_pooling="late")
     with pytest.raises(TransferError) as caught:
-        load_from(source)
+        load_model_source(source)
     assert str(caught.value) == (
         f"{source} has classifier_pooling late, where both-way classifiers take the mean here; nothing was imported"
     )
     _edited(tmp_path / "theirs", problem_type="multi_label_classification")
     with pytest.raises(TransferError) as caught:
-        load_from(source)
+        load_model_source(source)
     assert "has problem_type multi_label_classification" in str(caught.value)
 
 
@@ -255,7 +256,7 @@ def test_a_pickled_file_is_refused_with_the_way_to_convert_it(tmp_path):
     (tmp_path / "theirs" / "model.safetensors").rename(tmp_path / "theirs" / "pytorch_model.bin")
     source = f"hf:{tmp_path / 'theirs'}"
     with pytest.raises(UsageError) as caught:
-        load_from(source)
+        load_model_source(source)
     assert str(caught.value) == (
         f"{source} has its weights in pytorch_model.bin, a pickled file, which may run code when it is opened; convert it "
         "once where you trust it: AutoModel.from_pretrained(FOLDER, use_safetensors=False).save_pretrained(FOLDER), with "
@@ -266,7 +267,7 @@ def test_a_pickled_file_is_refused_with_the_way_to_convert_it(tmp_path):
 @pytest.mark.parametrize("typed", ["hf:nowhere", "hf:../a/b"])
 def test_a_folder_that_is_not_there_gets_one_line(typed):
     with pytest.raises(UsageError) as caught:
-        load_from(typed)
+        load_model_source(typed)
     assert str(caught.value) == f"{typed}: no such folder, and not a name on the Hub, which is OWNER/NAME"
 
 
@@ -275,13 +276,13 @@ def test_the_hub_is_asked_for_a_name_and_its_no_is_one_line(monkeypatch):
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UsageError) as caught:
-        load_from("hf:nobody/nothing-of-the-kind")
+        load_model_source("hf:nobody/nothing-of-the-kind")
     assert str(caught.value).startswith("hf:nobody/nothing-of-the-kind: no such folder, and the Hub did not give it: ")
     assert "\n" not in str(caught.value)
 
 
 def test_a_classifier_is_no_start_for_a_comparison(tmp_path):
-    export_hf(classifier(tmp_path / "ours", "modern", "both"), tmp_path / "theirs")
+    export_hf(classifier(tmp_path / "ours", "modern", "bidirectional"), tmp_path / "theirs")
     with pytest.raises(UsageError) as caught:
-        load_from(f"hf:{tmp_path / 'theirs'}", task="language")
+        load_model_source(f"hf:{tmp_path / 'theirs'}", head_type="language")
     assert str(caught.value) == f"hf:{tmp_path / 'theirs'} is a classifier; this needs a language model"

@@ -1,4 +1,4 @@
-"""onnxruntime answers as we do; the example runs with it and a tokenizer alone."""
+"""onnxruntime predicts as Headstart does; the example needs only onnxruntime and a tokenizer."""
 
 import json
 import os
@@ -7,18 +7,22 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_models import ODD, TEXTS, classifier
 
+from fixtures.small_models import ODD, TEXTS, classifier
+from fixtures.tiny import CPU
 from headstart.cli.main import run
 from headstart.errors import UsageError
 from headstart.interop import onnx_export
 from headstart.interop.onnx_export import export_onnx
-from headstart.predict.exported import ExportedPredictor
+from headstart.predict.onnx_predictor import OnnxPredictor
 from headstart.predict.predictor import Predictor
-from tiny import CPU
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "onnx_predict.py"
-SLOW = (("modern", "both"), ("modern", "causal"), ("classic", "both"))  # torch takes seconds to export one
+SLOW = (
+    ("modern", "bidirectional"),
+    ("modern", "causal"),
+    ("classic", "bidirectional"),
+)  # torch takes seconds to export one
 KINDS = [("classic", "causal"), *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)]
 
 
@@ -56,8 +60,8 @@ def test_onnxruntime_answers_as_we_do(exported, kind):
     ]
     texts = [*TEXTS[:6], *ODD, " ".join(TEXTS)]  # several lengths, one beyond the context
     ours = [list(answer.probabilities.values()) for answer in Predictor(bundle, CPU).predict(texts)]
-    theirs = onnx_export._answers(folder, "model.onnx", texts)
-    alone = onnx_export._answers(folder, "model.onnx", texts, bite=1)
+    theirs = onnx_export._run_graph(folder, "model.onnx", texts)
+    alone = onnx_export._run_graph(folder, "model.onnx", texts, batch_size=1)
     assert theirs.tolist() == [pytest.approx(row, abs=1e-5) for row in ours]
     assert alone.tolist() == [pytest.approx(row, abs=1e-5) for row in ours]
     facts = json.loads((folder / "headstart.json").read_text())
@@ -107,20 +111,20 @@ def test_the_command_prints_a_table_measured_on_the_texts_it_is_given(onnx, tmp_
     assert lines[2].startswith("model.int8.onnx ")
 
 
-def test_windows_are_refused_here_too(onnx, tmp_path):
+def test_a_classifier_with_windows_is_not_exported_to_onnx(onnx, tmp_path):
     with pytest.raises(UsageError) as caught:
-        export_onnx(classifier(tmp_path / "ours", "modern", "both", windows=True), tmp_path / "theirs")
+        export_onnx(classifier(tmp_path / "ours", "modern", "bidirectional", windows=True), tmp_path / "theirs")
     assert "reads long texts in windows" in str(caught.value)
 
 
 def test_a_missing_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_export, "find_spec", lambda name: None)
     with pytest.raises(UsageError) as caught:
-        export_onnx(classifier(tmp_path / "ours", "modern", "both"), tmp_path / "theirs")
+        export_onnx(classifier(tmp_path / "ours", "modern", "bidirectional"), tmp_path / "theirs")
     assert str(caught.value) == "--to onnx needs onnx, onnxscript, onnxruntime: pip install 'headstart[onnx]'"
 
 
-def test_checking_is_for_onnx(tmp_path, capsys):
+def test_the_option_check_is_refused_for_other_formats_than_onnx(tmp_path, capsys):
     classifier(tmp_path / "ours", "classic", "causal")
     arguments = ["export", str(tmp_path / "ours"), "--to", "hf", "--out", str(tmp_path / "x"), "--check", "a.txt"]
     assert run(arguments) == 2
@@ -131,7 +135,7 @@ def test_predict_reads_an_export_and_answers_as_the_model_does(exported, capsys)
     bundle, folder, _ = exported(("classic", "causal"))
     texts = [*TEXTS[:3], " ".join(TEXTS)]
     ours = Predictor(bundle, CPU).predict(texts)
-    theirs = ExportedPredictor(folder, threads=1).predict(texts)
+    theirs = OnnxPredictor(folder, threads=1).predict(texts)
     for a, b in zip(ours, theirs, strict=True):
         assert (a.label, a.truncated) == (b.label, b.truncated)
         assert b.probabilities == pytest.approx(a.probabilities, abs=1e-5)
@@ -143,20 +147,20 @@ def test_predict_reads_an_export_and_answers_as_the_model_does(exported, capsys)
 
 def test_an_answer_of_an_export_does_not_depend_on_its_batch(exported, monkeypatch):
     _, folder, _ = exported(("classic", "causal"))
-    predictor = ExportedPredictor(folder, threads=1)
+    predictor = OnnxPredictor(folder, threads=1)
     together = predictor.predict(TEXTS)
-    monkeypatch.setattr("headstart.predict.exported.TOKENS", 1)
+    monkeypatch.setattr("headstart.predict.onnx_predictor.BATCH_TOKENS", 1)
     for a, b in zip(together, predictor.predict(TEXTS), strict=True):
         assert a.probabilities == pytest.approx(b.probabilities, abs=1e-6)
     assert len({round(answer.probability, 4) for answer in together}) > 1  # control: they do differ
 
 
-@pytest.mark.parametrize(("asked", "taken"), [(None, 3), (2, 2)])
-def test_an_export_takes_the_free_cores_and_leaves_them_while_it_waits(exported, monkeypatch, asked, taken):
+@pytest.mark.parametrize(("threads", "expected"), [(None, 3), (2, 2)])
+def test_an_export_takes_the_free_cores_and_leaves_them_while_it_waits(exported, monkeypatch, threads, expected):
     _, folder, _ = exported(("classic", "causal"))
-    monkeypatch.setattr("headstart.predict.exported.free_cores", lambda: 3)
-    options = ExportedPredictor(folder, threads=asked)._session.get_session_options()
-    assert options.intra_op_num_threads == taken
+    monkeypatch.setattr("headstart.predict.onnx_predictor.free_cores", lambda: 3)
+    options = OnnxPredictor(folder, threads=threads)._session.get_session_options()
+    assert options.intra_op_num_threads == expected
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
@@ -175,12 +179,12 @@ def test_what_an_export_cannot_do_is_said(exported, capsys, wish):
     _, folder, _ = exported(("classic", "causal"))
     more = ["0.9"] if wish == "--abstain" else []
     assert run(["predict", str(folder), TEXTS[0], wish, *more]) == 2
-    said = f"{folder} is an export for onnxruntime, which cannot {wish}; give the model it was made from"
-    assert capsys.readouterr().err == f"headstart: {said}\n"
+    message = f"{folder} is an export for onnxruntime, which cannot {wish}; give the model it was made from"
+    assert capsys.readouterr().err == f"headstart: {message}\n"
 
 
 def test_int8_is_for_exports(exported, capsys):
     bundle, _, _ = exported(("classic", "causal"))
     assert run(["predict", str(bundle.path), TEXTS[0], "--int8"]) == 2
-    said = f"--int8 takes a folder that headstart export {bundle.path} --to onnx writes"
-    assert capsys.readouterr().err == f"headstart: {said}\n"
+    message = f"--int8 takes a folder that headstart export {bundle.path} --to onnx writes"
+    assert capsys.readouterr().err == f"headstart: {message}\n"

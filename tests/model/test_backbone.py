@@ -1,4 +1,4 @@
-"""The network computes what it says: parity with torch, no look into the future, no neighbour in the answer."""
+"""Parity with torch, causal masks, and independence of padding and neighbours; `model(ids)` gives logits."""
 
 import math
 
@@ -7,30 +7,29 @@ import pytest
 import torch
 from torch import nn
 
-from headstart.config import PADDING, ModelConfig
-from headstart.data.batches import LabelledRows
-from headstart.model.attention import visible
-from headstart.model.backbone import build_backbone
-from headstart.model.heads import Model, build_classifier_head, vocabulary_scores
-from headstart.model.positions import angles, places, sinusoids, turn
-from headstart.train.objectives import class_scores
-from tiny import SHAPE, SPECIAL, VOCABULARY, classifier, language_model
+from fixtures.tiny import SHAPE, SPECIAL, VOCABULARY, classifier, language_model, network_configs
+from headstart.config.schema import PADDING_SEGMENT, ModelConfig
+from headstart.data.datasets import LabelledDataset
+from headstart.model.attention import apply_rotary, build_attention_mask, rotary_cos_sin
+from headstart.model.heads import Model, build_classifier_head, lm_logits
+from headstart.model.transformer import build_backbone, positions_in_segments, sinusoids
+from headstart.train.objectives import class_logits
 
 MODERN = ModelConfig(block="modern", width=16, depth=2, heads=2, feedforward=24, context=12)
-KINDS = pytest.mark.parametrize("shape", [SHAPE, MODERN], ids=["classic", "modern"])
+BLOCKS = pytest.mark.parametrize("shape", [SHAPE, MODERN], ids=["classic", "modern"])
 
 
 def torch_twin(model) -> tuple[nn.Embedding, nn.TransformerEncoder]:
-    """The same network made of torch's own parts, with the same weights."""
+    """The same network made of torch's own modules, with the same weights."""
     shape = model.backbone.config
     layer = nn.TransformerEncoderLayer(shape.width, shape.heads, shape.feedforward, dropout=0.0, batch_first=True)
     encoder = nn.TransformerEncoder(layer, shape.depth, enable_nested_tensor=False)
     for theirs, ours in zip(encoder.layers, model.backbone.layers, strict=True):
         pairs = [
-            (theirs.self_attn.in_proj_weight, ours.attention.inward.weight),
-            (theirs.self_attn.in_proj_bias, ours.attention.inward.bias),
-            (theirs.self_attn.out_proj.weight, ours.attention.outward.weight),
-            (theirs.self_attn.out_proj.bias, ours.attention.outward.bias),
+            (theirs.self_attn.in_proj_weight, ours.attention.qkv_proj.weight),
+            (theirs.self_attn.in_proj_bias, ours.attention.qkv_proj.bias),
+            (theirs.self_attn.out_proj.weight, ours.attention.out_proj.weight),
+            (theirs.self_attn.out_proj.bias, ours.attention.out_proj.bias),
             (theirs.linear1.weight, ours.up.weight),
             (theirs.linear1.bias, ours.up.bias),
             (theirs.linear2.weight, ours.down.weight),
@@ -76,63 +75,63 @@ def test_the_classic_network_equals_torchs_encoder_forward_and_backward(seed):
     torch.testing.assert_close(model.backbone.embedding.weight.grad, embedding.weight.grad, rtol=1e-4, atol=1e-5)
     for their, our in zip(encoder.layers, model.backbone.layers, strict=True):
         torch.testing.assert_close(
-            our.attention.inward.weight.grad, their.self_attn.in_proj_weight.grad, rtol=1e-4, atol=1e-5
+            our.attention.qkv_proj.weight.grad, their.self_attn.in_proj_weight.grad, rtol=1e-4, atol=1e-5
         )
         torch.testing.assert_close(our.up.weight.grad, their.linear1.weight.grad, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(our.norm2.bias.grad, their.norm2.bias.grad, rtol=1e-4, atol=1e-5)
 
 
-@KINDS
-@pytest.mark.parametrize("place", [0, 4, 10])
-def test_the_future_does_not_reach_the_past_of_the_whole_model(place, shape):
+@BLOCKS
+@pytest.mark.parametrize("position", [0, 4, 10])
+def test_under_causal_attention_a_token_does_not_affect_earlier_positions(position, shape):
     model = language_model(shape=shape).eval()
-    torch.manual_seed(place)
+    torch.manual_seed(position)
     ids = torch.randint(VOCABULARY, (2, 11))
     changed = ids.clone()
-    changed[:, place] = (ids[:, place] + 1) % VOCABULARY
-    before, after = (vocabulary_scores(model, model.backbone(read)) for read in (ids, changed))
-    torch.testing.assert_close(before[:, :place], after[:, :place], rtol=0, atol=0)
-    for later in range(place, 11):  # control: the change did reach every later position
+    changed[:, position] = (ids[:, position] + 1) % VOCABULARY
+    before, after = model(ids), model(changed)
+    torch.testing.assert_close(before[:, :position], after[:, :position], rtol=0, atol=0)
+    for later in range(position, 11):  # control: the change did reach every later position
         assert not torch.allclose(before[:, later], after[:, later])
 
 
-@KINDS
-def test_both_ways_the_future_does_reach_the_past(shape):
+@BLOCKS
+def test_under_bidirectional_attention_a_token_affects_earlier_positions(shape):
     backbone = language_model(shape=shape).backbone.eval()
     ids = torch.randint(VOCABULARY, (2, 11))
     changed = ids.clone()
     changed[:, 7] = (ids[:, 7] + 1) % VOCABULARY
-    assert not torch.allclose(backbone(ids, visibility="both")[:, 0], backbone(changed, visibility="both")[:, 0])
+    assert not torch.allclose(
+        backbone(ids, attention="bidirectional")[:, 0], backbone(changed, attention="bidirectional")[:, 0]
+    )
 
 
-@KINDS
-@pytest.mark.parametrize("visibility", ["causal", "both"])
-def test_a_document_reads_the_same_alone_and_in_a_pack(visibility, shape):
+@BLOCKS
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+def test_a_document_has_the_same_hidden_states_alone_and_packed(attention, shape):
     backbone = language_model(shape=shape).backbone.eval()
     a, b = torch.randint(VOCABULARY, (1, 5)), torch.randint(VOCABULARY, (1, 6))
-    segments = torch.tensor([[0] * 5 + [1] * 6 + [PADDING]])
-    packed = backbone(torch.cat([a, b, torch.ones(1, 1, dtype=torch.long)], 1), segments, visibility)
-    torch.testing.assert_close(packed[:, :5], backbone(a, visibility=visibility), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(packed[:, 5:11], backbone(b, visibility=visibility), rtol=1e-5, atol=1e-5)
+    segments = torch.tensor([[0] * 5 + [1] * 6 + [PADDING_SEGMENT]])
+    packed = backbone(torch.cat([a, b, torch.ones(1, 1, dtype=torch.long)], 1), segments, attention)
+    torch.testing.assert_close(packed[:, :5], backbone(a, attention=attention), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(packed[:, 5:11], backbone(b, attention=attention), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("padding", [1, 3, 9])
-def test_a_classification_does_not_depend_on_the_padding_of_its_batch(padding):
+def test_class_logits_do_not_depend_on_the_padding_of_the_batch(padding):
     model = classifier().eval()
     ids = torch.randint(4, VOCABULARY, (1, 6))
     padded = torch.cat([ids, torch.full((1, padding), 1)], dim=1)
     longer = torch.randint(4, VOCABULARY, (1, 6 + padding))
     lengths = torch.tensor([6, 6 + padding])
-    batch = model.head(model.backbone(torch.cat([padded, longer])), lengths)
-    alone = model.head(model.backbone(ids), torch.tensor([6]))
+    batch = model(torch.cat([padded, longer]), lengths_B=lengths)
+    alone = model(ids)
     torch.testing.assert_close(batch[:1], alone, rtol=0, atol=1e-6)
-    last_row = model.head.linear(
-        model.backbone(padded)[:, -1]
-    )  # the published mistake: the last row of the padded batch
-    assert not torch.allclose(last_row, alone, atol=1e-3)
+    last_position = model.head.linear(model.backbone(padded)[:, -1])  # a mistake that was published
+    assert not torch.allclose(last_position, alone, atol=1e-3)
 
 
-def test_positions_hold_at_any_length():
+def test_positions_are_defined_at_any_length():
     torch.testing.assert_close(sinusoids(torch.arange(40), 16), published_positions(40, 16), rtol=0, atol=1e-5)
     far = sinusoids(torch.tensor([100_000]), 16)
     expected = torch.tensor([[math.sin(100_000), math.cos(100_000)]], dtype=torch.float64)
@@ -142,13 +141,15 @@ def test_positions_hold_at_any_length():
         assert torch.isfinite(language_model(shape=shape).backbone(ids)).all()
 
 
-def test_places_start_again_with_every_segment():
-    assert places(torch.tensor([[5, 5, 5, 2, 2, PADDING, PADDING]])).tolist() == [[0, 1, 2, 0, 1, 0, 1]]
+def test_positions_start_again_with_every_segment():
+    assert positions_in_segments(torch.tensor([[5, 5, 5, 2, 2, PADDING_SEGMENT, PADDING_SEGMENT]])).tolist() == [
+        [0, 1, 2, 0, 1, 0, 1]
+    ]
 
 
 def test_no_row_of_the_mask_is_empty():
-    seen = visible(torch.tensor([[0, 0, 1, PADDING]]), "causal")
-    assert seen[0, 0].tolist() == [
+    mask = build_attention_mask(torch.tensor([[0, 0, 1, PADDING_SEGMENT]]), "causal")
+    assert mask[0, 0].tolist() == [
         [True, False, False, False],
         [True, True, False, False],
         [False, False, True, False],
@@ -156,31 +157,31 @@ def test_no_row_of_the_mask_is_empty():
     ]
 
 
-@KINDS
-def test_generation_by_extension_equals_reading_the_whole(shape):
+@BLOCKS
+def test_extending_token_by_token_equals_one_forward_pass(shape):
     backbone = language_model(shape=shape).backbone.eval()
     ids = torch.randint(VOCABULARY, (1, 9))
-    whole = backbone(ids)
+    full = backbone(ids)
     first, past = backbone.extend(ids[:, :4], None)
     second, past = backbone.extend(ids[:, 4:7], past)  # several tokens at once
     third, past = backbone.extend(ids[:, 7:8], past)
     fourth, _ = backbone.extend(ids[:, 8:], past)
-    torch.testing.assert_close(torch.cat([first, second, third, fourth], dim=1), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.cat([first, second, third, fourth], dim=1), full, rtol=1e-5, atol=1e-5)
 
 
-def test_weights_follow_from_the_seed_alone():
+def test_weights_depend_on_the_seed_only():
     torch.manual_seed(1)
     one = build_backbone(SHAPE, VOCABULARY, 5).state_dict()
     torch.manual_seed(2)
     before = torch.random.get_rng_state()
     two = build_backbone(SHAPE, VOCABULARY, 5).state_dict()
-    assert torch.equal(before, torch.random.get_rng_state())  # and drawing them disturbs nobody
+    assert torch.equal(before, torch.random.get_rng_state())  # building leaves the random state alone
     other = build_backbone(SHAPE, VOCABULARY, 6).state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert not torch.equal(one["embedding.weight"], other["embedding.weight"])
 
 
-def test_the_start_is_the_published_one():
+def test_the_initialization_is_the_published_one():
     model = language_model(shape=ModelConfig(width=64, depth=1, heads=2, feedforward=8))
     table = model.backbone.embedding.weight.detach()
     assert 0.09 < float(table.abs().max()) <= 0.1
@@ -189,23 +190,23 @@ def test_the_start_is_the_published_one():
     assert not torch.equal(table, model.head.linear.weight)
 
 
-@KINDS
+@BLOCKS
 def test_every_parameter_gets_a_gradient(shape):
     model = language_model(shape=shape)
     ids = torch.arange(VOCABULARY)[None]
-    (vocabulary_scores(model, model.backbone(ids)) * torch.randn(1, VOCABULARY, VOCABULARY)).sum().backward()
+    (model(ids) * torch.randn(1, VOCABULARY, VOCABULARY)).sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
 
 
-def test_rotary_products_depend_on_the_distance_alone():
+def test_rotary_products_depend_on_the_distance_only():
     torch.manual_seed(0)
     query, key = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
 
     def product(i: int, j: int) -> float:
-        turned = [turn(x, *angles(torch.tensor([place]), 8)) for x, place in ((query, i), (key, j))]
-        return (turned[0] * turned[1]).sum().item()
+        tables = [rotary_cos_sin(torch.tensor([position]), 8) for position in (i, j)]
+        return (apply_rotary(query, *tables[0]) * apply_rotary(key, *tables[1])).sum().item()
 
     assert product(3, 1) == pytest.approx(product(40, 38), abs=1e-4)
     assert abs(product(3, 1) - product(3, 2)) > 1e-4  # control
@@ -218,11 +219,11 @@ def llama_by_hand(model, ids: torch.Tensor) -> torch.Tensor:
     def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
 
-    def rotate(x: torch.Tensor, place: int) -> torch.Tensor:
+    def rotate(x: torch.Tensor, position: int) -> torch.Tensor:
         half = len(x) // 2
         out = x.clone()
         for i in range(half):
-            angle = place / 10000 ** (2 * i / len(x))
+            angle = position / 10000 ** (2 * i / len(x))
             out[i] = x[i] * math.cos(angle) - x[i + half] * math.sin(angle)
             out[i + half] = x[i + half] * math.cos(angle) + x[i] * math.sin(angle)
         return out
@@ -231,15 +232,15 @@ def llama_by_hand(model, ids: torch.Tensor) -> torch.Tensor:
     head_width = shape.width // shape.heads
     x = model.backbone.embedding.weight[ids]
     for layer in model.backbone.layers:
-        q, k, v = (rms(x, layer.norm1.weight) @ layer.attention.inward.weight.T).chunk(3, dim=-1)
+        q, k, v = (rms(x, layer.norm1.weight) @ layer.attention.qkv_proj.weight.T).chunk(3, dim=-1)
         mixed = torch.zeros_like(x)
         for head in range(shape.heads):
-            part = slice(head * head_width, (head + 1) * head_width)
+            columns = slice(head * head_width, (head + 1) * head_width)
             for i in range(size):
-                scores = torch.stack([rotate(q[i, part], i) @ rotate(k[j, part], j) for j in range(i + 1)])
-                weights = (scores / math.sqrt(head_width)).softmax(0)
-                mixed[i, part] = weights @ v[: i + 1, part]
-        x = x + mixed @ layer.attention.outward.weight.T
+                logits = torch.stack([rotate(q[i, columns], i) @ rotate(k[j, columns], j) for j in range(i + 1)])
+                weights = (logits / math.sqrt(head_width)).softmax(0)
+                mixed[i, columns] = weights @ v[: i + 1, columns]
+        x = x + mixed @ layer.attention.out_proj.weight.T
         normed = rms(x, layer.norm2.weight)
         gate = normed @ layer.gate.weight.T
         x = x + (gate * torch.sigmoid(gate) * (normed @ layer.up.weight.T)) @ layer.down.weight.T
@@ -256,7 +257,7 @@ def test_the_modern_block_is_llamas():
         torch.testing.assert_close(model.backbone(ids[None])[0], llama_by_hand(model, ids), rtol=1e-4, atol=1e-5)
 
 
-def test_a_tied_table_is_one_parameter_saved_once():
+def test_a_tied_weight_is_one_parameter_and_saved_once():
     model = language_model(shape=MODERN)
     assert list(model.head.state_dict()) == []
     weight, bias = model.head.weights(model.backbone)
@@ -266,20 +267,47 @@ def test_a_tied_table_is_one_parameter_saved_once():
 
 
 @pytest.mark.parametrize("padding", [1, 5])
-@KINDS
-def test_read_both_ways_a_classification_does_not_depend_on_padding_either(shape, padding):
-    model = Model(build_backbone(shape, VOCABULARY, 0), build_classifier_head(shape, 3, 0, "both")).eval()
-    rows = LabelledRows([np.arange(4, 10), np.arange(4, 10 + padding)], [0, 1], SPECIAL, context=32)
-    together, alone = class_scores(model, rows.batch([0, 1])), class_scores(model, rows.batch([0]))
+@BLOCKS
+def test_bidirectional_class_logits_do_not_depend_on_padding(shape, padding):
+    model = Model(build_backbone(shape, VOCABULARY, 0), build_classifier_head(shape, 3, 0, "bidirectional")).eval()
+    rows = LabelledDataset([np.arange(4, 10), np.arange(4, 10 + padding)], [0, 1], SPECIAL, context=32)
+    together, alone = class_logits(model, rows.batch([0, 1])), class_logits(model, rows.batch([0]))
     torch.testing.assert_close(together[:1], alone, rtol=0, atol=1e-6)
-    changed = LabelledRows([np.array([4, 5, 6, 7, 8, 16])], [0], SPECIAL, context=32)
-    assert not torch.allclose(class_scores(model, changed.batch([0])), alone)  # control: the text does matter
+    changed = LabelledDataset([np.array([4, 5, 6, 7, 8, 16])], [0], SPECIAL, context=32)
+    assert not torch.allclose(class_logits(model, changed.batch([0])), alone)  # control: the text does matter
 
 
-def test_both_ways_a_head_reads_the_mean_of_the_real_tokens_causally_the_last():
+def test_a_bidirectional_head_pools_the_mean_of_the_real_tokens_and_a_causal_one_the_last():
     hidden, lengths = torch.randn(2, 5, SHAPE.width), torch.tensor([3, 5])
-    both, causal = (build_classifier_head(SHAPE, 3, 0, reading) for reading in ("both", "causal"))
+    bidirectional, causal = (build_classifier_head(SHAPE, 3, 0, attention) for attention in ("bidirectional", "causal"))
     means = torch.stack([hidden[0, :3].mean(0), hidden[1].mean(0)])
-    torch.testing.assert_close(both(hidden, lengths), both.linear(means), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(bidirectional(hidden, lengths), bidirectional.linear(means), rtol=1e-5, atol=1e-6)
     last = torch.stack([hidden[0, 2], hidden[1, 4]])
     torch.testing.assert_close(causal(hidden, lengths), causal.linear(last), rtol=1e-5, atol=1e-6)
+
+
+NETWORKS = network_configs(width=16, depth=2, heads=2, feedforward=24, context=12)
+
+
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_calling_a_language_model_returns_logits_over_the_vocabulary(name, attention):
+    model = language_model(shape=NETWORKS[name]).eval()
+    ids, segments = torch.randint(VOCABULARY, (2, 9)), torch.tensor([[0] * 4 + [1] * 5, [0] * 9])
+    assert model(ids).shape == (2, 9, VOCABULARY)
+    assert torch.equal(model(ids), lm_logits(model, model.backbone(ids)))
+    assert torch.equal(model(ids, segments, attention), lm_logits(model, model.backbone(ids, segments, attention)))
+    assert not torch.allclose(model(ids, segments, attention)[0], model(ids, attention=attention)[0])  # control
+
+
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_calling_a_classifier_returns_logits_over_the_classes(name, attention):
+    shape = NETWORKS[name]
+    model = Model(build_backbone(shape, VOCABULARY, 0), build_classifier_head(shape, 3, 0, attention)).eval()
+    ids, lengths = torch.randint(4, VOCABULARY, (2, 9)), torch.tensor([9, 5])
+    logits = model(ids, lengths_B=lengths)
+    assert logits.shape == (2, 3)
+    single = torch.cat([model(ids[:1]), model(ids[1:, :5])])
+    torch.testing.assert_close(logits, single, rtol=0, atol=1e-5)
+    assert not torch.allclose(model(ids)[1], logits[1])  # control: without lengths there is no padding

@@ -1,117 +1,118 @@
-"""Where no kernel reads documents end to end, a CPU reads them one by one, and no padding."""
+"""Without a kernel for documents end to end, a CPU processes texts one at a time, and no padding."""
 
 import numpy as np
 import pytest
 import torch
 
-from headstart.config import PADDING
-from headstart.data.batches import LabelledRows
-from headstart.model.attention import View
-from headstart.model.backbone import build_backbone
+from fixtures.tiny import SPECIAL, VOCABULARY, network_configs
+from headstart.config.schema import PADDING_SEGMENT
+from headstart.data.datasets import LabelledDataset
+from headstart.kernels.attention import AttentionContext
+from headstart.kernels.dispatch import KernelPlan
 from headstart.model.heads import Model, build_classifier_head
-from headstart.train.objectives import class_scores, classify
-from tiny import SPECIAL, VOCABULARY, kinds_of_network
+from headstart.model.transformer import build_backbone
+from headstart.train.objectives import class_logits, classification_loss
 
-SHAPES = kinds_of_network(width=16, depth=3, heads=2, feedforward=24, context=20)
+SHAPES = network_configs(width=16, depth=3, heads=2, feedforward=24, context=20)
 LENGTHS = (3, 11, 7, 19, 2)
 
 
 def texts(lengths=LENGTHS):
-    return LabelledRows(
+    return LabelledDataset(
         [np.arange(size) % 13 + 4 for size in lengths],
-        [place % 2 for place in range(len(lengths))],
+        [index % 2 for index in range(len(lengths))],
         SPECIAL,
         context=20,
     )
 
 
-def classifier(shape, reading):
-    model = Model(build_backbone(SHAPES[shape], VOCABULARY, 0), build_classifier_head(SHAPES[shape], 2, 0, reading))
-    torch.nn.init.normal_(model.head.linear.weight)  # scores worth comparing
+def classifier(shape, attention):
+    model = Model(build_backbone(SHAPES[shape], VOCABULARY, 0), build_classifier_head(SHAPES[shape], 2, 0, attention))
+    torch.nn.init.normal_(model.head.linear.weight)  # so that logits differ
     return model.eval()
 
 
 def tokens_through_layers(model, batch):
-    seen = []
-    hook = model.backbone.layers[0].register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[:2].numel()))
-    class_scores(model, batch)
+    counts = []
+    hook = model.backbone.layers[0].register_forward_pre_hook(lambda _, args: counts.append(args[0].shape[:2].numel()))
+    class_logits(model, batch)
     hook.remove()
-    return seen[0]
+    return counts[0]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("visibility", ["causal", "both"])
-def test_hidden_states_are_those_under_padding_and_padding_has_none(shape, visibility):
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+def test_hidden_states_are_those_with_padding_and_zero_for_padding(shape, attention):
     backbone = build_backbone(SHAPES[shape], VOCABULARY, 0).eval()
     batch = texts().batch(range(5))
     real = torch.arange(batch.ids_BT.shape[1]) < batch.lengths_B[:, None]
-    expected = backbone(batch.ids_BT, torch.where(real, 0, PADDING), visibility)
-    found = backbone(batch.ids_BT, None, visibility, lengths=tuple(batch.lengths_B.tolist()))
-    assert (found[real] - expected[real]).abs().max() < 1e-5
-    assert not found[~real].any()
+    expected = backbone(batch.ids_BT, torch.where(real, 0, PADDING_SEGMENT), attention)
+    by_text = backbone(batch.ids_BT, None, attention, lengths=tuple(batch.lengths_B.tolist()))
+    assert (by_text[real] - expected[real]).abs().max() < 1e-5
+    assert not by_text[~real].any()
     assert expected[~real].any()  # control: padding is computed otherwise
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("reading", ["causal", "both"])
-def test_scores_and_gradients_are_those_of_texts_read_alone(shape, reading):
-    model, rows = classifier(shape, reading), texts()
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+def test_logits_and_gradients_are_those_of_single_texts(shape, attention):
+    model, rows = classifier(shape, attention), texts()
     together = rows.batch(range(5))
     assert tokens_through_layers(model, together) == int(together.lengths_B.sum())
-    alone = torch.cat([class_scores(model, rows.batch([index])) for index in range(5)])
-    assert (class_scores(model, together) - alone).abs().max() < 1e-5
-    classify(model, together).total.backward()
-    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    alone = torch.cat([class_logits(model, rows.batch([index])) for index in range(5)])
+    assert (class_logits(model, together) - alone).abs().max() < 1e-5
+    classification_loss(model, together).total.backward()
+    grads = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()
     for index in range(5):
-        classify(model, rows.batch([index])).total.backward()
+        classification_loss(model, rows.batch([index])).total.backward()
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            assert (found[name] - parameter.grad).abs().max() < 1e-4 * max(1, parameter.grad.abs().max()), name
+            assert (grads[name] - parameter.grad).abs().max() < 1e-4 * max(1, parameter.grad.abs().max()), name
 
 
-@pytest.mark.parametrize("reading", ["causal", "both"])
-def test_texts_of_like_length_stay_in_rows_and_score_as_alone(reading):
-    model, rows = classifier("modern", reading), texts((19, 19, 18, 19))
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+def test_texts_of_similar_length_stay_in_rows_and_have_the_logits_of_single_texts(attention):
+    model, rows = classifier("modern", attention), texts((19, 19, 18, 19))
     batch = rows.batch(range(4))
     assert tokens_through_layers(model, batch) == batch.ids_BT.numel() > batch.lengths_B.sum()
-    alone = torch.cat([class_scores(model, rows.batch([index])) for index in range(4)])
-    assert (class_scores(model, batch) - alone).abs().max() < 1e-5
+    alone = torch.cat([class_logits(model, rows.batch([index])) for index in range(4)])
+    assert (class_logits(model, batch) - alone).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("reading", ["causal", "both"])
-def test_a_compiled_network_and_whoever_asks_for_rows_are_given_rows(shape, reading):
-    model, rows = classifier(shape, reading), texts()
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+def test_a_compiled_network_processes_rows_and_in_rows_asks_for_them(shape, attention):
+    model, rows = classifier(shape, attention), texts()
     batch = rows.batch(range(5))
-    alone = torch.cat([class_scores(model, rows.batch([index])) for index in range(5)])
-    assert (class_scores(model, batch, in_rows=True) - alone).abs().max() < 1e-5
+    alone = torch.cat([class_logits(model, rows.batch([index])) for index in range(5)])
+    assert (class_logits(model, batch, in_rows=True) - alone).abs().max() < 1e-5
     model.backbone.compiled = True
     assert tokens_through_layers(model, batch) == batch.ids_BT.numel()
-    assert (class_scores(model, batch) - alone).abs().max() < 1e-5
+    assert (class_logits(model, batch) - alone).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("reading", ["causal", "both"])
-def test_windows_of_a_text_are_read_one_by_one_too(reading):
-    model = classifier("modern", reading)
-    rows = LabelledRows([np.arange(size) % 13 + 4 for size in (30, 5)], [0, 1], SPECIAL, context=20, windows=True)
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+def test_windows_of_a_text_are_processed_one_at_a_time(attention):
+    model = classifier("modern", attention)
+    rows = LabelledDataset([np.arange(size) % 13 + 4 for size in (30, 5)], [0, 1], SPECIAL, context=20, windows=True)
     batch = rows.batch(range(2))
-    assert batch.owners_B is not None
+    assert batch.sample_index_B is not None
     assert tokens_through_layers(model, batch) == int(batch.lengths_B.sum())
-    assert (class_scores(model, batch) - class_scores(model, batch, in_rows=True)).abs().max() < 1e-5
+    assert (class_logits(model, batch) - class_logits(model, batch, in_rows=True)).abs().max() < 1e-5
 
 
-def test_attention_drops_one_by_one_what_it_would_drop_in_rows():
+def test_attention_dropout_applies_to_texts_processed_one_at_a_time():
     shape = SHAPES["classic"].model_copy(update={"dropout": 0.5})
-    model = Model(build_backbone(shape, VOCABULARY, 0), build_classifier_head(shape, 2, 0, "both")).train()
+    model = Model(build_backbone(shape, VOCABULARY, 0), build_classifier_head(shape, 2, 0, "bidirectional")).train()
     attention, batch = model.backbone.layers[0].attention, texts().batch(range(5))
     assert attention.dropout == 0.5
     hidden = torch.randn(1, 12, 16)
-    view = View(None, lengths=(5, 7), causal=False)
-    first, again = (attention(hidden, view)[0] for _ in range(2))
-    assert not torch.equal(first, again)
+    context = AttentionContext(KernelPlan(attention="by_text"), lengths=(5, 7), causal=False)
+    first, second = (attention(hidden, context) for _ in range(2))
+    assert not torch.equal(first, second)
     attention.eval()
-    assert torch.equal(attention(hidden, view)[0], attention(hidden, view)[0])  # control
+    assert torch.equal(attention(hidden, context), attention(hidden, context))  # control
     model.backbone.recompute = True
-    classify(model, batch).total.backward()
-    assert model.backbone.layers[0].attention.inward.weight.grad.abs().sum() > 0
+    classification_loss(model, batch).total.backward()
+    assert model.backbone.layers[0].attention.qkv_proj.weight.grad.abs().sum() > 0

@@ -1,51 +1,49 @@
-"""Arms differ in the backbone alone; validation chooses; test is read once; nothing is cut in silence."""
+"""Arms differ in the backbone alone; validation selects; test is scored once; no text is truncated silently."""
 
 import json
 
 import pytest
 import torch
 
+from fixtures.recipes import finetune_run, pretrain_run
+from fixtures.tiny import Listener, finetune_config, pretrain_config, write_reviews
 from headstart.errors import ConfigError, DataError, TransferError, UsageError
 from headstart.files import read_json
 from headstart.predict.generate import Sampling, run_generate
-from headstart.recipes.classifier import build_classifier
-from headstart.recipes.compare import run_compare
-from headstart.recipes.evaluate import run_evaluate
-from headstart.recipes.finetune import run_finetune
-from headstart.recipes.labelled_data import load_data
+from headstart.recipes.compare.run import CompareRequest, run_compare
+from headstart.recipes.evaluate import EvaluateRequest, run_evaluate
+from headstart.recipes.finetune.dataset import build_classifier, load_labelled_data
 from headstart.recipes.prepare import run_prepare_labelled
-from headstart.recipes.pretrain import run_pretrain
 from headstart.store.bundle import load_bundle
 from headstart.store.tensors import load_tensors
-from headstart.text.tokenizer import load_tokenizer
-from tiny import Listener, finetune_config, pretrain_config, write_reviews
+from headstart.tokenization.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory):
     folder = write_reviews(tmp_path_factory.mktemp("reviews"))
-    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=6))
+    pretrain_run([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=6))
     return folder
 
 
-def finetune(reviews, out, source="base", valid=True, test=True, config=None, listener=None, **more):
-    source = source if source == "scratch" else str(reviews / source)
-    return run_finetune(
+def finetune(reviews, out, backbone="base", valid=True, test=True, config=None, listener=None, **fields):
+    backbone = backbone if backbone == "scratch" else str(reviews / backbone)
+    return finetune_run(
         str(reviews / "train.csv"),
         out,
         config or finetune_config(),
-        source=source,
+        backbone=backbone,
         valid=str(reviews / "valid.csv") if valid else None,
         test=str(reviews / "test.csv") if test else None,
         progress=listener,
-        **more,
+        **fields,
     )
 
 
 def test_the_two_arms_differ_in_the_backbone_alone(reviews):
     listener = Listener()
     bundle = load_bundle(reviews / "base")
-    data = load_data(
+    data = load_labelled_data(
         str(reviews / "train.csv"),
         str(reviews / "valid.csv"),
         None,
@@ -69,7 +67,7 @@ def test_the_two_arms_differ_in_the_backbone_alone(reviews):
     assert not torch.equal(scratch.backbone.embedding.weight, pretrained.backbone.embedding.weight)  # control
 
 
-def test_the_run_folder_tells_the_whole_story(reviews, tmp_path):
+def test_a_finetune_run_folder_records_epochs_test_and_receipt(reviews, tmp_path):
     listener = Listener()
     run = finetune(reviews, tmp_path / "run", listener=listener)
     result = read_json(run.path / "result.json")
@@ -84,7 +82,7 @@ def test_the_run_folder_tells_the_whole_story(reviews, tmp_path):
     receipt = read_json(run.path / "receipt.json")
     assert receipt["source"] == str(reviews / "base")
     assert not (run.path / "checkpoints").exists()
-    evaluation = run_evaluate(run.path, str(reviews / "test.csv"))
+    evaluation = run_evaluate(EvaluateRequest(run.path, str(reviews / "test.csv")))
     assert evaluation.accuracy == result["test"]["accuracy"]
     assert listener.lines[-1] == (
         f"best epoch {best['epoch']} by validation, accuracy {best['valid_accuracy']:.4f}; "
@@ -98,12 +96,12 @@ def test_the_bundle_is_the_best_epoch_not_the_last(reviews, tmp_path):
     epochs = run.metrics.read("epoch")
     result = read_json(run.path / "result.json")
     assert (
-        run_evaluate(run.path, str(reviews / "valid.csv")).accuracy
+        run_evaluate(EvaluateRequest(run.path, str(reviews / "valid.csv"))).accuracy
         == epochs[result["best_epoch"] - 1]["valid_accuracy"]
     )
 
 
-def test_without_a_validation_file_a_stratified_part_is_held_out_and_said_so(reviews, tmp_path):
+def test_without_a_validation_file_a_stratified_fraction_is_held_out_and_reported(reviews, tmp_path):
     listener = Listener()
     run = finetune(reviews, tmp_path / "run", valid=False, listener=listener)
     result = read_json(run.path / "result.json")
@@ -113,9 +111,9 @@ def test_without_a_validation_file_a_stratified_part_is_held_out_and_said_so(rev
     assert f"no validation file: 10 of 48 rows of {train} held out, stratified, to choose on" in listener.lines
 
 
-def test_without_a_tokenizer_one_is_trained_in_the_flow(reviews, tmp_path):
+def test_finetuning_without_a_tokenizer_trains_one(reviews, tmp_path):
     listener = Listener()
-    run = finetune(reviews, tmp_path / "run", source="scratch", test=False, listener=listener)
+    run = finetune(reviews, tmp_path / "run", backbone="scratch", test=False, listener=listener)
     size = load_bundle(run.path).tokenizer.vocab_size
     assert f"no tokenizer given: one of {size} entries was trained on {reviews / 'train.csv'}" in listener.lines
     assert read_json(run.path / "result.json")["test"] is None
@@ -126,11 +124,11 @@ def test_long_texts_are_cut_only_with_a_count(reviews, tmp_path):
     lines = (reviews / "train.csv").read_text().splitlines()
     lines[1] = '"' + "the film was a very " * 40 + '",negative'
     (tmp_path / "train.csv").write_text("\n".join(lines) + "\n")
-    run_finetune(
+    finetune_run(
         str(tmp_path / "train.csv"),
         tmp_path / "run",
         finetune_config(loop__epochs=1, model__context=64),
-        source="scratch",
+        backbone="scratch",
         valid=str(reviews / "valid.csv"),
         progress=listener,
     )
@@ -140,7 +138,7 @@ def test_long_texts_are_cut_only_with_a_count(reviews, tmp_path):
     ) in listener.lines
 
 
-def test_prepared_shards_stand_in_for_text(reviews, tmp_path):
+def test_prepared_shards_give_the_same_classifier_as_text(reviews, tmp_path):
     tokenizer = load_tokenizer(reviews / "base")
     for name in ("train", "valid", "test"):
         run_prepare_labelled(
@@ -151,11 +149,11 @@ def test_prepared_shards_stand_in_for_text(reviews, tmp_path):
             progress=Listener(),
         )
     text = finetune(reviews, tmp_path / "text")
-    shards = run_finetune(
+    shards = finetune_run(
         str(tmp_path / "train"),
         tmp_path / "shards",
         finetune_config(),
-        source=str(reviews / "base"),
+        backbone=str(reviews / "base"),
         valid=str(tmp_path / "valid"),
         test=str(tmp_path / "test"),
     )
@@ -172,7 +170,7 @@ def test_patience_ends_a_run_that_no_longer_improves(reviews, tmp_path):
     assert (best, len(epochs)) == (1, 3)
 
 
-def test_watching_test_is_recorded_and_chooses_nothing(reviews, tmp_path):
+def test_watching_test_is_recorded_and_selects_nothing(reviews, tmp_path):
     plain = finetune(reviews, tmp_path / "plain")
     watched = finetune(reviews, tmp_path / "watched", config=finetune_config(loop__watch_test=True))
     assert all("test_accuracy" in line for line in watched.metrics.read("epoch"))
@@ -188,7 +186,7 @@ def test_watching_test_is_recorded_and_chooses_nothing(reviews, tmp_path):
     ],
     ids=["frozen", "not yet unfrozen", "slower below"],
 )
-def test_what_should_not_move_does_not(reviews, tmp_path, settings, moves):
+def test_frozen_layers_do_not_change(reviews, tmp_path, settings, moves):
     run = finetune(reviews, tmp_path / "run", config=finetune_config(**settings), test=False)
     before = load_tensors(reviews / "base" / "bundle" / "backbone.safetensors")
     after = load_tensors(run.path / "bundle" / "backbone.safetensors")
@@ -209,15 +207,15 @@ def test_class_weights_go_by_label_name(reviews, tmp_path, weights, message):
     finetune(reviews, tmp_path / "even", config=finetune_config(transfer__class_weights="balanced", loop__epochs=1))
 
 
-def test_a_wrong_source_stops_before_anything_is_written(reviews, tmp_path):
+def test_a_wrong_backbone_stops_before_anything_is_written(reviews, tmp_path):
     with pytest.raises(UsageError) as caught:
-        finetune(reviews, tmp_path / "run", source="nowhere")
+        finetune(reviews, tmp_path / "run", backbone="nowhere")
     assert str(caught.value) == f"no such folder: {reviews / 'nowhere'}"
     assert not (tmp_path / "run").exists()
 
 
-def test_another_tokenizer_than_the_sources_is_refused(reviews, tmp_path):
-    other = finetune(reviews, tmp_path / "other", source="scratch", test=False)
+def test_another_tokenizer_than_the_backbones_is_refused(reviews, tmp_path):
+    other = finetune(reviews, tmp_path / "other", backbone="scratch", test=False)
     with pytest.raises(TransferError) as caught:
         finetune(reviews, tmp_path / "run", tokenizer=other.path)
     base = load_tokenizer(reviews / "base").digest[:12]
@@ -232,11 +230,11 @@ def test_a_label_typo_between_splits_names_the_row(reviews, tmp_path):
     text[3] = text[3].rsplit(",", 1)[0] + ",postive"
     (tmp_path / "test.csv").write_text("\n".join(text) + "\n")
     with pytest.raises(DataError) as caught:
-        run_finetune(
+        finetune_run(
             str(reviews / "train.csv"),
             tmp_path / "run",
             finetune_config(),
-            source="scratch",
+            backbone="scratch",
             test=str(tmp_path / "test.csv"),
         )
     assert str(caught.value) == (
@@ -245,16 +243,16 @@ def test_a_label_typo_between_splits_names_the_row(reviews, tmp_path):
 
 
 def test_a_comparison_has_every_arm_over_paired_seeds(reviews, tmp_path):
-    page = run_compare(
+    request = CompareRequest(
         str(reviews / "train.csv"),
         tmp_path / "cmp",
-        finetune_config(),
-        source=str(reviews / "base"),
+        backbones=(str(reviews / "base"),),
         valid=str(reviews / "valid.csv"),
         test=str(reviews / "test.csv"),
         seeds=2,
-        labels=(12, None),
+        label_budgets=(12, None),
     )
+    page = run_compare(request, finetune_config())
     assert page == tmp_path / "cmp" / "report.html"
     names = sorted(path.stem for path in (tmp_path / "cmp" / "cells").iterdir())
     assert names == sorted(
@@ -272,7 +270,7 @@ def test_a_comparison_has_every_arm_over_paired_seeds(reviews, tmp_path):
     ("settings", "message"),
     [
         (
-            {"source": None},
+            {"backbones": ()},
             "compare needs --from with a pretrained folder or a starter such as starter:en, or --arms without pretrained",
         ),
         (
@@ -280,50 +278,50 @@ def test_a_comparison_has_every_arm_over_paired_seeds(reviews, tmp_path):
             "--arms knows majority, tfidf, naive_bayes, nbsvm, scratch, pretrained, frozen, got 'bert'",
         ),
         ({"seeds": 0}, "--seeds must be at least 1, got 0"),
-        ({"labels": (1,)}, "--labels must be at least 2 or all, got 1"),
-        ({"labels": (4000,)}, "--labels 4000 is more than the 48 labelled rows there are to learn from"),
+        ({"label_budgets": (1,)}, "--labels must be at least 2 or all, got 1"),
+        ({"label_budgets": (4000,)}, "--labels 4000 is more than the 48 labelled rows there are to learn from"),
     ],
 )
-def test_a_wrong_comparison_is_a_wrong_question(reviews, tmp_path, settings, message):
-    asked = {
-        "source": str(reviews / "base"),
+def test_a_wrong_comparison_is_refused_with_a_message(reviews, tmp_path, settings, message):
+    fields = {
+        "backbones": (str(reviews / "base"),),
         "test": str(reviews / "test.csv"),
         "valid": str(reviews / "valid.csv"),
         **settings,
     }
     with pytest.raises((ConfigError, UsageError)) as caught:
-        run_compare(str(reviews / "train.csv"), tmp_path / "cmp", finetune_config(), **asked)
+        run_compare(CompareRequest(str(reviews / "train.csv"), tmp_path / "cmp", **fields), finetune_config())
     assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("objective", ["masked", "hybrid"])
-def test_both_sided_objectives_tell_the_whole_story_too(reviews, tmp_path, objective):
+def test_a_bidirectional_objective_pretrains_and_fine_tunes(reviews, tmp_path, objective):
     modern = {"model__block": "modern", "objective": objective, "loop__prompt": ""}
-    base = run_pretrain([str(reviews / "texts.txt")], tmp_path / "base", pretrain_config(loop__steps=30, **modern))
+    base = pretrain_run([str(reviews / "texts.txt")], tmp_path / "base", pretrain_config(loop__steps=30, **modern))
     bundle = load_bundle(base.path)
-    assert (bundle.objective, bundle.visibility) == (objective, "both")
+    assert (bundle.objective, bundle.attention) == (objective, "bidirectional")
     result = read_json(base.path / "result.json")
     assert (result["held_out"]["bits_per_byte"] is None) == (objective == "masked")
     losses = [line["loss"] for line in base.metrics.read("step")]
     assert sum(losses[-5:]) < sum(losses[:5])
     assert bool(base.metrics.read("sample")) == (objective == "hybrid")
-    run = run_finetune(
+    run = finetune_run(
         str(reviews / "train.csv"),
         tmp_path / "clf",
         finetune_config(),
-        source=str(base.path),
+        backbone=str(base.path),
         valid=str(reviews / "valid.csv"),
     )
-    assert load_bundle(run.path).visibility == "both"
+    assert load_bundle(run.path).attention == "bidirectional"
     assert (
-        run_evaluate(run.path, str(reviews / "valid.csv")).accuracy
+        run_evaluate(EvaluateRequest(run.path, str(reviews / "valid.csv"))).accuracy
         == read_json(run.path / "result.json")["valid"]["accuracy"]
     )
 
 
-def test_a_model_that_fills_gaps_does_not_go_on_from_a_prompt(reviews, tmp_path):
+def test_a_masked_language_model_does_not_continue_a_prompt(reviews, tmp_path):
     config = pretrain_config(loop__steps=2, objective="masked")
-    base = run_pretrain([str(reviews / "texts.txt")], tmp_path / "base", config)
+    base = pretrain_run([str(reviews / "texts.txt")], tmp_path / "base", config)
     with pytest.raises(UsageError) as caught:
         run_generate(base.path, "the film", sampling=Sampling())
     assert str(caught.value) == (
@@ -331,29 +329,29 @@ def test_a_model_that_fills_gaps_does_not_go_on_from_a_prompt(reviews, tmp_path)
     )
 
 
-def test_texts_that_stand_in_two_files_are_counted_and_told(reviews, tmp_path):
+def test_texts_that_appear_in_two_files_are_counted_and_reported(reviews, tmp_path):
     listener = Listener()
     train, test = ((reviews / f"{name}.csv").read_text().splitlines() for name in ("train", "test"))
     test[1:3] = train[1:3]
     (tmp_path / "test.csv").write_text("\n".join(test) + "\n")
     files = {"valid": str(reviews / "valid.csv"), "test": str(tmp_path / "test.csv")}
-    run = run_finetune(
+    run = finetune_run(
         str(reviews / "train.csv"),
         tmp_path / "run",
         finetune_config(loop__epochs=1),
-        source="scratch",
+        backbone="scratch",
         progress=listener,
         **files,
     )
-    note = f"2 of 24 texts of {tmp_path / 'test.csv'} also stand in {reviews / 'train.csv'}"
+    note = f"2 of 24 texts of {tmp_path / 'test.csv'} also appear in {reviews / 'train.csv'}"
     assert note in listener.lines
     assert note in read_json(run.path / "result.json")["notes"]
 
 
-def test_the_training_file_is_not_taken_for_a_test(reviews, tmp_path):
+def test_the_training_file_is_refused_as_test_file(reviews, tmp_path):
     train = str(reviews / "train.csv")
     with pytest.raises(UsageError) as caught:
-        run_finetune(train, tmp_path / "run", finetune_config(), source="scratch", test=train)
+        finetune_run(train, tmp_path / "run", finetune_config(), backbone="scratch", test=train)
     assert (
         str(caught.value) == f"{train} is both the training and the test file; what was learnt by heart proves nothing"
     )
@@ -362,28 +360,23 @@ def test_the_training_file_is_not_taken_for_a_test(reviews, tmp_path):
 
 def test_a_classifier_is_not_compared_as_if_it_were_pretrained(reviews, tmp_path):
     run = finetune(reviews, tmp_path / "clf", config=finetune_config(loop__epochs=1), test=False)
+    files = {"train": str(reviews / "train.csv"), "test": str(reviews / "test.csv")}
     with pytest.raises(UsageError) as caught:
-        run_compare(
-            str(reviews / "train.csv"),
-            tmp_path / "cmp",
-            finetune_config(),
-            source=str(run.path),
-            test=str(reviews / "test.csv"),
-        )
+        run_compare(CompareRequest(out=tmp_path / "cmp", backbones=(str(run.path),), **files), finetune_config())
     assert str(caught.value) == (
         f"{run.path} holds a classifier (from headstart finetune); this needs a language model (from headstart pretrain)"
     )
 
 
-def test_a_file_with_one_label_is_remarked_on(reviews, tmp_path):
+def test_a_test_file_with_one_label_gets_a_note(reviews, tmp_path):
     listener = Listener()
     rows = [line for line in (reviews / "test.csv").read_text().splitlines() if line.endswith(("label", "positive"))]
     (tmp_path / "test.csv").write_text("\n".join(rows) + "\n")
-    run_finetune(
+    finetune_run(
         str(reviews / "train.csv"),
         tmp_path / "run",
         finetune_config(loop__epochs=1),
-        source="scratch",
+        backbone="scratch",
         test=str(tmp_path / "test.csv"),
         progress=listener,
     )

@@ -1,60 +1,61 @@
-"""Pretraining reads what it should: its own side of the split, every row once, and all of the held-out text at the end."""
+"""Pretraining reads its side of the split, every row once, and all of the held-out text at the end."""
 
 import pytest
 import torch
 
+from fixtures.recipes import pretrain_run
+from fixtures.tiny import Listener, pretrain_config, write_reviews
 from headstart import api
-from headstart.config import TokenizerConfig
-from headstart.data.batches import CausalRows
+from headstart.config.schema import TokenizerConfig
+from headstart.data.datasets import PackedDataset
 from headstart.data.shards import Shards
 from headstart.errors import UsageError
 from headstart.files import read_json
-from headstart.recipes.pretrain import run_pretrain
 from headstart.store.bundle import load_bundle
 from headstart.store.tensors import load_tensors
-from headstart.text.tokenizer import load_tokenizer, train_tokenizer
-from tiny import Listener, pretrain_config, write_reviews
+from headstart.tokenization.bpe import train_tokenizer
+from headstart.tokenization.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory):
     folder = write_reviews(tmp_path_factory.mktemp("reviews"))
-    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=1))
+    pretrain_run([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=1))
     return folder
 
 
 def pretrain(reviews, out, listener=None, **settings):
     """A run on the shards of the first one; returns its step lines, its evaluations and its result."""
     config = pretrain_config(model__dropout=0.0, **settings)
-    run = run_pretrain([str(reviews / "base" / "tokens")], out, config, progress=listener)
+    run = pretrain_run([str(reviews / "base" / "tokens")], out, config, progress=listener)
     return run.metrics.read("step"), run.metrics.read("evaluation"), read_json(out / "result.json")
 
 
-def sides(reviews):
+def split_documents(reviews):
     shards = Shards.open(reviews / "base" / "tokens")
     return shards, *shards.split(0.1, 0)
 
 
-def rows_of(reviews, documents, layout="packed"):
+def packed_rows(reviews, documents, layout="packed"):
     special = load_tokenizer(reviews / "base" / "tokens").special
-    return CausalRows(sides(reviews)[0], documents, special, context=24, layout=layout, seed=0)
+    return PackedDataset(split_documents(reviews)[0], documents, special, context=24, layout=layout, seed=0)
 
 
 def test_held_out_documents_are_not_learnt_from(reviews, tmp_path):
-    _, train, held_out = sides(reviews)
+    _, train, held_out = split_documents(reviews)
     listener = Listener()
     steps, _, _ = pretrain(
         reviews, tmp_path / "run", listener, loop__steps=None, loop__batch_size=1, loop__accumulate=1
     )
-    rows = rows_of(reviews, train)
-    said = f"{len(train)} documents to learn from, {len(held_out)} held out; {rows.inputs:,} tokens an epoch"
-    assert any(line.startswith(said) for line in listener.lines)
-    assert len(steps) == rows.rows  # one epoch, a row a step
-    assert sum(line["scored"] for line in steps) == rows.inputs  # every token once
+    rows = packed_rows(reviews, train)
+    summary = f"{len(train)} documents to learn from, {len(held_out)} held out; {rows.num_tokens:,} tokens an epoch"
+    assert any(line.startswith(summary) for line in listener.lines)
+    assert len(steps) == rows.num_rows  # one epoch, a row a step
+    assert sum(line["num_targets"] for line in steps) == rows.num_tokens  # every token once
 
 
-def test_the_end_measures_all_held_out_text_and_the_way_there_a_part(reviews, tmp_path):
-    shards, _, held_out = sides(reviews)
+def test_the_last_evaluation_reads_all_held_out_text_and_earlier_ones_a_part(reviews, tmp_path):
+    shards, _, held_out = split_documents(reviews)
     _, evaluations, result = pretrain(reviews, tmp_path / "run", loop__steps=5, loop__evaluate_tokens=1)
     first = held_out[:1]
     assert [(line["tokens"], line["bytes"]) for line in evaluations] == [
@@ -66,24 +67,24 @@ def test_the_end_measures_all_held_out_text_and_the_way_there_a_part(reviews, tm
 def test_accumulation_reads_the_rows_of_one_large_batch(reviews, tmp_path):
     large, _, _ = pretrain(reviews, tmp_path / "large", loop__steps=4, loop__batch_size=8, loop__accumulate=1)
     small, _, _ = pretrain(reviews, tmp_path / "small", loop__steps=4, loop__batch_size=2, loop__accumulate=4)
-    assert [line["scored"] for line in small] == [line["scored"] for line in large]
+    assert [line["num_targets"] for line in small] == [line["num_targets"] for line in large]
     assert [line["loss"] for line in small] == pytest.approx([line["loss"] for line in large], rel=1e-4)
 
 
 def test_an_epoch_is_as_many_steps_as_its_rows_fill(reviews, tmp_path):
-    _, train, _ = sides(reviews)
-    rows = rows_of(reviews, train)
+    _, train, _ = split_documents(reviews)
+    rows = packed_rows(reviews, train)
     steps, _, result = pretrain(reviews, tmp_path / "run", loop__steps=None, loop__batch_size=2, loop__accumulate=3)
-    assert len(steps) == result["steps"] == round(rows.rows / 6)
-    assert result["tokens_seen"] == pytest.approx(sum(line["scored"] for line in steps), abs=6 * 24)
+    assert len(steps) == result["steps"] == round(rows.num_rows / 6)
+    assert result["tokens_seen"] == pytest.approx(sum(line["num_targets"] for line in steps), abs=6 * 24)
 
 
-def test_a_document_a_row_is_another_layout(reviews, tmp_path):
-    _, train, _ = sides(reviews)
+def test_the_documents_layout_reads_one_document_per_row(reviews, tmp_path):
+    _, train, _ = split_documents(reviews)
     settings = {"loop__steps": None, "loop__batch_size": 8, "loop__accumulate": 1, "corpus__layout": "documents"}
     steps, _, _ = pretrain(reviews, tmp_path / "run", **settings)
     assert len(steps) == round(len(train) / 8)
-    assert len(steps) != round(rows_of(reviews, train).rows / 8)  # control: packed rows are fewer
+    assert len(steps) != round(packed_rows(reviews, train).num_rows / 8)  # control: packed rows are fewer
 
 
 def test_another_tokenizer_than_that_of_the_shards_is_refused(reviews, tmp_path):
@@ -92,19 +93,19 @@ def test_another_tokenizer_than_that_of_the_shards_is_refused(reviews, tmp_path)
     train_tokenizer(["quite another text"] * 9, TokenizerConfig(vocab_size=270)).save(other)
     tokens = reviews / "base" / "tokens"
     with pytest.raises(UsageError) as caught:
-        run_pretrain([str(tokens)], tmp_path / "run", pretrain_config(), tokenizer=other)
+        pretrain_run([str(tokens)], tmp_path / "run", pretrain_config(), tokenizer=other)
     assert str(caught.value) == (
         f"{tokens} was prepared with another tokenizer than {other}; prepare it again with that one"
     )
     assert not (tmp_path / "run").exists()
 
 
-def test_pretraining_goes_on_from_another_model_on_other_text(reviews, tmp_path):
+def test_pretraining_continues_another_model_on_other_text(reviews, tmp_path):
     """General text first, one's own next: the same weights to start with, head included, and the same tokenizer."""
-    general = run_pretrain([str(reviews / "texts.txt")], tmp_path / "general", pretrain_config(loop__steps=3))
+    general = pretrain_run([str(reviews / "texts.txt")], tmp_path / "general", pretrain_config(loop__steps=3))
     (tmp_path / "own.txt").write_text("\n".join(f"a lovely plot and story {n}" for n in range(80)) + "\n")
     still = pretrain_config(loop__steps=1, optim__lr=1e-30)
-    own = run_pretrain([str(tmp_path / "own.txt")], tmp_path / "own", still, source=str(general.path))
+    own = pretrain_run([str(tmp_path / "own.txt")], tmp_path / "own", still, backbone=str(general.path))
     for name in ("backbone", "head"):
         before, after = (load_tensors(run.path / "bundle" / f"{name}.safetensors") for run in (general, own))
         assert before.keys() == after.keys()
@@ -116,35 +117,35 @@ def test_pretraining_goes_on_from_another_model_on_other_text(reviews, tmp_path)
     tokenizers = [load_bundle(run.path).tokenizer.digest for run in (general, own)]
     assert tokenizers[0] == tokenizers[1]
     moving = pretrain_config(loop__steps=1)
-    moved = run_pretrain([str(tmp_path / "own.txt")], tmp_path / "moved", moving, source=str(general.path))
+    moved = pretrain_run([str(tmp_path / "own.txt")], tmp_path / "moved", moving, backbone=str(general.path))
     before, after = (load_tensors(run.path / "bundle" / "backbone.safetensors") for run in (general, moved))
     assert not torch.equal(before["embedding.weight"], after["embedding.weight"])  # control: it does go on learning
 
 
 @pytest.mark.parametrize("objective", ["masked", "hybrid"])
-def test_a_model_goes_on_with_what_it_was_pretrained_to_do(reviews, tmp_path, objective):
+def test_a_continued_model_keeps_its_objective(reviews, tmp_path, objective):
     """Nobody who continues a masked model wants a causal one in silence."""
     text = str(reviews / "texts.txt")
-    run_pretrain([text], tmp_path / "general", pretrain_config(loop__steps=1, objective=objective))
+    pretrain_run([text], tmp_path / "general", pretrain_config(loop__steps=1, objective=objective))
     few = {"loop.steps": 1, "runtime.threads": 1}
-    source, said = str(tmp_path / "general"), Listener()
-    own = api.pretrain(text, out=tmp_path / "own", source=source, settings=few, progress=said)
+    backbone, listener = str(tmp_path / "general"), Listener()
+    own = api.pretrain(text, out=tmp_path / "own", backbone=backbone, settings=few, progress=listener)
     assert load_bundle(own.path).objective == objective
-    assert not any("objective" in line for line in said.lines)
-    assert sum(line.startswith("step 0: held-out loss ") for line in said.lines) == 1  # where it begins
-    asked = few | {"objective": "causal"}
-    other = api.pretrain(text, out=tmp_path / "other", source=source, settings=asked, progress=said)
+    assert not any("objective" in line for line in listener.lines)
+    assert sum(line.startswith("step 0: held-out loss ") for line in listener.lines) == 1  # where it begins
+    causal = few | {"objective": "causal"}
+    other = api.pretrain(text, out=tmp_path / "other", backbone=backbone, settings=causal, progress=listener)
     assert load_bundle(other.path).objective == "causal"
-    assert f"{source} was pretrained with objective {objective} and goes on with causal" in said.lines
+    assert f"{backbone} was pretrained with objective {objective} and goes on with causal" in listener.lines
 
 
 def test_a_model_is_not_continued_on_shards_of_another_tokenizer(reviews, tmp_path):
-    general = run_pretrain([str(reviews / "texts.txt")], tmp_path / "general", pretrain_config(loop__steps=1))
+    general = pretrain_run([str(reviews / "texts.txt")], tmp_path / "general", pretrain_config(loop__steps=1))
     (tmp_path / "own.txt").write_text("\n".join(f"quite another text, number {n}" for n in range(80)) + "\n")
-    other = run_pretrain([str(tmp_path / "own.txt")], tmp_path / "other", pretrain_config(loop__steps=1))
+    other = pretrain_run([str(tmp_path / "own.txt")], tmp_path / "other", pretrain_config(loop__steps=1))
     shards = str(other.path / "tokens")
     with pytest.raises(UsageError) as caught:
-        run_pretrain([shards], tmp_path / "run", pretrain_config(), source=str(general.path))
+        pretrain_run([shards], tmp_path / "run", pretrain_config(), backbone=str(general.path))
     assert str(caught.value) == (
         f"{shards} was prepared with another tokenizer than the model it should continue; prepare it again with that one"
     )

@@ -1,4 +1,4 @@
-"""A run killed at any moment goes on to the bits of one that never stopped."""
+"""A killed run resumes to the same bits as one that never stopped."""
 
 import signal
 import subprocess
@@ -7,15 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
-from runner import EPOCHS, STEPS, go
 
+from fixtures.recipes import finetune_run, pretrain_run
+from fixtures.runner import EPOCHS, STEPS, run_case
+from fixtures.tiny import change_runtime, finetune_config, pretrain_config, write_reviews
 from headstart.errors import Interrupted, UsageError
-from headstart.files import read_json, read_sealed, write_sealed
-from headstart.recipes.finetune import run_finetune
-from headstart.recipes.pretrain import run_pretrain
-from tiny import change_runtime, finetune_config, pretrain_config, write_reviews
+from headstart.files import read_checksummed, read_json, write_checksummed
 
-RUNNER = Path(__file__).parent / "runner.py"
+RUNNER = Path(__file__).parents[1] / "fixtures" / "runner.py"
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +26,8 @@ def reviews(tmp_path_factory):
 def uninterrupted(reviews, tmp_path_factory):
     """The same runs, never stopped."""
     folder = tmp_path_factory.mktemp("whole")
-    for what in ("pretrain", "hybrid", "stages", "finetune", "compare"):
-        go(what, reviews, folder / what, resume=False)
+    for case in ("pretrain", "hybrid", "stages", "finetune", "compare"):
+        run_case(case, reviews, folder / case, resume=False)
     return folder
 
 
@@ -44,11 +43,11 @@ def numbers(run: Path) -> list[dict]:
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
-def start_and_kill(what, reviews, out, resume, lines, number=signal.SIGKILL) -> int:
+def start_and_kill(case, reviews, out, resume, lines, signal_number=signal.SIGKILL) -> int:
     """Kill the process once its metrics have grown by some lines; returns its exit code."""
     metrics = out / "metrics.jsonl"
     before = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-    command = [sys.executable, str(RUNNER), what, str(reviews), str(out), *(["resume"] if resume else [])]
+    command = [sys.executable, str(RUNNER), case, str(reviews), str(out), *(["resume"] if resume else [])]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     # resuming rewinds the metrics first: count from the file's own end again
     while process.poll() is None:
@@ -56,21 +55,21 @@ def start_and_kill(what, reviews, out, resume, lines, number=signal.SIGKILL) -> 
         if now >= before + lines or now < before:
             break
         time.sleep(0.001)
-    process.send_signal(number)
+    process.send_signal(signal_number)
     return process.wait()
 
 
-@pytest.mark.parametrize("what", ["pretrain", "hybrid", "stages", "finetune"])
-def test_killed_again_and_again_it_ends_with_the_same_bits(what, reviews, uninterrupted, tmp_path):
+@pytest.mark.parametrize("case", ["pretrain", "hybrid", "stages", "finetune"])
+def test_a_run_that_is_killed_repeatedly_ends_with_the_same_bits(case, reviews, uninterrupted, tmp_path):
     out = tmp_path / "run"
-    growth = {"pretrain": [7, 13, 16], "hybrid": [5, 21], "stages": [20, 50], "finetune": [1, 2, 1]}[what]
-    codes = [start_and_kill(what, reviews, out, resume=bool(kill), lines=lines) for kill, lines in enumerate(growth)]
+    growth = {"pretrain": [7, 13, 16], "hybrid": [5, 21], "stages": [20, 50], "finetune": [1, 2, 1]}[case]
+    codes = [start_and_kill(case, reviews, out, resume=bool(kill), lines=lines) for kill, lines in enumerate(growth)]
     assert codes == [-signal.SIGKILL] * len(growth)  # control: the process did die on the way
-    go(what, reviews, out, resume=True)
-    assert weights(out) == weights(uninterrupted / what)
+    run_case(case, reviews, out, resume=True)
+    assert weights(out) == weights(uninterrupted / case)
     assert len(weights(out)) == 2
-    assert numbers(out) == numbers(uninterrupted / what)
-    assert (out / "result.json").read_bytes() == (uninterrupted / what / "result.json").read_bytes()
+    assert numbers(out) == numbers(uninterrupted / case)
+    assert (out / "result.json").read_bytes() == (uninterrupted / case / "result.json").read_bytes()
 
 
 def test_a_terminated_run_saves_where_it_was_and_says_how_to_go_on(reviews, uninterrupted, tmp_path):
@@ -81,14 +80,14 @@ def test_a_terminated_run_saves_where_it_was_and_says_how_to_go_on(reviews, unin
         assert process.poll() is None
         time.sleep(0.001)
     process.send_signal(signal.SIGTERM)
-    said = process.communicate()[1]
+    stderr = process.communicate()[1]
     steps = [line["step"] for line in numbers(out) if line["kind"] == "step"]
-    assert said.splitlines()[-1] == (
+    assert stderr.splitlines()[-1] == (
         f"headstart: SIGTERM at step {steps[-1]} of {STEPS}; saved. Go on with: headstart pretrain --resume --out {out}"
     )
     assert [path.name for path in (out / "checkpoints").iterdir()][-1:] != []
     assert (out / "checkpoints" / f"step-{steps[-1]:08d}").is_dir()  # at the very step, not at the last multiple
-    go("pretrain", reviews, out, resume=True)
+    run_case("pretrain", reviews, out, resume=True)
     assert weights(out) == weights(uninterrupted / "pretrain")
 
 
@@ -103,29 +102,29 @@ def test_a_comparison_goes_on_where_it_stopped_and_repeats_nothing(reviews, unin
     process.wait()
     finished = {path: path.stat().st_mtime_ns for path in (out / "cells").glob("*.json")}
     assert 3 <= len(finished) < 7
-    go("compare", reviews, out, resume=True)
+    run_case("compare", reviews, out, resume=True)
     assert all(path.stat().st_mtime_ns == moment for path, moment in finished.items())
     names = sorted(path.name for path in (out / "cells").iterdir())
     assert names == sorted(path.name for path in (uninterrupted / "compare" / "cells").iterdir())
     for name in names:
-        ours, theirs = (cell_without_times(folder / "cells" / name) for folder in (out, uninterrupted / "compare"))
+        ours, theirs = (record_without_times(folder / "cells" / name) for folder in (out, uninterrupted / "compare"))
         assert ours == theirs
 
 
-def cell_without_times(path: Path) -> dict:
+def record_without_times(path: Path) -> dict:
     import json
 
-    cell = json.loads(path.read_text())
-    del cell["seconds"], cell["seal"]
-    for epoch in cell["epochs"]:
+    record = json.loads(path.read_text())
+    del record["seconds"], record["seal"]
+    for epoch in record["epochs"]:
         del epoch["seconds"]
-    return cell
+    return record
 
 
 def test_a_time_limit_stops_cleanly(reviews, tmp_path):
     config = pretrain_config(runtime__time_limit=1e-4, loop__steps=60)
     with pytest.raises(Interrupted) as caught:
-        run_pretrain([str(reviews / "texts.txt")], tmp_path / "run", config)
+        pretrain_run([str(reviews / "texts.txt")], tmp_path / "run", config)
     assert str(caught.value) == (
         f"time limit reached at step 1 of 60; saved. Go on with: headstart pretrain --resume --out {tmp_path / 'run'}"
     )
@@ -134,29 +133,29 @@ def test_a_time_limit_stops_cleanly(reviews, tmp_path):
 def test_a_finished_run_is_not_run_again(reviews, uninterrupted):
     out = uninterrupted / "pretrain"
     before = (out / "result.json").stat().st_mtime_ns
-    run_pretrain([], out, None, resume=True)
+    pretrain_run([], out, None, resume=True)
     assert (out / "result.json").stat().st_mtime_ns == before
 
 
-def test_resuming_what_is_not_there_is_a_wrong_question(tmp_path):
+def test_resuming_a_missing_run_is_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
-        run_pretrain([], tmp_path / "nowhere", None, resume=True)
+        pretrain_run([], tmp_path / "nowhere", None, resume=True)
     assert str(caught.value) == f"{tmp_path / 'nowhere'} holds no run; start one without --resume"
 
 
-def test_resuming_another_kind_of_run_is_a_wrong_question(uninterrupted):
+def test_resuming_a_run_of_another_recipe_is_refused(uninterrupted):
     with pytest.raises(UsageError) as caught:
-        run_finetune(None, uninterrupted / "pretrain", None, resume=True)
+        finetune_run(None, uninterrupted / "pretrain", None, resume=True)
     assert str(caught.value) == f"{uninterrupted / 'pretrain'} holds a pretrain run, not a finetune run"
 
 
 def test_the_same_settings_and_seed_give_the_same_result(reviews, uninterrupted, tmp_path):
-    for what in ("pretrain", "finetune"):
-        go(what, reviews, tmp_path / what, resume=False)
-        assert (tmp_path / what / "result.json").read_bytes() == (uninterrupted / what / "result.json").read_bytes()
+    for case in ("pretrain", "finetune"):
+        run_case(case, reviews, tmp_path / case, resume=False)
+        assert (tmp_path / case / "result.json").read_bytes() == (uninterrupted / case / "result.json").read_bytes()
     other = finetune_config(loop__epochs=EPOCHS, runtime__seed=1)
     files = {"valid": str(reviews / "valid.csv"), "test": str(reviews / "test.csv")}
-    run_finetune(str(reviews / "train.csv"), tmp_path / "other", other, source="scratch", **files)
+    finetune_run(str(reviews / "train.csv"), tmp_path / "other", other, backbone="scratch", **files)
     assert weights(tmp_path / "other") != weights(uninterrupted / "finetune")  # control: the seed does matter
 
 
@@ -164,14 +163,14 @@ def test_minutes_are_planned_once_and_kept_on_resuming(reviews, tmp_path):
     level = {"optim__warmup": 0.0, "optim__schedule": "constant"}  # the first step must not depend on the plan
     config = pretrain_config(loop__steps=None, loop__minutes=0.02, runtime__time_limit=1e-4, **level)
     with pytest.raises(Interrupted):
-        run_pretrain([str(reviews / "texts.txt")], tmp_path / "run", config)
-    planned = read_sealed(tmp_path / "run" / "plan.json")
+        pretrain_run([str(reviews / "texts.txt")], tmp_path / "run", config)
+    planned = read_checksummed(tmp_path / "run" / "plan.json")
     assert planned["steps"] >= 1
-    write_sealed(tmp_path / "run" / "plan.json", planned | {"steps": 7})
+    write_checksummed(tmp_path / "run" / "plan.json", planned | {"steps": 7})
     change_runtime(tmp_path / "run", time_limit=None)
-    run_pretrain([], tmp_path / "run", None, resume=True)
+    pretrain_run([], tmp_path / "run", None, resume=True)
     assert read_json(tmp_path / "run" / "result.json")["steps"] == 7  # not timed again
     # timing must leave no trace in the weights
     plain = pretrain_config(loop__steps=7, **level)
-    run_pretrain([str(reviews / "texts.txt")], tmp_path / "plain", plain)
+    pretrain_run([str(reviews / "texts.txt")], tmp_path / "plain", plain)
     assert weights(tmp_path / "run") == weights(tmp_path / "plain")

@@ -1,33 +1,32 @@
-"""A run records its threads and shape, is kept to one process, and outlives an error in resuming it."""
+"""A run records its threads and shape, is locked by one process, and survives an error on resuming."""
 
 import pytest
 import torch
 
+from fixtures.recipes import finetune_run, pretrain_run
+from fixtures.tiny import finetune_config, pretrain_config, write_reviews
 from headstart.errors import DataError, Interrupted, TrainingError, UsageError
 from headstart.files import read_json
-from headstart.progress import Quiet
-from headstart.recipes.compare import run_compare
-from headstart.recipes.finetune import run_finetune
+from headstart.progress import SilentProgress
+from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.prepare import run_prepare_labelled
-from headstart.recipes.pretrain import run_pretrain
-from headstart.store.rundir import RunFolder
-from tiny import finetune_config, pretrain_config, write_reviews
+from headstart.store.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory):
     folder = write_reviews(tmp_path_factory.mktemp("reviews"))
-    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=2, runtime__threads=None))
+    pretrain_run([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=2, runtime__threads=None))
     return folder
 
 
-LABELLED = {"train": "no.csv", "valid": None, "test": "not.csv", "source": "scratch", "tokenizer": None}
-TEXTS = {"texts": ["no.txt"], "tokenizer": None, "source": None}
-PLAN = {"seeds": 1, "labels": [None], "arms": ["majority"]}
+LABELLED = {"train": "no.csv", "valid": None, "test": "not.csv", "tokenizer": None}
+TEXTS = {"texts": ["no.txt"], "tokenizer": None, "backbone": None}
+GRID = {"backbones": [], "seeds": 1, "labels": [None], "arms": ["majority"], "choose": False, "texts": True}
 KINDS = {
-    "pretrain": (lambda out: run_pretrain([], out, None, resume=True), TEXTS),
-    "finetune": (lambda out: run_finetune(None, out, None, resume=True), LABELLED),
-    "compare": (lambda out: run_compare(None, out, None, resume=True), LABELLED | PLAN),
+    "pretrain": (lambda out: pretrain_run([], out, None, resume=True), TEXTS),
+    "finetune": (lambda out: finetune_run(None, out, None, resume=True), LABELLED | {"backbone": "scratch"}),
+    "compare": (lambda out: run_compare(CompareRequest(None, out, resume=True), None), LABELLED | GRID),
 }
 
 
@@ -37,7 +36,7 @@ def started(out, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_recipe_keeps_a_second_process_out(kind, tmp_path):
+def test_a_run_is_locked_against_a_second_process(kind, tmp_path):
     run = started(tmp_path / "run", kind)
     with run.locked(), pytest.raises(UsageError) as caught:
         KINDS[kind][0](run.path)
@@ -45,7 +44,7 @@ def test_a_recipe_keeps_a_second_process_out(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_outlives_an_error_in_resuming_it(kind, tmp_path):
+def test_an_error_on_resuming_keeps_the_run(kind, tmp_path):
     run = started(tmp_path / "run", kind)
     with pytest.raises(DataError):
         KINDS[kind][0](run.path)
@@ -54,7 +53,7 @@ def test_a_run_outlives_an_error_in_resuming_it(kind, tmp_path):
 
 def test_the_threads_of_a_run_are_recorded_for_resuming(reviews, tmp_path):
     config = finetune_config(loop__epochs=1, runtime__threads=None)
-    run_finetune(str(reviews / "train.csv"), tmp_path / "clf", config, source=str(reviews / "base"))
+    finetune_run(str(reviews / "train.csv"), tmp_path / "clf", config, backbone=str(reviews / "base"))
     for folder in (reviews / "base", tmp_path / "clf"):
         recorded = read_json(folder / "config.json")["runtime"]["threads"]
         assert recorded == read_json(folder / "environment.json")["threads"]
@@ -66,14 +65,14 @@ def test_a_run_is_resumed_with_the_threads_it_began_with(reviews, tmp_path, monk
     monkeypatch.setattr("headstart.runtime.free_cores", lambda: 2)
     with pytest.raises(Interrupted):
         cut = pretrain_config(runtime__threads=None, runtime__time_limit=1e-5)
-        run_pretrain([str(reviews / "texts.txt")], run, cut)
+        pretrain_run([str(reviews / "texts.txt")], run, cut)
     try:
         monkeypatch.setattr("headstart.runtime.free_cores", lambda: 1)
         with pytest.raises(Interrupted):  # the limit of time is kept too
-            run_pretrain([], run, None, resume=True)
+            pretrain_run([], run, None, resume=True)
         assert torch.get_num_threads() == 2
         assert read_json(run / "environment.json")["threads"] == 2
-        run_pretrain(
+        pretrain_run(
             [str(reviews / "texts.txt")], tmp_path / "other", pretrain_config(loop__steps=1, runtime__threads=None)
         )  # control
         assert torch.get_num_threads() == 1
@@ -81,26 +80,30 @@ def test_a_run_is_resumed_with_the_threads_it_began_with(reviews, tmp_path, monk
         torch.set_num_threads(before)
 
 
-def test_the_shape_recorded_is_that_of_the_source(reviews, tmp_path):
+def test_the_recorded_shape_is_that_of_the_backbone(reviews, tmp_path):
     config = finetune_config(loop__epochs=1, model__depth=1)
-    run_finetune(str(reviews / "train.csv"), tmp_path / "clf", config, source=str(reviews / "base"))
+    finetune_run(str(reviews / "train.csv"), tmp_path / "clf", config, backbone=str(reviews / "base"))
     shapes = [read_json(folder / "config.json")["model"] for folder in (reviews / "base", tmp_path / "clf")]
     assert shapes[0] == shapes[1]
 
 
 @pytest.mark.parametrize("part", ["train", "valid"])
 def test_shards_of_another_tokenizer_are_refused(reviews, tmp_path, part):
-    other = run_finetune(
-        str(reviews / "train.csv"), tmp_path / "other", finetune_config(loop__epochs=1), source="scratch"
+    other = finetune_run(
+        str(reviews / "train.csv"), tmp_path / "other", finetune_config(loop__epochs=1), backbone="scratch"
     )
     shards = tmp_path / "shards"
     run_prepare_labelled(
-        str(reviews / f"{part}.csv"), shards, finetune_config().labelled, tokenizer=other.path, progress=Quiet()
+        str(reviews / f"{part}.csv"),
+        shards,
+        finetune_config().labelled,
+        tokenizer=other.path,
+        progress=SilentProgress(),
     )
     files = {name: str(reviews / f"{name}.csv") for name in ("train", "valid")} | {part: str(shards)}
     with pytest.raises(UsageError) as caught:
-        run_finetune(
-            files["train"], tmp_path / "run", finetune_config(), source=str(reviews / "base"), valid=files["valid"]
+        finetune_run(
+            files["train"], tmp_path / "run", finetune_config(), backbone=str(reviews / "base"), valid=files["valid"]
         )
     than = "the model's" if part == "train" else "the rest"
     assert str(caught.value) == (
@@ -122,16 +125,16 @@ def contents(folder):
 
 
 def pretrained(reviews, out, **settings):
-    return run_pretrain([str(reviews / "texts.txt")], out, pretrain_config(loop__steps=6, **settings))
+    return pretrain_run([str(reviews / "texts.txt")], out, pretrain_config(loop__steps=6, **settings))
 
 
 def finetuned(reviews, out, **settings):
     config = finetune_config(loop__epochs=1, **settings)
-    return run_finetune(str(reviews / "train.csv"), out, config, source="scratch")
+    return finetune_run(str(reviews / "train.csv"), out, config, backbone="scratch")
 
 
 @pytest.mark.parametrize("go", [pretrained, finetuned])
-def test_a_folder_in_which_a_run_failed_before_it_saved_anything_can_be_named_again(go, reviews, tmp_path):
+def test_the_folder_of_a_run_that_failed_without_a_checkpoint_can_be_reused(go, reviews, tmp_path):
     with pytest.raises(TrainingError):
         go(reviews, tmp_path / "run", **FAR_TOO_FAST)
     assert read_json(tmp_path / "run" / "failed.json") == {"error": "TrainingError"}
@@ -157,7 +160,7 @@ def test_a_failed_run_that_saved_a_checkpoint_is_kept(reviews, tmp_path):
 
 
 @pytest.mark.parametrize("strange", ["notes.txt", "bundle", "result.json", "tokens", "metrics.jsonl.old", "cells"])
-def test_what_is_not_known_to_be_worthless_is_kept_beside_a_failed_run(strange, reviews, tmp_path):
+def test_unknown_files_beside_a_failed_run_are_kept(strange, reviews, tmp_path):
     out = tmp_path / "run"
     with pytest.raises(TrainingError):
         finetuned(reviews, out, **FAR_TOO_FAST)
@@ -169,7 +172,7 @@ def test_what_is_not_known_to_be_worthless_is_kept_beside_a_failed_run(strange, 
     assert contents(out) == before
 
 
-def test_a_run_that_goes_on_is_no_longer_called_failed(reviews, tmp_path):
+def test_resuming_a_failed_run_removes_its_failure_record(reviews, tmp_path):
     out = tmp_path / "run"
     with pytest.raises(TrainingError):
         pretrained(reviews, out, **FAR_TOO_FAST)

@@ -1,4 +1,4 @@
-"""A search for settings: on validation alone, the same again for a seed, never a trial twice, and a command at its end."""
+"""A search for settings reads validation alone, is reproducible, repeats no trial, and ends with a command."""
 
 import shlex
 import sys
@@ -7,17 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fixtures.tiny import Listener, pretrain_config, write_reviews
 from headstart import api
 from headstart.cli.main import run
-from headstart.config import FinetuneConfig
+from headstart.config.schema import FinetuneConfig
 from headstart.errors import ConfigError, Interrupted, StoreError, UsageError
 from headstart.files import read_json
-from headstart.recipes import tuning
-from headstart.recipes.space import Knob, knobs_of, suggest, worth
-from headstart.recipes.tune import run_tune
+from headstart.recipes.tune import (
+    SearchDimension,
+    TuneRequest,
+    TuneRun,
+    objective_value,
+    run_tune,
+    search_dimensions,
+    suggest,
+)
 from headstart.store.bundle import load_bundle
-from headstart.store.trials import Trial, best_of, read_trials, write_trial
-from tiny import Listener, pretrain_config, write_reviews
+from headstart.store.records import Trial, best_trial, read_trials, write_trial
 
 optuna = pytest.importorskip("optuna", reason="needs the extra tune: pip install 'headstart[tune]'")
 
@@ -38,64 +44,65 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def base(data, tmp_path_factory):
-    from headstart.recipes.pretrain import run_pretrain
+    from fixtures.recipes import pretrain_run
 
     out = tmp_path_factory.mktemp("base") / "run"
     config = pretrain_config(loop__steps=2, objective="hybrid", loop__accumulate=1)
-    run_pretrain([str(data / "texts.txt")], out, config)
+    pretrain_run([str(data / "texts.txt")], out, config)
     return out
 
 
-def tuned(data, out, **more):
-    given = {"source": "scratch", "valid": data / "valid.csv", "trials": 3, "settings": SCRATCH} | more
-    return api.tune(data / "train.csv", out=out, **given)
+def tune(data, out, **options):
+    defaults = {"backbone": "scratch", "valid": data / "valid.csv", "trials": 3, "settings": SCRATCH}
+    return api.tune(data / "train.csv", out=out, **(defaults | options))
 
 
-def plain(trials):
-    """Trials without the time they took."""
+def without_seconds(trials):
     return [trial.model_copy(update={"seconds": 0.0}) for trial in trials]
 
 
-def test_the_same_seed_gives_the_same_search_and_another_another(data, tmp_path):
-    one = tuned(data, tmp_path / "one")
-    assert plain(one.trials) == plain(tuned(data, tmp_path / "two").trials)
-    other = tuned(data, tmp_path / "three", settings=SCRATCH | {"runtime.seed": 1})
+def test_a_search_is_reproducible_and_depends_on_the_seed(data, tmp_path):
+    one = tune(data, tmp_path / "one")
+    assert without_seconds(one.trials) == without_seconds(tune(data, tmp_path / "two").trials)
+    other = tune(data, tmp_path / "three", settings=SCRATCH | {"runtime.seed": 1})
     assert [trial.settings for trial in other.trials[1:]] != [trial.settings for trial in one.trials[1:]]
-    assert one.trials[0].settings == {"optim.lr": 1e-3, "loop.epochs": 2, "model.dropout": 0.0}  # as they stood
-    assert one.best == best_of(one.trials)
+    assert one.trials[0].settings == {"optim.lr": 1e-3, "loop.epochs": 2, "model.dropout": 0.0}  # as configured
+    assert one.best == best_trial(one.trials)
 
 
-def test_a_stopped_search_goes_on_and_repeats_nothing(data, tmp_path, monkeypatch):
-    whole = tuned(data, tmp_path / "whole")
-    make, made = tuning.Tuning.make, []
+def test_a_stopped_search_resumes_and_repeats_no_trial(data, tmp_path, monkeypatch):
+    expected = tune(data, tmp_path / "expected")
+    run_one, numbers = TuneRun.run_one, []
 
-    def stop_in_the_second(self, number, stop):
-        made.append(number)
-        if number == 1:
-            stop.reason = "SIGTERM"  # it comes while the trial is under way
-        return make(self, number, stop)
+    def record(self, spec, stop):
+        numbers.append(spec.number)
+        return run_one(self, spec, stop)
 
-    monkeypatch.setattr(tuning.Tuning, "make", stop_in_the_second)
+    def stop_in_the_second(self, spec, stop):
+        if spec.number == 1:
+            stop.reason = "SIGTERM"  # it arrives during the trial
+        return record(self, spec, stop)
+
+    monkeypatch.setattr(TuneRun, "run_one", stop_in_the_second)
     with pytest.raises(Interrupted) as caught:
-        tuned(data, tmp_path / "part")
+        tune(data, tmp_path / "part")
     assert str(caught.value) == (
         f"SIGTERM after 1 trial; saved. Go on with: headstart tune --resume --out {tmp_path / 'part'}"
     )
-    monkeypatch.setattr(
-        tuning.Tuning, "make", lambda self, number, stop: (made.append(number), make(self, number, stop))[1]
-    )
-    done = run_tune(None, tmp_path / "part", None, resume=True)
-    assert made == [0, 1, 1, 2]
-    assert plain(done.trials) == plain(whole.trials)
-    assert (tmp_path / "part" / "best.toml").read_text() == (tmp_path / "whole" / "best.toml").read_text()
-    run_tune(None, tmp_path / "part", None, resume=True)
-    assert made == [0, 1, 1, 2]  # finished: nothing is left to do
+    monkeypatch.setattr(TuneRun, "run_one", record)
+    resume = TuneRequest(None, tmp_path / "part", resume=True)
+    result = run_tune(resume, None)
+    assert numbers == [0, 1, 1, 2]
+    assert without_seconds(result.trials) == without_seconds(expected.trials)
+    assert (tmp_path / "part" / "best.toml").read_text() == (tmp_path / "expected" / "best.toml").read_text()
+    run_tune(resume, None)
+    assert numbers == [0, 1, 1, 2]  # all trials are finished
 
 
 def test_the_command_at_the_end_repeats_the_best_trial(data, base, tmp_path, capsys):
-    asked = ["tune", str(data / "train.csv"), "--valid", str(data / "valid.csv"), "--from", str(base), "--trials", "3"]
-    asked += [part for name, value in SMALL.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    assert run([*asked, "--out", str(tmp_path / "tuned"), "--quiet"]) == 0
+    words = ["tune", str(data / "train.csv"), "--valid", str(data / "valid.csv"), "--from", str(base), "--trials", "3"]
+    words += [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    assert run([*words, "--out", str(tmp_path / "tuned"), "--quiet"]) == 0
     printed = capsys.readouterr().out
     command = shlex.split(printed.strip().splitlines()[-1])
     assert "as it stood" in printed
@@ -103,7 +110,7 @@ def test_the_command_at_the_end_repeats_the_best_trial(data, base, tmp_path, cap
     result = read_json(tmp_path / "tuned" / "result.json")
     assert shlex.split(result["command"]) == command
     assert set(result["best"]["settings"]) == {
-        "optim.lr", "loop.epochs", "transfer.layer_decay", "transfer.dropout", "transfer.reading"
+        "optim.lr", "loop.epochs", "transfer.layer_decay", "transfer.dropout", "transfer.attention"
     }  # fmt: skip
     assert run([*command[1:], "--quiet"]) == 0
     out = tmp_path / "tuned-clf"
@@ -112,137 +119,137 @@ def test_the_command_at_the_end_repeats_the_best_trial(data, base, tmp_path, cap
     assert load_bundle(out).config.dropout == result["best"]["settings"]["transfer.dropout"]
 
 
-def test_test_is_never_opened(data, tmp_path):
-    opened, listening = set(), [True]
+def test_a_search_never_opens_the_test_file(data, tmp_path):
+    opened, enabled = set(), [True]
 
-    def hear(event, arguments):
-        if listening and event == "open":
+    def on_open(event, arguments):
+        if enabled and event == "open":
             opened.add(str(arguments[0]))
 
-    sys.addaudithook(hear)  # there is no way to take it away again; it can be told to be silent
-    tuned(data, tmp_path / "tuned", trials=1)
-    listening.clear()
+    sys.addaudithook(on_open)  # an audit hook cannot be removed, only disabled
+    tune(data, tmp_path / "tuned", trials=1)
+    enabled.clear()
     assert {str(data / "train.csv"), str(data / "valid.csv")} <= opened  # control
     assert str(data / "test.csv") not in opened
 
 
 @pytest.mark.slow
-def test_several_processes_give_as_many_trials(data, tmp_path):
-    found = tuned(data, tmp_path / "tuned", jobs=2, trials=3)
-    assert [trial.trial for trial in found.trials] == [0, 1, 2]
-    assert found.trials[0].settings["optim.lr"] == 1e-3
+def test_several_processes_run_every_trial_once(data, tmp_path):
+    result = tune(data, tmp_path / "tuned", jobs=2, trials=3)
+    assert [trial.trial for trial in result.trials] == [0, 1, 2]
+    assert result.trials[0].settings["optim.lr"] == 1e-3
 
 
-def test_minutes_end_a_search_and_one_trial_is_always_made(data, tmp_path):
-    found = tuned(data, tmp_path / "tuned", trials=None, minutes=0.001)
-    assert len(found.trials) == 1
+def test_minutes_end_a_search_after_at_least_one_trial(data, tmp_path):
+    result = tune(data, tmp_path / "tuned", trials=None, minutes=1e-6)
+    assert len(result.trials) == 1
     with pytest.raises(UsageError) as caught:
-        tuned(data, tmp_path / "none", trials=None)
+        tune(data, tmp_path / "none", trials=None)
     assert str(caught.value) == "tune needs --minutes or --trials: how long to search"
 
 
-def test_a_trial_behind_the_median_half_way_is_given_up(data, tmp_path, monkeypatch):
-    """The trials before it are made up: four that were right half-way, every time."""
-    make = tuning.Tuning.make
+def test_a_trial_below_the_median_half_way_is_pruned(data, tmp_path, monkeypatch):
+    """The earlier trials are invented: four that were perfect half-way."""
+    run_one = TuneRun.run_one
 
-    def among_better_ones(self, number, stop):
-        if number < 4:
-            known = suggest(self.knobs, 0, number, [], 24)
+    def invent_the_first_four(self, spec, stop):
+        if spec.number < 4:
+            settings = suggest(self.dimensions, 0, spec.number, [], 24)
             trial = Trial(
-                trial=number, settings=known, state="done", accuracy=1.0, loss=0.01, macro_f1=1.0, epochs=2,
+                trial=spec.number, settings=settings, state="done", accuracy=1.0, loss=0.01, macro_f1=1.0, epochs=2,
                 half=(1.0, 0.01), seconds=1.0,
             )  # fmt: skip
-            write_trial(self.run.path, trial)
+            write_trial(self.path, trial)
             return trial
-        return make(self, number, stop)
+        return run_one(self, spec, stop)
 
-    monkeypatch.setattr(tuning.Tuning, "make", among_better_ones)
+    monkeypatch.setattr(TuneRun, "run_one", invent_the_first_four)
     slow = SCRATCH | {"optim.lr": 1e-6, "loop.epochs": 4}
-    said = Listener()
-    found = tuned(data, tmp_path / "tuned", trials=5, settings=slow, progress=said)
-    last = found.trials[-1]
+    listener = Listener()
+    result = tune(data, tmp_path / "tuned", trials=5, settings=slow, progress=listener)
+    last = result.trials[-1]
     assert last.state == "stopped"
     assert last.epochs == (last.settings["loop.epochs"] + 1) // 2
-    assert found.best.trial != 4
-    assert any("given up after epoch" in line for line in said.lines)
+    assert result.best.trial != 4
+    assert any("given up after epoch" in line for line in listener.lines)
 
 
-def test_a_trial_whose_loss_explodes_is_a_failure_and_the_search_goes_on(data, tmp_path):
-    wild = SCRATCH | {"optim.lr": 1e30, "optim.clip": 0.0}
-    found = tuned(data, tmp_path / "tuned", trials=2, settings=wild)
-    assert [trial.state for trial in found.trials] == ["failed", "failed"]
+def test_a_search_continues_after_a_trial_whose_loss_is_not_finite(data, tmp_path):
+    diverging = SCRATCH | {"optim.lr": 1e30, "optim.clip": 0.0}
+    result = tune(data, tmp_path / "tuned", trials=2, settings=diverging)
+    assert [trial.state for trial in result.trials] == ["failed", "failed"]
 
 
-def test_a_damaged_trial_is_named(data, tmp_path):
-    found = tuned(data, tmp_path / "tuned", trials=1)
-    path = found.path / "trials" / "0000.json"
+def test_a_damaged_trial_is_refused_by_name(data, tmp_path):
+    result = tune(data, tmp_path / "tuned", trials=1)
+    path = result.path / "trials" / "0000.json"
     path.write_text(path.read_text().replace('"done"', '"gone"'))
     with pytest.raises(StoreError) as caught:
-        read_trials(found.path)
+        read_trials(result.path)
     assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        (("lr", "width"), "--search knows lr, epochs, layer_decay, dropout, reading, got 'width'"),
+        (("lr", "width"), "--search knows lr, epochs, layer_decay, dropout, attention, got 'width'"),
         (
             ("layer_decay",),
             "--search layer_decay leaves nothing to search; what can be: lr, epochs, dropout",
         ),
     ],
 )
-def test_what_cannot_be_searched_gets_a_line(data, tmp_path, search, message):
+def test_settings_that_cannot_be_searched_are_refused(data, tmp_path, search, message):
     with pytest.raises(ConfigError) as caught:
-        tuned(data, tmp_path / "tuned", search=search)
+        tune(data, tmp_path / "tuned", search=search)
     assert str(caught.value) == message
     assert not (tmp_path / "tuned").exists()
 
 
 @settings(max_examples=20)
 @given(st.integers(0, 2**31 - 1), st.integers(0, 30), st.integers(0, 12))
-def test_a_suggestion_lies_within_its_bounds_and_follows_from_what_is_known(seed, number, known):
-    knobs = knobs_of(FinetuneConfig(), None, ("lr", "epochs", "dropout"))
+def test_a_suggestion_is_within_its_bounds_and_a_function_of_the_trials(seed, number, num_trials):
+    dimensions = search_dimensions(FinetuneConfig(), None, ("lr", "epochs", "dropout"))
     trials = []
-    for place in range(known):
-        chosen = suggest(knobs, 7, place, [], 50)
+    for index in range(num_trials):
+        values = suggest(dimensions, 7, index, [], 50)
         trials.append(
             Trial(
-                trial=place,
-                settings=chosen,
+                trial=index,
+                settings=values,
                 state="done",
-                accuracy=place / 20,
+                accuracy=index / 20,
                 loss=0.5,
                 macro_f1=0.5,
                 epochs=1,
                 seconds=1.0,
             )
         )
-    asked = suggest(knobs, seed, number, trials, 50)
-    assert asked == suggest(knobs, seed, number, trials[::-1], 50)
-    for knob in knobs:
-        assert knob.low <= asked[knob.name] <= knob.high
+    suggested = suggest(dimensions, seed, number, trials, 50)
+    assert suggested == suggest(dimensions, seed, number, trials[::-1], 50)
+    for dimension in dimensions:
+        assert dimension.low <= suggested[dimension.name] <= dimension.high
 
 
 @given(st.floats(0, 1), st.floats(0, 100), st.floats(0, 100), st.integers(2, 5000))
-def test_one_more_right_answer_is_always_worth_more_than_any_loss(accuracy, loss, other, rows):
-    right = min(int(accuracy * rows), rows - 1)
-    assert worth((right + 1) / rows, loss, rows) > worth(right / rows, other, rows)
+def test_one_more_correct_prediction_outweighs_any_loss(accuracy, loss, other_loss, rows):
+    correct = min(int(accuracy * rows), rows - 1)
+    assert objective_value((correct + 1) / rows, loss, rows) > objective_value(correct / rows, other_loss, rows)
 
 
 def test_a_setting_outside_the_usual_bounds_widens_them():
     config = FinetuneConfig.model_validate({"model": {"dropout": 0.5}})
-    assert knobs_of(config, None, ("dropout",)) == (Knob("model.dropout", 0.5, 0.0, 0.5),)
+    assert search_dimensions(config, None, ("dropout",)) == (SearchDimension("model.dropout", 0.5, 0.0, 0.5),)
 
 
-def test_ratings_are_not_searched_for(tmp_path):
+def test_a_search_on_ratings_is_refused(tmp_path):
     rows = "".join(f"a text of number {number},{number % 5}\n" for number in range(40))
     (tmp_path / "train.csv").write_text("text,label\n" + rows)
     with pytest.raises(UsageError) as caught:
         api.tune(
             tmp_path / "train.csv",
             out=tmp_path / "out",
-            source="scratch",
+            backbone="scratch",
             trials=2,
             settings=SCRATCH | {"labelled.task": "rating"},
         )

@@ -1,4 +1,4 @@
-"""The page, the figures and the tables that a comparison becomes."""
+"""The page, the figures and the tables of a report."""
 
 import csv
 import html.parser
@@ -9,12 +9,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from fixtures.comparison_folder import make_comparison, write_answers
 from headstart.errors import StoreError
-from headstart.report.canvas import COLOURS, FURTHER, Percent, svg
-from headstart.report.collect import collect
-from headstart.report.figures import drawings
+from headstart.report.figures import COLOURS, FURTHER, PercentFormatter, report_figures, svg
+from headstart.report.load import load_comparison
 from headstart.report.page import render, write_report
-from report.make_comparison import make_comparison, write_answers
 
 ARMS = {"majority": 0.5, "tfidf": 0.84, "scratch": 0.75, "pretrained": 0.8}
 EVIL = "<script>alert('$x$ & y')</script>"
@@ -34,7 +33,7 @@ def page(folder):
 
 
 class Reader(html.parser.HTMLParser):
-    """Collects the tags, what they point at, and the words between them."""
+    """Collects the tags, links, ids and words of a page."""
 
     def __init__(self):
         super().__init__()
@@ -42,9 +41,9 @@ class Reader(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
-        found = dict(attributes)
-        self.links += [found[name] for name in ("src", "href", "xlink:href", "action", "data") if name in found]
-        self.ids += [found["id"]] if "id" in found else []
+        values = dict(attributes)
+        self.links += [values[name] for name in ("src", "href", "xlink:href", "action", "data") if name in values]
+        self.ids += [values["id"]] if "id" in values else []
 
     def handle_data(self, data):
         self.words.append(data)
@@ -56,22 +55,22 @@ def read(text):
     return reader
 
 
-def test_a_report_is_a_page_two_tables_and_figures(folder):
+def test_a_report_has_a_page_two_tables_and_figures(folder):
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix != ".json")
     assert [name for name in names if not name.startswith(("cells", "figures/"))] == [
         *("figures", "report.html", "results.csv")
     ]
     assert [name for name in names if name.startswith("figures/")] == [
-        f"figures/{name}.{kind}"
+        f"figures/{name}.{suffix}"
         for name in (
             *("budgets", "confusion-pretrained", "confusion-scratch", "confusion-tfidf"),
             *("curves-test", "curves", "test"),
         )
-        for kind in ("png", "svg")
+        for suffix in ("png", "svg")
     ]
 
 
-def test_the_same_comparison_gives_the_same_bytes_wherever_they_are_written(folder, tmp_path):
+def test_a_report_has_the_same_bytes_in_another_folder(folder, tmp_path):
     assert write_report(folder, tmp_path / "out") == tmp_path / "out" / "report.html"
     names = [path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert len(names) == 17
@@ -87,12 +86,12 @@ def test_the_page_fetches_nothing(page):
     assert not {"script", "link", "iframe", "img", "object", "form"} & set(reader.tags)
 
 
-def test_figures_on_one_page_do_not_share_ids(page):
+def test_ids_are_unique_on_a_page(page):
     ids = read(page).ids
     assert len(ids) == len(set(ids)) > 50
 
 
-def test_the_verdict_stands_on_top(page, folder):
+def test_the_verdict_is_at_the_top(page, folder):
     first = json.loads((folder / "results.json").read_text())["verdict"][0]
     heading = page[page.index("<h1>") + 4 : page.index("</h1>")]
     assert re.sub(r"<[^>]+>", "", heading).replace("\N{NO-BREAK SPACE}", " ") == first
@@ -105,8 +104,8 @@ def test_the_verdict_stands_on_top(page, folder):
     [
         "negative 800, positive 800",
         "aaaaaaaaaaaa",
-        "8 rows of test stand word for word in train.",
-        "* without the 12 test texts that also stand in train.",
+        "8 rows of test appear word for word in train.",
+        "* without the 12 test texts that also appear in train.",
         "headstart compare train.jsonl --valid valid.jsonl --test test.jsonl --from runs/lm --seeds 5",
         "10,968,602",
         "L (4 d (d+1) + ff (d+1) + d (ff+1) + 4 d)",
@@ -120,13 +119,13 @@ def test_the_verdict_stands_on_top(page, folder):
         "Test was also measured after every epoch",
     ],
 )
-def test_the_page_tells(page, words):
+def test_the_page_contains_data_settings_and_extras(page, words):
     assert words in " ".join("".join(read(page).words).split())
 
 
 def test_a_page_without_extras_has_no_empty_sections(tmp_path):
-    text = render(collect(write_answers(tmp_path, {"majority": {0: "1010"}, "tfidf": {0: "1110"}})))
-    for words in ("Parameters of the classifier", "What was transferred", "writes", "also stand in train", "Settings"):
+    text = render(load_comparison(write_answers(tmp_path, {"majority": {0: "1010"}, "tfidf": {0: "1110"}})))
+    for words in ("Parameters of the classifier", "What was transferred", "writes", "also appear in train", "Settings"):
         assert words not in text
     assert "Test was read once a run" in text
 
@@ -146,35 +145,35 @@ def test_names_cannot_become_markup(tmp_path):
     assert "".join(read(text).words).count(EVIL) >= 8  # control: they are all there, as words
 
 
-def test_the_csv_has_a_row_a_run(folder):
+def test_results_csv_has_a_row_per_run(folder):
     with (folder / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(list((folder / "cells").iterdir())) == 14
-    cell = json.loads((folder / "cells" / "pretrained-all-seed1.json").read_text())
+    run = json.loads((folder / "cells" / "pretrained-all-seed1.json").read_text())
     assert rows[-1] == {
         "arm": "pretrained",
         "labels": "all",
         "rows": "1600",
         "seed": "1",
-        "valid_accuracy": str(cell["valid"]["accuracy"]),
-        "valid_macro_f1": str(cell["valid"]["macro_f1"]),
-        "test_accuracy": str(cell["test"]["accuracy"]),
-        "test_macro_f1": str(cell["test"]["macro_f1"]),
-        "best_epoch": str(cell["best_epoch"]),
+        "valid_accuracy": str(run["valid"]["accuracy"]),
+        "valid_macro_f1": str(run["valid"]["macro_f1"]),
+        "test_accuracy": str(run["test"]["accuracy"]),
+        "test_macro_f1": str(run["test"]["macro_f1"]),
+        "best_epoch": str(run["best_epoch"]),
         "epochs": "15",
         "seconds": "141.0",
         "setting": '{"lr": 0.0001}',
     }
 
 
-def test_the_json_has_the_verdict_the_summaries_and_the_differences(tmp_path):
+def test_results_json_has_the_verdict_the_summaries_and_the_differences(tmp_path):
     folder = write_answers(
         tmp_path,
         {"majority": {0: "1010"}, "tfidf": {0: "1110"}, "scratch": {0: "1100"}, "pretrained": {0: "1111"}},
     )
     write_report(folder)
     results = json.loads((folder / "results.json").read_text())
-    assert sorted(results) == ["arms", "differences", "errors", "format", "missing", "verdict", "worth"]
+    assert sorted(results) == ["arms", "differences", "errors", "format", "gain", "missing", "verdict"]
     assert [(arm["arm"], arm["test_accuracy"]["mean"]) for arm in results["arms"]] == [
         ("majority", 0.5),
         ("tfidf", 0.75),
@@ -189,9 +188,9 @@ def test_the_json_has_the_verdict_the_summaries_and_the_differences(tmp_path):
     assert results["missing"] == []
 
 
-def test_lines_carry_their_names_and_numbers(folder):
-    (drawing,) = [drawing for drawing in drawings(collect(folder)) if drawing.name == "curves"]
-    text = svg(drawing.draw(7.4))
+def test_lines_are_labelled_with_arm_and_accuracy(folder):
+    (figure,) = [figure for figure in report_figures(load_comparison(folder)) if figure.name == "curves"]
+    text = svg(figure.draw(7.4))
     for name in ("TF-IDF 8", "majority 5", "pretrained 7", "from scratch 7", "epoch", "accuracy on validation (1,600"):
         assert f">{name}" in text, name
 
@@ -199,10 +198,10 @@ def test_lines_carry_their_names_and_numbers(folder):
 @pytest.mark.parametrize("name", ["curves", "budgets"])
 def test_the_ticks_of_an_axis_are_evenly_spaced_as_they_are_written(folder, name):
     """Ticks at every 2.5 would be written 48, 50, 52, 55."""
-    (drawing,) = [drawing for drawing in drawings(collect(folder)) if drawing.name == name]
-    figure = drawing.draw(7.4)
-    svg(figure)
-    ticks = [float(tick.get_text().removesuffix(" %")) for tick in figure.axes[0].get_yticklabels()]
+    (figure,) = [figure for figure in report_figures(load_comparison(folder)) if figure.name == name]
+    drawn = figure.draw(7.4)
+    svg(drawn)
+    ticks = [float(tick.get_text().removesuffix(" %")) for tick in drawn.axes[0].get_yticklabels()]
     steps = {round(later - earlier, 3) for earlier, later in pairwise(ticks)}
     assert len(ticks) >= 3
     assert len(steps) == 1
@@ -213,7 +212,7 @@ def test_the_ticks_of_an_axis_are_evenly_spaced_as_they_are_written(folder, name
     [([0.5, 0.55, 0.6], ["50 %", "55 %", "60 %"]), ([0.5, 0.505, 0.51], ["50.0 %", "50.5 %", "51.0 %"])],
 )
 def test_ticks_closer_than_a_percent_have_a_decimal(values, shown):
-    assert Percent().format_ticks(values) == shown
+    assert PercentFormatter().format_ticks(values) == shown
 
 
 def test_every_colour_of_an_arm_has_a_light_and_a_dark_shade_on_the_page(page):
@@ -221,23 +220,23 @@ def test_every_colour_of_an_arm_has_a_light_and_a_dark_shade_on_the_page(page):
         assert page.count(f"--{name}: #") == 2, name
 
 
-def test_the_curve_over_labels_has_a_band_an_arm_but_none_for_the_floor(folder):
-    (drawing,) = [drawing for drawing in drawings(collect(folder)) if drawing.name == "budgets"]
-    assert drawing.caption == (
+def test_the_curve_over_labels_has_a_band_for_every_arm_but_the_majority(folder):
+    (figure,) = [figure for figure in report_figures(load_comparison(folder)) if figure.name == "budgets"]
+    assert figure.caption == (
         "Test accuracy by number of labels: mean over seeds, and the band its 95 % interval over seeds and test texts."
     )
-    axes = drawing.draw(3.9).axes[0]
+    axes = figure.draw(3.9).axes[0]
     assert axes.get_xscale() == "log"
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["100", "1,600"]
     corners = [band.get_paths()[0].vertices for band in axes.collections]
-    heights = [np.ptp(each[each[:, 0] == 100, 1]) for each in corners]
+    heights = [np.ptp(polygon[polygon[:, 0] == 100, 1]) for polygon in corners]
     assert [height > 0.01 for height in heights] == [False, True, True, True]  # in the order of arms: majority first
 
 
-def test_names_of_lines_that_end_together_stand_apart(tmp_path):
+def test_labels_of_lines_that_end_together_do_not_overlap(tmp_path):
     answers = {arm: {0: "1110"} for arm in ("naive_bayes", "tfidf", "scratch", "pretrained")}
     curves = {"scratch": (0.5, 0.75), "pretrained": (0.6, 0.75)}
-    text = svg(drawings(collect(write_answers(tmp_path, answers, curves=curves)))[0].draw(7.4))
+    text = svg(report_figures(load_comparison(write_answers(tmp_path, answers, curves=curves)))[0].draw(7.4))
     heights = [
         float(y) for y in re.findall(r'y="([\d.]+)"[^>]*>(?:naive Bayes|TF-IDF|from scratch|pretrained) 75', text)
     ]
@@ -249,10 +248,10 @@ def test_names_of_lines_that_end_together_stand_apart(tmp_path):
 def test_many_labels_and_few_arms_still_make_a_page(tmp_path, labels):
     names = tuple(f"label number {index}" for index in range(labels))
     make_comparison(tmp_path, arms={"tfidf": 0.7, "scratch": 0.6}, seeds=1, texts=60, labels=names)
-    assert "label number 2" in render(collect(tmp_path))
+    assert "label number 2" in render(load_comparison(tmp_path))
 
 
-def test_a_place_that_cannot_be_written_is_named(folder, tmp_path):
+def test_a_path_that_cannot_be_written_is_named(folder, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError) as error:
         write_report(folder, tmp_path / "file")
@@ -260,16 +259,16 @@ def test_a_place_that_cannot_be_written_is_named(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("choose", "said"), [("last", "Of a network the last epoch counts."), ("best", "the epoch of each network,")]
+    ("select", "sentence"), [("last", "Of a network the last epoch counts."), ("best", "the epoch of each network,")]
 )
-def test_what_validation_chose_is_told_as_it_was(tmp_path, choose, said):
+def test_the_page_says_which_epoch_was_selected(tmp_path, select, sentence):
     write_answers(tmp_path, {"scratch": {0: "1100"}, "pretrained": {0: "1111"}})
-    (tmp_path / "config.json").write_text(json.dumps({"loop": {"choose": choose}}))
-    page = render(collect(tmp_path))
-    assert said in page
+    (tmp_path / "config.json").write_text(json.dumps({"loop": {"select": select}}))
+    page = render(load_comparison(tmp_path))
+    assert sentence in page
     assert page.count("Validation chose") == 1
-    other = {"last": "best", "best": "last"}[choose]
-    assert f">{choose} epoch</th>" in page
-    assert f'data-label="{choose} epoch"' in page
+    other = {"last": "best", "best": "last"}[select]
+    assert f">{select} epoch</th>" in page
+    assert f'data-label="{select} epoch"' in page
     assert f"{other} epoch<" not in page
     assert f'data-label="{other} epoch"' not in page

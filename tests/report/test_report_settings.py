@@ -1,22 +1,22 @@
-"""The page says what each arm was set to, and what validation had to choose from."""
+"""The page shows the settings of each arm and the candidates that validation selected from."""
 
-from headstart.report.collect import collect
+from fixtures.comparison_folder import write_answers
+from headstart.report.load import load_comparison
 from headstart.report.page import render
-from headstart.report.results import settings
-from headstart.store.cells import cell_path, read_cell, write_cell
-from report.make_comparison import write_answers
+from headstart.report.tables import setting_rows
+from headstart.store.records import read_record, record_path, write_record
 
 
-def test_settings_and_choices_are_told(tmp_path):
+def test_the_page_shows_settings_and_candidates(tmp_path):
     answers = {"majority": {0: "1010"}, "tfidf": {0: "1111"}, "scratch": {0: "1101", 1: "1100"}}
     folder = write_answers(tmp_path, answers)
-    tfidf = read_cell(cell_path(folder, "tfidf", "all", 0))
+    tfidf = read_record(record_path(folder, "tfidf", "all", 0))
     tried = tuple({"C": strength, "valid_accuracy": 0.5} for strength in (1, 10))
-    write_cell(folder, tfidf.model_copy(update={"tried": tried}))
-    lower = read_cell(cell_path(folder, "scratch", "all", 1))
-    write_cell(folder, lower.model_copy(update={"setting": {"lr": 0.0003}}))
-    assert settings(collect(folder)) == [
+    write_record(folder, tfidf.model_copy(update={"tried": tried}))
+    lower = read_record(record_path(folder, "scratch", "all", 1))
+    write_record(folder, lower.model_copy(update={"setting": {"lr": 0.0003}}))
+    assert setting_rows(load_comparison(folder)) == [
         "TF-IDF: C 10, chosen on validation from C 1; C 10",
         "from scratch: lr 0.0001 or lr 0.0003",
     ]
-    assert "<li>TF-IDF: C 10, chosen on validation from C 1; C 10</li>" in render(collect(folder))
+    assert "<li>TF-IDF: C 10, chosen on validation from C 1; C 10</li>" in render(load_comparison(folder))

@@ -1,4 +1,4 @@
-"""A comparison of which a network was not run with the most labels: what is known is told, and what is not is named."""
+"""A comparison in which one network has no run with the most labels."""
 
 import html
 import re
@@ -6,13 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from headstart.report.collect import collect
-from headstart.report.figures import draw_budgets, drawings
-from headstart.report.glance import glance
+from fixtures.comparison_folder import make_comparison
+from headstart.report.figures import draw_budgets, report_figures
+from headstart.report.load import load_comparison
 from headstart.report.page import render
-from headstart.report.verdict import findings, verdict
-from report.make_comparison import make_comparison
-from report.test_report_mistakes import words
+from headstart.report.summary import headline_tiles, verdict, verdict_sentences
+from report.test_error_tables import page_text
 
 ARMS = {"majority": 0.5, "tfidf": 0.7, "scratch": 0.6, "pretrained": 0.9}
 BUDGETS = (50, 100, 1000, "all")
@@ -29,13 +28,13 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_the_verdict_says_what_is_known_and_with_how_many_labels(folder):
-    found = findings(collect(folder))
-    assert found.most[0].startswith("The pretrained network won: ")
-    assert found.most[-1] == (
+def test_the_verdict_names_the_budgets_of_which_the_gain_is_known(folder):
+    sentences = verdict_sentences(load_comparison(folder))
+    assert sentences.largest_budget[0].startswith("The pretrained network won: ")
+    assert sentences.largest_budget[-1] == (
         "What pretraining was worth with all labels is not known: the from-scratch network has no finished run with so many."
     )
-    few, some, many = found.fewer
+    few, some, many = sentences.smaller_budgets
     assert few.startswith("With 50 labels, pretraining was worth +")
     assert some.startswith("With 100 labels, pretraining was worth +")
     assert (
@@ -49,44 +48,50 @@ def test_the_verdict_says_what_is_known_and_with_how_many_labels(folder):
         r"the from-scratch network has no finished run with so many\.",
         many,
     )
-    assert found.missing == [
+    assert sentences.missing == [
         "Not finished: scratch with 1,000 labels, seeds 0, 1 and 2; scratch with all labels, seeds 0, 1 and 2."
     ]
-    assert verdict(collect(folder)) == [*found.most, *found.fewer, *found.missing]
+    assert verdict(load_comparison(folder)) == [
+        *sentences.largest_budget,
+        *sentences.smaller_budgets,
+        *sentences.missing,
+    ]
 
 
-def test_the_figures_at_a_glance_are_of_the_most_labels_that_both_were_run_with(folder):
-    accuracy, labels, epochs = glance(collect(folder))
+def test_the_tiles_are_of_the_most_labels_that_both_networks_were_run_with(folder):
+    accuracy, labels, epochs = headline_tiles(load_comparison(folder))
     assert accuracy.note.startswith("on test with 100 labels: ")
     assert (labels.value, labels.note) == ("> 50", "with 50 labels better than the from-scratch network with 100")
     assert epochs.note.startswith("with 100 labels after one epoch (")
 
 
-def test_a_line_that_ends_early_is_named_where_it_ends(folder):
-    axes = draw_budgets(collect(folder), 7.4).axes[0]
-    at = {note.get_text().rsplit(" ", 1)[0]: note for note in axes.texts}
-    assert at["from scratch"].xy[0] == 100
-    assert at["from scratch"].xycoords == "data"
-    assert all(at[name].xy[0] == 1.0 for name in ("pretrained", "TF-IDF", "majority"))  # control: right of the axis
+def test_a_line_that_ends_early_is_labelled_at_its_end(folder):
+    axes = draw_budgets(load_comparison(folder), 7.4).axes[0]
+    annotations = {note.get_text().rsplit(" ", 1)[0]: note for note in axes.texts}
+    assert annotations["from scratch"].xy[0] == 100
+    assert annotations["from scratch"].xycoords == "data"
+    assert all(
+        annotations[name].xy[0] == 1.0 for name in ("pretrained", "TF-IDF", "majority")
+    )  # control: right of the axis
 
 
-def test_figures_and_tables_of_the_most_labels_name_who_is_not_in_them(folder, tmp_path):
-    captions = {drawing.name: drawing.caption for drawing in drawings(collect(folder))}
+def test_figures_and_tables_of_the_most_labels_name_missing_arms(folder, tmp_path):
+    captions = {figure.name: figure.caption for figure in report_figures(load_comparison(folder))}
     assert captions["curves"].endswith(" The from-scratch network: no finished run with so many labels.")
     assert captions["test"].endswith(" The from-scratch network: no finished run with so many labels.")
-    text = words(render(collect(folder)))
+    text = page_text(render(load_comparison(folder)))
     assert text.count("From scratch no finished run") == 2  # with 1,000 and with all labels
-    whole = make_comparison(tmp_path, arms=ARMS, seeds=3, budgets=(50, "all"), texts=100)
-    assert "no finished run" not in words(render(collect(whole)))
+    complete = make_comparison(tmp_path, arms=ARMS, seeds=3, budgets=(50, "all"), texts=100)
+    assert "no finished run" not in page_text(render(load_comparison(complete)))
 
 
-def test_the_page_begins_with_the_fewest_labels_and_tells_the_others_below_its_figures(folder):
-    page = html.unescape(render(collect(folder))).replace("\N{NO-BREAK SPACE}", " ")
-    few, some, many = findings(collect(folder)).fewer
+def test_the_page_has_the_smallest_budget_above_the_figures_and_the_others_below(folder):
+    page = html.unescape(render(load_comparison(folder))).replace("\N{NO-BREAK SPACE}", " ")
+    few, some, many = verdict_sentences(load_comparison(folder)).smaller_budgets
     top, _, below = page.partition("<figure")
     assert few in top
     assert some not in top
     assert many not in top
-    places = [below.index(sentence) for sentence in (few, some, many)]
-    assert all(one < other for one, other in pairwise(places))
+    positions = [below.index(sentence) for sentence in (few, some, many)]
+    assert all(earlier < later for earlier, later in pairwise(positions))
     assert '<p class="verdict unfinished">Not finished: scratch with 1,000 labels, seeds 0, 1 and 2; ' in top

@@ -1,4 +1,4 @@
-"""Tiny trained models, and the servers that most tests share: each a process of its own."""
+"""Tiny trained models, and the servers that most tests share, each in its own process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,37 +6,36 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from serving import Server
-from tiny import finetune_config, pretrain_config, write_reviews
+from fixtures.serving import Server
+from fixtures.tiny import finetune_config, pretrain_config, write_reviews
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _extra() -> None:
+def _require_serve_extra() -> None:
     for name in ("fastapi", "uvicorn"):
         pytest.importorskip(name, reason="the extra `serve` is not installed")
 
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a language model `base`, a classifier `clf` and their texts."""
-    from headstart.recipes.finetune import run_finetune
-    from headstart.recipes.pretrain import run_pretrain
+    """A folder with a language model `base`, a classifier `clf` and their data."""
+    from fixtures.recipes import finetune_run, pretrain_run
 
     folder = write_reviews(tmp_path_factory.mktemp("served"), train=200, valid=80, test=40)
-    run_pretrain([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=10))
+    pretrain_run([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=10))
     train, valid = str(folder / "train.csv"), str(folder / "valid.csv")
-    run_finetune(train, folder / "clf", finetune_config(loop__epochs=2), source=str(folder / "base"), valid=valid)
+    finetune_run(train, folder / "clf", finetune_config(loop__epochs=2), backbone=str(folder / "base"), valid=valid)
     return folder
 
 
 @pytest.fixture(scope="session")
 def servers(served: Path) -> Iterator[dict[str, Server]]:
-    """All of them, started at once: each takes a moment."""
-    little = ["--serve.texts", 3, "--serve.queue", 8, "--serve.characters", 50, "--serve.body", 1000]
+    """All servers, started at once, because each takes a moment."""
+    low_limits = ["--serve.texts", 3, "--serve.queue", 8, "--serve.characters", 50, "--serve.body", 1000]
     with (
         Server(served / "clf", "--serve.log") as classifier,
         Server(served / "base", "--serve.concurrency", 2, "--serve.tokens", 300) as language,
-        Server(served / "clf", *little, HEADSTART_API_KEY="open-sesame") as strict,
+        Server(served / "clf", *low_limits, HEADSTART_API_KEY="open-sesame") as strict,
         Server(served / "clf", "--serve.queue", 80, "--serve.texts", 40) as crowded,
     ):
         yield {"classifier": classifier, "language": language, "strict": strict, "crowded": crowded}
@@ -44,19 +43,19 @@ def servers(served: Path) -> Iterator[dict[str, Server]]:
 
 @pytest.fixture(scope="session")
 def classifier(servers: dict[str, Server]) -> Server:
-    """A server of the classifier, as it comes."""
+    """A server of the classifier with default settings."""
     return servers["classifier"]
 
 
 @pytest.fixture(scope="session")
 def language(servers: dict[str, Server]) -> Server:
-    """A server of the language model that takes two requests at once."""
+    """A server of the language model that admits two requests at once."""
     return servers["language"]
 
 
 @pytest.fixture(scope="session")
 def strict(servers: dict[str, Server]) -> Server:
-    """A server that asks for a key and takes little."""
+    """A server that needs a key and has low limits."""
     return servers["strict"]
 
 
@@ -72,17 +71,17 @@ def client(server: Server, **headers: str) -> httpx2.Client:
 
 @pytest.fixture
 def ask(classifier: Server) -> Iterator[httpx2.Client]:
-    with client(classifier) as found:
-        yield found
+    with client(classifier) as http_client:
+        yield http_client
 
 
 @pytest.fixture
 def ask_language(language: Server) -> Iterator[httpx2.Client]:
-    with client(language) as found:
-        yield found
+    with client(language) as http_client:
+        yield http_client
 
 
 @pytest.fixture
 def ask_strict(strict: Server) -> Iterator[httpx2.Client]:
-    with client(strict, Authorization="Bearer open-sesame") as found:
-        yield found
+    with client(strict, Authorization="Bearer open-sesame") as http_client:
+        yield http_client

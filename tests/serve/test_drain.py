@@ -1,4 +1,4 @@
-"""A server under load: it sheds what it cannot take, and leaves nobody whom it let in without an answer."""
+"""A server under load: it refuses what it cannot take, and answers every request that it admitted."""
 
 import signal
 import threading
@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pytest
 
-from headstart.config import RuntimeConfig
+from fixtures.serving import Server
+from fixtures.tiny import FILLING
+from headstart.config.schema import RuntimeConfig
 from headstart.predict.predictor import Predictor
-from serving import Server
-from tiny import FILLING
 
 
 @pytest.fixture(scope="module")
@@ -19,77 +19,77 @@ def texts():
 
 
 @pytest.fixture(scope="module")
-def shares(served, texts):
+def probabilities(served, texts):
     answers = Predictor.load(served / "clf", RuntimeConfig(threads=1, device="cpu")).predict(texts)
     return [answer.probability for answer in answers]
 
 
-def test_more_than_it_can_take_is_shed_and_the_rest_is_answered_rightly(crowded, texts, shares):
-    """Twelve clients with forty texts each, room for eighty."""
-    seen = []
+def test_an_overloaded_server_refuses_some_requests_and_answers_the_others_correctly(crowded, texts, probabilities):
+    """Twelve clients send forty texts each to a queue of eighty."""
+    statuses = []
 
-    def one(_number):
+    def client_loop(_number):
         with httpx2.Client(base_url=crowded.url, timeout=60) as client:
             for _ in range(4):
                 reply = client.post("/predict", json={"texts": texts}, headers={"X-Deadline-Ms": "20000"})
-                seen.append(reply.status_code)
+                statuses.append(reply.status_code)
                 if reply.status_code == 200:
-                    found = [answer["probability"] for answer in reply.json()["predictions"]]
-                    assert found == pytest.approx(shares, abs=1e-6)
+                    received = [answer["probability"] for answer in reply.json()["predictions"]]
+                    assert received == pytest.approx(probabilities, abs=1e-6)
                 else:
                     assert reply.json()["error"] == "busy"
                     assert int(reply.headers["retry-after"]) >= 1
 
-    with ThreadPoolExecutor(12) as crowd:
-        list(crowd.map(one, range(12)))
-    assert set(seen) == {200, 503}
-    # and afterwards it is as before
+    with ThreadPoolExecutor(12) as clients:
+        list(clients.map(client_loop, range(12)))
+    assert set(statuses) == {200, 503}
+    # afterwards the server is idle again
     assert httpx2.post(f"{crowded.url}/predict", json={"texts": texts}).status_code == 200
     waiting = httpx2.get(f"{crowded.url}/metrics").text
     assert "headstart_waiting_texts 0\n" in waiting
     assert "headstart_requests_in_hand 0\n" in waiting
 
 
-def test_sigterm_under_load_drops_nobody_who_was_let_in(crowded, texts, shares):
-    """Runs last on this server: clients ask without pause until they are told to go, and each gets whole answers only."""
-    answered, told, broken = [], [], []
-    going = threading.Event()
+def test_sigterm_under_load_drops_no_admitted_request(crowded, texts, probabilities):
+    """Runs last on this server: clients send requests until they are turned away, and get only complete answers."""
+    answered, turned_away, broken = [], [], []
+    under_load = threading.Event()
 
-    def one(number):
+    def client_loop(number):
         with httpx2.Client(base_url=crowded.url, timeout=60) as client:
             while True:
                 try:
                     reply = client.post("/predict", json={"texts": texts[:3]})
                 except httpx2.ConnectError:
-                    return  # nobody listens any more: this one was never let in
+                    return  # the server has stopped: this request was not admitted
                 except httpx2.HTTPError as error:
                     broken.append(repr(error))
                     return
                 if reply.status_code == 200:
-                    found = [answer["probability"] for answer in reply.json()["predictions"]]
-                    assert found == pytest.approx(shares[:3], abs=1e-6)
+                    received = [answer["probability"] for answer in reply.json()["predictions"]]
+                    assert received == pytest.approx(probabilities[:3], abs=1e-6)
                     answered.append(number)
                     if len(answered) > 60:
-                        going.set()
+                        under_load.set()
                 elif reply.json()["detail"] == "the server is stopping; ask another, or try again later":
                     assert reply.headers["connection"] == "close"
                     assert reply.headers["retry-after"] == "5"
-                    told.append(number)
+                    turned_away.append(number)
                     return
 
-    with ThreadPoolExecutor(12) as crowd:
-        asked = [crowd.submit(one, number) for number in range(12)]
-        assert going.wait(60)
+    with ThreadPoolExecutor(12) as clients:
+        futures = [clients.submit(client_loop, number) for number in range(12)]
+        assert under_load.wait(60)
         assert crowded.stop(signal.SIGTERM) == 0
-        for each in asked:
-            each.result()
+        for future in futures:
+            future.result()
     assert broken == []
-    assert len(told) >= 1
+    assert len(turned_away) >= 1
     assert len(answered) > 60  # control: there was load
-    assert crowded.said.splitlines()[-1].startswith("stopped: ")
+    assert crowded.log.splitlines()[-1].startswith("stopped: ")
 
 
-def test_ctrl_c_ends_a_stream_at_its_end_and_the_exit_code_is_0(served):
+def test_ctrl_c_lets_a_stream_finish_and_exits_with_0(served):
     with Server(served / "base", "--serve.tokens", 2000) as server:
         with (
             httpx2.Client(base_url=server.url, timeout=60) as client,
@@ -98,20 +98,20 @@ def test_ctrl_c_ends_a_stream_at_its_end_and_the_exit_code_is_0(served):
             lines = reply.iter_lines()
             first = next(lines)
             server.process.send_signal(signal.SIGINT)
-            rest = [line for line in lines if line]
+            later_lines = [line for line in lines if line]
         assert first.startswith('data: {"text"')
-        assert rest[-1] in ('data: {"done": "length"}', 'data: {"done": "end"}')
+        assert later_lines[-1] in ('data: {"done": "length"}', 'data: {"done": "end"}')
         assert server.process.wait(timeout=60) == 0
 
 
-def test_nothing_that_was_asked_stands_in_the_log(classifier):
-    """Runs in whichever order: this server logs a line a request."""
+def test_the_log_contains_no_text_of_a_request(classifier):
+    """This server logs a line per request."""
     secret = "xylophonically"
     with httpx2.Client(base_url=classifier.url) as client:
         client.post("/predict", json={"text": secret})
         client.post("/explain", json={"text": secret, "label": secret})
         client.get(f"/{secret}")
-    said = classifier.said
-    assert "POST /explain 422" in said
-    assert "POST /predict 200" in said
-    assert secret not in said
+    log = classifier.log
+    assert "POST /explain 422" in log
+    assert "POST /predict 200" in log
+    assert secret not in log

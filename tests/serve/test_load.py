@@ -1,7 +1,6 @@
-"""Twice what a server can take, then SIGTERM in the middle of it: it sheds, it keeps its deadline, and it forgets nobody.
+"""Overload and drain: at twice its rate a server refuses requests, keeps its deadline, and answers all it admitted.
 
-Times are the server's own, from its log, and are held against the deadline it was started with: nothing here depends on
-how fast this machine is.
+Times come from the log of the server and are compared with its deadline, so nothing depends on the speed of the machine.
 """
 
 import asyncio
@@ -14,10 +13,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from headstart.config import RuntimeConfig
+from fixtures.serving import Server
+from fixtures.tiny import FILLING
+from headstart.config.schema import RuntimeConfig
 from headstart.predict.predictor import Predictor
-from serving import Server
-from tiny import FILLING
 
 DEADLINE = 2.0
 HEAD = (
@@ -33,93 +32,95 @@ def texts():
 
 
 @pytest.fixture(scope="module")
-def shares(served, texts):
+def probabilities(served, texts):
     answers = Predictor.load(served / "clf", RuntimeConfig(threads=1, device="cpu")).predict(texts)
     return [answer.probability for answer in answers]
 
 
 @dataclass
-class Crowd:
-    """Asks for the same texts over and over, each time on a connection of its own, and remembers what it heard."""
+class LoadGenerator:
+    """Sends the same texts again and again, each time on a new connection, and counts the responses."""
 
     port: int
     body: bytes
-    right: list[float]
-    heard: Counter = field(default_factory=Counter)
-    """How many whole answers of each status, or `stopping`."""
+    expected: list[float]
+    responses: Counter = field(default_factory=Counter)
+    """The number of complete responses by status, or `stopping`."""
     wrong: list[object] = field(default_factory=list)
 
-    async def ask(self) -> None:
-        """One request; nothing is heard where nobody listened any more."""
+    async def send(self) -> None:
+        """Send one request; no response is counted after the server stopped."""
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
             writer.write(HEAD.format(len(self.body)).encode() + self.body)
-            answer = await reader.read()
+            response = await reader.read()
             writer.close()
         except OSError:
             return
-        if answer:
-            self._hear(*answer.split(b"\r\n\r\n", 1))
+        if response:
+            self._count(*response.split(b"\r\n\r\n", 1))
 
-    def _hear(self, head: bytes, body: bytes) -> None:
-        status, said = int(head.split()[1]), json.loads(body)  # a torn answer is no JSON
+    def _count(self, head: bytes, body: bytes) -> None:
+        status, answer = int(head.split()[1]), json.loads(body)  # an incomplete response is not JSON
         if status == 200:
-            found = [answer["probability"] for answer in said["predictions"]]
-            self.wrong += [] if found == pytest.approx(self.right, abs=1e-6) else [found]
+            received = [prediction["probability"] for prediction in answer["predictions"]]
+            self.wrong += [] if received == pytest.approx(self.expected, abs=1e-6) else [received]
         elif status in (429, 503):
             assert int(re.search(rb"(?i)retry-after: (\d+)", head)[1]) >= 1
-        self.heard["stopping" if said.get("detail") == STOPPING else status] += 1
+        self.responses["stopping" if answer.get("detail") == STOPPING else status] += 1
 
-    async def in_turns(self, clients: int, requests: int) -> float:
-        """Each client asks again once it has its answer: requests a second, which is what the server can take."""
+    async def closed_loop(self, clients: int, requests: int) -> float:
+        """Let each client send its next request after a response; return the requests per second."""
 
-        async def one() -> None:
+        async def client() -> None:
             for _ in range(requests // clients):
-                await self.ask()
+                await self.send()
 
         started = time.perf_counter()
-        await asyncio.gather(*(one() for _ in range(clients)))
+        await asyncio.gather(*(client() for _ in range(clients)))
         return requests / (time.perf_counter() - started)
 
-    async def without_waiting(self, rate: float, requests: int) -> None:
-        """Requests come at a rate, whether answers do or not."""
-        started, asked = time.perf_counter(), []
-        while len(asked) < requests:
+    async def open_loop(self, rate: float, requests: int) -> None:
+        """Send requests at a rate, without waiting for responses."""
+        started, tasks = time.perf_counter(), []
+        while len(tasks) < requests:
             due = min(requests, int((time.perf_counter() - started) * rate) + 1)
-            asked += [asyncio.create_task(self.ask()) for _ in range(due - len(asked))]
+            tasks += [asyncio.create_task(self.send()) for _ in range(due - len(tasks))]
             await asyncio.sleep(0.002)
-        await asyncio.gather(*asked)
+        await asyncio.gather(*tasks)
 
 
-async def overload(crowd: Crowd, server: Server, rate: float, requests: int) -> int:
-    """Ask at a rate, stop the server when it has heard three quarters of it, and return its exit code."""
-    asking = asyncio.create_task(crowd.without_waiting(rate, requests))
-    before = crowd.heard.total()
-    while crowd.heard.total() - before < 3 * requests // 4:
+async def overload(load: LoadGenerator, server: Server, rate: float, requests: int) -> int:
+    """Send at a rate, stop the server after three quarters of the responses, and return its exit code."""
+    sending = asyncio.create_task(load.open_loop(rate, requests))
+    before = load.responses.total()
+    while load.responses.total() - before < 3 * requests // 4:
         await asyncio.sleep(0.002)
     server.process.send_signal(signal.SIGTERM)
-    await asking
+    await sending
     return await asyncio.to_thread(server.process.wait, 60)
 
 
-def test_twice_the_sustainable_rate_is_shed_and_a_drain_in_the_middle_of_it_drops_nobody(served, texts, shares):
+def test_at_twice_the_sustainable_rate_requests_are_refused_and_a_drain_drops_no_admitted_one(
+    served, texts, probabilities
+):
     body = json.dumps({"texts": texts}).encode()
     options = ["--serve.concurrency", 16, "--serve.deadline", DEADLINE, "--serve.log"]
     with Server(served / "clf", *options) as server:
-        crowd = Crowd(int(server.url.rsplit(":", 1)[1]), body, shares)
-        rate = asyncio.run(crowd.in_turns(clients=8, requests=160))
-        assert crowd.heard == {200: 160}
-        # as many as keep it at work for four deadlines: were all let in, the last would wait for two of them
-        assert asyncio.run(overload(crowd, server, 2 * rate, int(4 * rate * DEADLINE))) == 0
-        said = server.said
-    assert crowd.wrong == []
-    assert set(crowd.heard) <= {200, 429, 503, 504, "stopping"}
-    assert crowd.heard[429] + crowd.heard[503] > 0
-    assert crowd.heard[200] > 160  # control: it worked under the load too
-    assert crowd.heard["stopping"] > 0  # control: it was asked while it stopped
-    # whoever was let in has heard: as many whole answers as the server counts
-    answered = int(re.search(r"stopped: ([\d,]+) requests answered", said)[1].replace(",", ""))
-    assert crowd.heard.total() == answered
-    took = sorted(float(found) for found in re.findall(r"POST /predict 200 ([\d.]+) ms", said))
-    assert len(took) == crowd.heard[200]
-    assert took[int(0.99 * len(took))] <= 1000 * DEADLINE
+        load = LoadGenerator(int(server.url.rsplit(":", 1)[1]), body, probabilities)
+        rate = asyncio.run(load.closed_loop(clients=8, requests=160))
+        assert load.responses == {200: 160}
+        # work for four deadlines: if all were admitted, the last request would wait for two of them
+        assert asyncio.run(overload(load, server, 2 * rate, int(4 * rate * DEADLINE))) == 0
+        log = server.log
+    assert load.wrong == []
+    assert set(load.responses) <= {200, 429, 503, 504, "stopping"}
+    assert load.responses[429] + load.responses[503] > 0
+    assert load.responses[200] > 160  # control: it answered under load too
+    assert load.responses["stopping"] > 0  # control: it got requests while it stopped
+    # every admitted request was answered: as many complete responses as the server counts
+    num_answered = int(re.search(r"stopped: ([\d,]+) requests answered", log)[1].replace(",", ""))
+    assert load.responses.total() == num_answered
+    milliseconds = sorted(float(text) for text in re.findall(r"POST /predict 200 ([\d.]+) ms", log))
+    assert len(milliseconds) == load.responses[200]
+    assert milliseconds[int(0.99 * len(milliseconds))] <= 1000 * DEADLINE

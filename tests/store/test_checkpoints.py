@@ -1,19 +1,19 @@
-"""Checkpoints, bundles and receipts: all of it or nothing, and the newest good one."""
+"""Checkpoints, bundles and transfer receipts are complete or refused; resuming uses the newest undamaged checkpoint."""
 
 import pytest
 import torch
 
-from headstart.config import TokenizerConfig
+from fixtures.tiny import SHAPE, classifier, finetune_config, language_model
+from headstart.config.schema import TokenizerConfig
 from headstart.errors import StoreError, TransferError, UsageError
 from headstart.files import read_json, write_json
-from headstart.model.backbone import Backbone
-from headstart.model.heads import LanguageHead, Model, vocabulary_scores
+from headstart.model.heads import LanguageHead, Model, lm_logits
+from headstart.model.transformer import Backbone
 from headstart.store.bundle import Bundle, load_bundle, save_bundle
-from headstart.store.checkpoint import load_checkpoint, newest_good, resume_from, save_checkpoint, steps
-from headstart.store.receipt import transfer
-from headstart.store.rundir import RunFolder
-from headstart.text.tokenizer import train_tokenizer
-from tiny import SHAPE, classifier, finetune_config, language_model
+from headstart.store.checkpoint import checkpoint_steps, load_checkpoint, newest_valid, resume_from, save_checkpoint
+from headstart.store.run_folder import RunFolder
+from headstart.store.transfer import transfer
+from headstart.tokenization.bpe import train_tokenizer
 
 
 @pytest.fixture
@@ -51,38 +51,40 @@ def test_a_checkpoint_gives_back_what_was_saved(run):
     assert state == {"best": [1], "step": 200, "metrics": run.metrics.size()}
 
 
-def test_only_the_last_ones_are_kept(run):
+def test_only_the_newest_checkpoints_are_kept(run):
     for step in (100, 200, 300):
         save(run, step, keep=2)
-    assert [path.name for path in steps(run)] == ["step-00000200", "step-00000300"]
+    assert [path.name for path in checkpoint_steps(run)] == ["step-00000200", "step-00000300"]
 
 
 @pytest.mark.parametrize("name", ["backbone.safetensors", "head.safetensors", "optimizer.safetensors", "state.json"])
-def test_the_newest_good_one_is_found_when_the_newest_is_damaged(run, name):
+def test_the_newest_undamaged_checkpoint_is_used(run, name):
     for step in (100, 200):
         save(run, step)
-    path = steps(run)[-1] / name
+    path = checkpoint_steps(run)[-1] / name
     path.write_bytes(path.read_bytes()[:-3])
-    said = []
-    assert newest_good(run, said.append) == steps(run)[0]
+    messages = []
+    assert newest_valid(run, messages.append) == checkpoint_steps(run)[0]
     size = path.stat().st_size
-    assert said == [f"{path} is damaged: {size} bytes where {size + 3} were written; trying the checkpoint before it"]
+    assert messages == [
+        f"{path} is damaged: {size} bytes where {size + 3} were written; trying the checkpoint before it"
+    ]
     model = language_model(seed=9)
-    _, state = resume_from(run, model, said.append)
+    _, state = resume_from(run, model, messages.append)
     assert state["step"] == 100
     assert [line["step"] for line in run.metrics.read()] == [100]  # what came after was forgotten
     save(run, 200)  # and the damaged one is not in the way
-    assert newest_good(run, said.append) == steps(run)[-1]
-    assert steps(run)[-1].name == "step-00000200"
+    assert newest_valid(run, messages.append) == checkpoint_steps(run)[-1]
+    assert checkpoint_steps(run)[-1].name == "step-00000200"
 
 
 def test_a_run_without_a_good_checkpoint_starts_again_and_says_so(run):
     save(run, 100)
-    (steps(run)[0] / "manifest.json").unlink()
-    said = []
-    moments, state = resume_from(run, language_model(), said.append)
-    assert (moments, state) == ({}, {"step": 0})
-    assert said[-1] == f"no whole checkpoint is left in {run.path}: starting from step 0"
+    (checkpoint_steps(run)[0] / "manifest.json").unlink()
+    messages = []
+    optimizer_state, state = resume_from(run, language_model(), messages.append)
+    assert (optimizer_state, state) == ({}, {"step": 0})
+    assert messages[-1] == f"no whole checkpoint is left in {run.path}: starting from step 0"
     assert run.metrics.read() == []
 
 
@@ -115,9 +117,9 @@ def test_a_line_cut_by_a_crash_is_left_out(run):
 
 def test_a_bundle_gives_the_same_scores_after_reloading(tmp_path, tokenizer):
     model = language_bundle(tmp_path / "b", tokenizer)
-    loaded = load_bundle(tmp_path / "b", task="language")
+    loaded = load_bundle(tmp_path / "b", head_type="language")
     ids = torch.randint(tokenizer.vocab_size, (2, 9))
-    ours, theirs = (vocabulary_scores(each, each.backbone(ids)) for each in (model, loaded.model))
+    ours, theirs = (lm_logits(each, each.backbone(ids)) for each in (model, loaded.model))
     assert torch.equal(ours, theirs)
     assert loaded.tokenizer.digest == tokenizer.digest
 
@@ -125,7 +127,7 @@ def test_a_bundle_gives_the_same_scores_after_reloading(tmp_path, tokenizer):
 def test_a_language_model_is_not_taken_for_a_classifier(tmp_path, tokenizer):
     language_bundle(tmp_path / "b", tokenizer)
     with pytest.raises(UsageError) as caught:
-        load_bundle(tmp_path / "b", task="classify")
+        load_bundle(tmp_path / "b", head_type="classify")
     assert str(caught.value) == (
         f"{tmp_path / 'b'} holds a language model (from headstart pretrain); "
         "this needs a classifier (from headstart finetune)"
@@ -193,8 +195,8 @@ def test_another_tokenizer_stops_the_transfer(tmp_path, tokenizer):
     ids=["missing", "extra", "shape"],
 )
 def test_a_missing_extra_or_misshapen_tensor_stops_the_transfer(tmp_path, tokenizer, change, fault):
-    """The bundle is sealed again after the change, as a faulty program would leave it: the receipt itself must notice."""
-    from headstart.files import _seal, sha256_of
+    """The manifest is rewritten after the change, as by a faulty program, so that the transfer itself must notice."""
+    from headstart.files import _checksum, sha256_of
     from headstart.store.tensors import load_tensors, save_tensors
 
     language_bundle(tmp_path / "b", tokenizer)
@@ -206,7 +208,7 @@ def test_a_missing_extra_or_misshapen_tensor_stops_the_transfer(tmp_path, tokeni
     manifest = read_json(tmp_path / "b" / "manifest.json")
     manifest["files"]["backbone.safetensors"] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
     manifest.pop("seal")
-    write_json(tmp_path / "b" / "manifest.json", manifest | {"seal": _seal(manifest)})
+    write_json(tmp_path / "b" / "manifest.json", manifest | {"seal": _checksum(manifest)})
     model = Model(Backbone(SHAPE, tokenizer.vocab_size), classifier().head)
     before = model.backbone.embedding.weight.clone()
     with pytest.raises(TransferError) as caught:

@@ -1,18 +1,18 @@
-"""A run folder survives an error, forgets what was rewound, and refuses what is not its own."""
+"""Run folders: removal on error, rewound metrics, and refused files."""
 
 import errno
 
 import pytest
 
-from headstart.config import TokenizerConfig
+from fixtures.tiny import SHAPE, finetune_config
+from headstart.config.schema import TokenizerConfig
 from headstart.errors import DataError, StoreError, UsageError
-from headstart.files import _seal, read_json, sha256_of, whole_folder, write_json
-from headstart.model.backbone import Backbone
+from headstart.files import _checksum, atomic_folder, read_json, sha256_of, write_json
 from headstart.model.heads import LanguageHead, Model
+from headstart.model.transformer import Backbone
 from headstart.store.bundle import Bundle, load_bundle, save_bundle
-from headstart.store.rundir import RunFolder
-from headstart.text.tokenizer import train_tokenizer
-from tiny import SHAPE, finetune_config
+from headstart.store.run_folder import RunFolder
+from headstart.tokenization.bpe import train_tokenizer
 
 
 @pytest.fixture
@@ -22,12 +22,12 @@ def run(tmp_path):
 
 @pytest.mark.parametrize("new", [True, False])
 def test_wrong_inputs_take_a_new_folder_away_and_never_an_old_one(run, new):
-    with pytest.raises(DataError), run.discarded_on_error(new=new):
+    with pytest.raises(DataError), run.remove_on_error(new=new):
         raise DataError("train.csv has no rows")
     assert run.path.exists() is not new
 
 
-def test_what_waits_to_be_written_is_rewound_too(run):
+def test_buffered_metrics_are_rewound_too(run):
     run.metrics.flush()
     run.metrics.write("step", step=1)
     assert not run.metrics.path.exists()  # control: it does wait
@@ -35,7 +35,7 @@ def test_what_waits_to_be_written_is_rewound_too(run):
     assert run.metrics.read() == []
 
 
-def test_what_waits_is_written_when_the_run_ends(run):
+def test_buffered_metrics_are_written_when_the_run_ends(run):
     with run.locked():
         run.metrics.flush()
         run.metrics.write("step", step=1)
@@ -56,12 +56,12 @@ def test_a_run_of_another_format_is_refused(run):
         RunFolder.open(run.path, kind="finetune")
     assert (
         str(caught.value)
-        == f"{run.path} has format 99, this version of Headstart reads 1; update Headstart, or start another run"
+        == f"{run.path} has format 99, this version of Headstart reads 2; update Headstart, or start another run"
     )
 
 
-def test_a_full_disk_is_told_and_leaves_no_draft(tmp_path):
-    with pytest.raises(StoreError) as caught, whole_folder(tmp_path / "x", kind="bundle") as draft:
+def test_a_full_disk_is_reported_and_leaves_no_draft(tmp_path):
+    with pytest.raises(StoreError) as caught, atomic_folder(tmp_path / "x", kind="bundle") as draft:
         (draft / "half.bin").write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
     assert str(caught.value) == f"cannot write {tmp_path / 'x'}: No space left on device; nothing was changed"
@@ -77,20 +77,20 @@ def bundle(folder, tokenizer):
 
 def test_a_file_where_a_folder_should_be_is_named(tmp_path):
     (tmp_path / "a.csv").write_text("text\n")
-    words = f"{tmp_path / 'a.csv'} is a file, not a folder"
-    place = tmp_path / "a.csv" / "x"
-    with pytest.raises(StoreError) as caught, whole_folder(place, kind="bundle"):
+    reason = f"{tmp_path / 'a.csv'} is a file, not a folder"
+    target = tmp_path / "a.csv" / "x"
+    with pytest.raises(StoreError) as caught, atomic_folder(target, kind="bundle"):
         pass
-    assert str(caught.value) == f"cannot write {place}: {words}; nothing was changed"
+    assert str(caught.value) == f"cannot write {target}: {reason}; nothing was changed"
     with pytest.raises(UsageError) as refused:
-        RunFolder.create(place / "y", kind="finetune", command="", config=finetune_config(), inputs={})
-    assert str(refused.value) == f"cannot make the folder {place / 'y'}: {words}"
+        RunFolder.create(target / "y", kind="finetune", command="", config=finetune_config(), inputs={})
+    assert str(refused.value) == f"cannot make the folder {target / 'y'}: {reason}"
     assert (tmp_path / "a.csv").read_text() == "text\n"
 
 
 @pytest.mark.parametrize("name", ["backbone.safetensors", "head.safetensors", "bundle.json"])
 def test_a_changed_byte_of_a_model_is_refused_by_name(tmp_path, name):
-    """The last byte of a weight, or of a number, is still a weight or a number: only the manifest can tell."""
+    """A changed weight is still a valid weight, so only the manifest can show the damage."""
     folder = bundle(tmp_path / "b", train_tokenizer(["le livre est beau"] * 9, TokenizerConfig(vocab_size=265)))
     path = folder / name
     content = path.read_bytes()
@@ -103,7 +103,7 @@ def test_a_changed_byte_of_a_model_is_refused_by_name(tmp_path, name):
 
 
 def test_a_bundle_with_the_tokenizer_of_another_is_refused(tmp_path):
-    """Sealed again after the exchange, as a faulty program would leave it."""
+    """The manifest is rewritten after the exchange, as by a faulty program."""
     one, other = (
         train_tokenizer([text] * 9, TokenizerConfig(vocab_size=265)) for text in ("le livre est beau", "quite another")
     )
@@ -114,7 +114,7 @@ def test_a_bundle_with_the_tokenizer_of_another_is_refused(tmp_path):
     manifest.pop("seal")
     path = folder / "tokenizer" / "tokenizer.json"
     manifest["files"]["tokenizer/tokenizer.json"] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
-    write_json(folder / "manifest.json", manifest | {"seal": _seal(manifest)})
+    write_json(folder / "manifest.json", manifest | {"seal": _checksum(manifest)})
     with pytest.raises(StoreError) as caught:
         load_bundle(folder)
     assert str(caught.value) == f"{folder / 'tokenizer'} is not the tokenizer this model was trained with"

@@ -1,4 +1,4 @@
-"""Training learns what can be learnt, nothing that cannot, and the same however it is cut up."""
+"""The training loop: learning, resuming, accumulation, freezing, schedules and prefetching."""
 
 import math
 import threading
@@ -10,76 +10,84 @@ import numpy as np
 import pytest
 import torch
 
-from headstart.config import MaskingConfig, OptimConfig, TransferConfig
-from headstart.data.batches import Batch, CausalRows, LabelledRows
-from headstart.data.masking import hide
+from fixtures.tiny import CPU, SHAPE, SPECIAL, VOCABULARY, classifier, corpus, language_model
+from headstart.config.schema import MaskingConfig, OptimConfig, TransferConfig
+from headstart.data.batch import Batch
+from headstart.data.datasets import LabelledDataset, PackedDataset
+from headstart.data.masking import mask_tokens
 from headstart.errors import TrainingError
-from headstart.train.loop import Feed, TrainState, fit
-from headstart.train.objectives import LossSum, class_scores, classify, predict_tokens
-from headstart.train.optim import build_optimizer, level, optimizer_tensors, restore_optimizer, set_trainable
-from headstart.train.passes import Passes
-from headstart.train.schedule import lr_share
-from tiny import CPU, SHAPE, SPECIAL, VOCABULARY, classifier, corpus, language_model
+from headstart.train.loop import Prefetcher, TrainState, fit
+from headstart.train.objectives import LossSum, class_logits, classification_loss, language_model_loss
+from headstart.train.optimizers import (
+    build_optimizer,
+    layer_level,
+    lr_factor,
+    optimizer_tensors,
+    restore_optimizer,
+    set_trainable,
+)
+from headstart.train.step import EagerStep
+from headstart.train.transfer_batch import to_device
 
 SIZES = [3, 11, 7, 2, 9, 5, 8, 12, 4, 6, 10, 3]
 
 
 def rows(layout="packed"):
-    return CausalRows(corpus(SIZES), np.arange(len(SIZES)), SPECIAL, context=12, layout=layout, seed=1)
+    return PackedDataset(corpus(SIZES), np.arange(len(SIZES)), SPECIAL, context=12, layout=layout, seed=1)
 
 
-def train(model, config, steps, fetch, seed=0, objective=predict_tokens):
+def train(model, config, steps, fetch, seed=0, objective=language_model_loss):
     state = TrainState(model, build_optimizer(model, config), seed)
     return state, list(fit(state, fetch, lambda batch: objective(model, batch), config, steps, CPU))
 
 
-def test_it_overfits_a_handful():
+def test_a_model_overfits_a_handful_of_rows():
     data = rows()
     model = language_model()
-    _, reports = train(model, OptimConfig(lr=1e-2), 150, lambda step: [data.batch(0, data.rows)])
+    _, reports = train(model, OptimConfig(lr=1e-2), 150, lambda step: [data.batch(0, data.num_rows)])
     assert reports[0].loss > 2.5
     assert reports[-1].loss < 0.35
 
 
-def test_it_cannot_predict_noise():
-    """Fresh random tokens hold nothing to learn: a loss under the entropy of the draw means that a target leaked."""
+def test_a_causal_model_cannot_predict_noise():
+    """New random tokens hold nothing to learn: a loss below their entropy means that a target leaked."""
 
     def noise(step: int) -> list[Batch]:
-        fresh = corpus([11] * 16, seed=step)
-        return [CausalRows(fresh, np.arange(16), SPECIAL, context=12, layout="packed", seed=None).batch(0, 16)]
+        documents = corpus([11] * 16, seed=step)
+        return [PackedDataset(documents, np.arange(16), SPECIAL, context=12, layout="packed", seed=None).batch(0, 16)]
 
     _, reports = train(language_model(), OptimConfig(lr=1e-2), 150, noise)
     # 11 of 12 targets are uniform over 13 tokens; only the end after the eleventh is certain
-    floor = 11 / 12 * math.log(VOCABULARY - 4)
-    assert sum(report.loss for report in reports[-40:]) / 40 > floor - 0.03
+    entropy = 11 / 12 * math.log(VOCABULARY - 4)
+    assert sum(report.loss for report in reports[-40:]) / 40 > entropy - 0.03
 
 
 @pytest.mark.parametrize("next_token", [False, True], ids=["masked", "masked next token"])
-def test_a_masked_model_cannot_predict_noise_either(next_token):
+def test_a_masked_model_cannot_predict_noise(next_token):
     def noise(step: int) -> list[Batch]:
-        fresh = corpus([11] * 32, seed=step)
-        rows = CausalRows(fresh, np.arange(32), SPECIAL, context=12, layout="packed", seed=None)
+        documents = corpus([11] * 32, seed=step)
+        rows = PackedDataset(documents, np.arange(32), SPECIAL, context=12, layout="packed", seed=None)
         config = MaskingConfig(rate=0.3, masked=1.0, random=0.0)
-        return [hide(rows.batch(0, 32), step * 32, config, SPECIAL, VOCABULARY, 0, next_token=next_token)]
+        return [mask_tokens(rows.batch(0, 32), step * 32, config, SPECIAL, VOCABULARY, 0, next_token=next_token)]
 
     _, reports = train(language_model(), OptimConfig(lr=1e-2), 120, noise)
     assert sum(report.loss for report in reports[-40:]) / 40 > math.log(VOCABULARY - 4) - 0.03
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("tied", [False, True])
-def test_tables_learn_the_same_bits_whether_or_not_their_gradients_are_kept(tied, parts, monkeypatch):
-    data, found = rows("documents"), []
-    for kept in (True, False):
-        if not kept:
-            monkeypatch.setattr(Passes, "keep_rows", lambda self: None)
+def test_cached_gradients_of_embeddings_train_the_same_bits(tied, accumulate, monkeypatch):
+    data, trained = rows("documents"), []
+    for cached in (True, False):
+        if not cached:
+            monkeypatch.setattr(EagerStep, "cache_embedding_grads", lambda self: None)
         shape = SHAPE.model_copy(update={"block": "modern", "tied": True} if tied else {})
         model = language_model(shape=shape)
-        train(model, OptimConfig(lr=1e-2), 8, lambda step: [data.batch(step + part, 1) for part in range(parts)])
-        assert model.backbone.embedding._keeps == kept
-        assert (model.backbone.embedding._zeros is not None) == (kept and not tied and parts == 1)
-        found.append([parameter.detach() for parameter in model.parameters()])
-    assert all(one.equal(other) for one, other in zip(*found, strict=True))
+        train(model, OptimConfig(lr=1e-2), 8, lambda step: [data.batch(step + row, 1) for row in range(accumulate)])
+        assert model.backbone.embedding._keeps == cached
+        assert (model.backbone.embedding._zeros is not None) == (cached and not tied and accumulate == 1)
+        trained.append([parameter.detach() for parameter in model.parameters()])
+    assert all(with_cache.equal(without) for with_cache, without in zip(*trained, strict=True))
 
 
 @pytest.mark.parametrize("layout", ["packed", "documents"])
@@ -87,28 +95,28 @@ def test_accumulation_equals_one_large_batch(layout):
     data = rows(layout)
     config = OptimConfig(lr=1e-2)
 
-    def whole(step: int) -> list[Batch]:
+    def one_batch(step: int) -> list[Batch]:
         return [data.batch(step * 6, 6)]
 
-    def parts(step: int) -> list[Batch]:
-        return [data.batch(step * 6 + part, 1) for part in range(6)]  # rows that score unequally much
+    def micro_batches(step: int) -> list[Batch]:
+        return [data.batch(step * 6 + row, 1) for row in range(6)]  # with unequal numbers of targets
 
     def gradients(fetch) -> list[torch.Tensor]:
         model, seen = language_model(), []
         state = TrainState(model, build_optimizer(model, config), 0)
         state.optimizer.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in model.parameters()))
-        next(fit(state, fetch, lambda batch: predict_tokens(model, batch), config, 5, CPU))
+        next(fit(state, fetch, lambda batch: language_model_loss(model, batch), config, 5, CPU))
         return seen
 
-    for a, b in zip(gradients(whole), gradients(parts), strict=True):
+    for a, b in zip(gradients(one_batch), gradients(micro_batches), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
-    _, first = train(language_model(), config, 5, whole)
-    _, second = train(language_model(), config, 5, parts)
+    _, first = train(language_model(), config, 5, one_batch)
+    _, second = train(language_model(), config, 5, micro_batches)
     assert [a.loss for a in first] == pytest.approx([b.loss for b in second], rel=1e-5)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon"])
-def test_a_step_follows_from_its_number_and_seed(optimizer):
+def test_a_step_depends_on_its_number_and_the_seed_alone(optimizer):
     """Dropout draws the same numbers at step 3 whether or not steps 1 and 2 ran in this process."""
     data = rows()
     shape = SHAPE.model_copy(update={"dropout": 0.3})
@@ -117,29 +125,29 @@ def test_a_step_follows_from_its_number_and_seed(optimizer):
         return [data.batch(step * 2, 2)]
 
     config = OptimConfig(optimizer=optimizer, lr=1e-2, warmup=0.3, schedule="cosine")
-    whole, all_reports = train(language_model(shape=shape), config, 8, fetch)
+    uninterrupted, all_reports = train(language_model(shape=shape), config, 8, fetch)
 
     model = language_model(shape=shape)
     state = TrainState(model, build_optimizer(model, config), 0)
     first = []
-    for report in fit(state, fetch, lambda batch: predict_tokens(model, batch), config, 8, CPU):
+    for report in fit(state, fetch, lambda batch: language_model_loss(model, batch), config, 8, CPU):
         first.append(report)
         if report.step == 3:
             break
-    moments = {name: tensor.clone() for name, tensor in optimizer_tensors(state.optimizer, model).items()}
+    optimizer_state = {name: tensor.clone() for name, tensor in optimizer_tensors(state.optimizer, model).items()}
     torch.manual_seed(999)  # whatever the new process does before
     torch.rand(5)
     again = language_model(seed=77, shape=shape)
     again.load_state_dict(model.state_dict())
     resumed = TrainState(again, build_optimizer(again, config), 0, step=3)
-    restore_optimizer(resumed.optimizer, again, moments)
-    rest = list(fit(resumed, fetch, lambda batch: predict_tokens(again, batch), config, 8, CPU))
+    restore_optimizer(resumed.optimizer, again, optimizer_state)
+    last = list(fit(resumed, fetch, lambda batch: language_model_loss(again, batch), config, 8, CPU))
 
-    assert [a.loss for a in all_reports] == [b.loss for b in first + rest]  # equal, not close
-    for a, b in zip(whole.model.parameters(), again.parameters(), strict=True):
+    assert [a.loss for a in all_reports] == [b.loss for b in first + last]  # equal, not close
+    for a, b in zip(uninterrupted.model.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
-    other = train(language_model(shape=shape), config, 8, fetch, seed=1)[1]
-    assert [a.loss for a in other] != [b.loss for b in all_reports]  # control: the seed does matter
+    other_seed = train(language_model(shape=shape), config, 8, fetch, seed=1)[1]
+    assert [a.loss for a in other_seed] != [b.loss for b in all_reports]  # control: the seed does matter
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update():
@@ -157,36 +165,38 @@ def test_a_loss_that_is_not_finite_stops_before_the_update():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("more", ["loss", "norm"])
-def test_one_of_loss_and_norm_that_is_not_finite_is_enough(more):
+@pytest.mark.parametrize("not_finite", ["loss", "norm"])
+def test_a_loss_or_a_norm_that_is_not_finite_stops_training(not_finite):
     model, config = language_model(), OptimConfig(lr=1e-2)
 
-    def ask(batch: Batch) -> LossSum:
-        part, weight = predict_tokens(model, batch), model.head.linear.weight
-        odd = math.inf if more == "loss" else (weight - weight.detach()).abs().sum().sqrt()
-        return LossSum(part.total + odd, part.count)
+    def objective(batch: Batch) -> LossSum:
+        loss, weight = language_model_loss(model, batch), model.head.linear.weight
+        term = math.inf if not_finite == "loss" else (weight - weight.detach()).abs().sum().sqrt()
+        return LossSum(loss.total + term, loss.count)
 
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = TrainState(model, build_optimizer(model, config), 0)
-    found = r"^loss inf with gradient norm \d" if more == "loss" else r"^loss \d\.\d+ with gradient norm nan"
-    with pytest.raises(TrainingError, match=found):
-        next(fit(state, lambda step: [rows().batch(0, 2)], ask, config, 3, CPU))
+    message = r"^loss inf with gradient norm \d" if not_finite == "loss" else r"^loss \d\.\d+ with gradient norm nan"
+    with pytest.raises(TrainingError, match=message):
+        next(fit(state, lambda step: [rows().batch(0, 2)], objective, config, 3, CPU))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_a_model_that_was_measured_is_told_that_it_learns_again():
-    def dropped(*, measured: bool) -> list[float]:
+def test_a_model_in_eval_mode_is_set_to_training_mode_again():
+    def losses(*, evaluated: bool) -> list[float]:
         model, config = language_model(shape=SHAPE.model_copy(update={"dropout": 0.3})), OptimConfig()
-        state, losses = TrainState(model, build_optimizer(model, config), 0), []
-        for report in fit(state, lambda step: [rows().batch(step, 2)], partial(predict_tokens, model), config, 3, CPU):
-            losses.append(report.loss)
-            model.train(not measured)
-        return losses
+        state, step_losses = TrainState(model, build_optimizer(model, config), 0), []
+        for report in fit(
+            state, lambda step: [rows().batch(step, 2)], partial(language_model_loss, model), config, 3, CPU
+        ):
+            step_losses.append(report.loss)
+            model.train(not evaluated)
+        return step_losses
 
-    assert dropped(measured=True) == dropped(measured=False)
+    assert losses(evaluated=True) == losses(evaluated=False)
 
 
-def test_gradients_are_clipped_to_the_norm_asked_for():
+def test_gradients_are_clipped_to_the_configured_norm():
     data = rows()
     model = language_model()
     model.head.linear.weight.data *= 50
@@ -197,42 +207,42 @@ def test_gradients_are_clipped_to_the_norm_asked_for():
         lambda *_: seen.append(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item())
     )
     report = next(
-        fit(state, lambda step: [data.batch(0, 4)], lambda batch: predict_tokens(model, batch), config, 2, CPU)
+        fit(state, lambda step: [data.batch(0, 4)], lambda batch: language_model_loss(model, batch), config, 2, CPU)
     )
     assert report.norm > 1
     assert seen == [pytest.approx(0.5, rel=1e-4)]
 
 
 def labelled(count=16):
-    chance = np.random.default_rng(0)
-    texts = [np.concatenate((chance.integers(6, VOCABULARY, 6), [4 + index % 2])) for index in range(count)]
-    return LabelledRows(texts, [index % 2 for index in range(count)], SPECIAL, context=12)
+    rng = np.random.default_rng(0)
+    texts = [np.concatenate((rng.integers(6, VOCABULARY, 6), [4 + index % 2])) for index in range(count)]
+    return LabelledDataset(texts, [index % 2 for index in range(count)], SPECIAL, context=12)
 
 
 def test_a_frozen_backbone_does_not_move_by_a_bit_while_the_head_learns():
     model, data = classifier(), labelled()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    moving = set_trainable(model, TransferConfig(freeze=True), epoch=3)
-    assert moving == SHAPE.width * 2 + 2
-    train(model, OptimConfig(lr=1e-2), 5, lambda step: [data.batch(range(16))], objective=classify)
+    num_trainable = set_trainable(model, TransferConfig(freeze=True), epoch=3)
+    assert num_trainable == SHAPE.width * 2 + 2
+    train(model, OptimConfig(lr=1e-2), 5, lambda step: [data.batch(range(16))], objective=classification_loss)
     for name, tensor in model.backbone.state_dict().items():
         assert torch.equal(tensor, before[f"backbone.{name}"]), name
     assert not torch.equal(model.head.linear.weight, before["head.linear.weight"])  # control
 
 
-@pytest.mark.parametrize(("epoch", "highest"), [(0, 0), (1, 0), (2, 1), (4, 2), (6, 3), (9, 3)])
-def test_gradual_unfreezing_works_down_from_the_head(epoch, highest):
+@pytest.mark.parametrize(("epoch", "max_level"), [(0, 0), (1, 0), (2, 1), (4, 2), (6, 3), (9, 3)])
+def test_gradual_unfreezing_works_down_from_the_head(epoch, max_level):
     model = classifier()
     set_trainable(model, TransferConfig(unfreeze_every=2), epoch)
-    moving = {level(name, SHAPE.depth) for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert moving == set(range(highest + 1))
+    levels = {layer_level(name, SHAPE.depth) for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert levels == set(range(max_level + 1))
 
 
-def test_layers_further_down_learn_more_slowly():
+def test_layer_decay_lowers_the_rate_of_layers_far_from_the_output():
     model = classifier()
     optimizer = build_optimizer(model, OptimConfig(lr=1.0), layer_decay=0.5)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    peaks = {names[id(p)]: group["peak_lr"] for group in optimizer.param_groups for p in group["params"]}
+    peaks = {names[id(p)]: group["max_lr"] for group in optimizer.param_groups for p in group["params"]}
     assert peaks["head.linear.weight"] == 1.0
     assert peaks["backbone.layers.1.up.weight"] == 0.5
     assert peaks["backbone.layers.0.up.weight"] == 0.25
@@ -252,26 +262,26 @@ def test_class_weights_weigh_the_loss_and_its_count():
     model, data = classifier(), labelled()
     batch = data.batch(range(16))
     plain = torch.nn.functional.cross_entropy(
-        class_scores(model, batch), batch.targets, weight=torch.tensor([1.0, 3.0])
+        class_logits(model, batch), batch.targets, weight=torch.tensor([1.0, 3.0])
     )
-    ours = classify(model, batch, torch.tensor([1.0, 3.0]))
+    ours = classification_loss(model, batch, torch.tensor([1.0, 3.0]))
     assert (ours.total / ours.count).item() == pytest.approx(plain.item(), rel=1e-6)
     assert ours.count == 8 * 1 + 8 * 3
 
 
-def test_windows_of_a_text_vote_together():
+def test_the_logits_of_a_text_are_the_mean_over_its_windows():
     model = classifier().eval()
     texts = [np.arange(4, 17), np.arange(4, 9)]
-    whole = LabelledRows(texts, [0, 1], SPECIAL, context=8, windows=True)
-    scores = class_scores(model, whole.batch([0, 1]))
-    pieces = LabelledRows([texts[0][:7], texts[0][7:], texts[1]], [0, 0, 1], SPECIAL, context=8)
-    single = class_scores(model, pieces.batch([0, 1, 2]))
-    torch.testing.assert_close(scores[0], single[:2].mean(dim=0), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(scores[1], single[2], rtol=1e-5, atol=1e-6)
+    windowed = LabelledDataset(texts, [0, 1], SPECIAL, context=8, windows=True)
+    logits = class_logits(model, windowed.batch([0, 1]))
+    windows = LabelledDataset([texts[0][:7], texts[0][7:], texts[1]], [0, 0, 1], SPECIAL, context=8)
+    single = class_logits(model, windows.batch([0, 1, 2]))
+    torch.testing.assert_close(logits[0], single[:2].mean(dim=0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(logits[1], single[2], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("schedule", "shares"),
+    ("schedule", "factors"),
     [
         ("constant", [0.5, 1.0, 1.0, 1.0, 1.0]),
         ("linear", [0.5, 1.0, 1.0, 2 / 3, 1 / 3]),
@@ -279,16 +289,16 @@ def test_windows_of_a_text_vote_together():
         ("wsd", [0.5, 1.0, 1.0, 2 / 3, 1 / 3]),
     ],
 )
-def test_the_rate_rises_then_follows_its_schedule(schedule, shares):
-    found = [lr_share(step, 5, OptimConfig(warmup=0.4, schedule=schedule, cooldown=0.6)) for step in range(5)]
-    assert found == pytest.approx(shares)
+def test_the_learning_rate_warms_up_then_follows_its_schedule(schedule, factors):
+    actual = [lr_factor(step, 5, OptimConfig(warmup=0.4, schedule=schedule, cooldown=0.6)) for step in range(5)]
+    assert actual == pytest.approx(factors)
 
 
 def test_softmax_before_cross_entropy_would_be_noticed():
-    """The published mistake puts a floor of ln(V) - 1 or so under the loss; ours goes to nothing on a learnt text."""
+    """The published mistake keeps the loss above about ln(V) - 1; ours approaches 0 on a text learnt by heart."""
     data = rows()
     model = language_model()
-    _, reports = train(model, OptimConfig(lr=1e-2), 200, lambda step: [data.batch(0, data.rows)])
+    _, reports = train(model, OptimConfig(lr=1e-2), 200, lambda step: [data.batch(0, data.num_rows)])
     twice = torch.nn.functional.cross_entropy(
         torch.eye(VOCABULARY), torch.arange(VOCABULARY)
     )  # a perfect softmax, again
@@ -297,23 +307,25 @@ def test_softmax_before_cross_entropy_would_be_noticed():
 
 
 @pytest.mark.parametrize(("first", "steps"), [(0, 5), (3, 5), (5, 5)])
-def test_fetching_ahead_gives_the_same_in_the_same_order(first, steps):
+def test_prefetching_in_a_thread_keeps_batches_and_order(first, steps):
     data = rows()
 
     def fetch(step: int) -> list[Batch]:
         return [data.batch(step * 2, 2)]
 
-    def fed(*, ahead: bool) -> list[list[Batch]]:
-        with Feed(fetch, first, steps, lambda batch: batch.to(CPU.device), ahead=ahead) as feed:
-            return list(feed)
+    def prefetched(*, threaded: bool) -> list[list[Batch]]:
+        with Prefetcher(
+            fetch, first, steps, lambda batch: to_device(batch, CPU.device), threaded=threaded
+        ) as prefetcher:
+            return list(prefetcher)
 
-    plain, ahead = fed(ahead=False), fed(ahead=True)
+    plain, ahead = prefetched(threaded=False), prefetched(threaded=True)
     assert len(plain) == len(ahead) == steps - first
-    for one, other in zip(plain, ahead, strict=True):
-        assert torch.equal(one[0].ids_BT, other[0].ids_BT)
+    for expected, batches in zip(plain, ahead, strict=True):
+        assert torch.equal(expected[0].ids_BT, batches[0].ids_BT)
 
 
-def test_a_fault_in_fetching_ahead_is_not_lost():
+def test_an_error_in_the_prefetch_thread_is_raised_at_its_step():
     def fetch(step: int) -> list[Batch]:
         if step == 2:
             raise TrainingError("no such row")
@@ -321,66 +333,66 @@ def test_a_fault_in_fetching_ahead_is_not_lost():
 
     seen = []
     with (
-        Feed(fetch, 0, 5, lambda batch: batch.to(CPU.device), ahead=True) as feed,
+        Prefetcher(fetch, 0, 5, lambda batch: to_device(batch, CPU.device), threaded=True) as prefetcher,
         pytest.raises(TrainingError, match="no such row"),
     ):
-        for batches in feed:
-            assert feed.ahead() in ([], batches)  # a fault that lies ahead is none of this step's
+        for batches in prefetcher:
+            assert prefetcher.peek() in ([], batches)  # the error of a later step is not raised here
             seen.append(batches)
     assert len(seen) == 2
 
 
-def test_rows_are_laid_out_a_few_steps_ahead_and_no_more():
-    asked = []
+def test_three_steps_are_prefetched_and_no_more():
+    fetched = []
     data = rows()
 
     def fetch(step: int) -> list[Batch]:
-        asked.append(step)
+        fetched.append(step)
         return [data.batch(step, 1)]
 
-    with Feed(fetch, 0, 9, lambda batch: batch, ahead=True) as feed:
-        turns = iter(feed)
-        first = next(turns)
-        while not feed.ahead():
+    with Prefetcher(fetch, 0, 9, lambda batch: batch, threaded=True) as prefetcher:
+        batches = iter(prefetcher)
+        first = next(batches)
+        while not prefetcher.peek():
             time.sleep(0.001)
-        coming = feed.ahead()
-        assert next(turns) is coming
-        assert coming is not first
-    assert asked == [0, 1, 2, 3]  # the pool has done all that it was given
+        peeked = prefetcher.peek()
+        assert next(batches) is peeked
+        assert peeked is not first
+    assert fetched == [0, 1, 2, 3]  # the thread has finished what was submitted
 
 
-def test_rows_that_are_not_there_yet_are_not_waited_for_until_their_turn_or_the_end():
-    begun, done, go = [], [], threading.Event()
+def test_peeking_does_not_wait_for_batches_that_are_not_ready():
+    begun, done, released = [], [], threading.Event()
 
     def fetch(step: int) -> list[Batch]:
         begun.append(step)
         if step:
-            go.wait(timeout=5)
+            released.wait(timeout=5)
             time.sleep(0.02)
         done.append(step)
         return [rows().batch(step, 1)]
 
-    with Feed(fetch, 0, 9, lambda batch: batch, ahead=True) as feed:
-        next(iter(feed))
-        assert feed.ahead() == []
+    with Prefetcher(fetch, 0, 9, lambda batch: batch, threaded=True) as prefetcher:
+        next(iter(prefetcher))
+        assert prefetcher.peek() == []
         assert 1 not in done  # control
-        go.set()
+        released.set()
     assert begun == done == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_steps_that_are_far_away_take_no_memory(ahead):
-    """As `--minutes` tries some steps of a run without end."""
+@pytest.mark.parametrize("threaded", [False, True])
+def test_a_prefetcher_of_endless_steps_takes_no_memory(threaded):
+    """As `--minutes` times some steps of a run without end."""
     tracemalloc.start()
     try:
-        with Feed(lambda step: [], 7, 1 << 18, lambda batch: batch, ahead=ahead) as feed:
-            assert next(iter(feed)) == []
+        with Prefetcher(lambda step: [], 7, 1 << 18, lambda batch: batch, threaded=threaded) as prefetcher:
+            assert next(iter(prefetcher)) == []
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
 
 
-def test_a_step_takes_as_long_as_its_fetching_too_and_not_what_the_caller_does(monkeypatch):
+def test_the_time_of_a_step_includes_fetching_and_excludes_its_caller(monkeypatch):
     data, now = rows(), [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
@@ -391,9 +403,9 @@ def test_a_step_takes_as_long_as_its_fetching_too_and_not_what_the_caller_does(m
     model, config = language_model(), OptimConfig()
     state = TrainState(model, build_optimizer(model, config), 0)
     seconds = []
-    for report in fit(state, fetch, lambda batch: predict_tokens(model, batch), config, 3, CPU):
+    for report in fit(state, fetch, lambda batch: language_model_loss(model, batch), config, 3, CPU):
         seconds.append(report.seconds)
-        now[0] += 100  # measuring, saving
+        now[0] += 100  # evaluating, saving
     assert seconds == [3, 3, 3]
 
 
@@ -401,6 +413,6 @@ def test_a_step_takes_as_long_as_its_fetching_too_and_not_what_the_caller_does(m
 def test_a_step_moves_every_parameter(optimizer):
     model, data = language_model(), rows()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    train(model, OptimConfig(optimizer=optimizer, lr=1e-2), 2, lambda step: [data.batch(0, data.rows)])
+    train(model, OptimConfig(optimizer=optimizer, lr=1e-2), 2, lambda step: [data.batch(0, data.num_rows)])
     for name, parameter in model.named_parameters():
         assert not torch.equal(parameter, before[name]), name

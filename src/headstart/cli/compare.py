@@ -1,4 +1,4 @@
-"""`headstart compare`: what pretraining was worth, over arms, label budgets and seeds."""
+"""`headstart compare`: the gain from pretraining, over arms, label budgets and seeds."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,13 +21,13 @@ from headstart.cli.options import (
     check_resumes,
     command_line,
 )
-from headstart.config import FinetuneConfig
+from headstart.config.schema import FinetuneConfig
 from headstart.errors import UsageError
 
 OPTIONS = Options(FinetuneConfig, preset="finetune")
 ARMS = "majority,tfidf,scratch,pretrained"
 
-Source = Annotated[
+Backbones = Annotated[
     tuple[str, ...] | None,
     Parameter(
         name="--from",
@@ -88,7 +88,7 @@ def compare(
     train: Train = None,
     /,
     *,
-    source: Source = None,
+    backbone: Backbones = None,
     test: Test = None,
     out: Out,
     valid: Valid = None,
@@ -107,46 +107,45 @@ def compare(
     quiet: Quiet = False,
     flags: Flags | None = None,
 ) -> None:
-    """Run every cell of the comparison, and print what was found."""
-    others: dict[str, object] = {"from": source, "test": test, "valid": valid, "tokenizer": tokenizer, "preset": preset}
-    others |= {"seeds": seeds, "labels": labels, "arms": arms, "choose": choose, "no-texts": no_texts, "config": config}
-    _check(train, test, None if not resume else out, flags, others)
-    sources = folders(source or ())
-    OPTIONS.refuse_with_source(flags, next(iter(sources), None))
+    """Do every run of the comparison, and print the results."""
+    others: dict[str, object] = {"from": backbone, "test": test, "valid": valid, "tokenizer": tokenizer}
+    others |= {"preset": preset, "seeds": seeds, "labels": labels, "arms": arms, "choose": choose}
+    others |= {"no-texts": no_texts, "config": config}
+    _check(train, test, out if resume else None, flags, others)
+    backbones = parse_backbones(backbone or ())
+    first = next(iter(backbones), None)
+    OPTIONS.refuse_with_backbone(flags, first)
     from headstart.cli.report import show
-    from headstart.recipes.compare import run_compare
-    from headstart.recipes.finetune import usual_preset
+    from headstart.recipes.compare.run import CompareRequest, run_compare
+    from headstart.recipes.executors import Executor
+    from headstart.recipes.finetune.run import default_preset
 
-    kind = preset or usual_preset(next(iter(sources), None))
-    settings = None if resume else OPTIONS.settings(flags, preset=kind, path=config)
-    console = Console(quiet=quiet)
-    page: Path = run_compare(
-        train,
-        out,
-        settings,
-        source=sources,
+    preset = preset or default_preset(first)
+    request = CompareRequest(
+        train=train,
+        out=out,
+        backbones=backbones,
         valid=valid,
         test=test,
         tokenizer=tokenizer,
         seeds=5 if seeds is None else seeds,
-        labels=budgets(labels or "all"),
+        label_budgets=parse_budgets(labels or "all"),
         arms=tuple(arm.strip() for arm in (arms or ARMS).split(",")),
         choose=bool(choose),
-        jobs=jobs,
-        engine=engine,
-        address=address,
-        texts=not no_texts,
+        executor=Executor(engine, jobs, address),
+        quote_texts=not no_texts,
         resume=resume,
         command=command_line(),
-        progress=console,
     )
-    show(out, page, console)
+    settings = None if resume else OPTIONS.settings(flags, preset=preset, path=config)
+    console = Console(quiet=quiet)
+    show(out, run_compare(request, settings, console), console)
 
 
 def _check(
     train: str | None, test: str | None, resumed: Path | None, flags: Flags | None, others: dict[str, object]
 ) -> None:
-    """Refuse what is wrong before anything heavy is loaded."""
+    """Refuse wrong arguments before torch is imported."""
     if resumed:
         OPTIONS.refuse_with_resume(flags, resumed, **others)
         check_resumes(resumed, "compare", "train", [train] if train else [])
@@ -156,26 +155,26 @@ def _check(
         raise UsageError("compare needs --test, a labelled file to measure on; see headstart compare --help")
 
 
-def folders(given: Sequence[str]) -> tuple[str, ...]:
-    """Read --from: given several times, or folders with commas between them, unless a folder is called that.
+def parse_backbones(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Parse --from, which may be repeated or hold several folders with commas between, unless a folder has that name.
 
-    >>> folders(["runs/a,runs/b", "runs/c"])
+    >>> parse_backbones(["runs/a,runs/b", "runs/c"])
     ('runs/a', 'runs/b', 'runs/c')
     """
-    parts = [[text] if Path(text).exists() else text.split(",") for text in given]
-    return tuple(name.strip() for part in parts for name in part if name.strip())
+    groups = [[argument] if Path(argument).exists() else argument.split(",") for argument in arguments]
+    return tuple(name.strip() for group in groups for name in group if name.strip())
 
 
-def budgets(text: str) -> tuple[int | None, ...]:
-    """Read --labels; None stands for all, and what is named twice is run once.
+def parse_budgets(text: str) -> tuple[int | None, ...]:
+    """Parse --labels; None stands for all, and duplicates are removed.
 
-    >>> budgets("50, 200,all,50")
+    >>> parse_budgets("50, 200,all,50")
     (50, 200, None)
     """
-    found: list[int | None] = []
+    budgets: list[int | None] = []
     for word in text.split(","):
         word = word.strip()
         if word != "all" and not (word.isdecimal() and int(word) > 0):
             raise UsageError(f"--labels must be whole numbers and all, as in 50,200,all, got {word!r}")
-        found.append(None if word == "all" else int(word))
-    return tuple(dict.fromkeys(found))
+        budgets.append(None if word == "all" else int(word))
+    return tuple(dict.fromkeys(budgets))

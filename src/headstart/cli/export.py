@@ -1,4 +1,4 @@
-"""`headstart export`: a model of ours to a folder that others' programs read."""
+"""`headstart export`: write a model for transformers, onnxruntime, or in fewer bytes."""
 
 from typing import Annotated, Literal
 
@@ -12,7 +12,7 @@ To = Annotated[
     Parameter(
         name="--to",
         metavar="hf|onnx|compact",
-        help="hf: a stock architecture of transformers. onnx: for onnxruntime (classifiers). compact: a model of ours in "
+        help="hf: an architecture of transformers. onnx: for onnxruntime (classifiers). compact: a model of ours in "
         "half the bytes or a quarter.",
     ),
 ]
@@ -34,7 +34,7 @@ Weights = Annotated[
 def export(
     model: Model, /, *, to: To, out: Out, check: Check = None, weights: Weights = None, quiet: Quiet = False
 ) -> None:
-    """Write the folder: weights, shape, labels and tokenizer, and no code."""
+    """Write weights, architecture, labels and tokenizer, and no code."""
     from headstart.interop.export import run_export
 
     console = Console(quiet=quiet)

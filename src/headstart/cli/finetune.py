@@ -19,11 +19,11 @@ from headstart.cli.options import (
     check_resumes,
     command_line,
 )
-from headstart.config import FinetuneConfig
+from headstart.config.schema import FinetuneConfig
 from headstart.errors import UsageError
 
 OPTIONS = Options(FinetuneConfig, preset="finetune")
-Source = Annotated[
+Backbone = Annotated[
     str | None,
     Parameter(
         name="--from",
@@ -38,7 +38,7 @@ def finetune(
     train: Train = None,
     /,
     *,
-    source: Source = None,
+    backbone: Backbone = None,
     out: Out,
     valid: Valid = None,
     test: Annotated[
@@ -54,7 +54,7 @@ def finetune(
     """Train a classifier."""
     if resume:
         others = {
-            "from": source,
+            "from": backbone,
             "valid": valid,
             "test": test,
             "tokenizer": tokenizer,
@@ -65,25 +65,23 @@ def finetune(
         check_resumes(out, "finetune", "train", [train] if train else [])
     elif train is None:
         raise UsageError("finetune needs TRAIN, a labelled file; see headstart finetune --help")
-    elif source is None:
+    elif backbone is None:
         raise UsageError(
             "finetune needs --from: a pretrained folder, as in --from runs/base, a starter, as in --from starter:en (or "
             "starter:fr), or --from scratch"
         )
-    OPTIONS.refuse_with_source(flags, source)
-    from headstart.recipes.finetune import run_finetune, usual_preset
+    OPTIONS.refuse_with_backbone(flags, backbone)
+    from headstart.recipes.finetune.run import FinetuneRequest, default_preset, run_finetune
 
-    settings = None if resume else OPTIONS.settings(flags, preset=preset or usual_preset(source), path=config)
-
-    run_finetune(
-        train,
-        out,
-        settings,
-        source=source,
+    settings = None if resume else OPTIONS.settings(flags, preset=preset or default_preset(backbone), path=config)
+    request = FinetuneRequest(
+        train=train,
+        out=out,
+        backbone=backbone,
         valid=valid,
         test=test,
         tokenizer=tokenizer,
         resume=resume,
         command=command_line(),
-        progress=Console(quiet=quiet),
     )
+    run_finetune(request, settings, Console(quiet=quiet))

@@ -1,14 +1,14 @@
-"""`headstart generate`: a prompt, and how a language model goes on."""
+"""`headstart generate`: continue a prompt with a language model."""
 
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from headstart.cli.console import Console
-from headstart.cli.options import RUNTIME, ConfigFile, Flags, Model, Options, Quiet, Running
+from headstart.cli.options import RUNTIME_OPTIONS, ConfigFile, Flags, InferenceSettings, Model, Options, Quiet
 from headstart.errors import ConfigError, UsageError
 
-OPTIONS = Options(Running, names=RUNTIME)
+OPTIONS = Options(InferenceSettings, names=RUNTIME_OPTIONS)
 
 
 @OPTIONS.on
@@ -23,7 +23,8 @@ def generate(
     ] = 0.0,
     top_k: Annotated[int | None, Parameter(metavar="INT", help="Draw among so many likeliest tokens only.")] = None,
     top_p: Annotated[
-        float | None, Parameter(metavar="FLOAT", help="Draw among the likeliest tokens that reach this share together.")
+        float | None,
+        Parameter(metavar="FLOAT", help="Draw among the likeliest tokens that reach this probability together."),
     ] = None,
     samples: Annotated[int, Parameter(metavar="INT", help="Continuations to draw.")] = 1,
     seed: Annotated[int, Parameter(metavar="INT", help="Draws follow from it.")] = 0,

@@ -1,4 +1,4 @@
-"""`headstart import`: weights from elsewhere to a model of ours: the published course's, or a model of transformers."""
+"""`headstart import`: import weights of the published course, or a model of transformers."""
 
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +31,7 @@ def import_(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Read the weights, all of them and no others, and write a run folder that --from and generate take."""
+    """Read the weights and write a run folder that --from and generate accept."""
     console = Console(quiet=quiet)
     if file.startswith("hf:"):
         if tokenizer is not None or heads is not None:

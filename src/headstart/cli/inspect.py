@@ -1,4 +1,4 @@
-"""`headstart inspect`: labelled files to a report on what is in them and what is wrong with them."""
+"""`headstart inspect`: report on labelled files and their problems."""
 
 import json
 from pathlib import Path
@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from headstart.cli.console import Console
-from headstart.cli.naming import as_typed
-from headstart.cli.options import AsJson, ConfigFile, Flags, Options, Quiet
-from headstart.cli.reading import LABELLED
-from headstart.config import CorpusConfig, LabelledConfig, Section
+from headstart.cli.options import AsJson, ConfigFile, Flags, Options, Quiet, use_option_names
+from headstart.cli.text_input import LABELLED_OPTIONS
+from headstart.config.schema import CorpusConfig, LabelledConfig, Section
 from headstart.errors import DataError
 
 if TYPE_CHECKING:
-    from headstart.recipes.findings import Finding
-    from headstart.recipes.inspect import FileFacts, Inspection, Pretraining
+    from headstart.recipes.inspect import FileFacts, Finding, Inspection, PretrainingOverlap
 
-_LABELS = 8
+_MAX_LABELS = 8
 
 
 class InspectSettings(Section):
-    """The settings this command reads."""
+    """The settings of this command."""
 
     labelled: LabelledConfig = LabelledConfig()
     corpus: CorpusConfig = CorpusConfig()
@@ -30,7 +28,7 @@ class InspectSettings(Section):
 OPTIONS = Options(
     InspectSettings,
     names={
-        **LABELLED,
+        **LABELLED_OPTIONS,
         "corpus.text_column": "--corpus.text-column",
         "corpus.documents": "--corpus.documents",
     },
@@ -53,7 +51,7 @@ def inspect(
     tokenizer: Annotated[
         Path | None, Parameter(metavar="FOLDER", help="A tokenizer, to measure texts in tokens.")
     ] = None,
-    source: Annotated[
+    backbone: Annotated[
         str | None,
         Parameter(
             name="--from",
@@ -71,58 +69,48 @@ def inspect(
 ) -> None:
     """Report on labelled files."""
     settings = OPTIONS.settings(flags, path=config)
-    from headstart.recipes.inspect import run_inspect
+    from headstart.recipes.inspect import InspectRequest, run_inspect
 
     console = Console(quiet=quiet)
-    found = run_inspect(
-        train,
-        settings.labelled,
-        valid=valid,
-        test=test,
-        texts=texts or (),
-        corpus=settings.corpus,
-        tokenizer=tokenizer,
-        source=source,
-        context=context,
-        progress=console,
-    )
+    request = InspectRequest(train, valid, test, texts or (), tokenizer, backbone, context)
+    report = run_inspect(request, settings.labelled, settings.corpus, console)
     if as_json:
-        console.result(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
+        console.result(json.dumps(report.as_dict(), indent=1, ensure_ascii=False))
     else:
-        _show(found, console)
-    _refuse_what_was_cut_short(found)
+        _show(report, console)
+    _refuse_incomplete_files(report)
 
 
-def _refuse_what_was_cut_short(found: "Inspection") -> None:
-    """Say last, and by the exit code, that the report is about a part of a file."""
-    from headstart.recipes.findings import CUT_SHORT
+def _refuse_incomplete_files(report: "Inspection") -> None:
+    """Exit with an error after the report if a file could not be read to its end."""
+    from headstart.recipes.inspect import CUT_SHORT
 
-    for finding in found.findings:
+    for finding in report.findings:
         if finding.kind == CUT_SHORT:
             where = finding.message.partition(":")[0]
             raise DataError(f"{finding.file}: {where}; the report is about what comes before")
 
 
-def _show(found: "Inspection", console: Console) -> None:
-    from headstart.recipes.findings import CUT_SHORT
+def _show(report: "Inspection", console: Console) -> None:
+    from headstart.recipes.inspect import CUT_SHORT
 
-    for number, file in enumerate(found.files):
+    for number, file in enumerate(report.files):
         if number:
             console.result()
         rows = [("ratings" if file.kind == "rating" else "labels", _balance(file)), *_lengths(file)]
-        for finding in found.findings:
+        for finding in report.findings:
             if finding.file == file.name:
-                rows.append((f"! {finding.kind}", as_typed(finding.message) + _found(finding)))
-        for seen in found.pretraining:
-            if seen.file == file.name:  # to learn from what one trains on is no harm
-                harm = number > 0 and seen.exact + (seen.near or 0) > 0
-                rows.append(("! pretraining" if harm else "pretraining", _seen(seen)))
+                rows.append((f"! {finding.kind}", use_option_names(finding.message) + _finding_examples(finding)))
+        for overlap in report.pretraining:
+            if overlap.file == file.name:  # pretraining on the training file does no harm
+                harm = number > 0 and overlap.exact + (overlap.near or 0) > 0
+                rows.append(("! pretraining" if harm else "pretraining", _describe_overlap(overlap)))
         if not any(name.startswith("!") for name, _ in rows):
             rows.append(("findings", "none"))
-        broken = any(finding.file == file.name and finding.kind == CUT_SHORT for finding in found.findings)
+        broken = any(finding.file == file.name and finding.kind == CUT_SHORT for finding in report.findings)
         count = "1 row" if file.rows == 1 else f"{file.rows:,} rows"
         console.facts(f"{file.name}: {count}{', then unreadable' if broken else ''}", rows)
-    for note in found.notes:
+    for note in report.notes:
         console.result()
         console.prose(note)
 
@@ -131,36 +119,36 @@ def _balance(file: "FileFacts") -> str:
     if file.values is not None:
         return "from {lowest:g} to {highest:g}, mean {mean:.3g}".format(**file.values)
     total = file.rows if file.kind == "labels" else sum(file.labels.values())
-    shown = [f"{label} {count:,} ({count / total:.1%})" for label, count in list(file.labels.items())[:_LABELS]]
-    more = f", and {len(file.labels) - _LABELS:,} more" if len(file.labels) > _LABELS else ""
+    labels = [f"{label} {count:,} ({count / total:.1%})" for label, count in list(file.labels.items())[:_MAX_LABELS]]
+    further = f", and {len(file.labels) - _MAX_LABELS:,} more" if len(file.labels) > _MAX_LABELS else ""
     none = f"; none {file.without:,} ({file.without / total:.1%})" if file.kind == "labels" else ""
-    return (", ".join(shown) + more + none).replace("%", " %") or "none"
+    return (", ".join(labels) + further + none).replace("%", " %") or "none"
 
 
 def _lengths(file: "FileFacts") -> list[tuple[str, str]]:
     rows = []
-    for one in file.lengths:
-        words = f"median {one.median:,}, nine in ten up to {one.p90:,}, longest {one.longest:,}"
-        if one.unit == "tokens" and file.beyond is not None:
-            words += f"; {file.beyond:,} beyond the context of {file.context:,}"
-        rows.append((one.unit, words))
+    for lengths in file.lengths:
+        summary = f"median {lengths.median:,}, nine in ten up to {lengths.p90:,}, longest {lengths.longest:,}"
+        if lengths.unit == "tokens" and file.beyond is not None:
+            summary += f"; {file.beyond:,} beyond the context of {file.context:,}"
+        rows.append((lengths.unit, summary))
     return rows
 
 
-def _seen(one: "Pretraining") -> str:
-    shown = _examples(one.examples, one.exact + (one.near or 0))
-    if one.near is None:
-        verb = "were" if one.exact > 1 else "was"
+def _describe_overlap(overlap: "PretrainingOverlap") -> str:
+    examples = _format_examples(overlap.examples, overlap.exact + (overlap.near or 0))
+    if overlap.near is None:
+        verb = "were" if overlap.exact > 1 else "was"
         return (
-            f"{_number(one.exact)} of the {one.rows:,} rows {verb} among the {one.documents:,} different documents that "
-            f"{one.source} was pretrained on, word for word (changed copies cannot be seen){shown}"
+            f"{_number(overlap.exact)} of the {overlap.rows:,} rows {verb} among the {overlap.documents:,} different documents "
+            f"that {overlap.source} was pretrained on, word for word (changed copies cannot be seen){examples}"
         )
-    if not one.exact and not one.near:
-        return f"none of the {one.rows:,} rows stands in {one.source} ({one.documents:,} documents), nor almost"
-    what = "are documents" if one.exact > 1 else "is a document"
+    if not overlap.exact and not overlap.near:
+        return f"none of the {overlap.rows:,} rows appears in {overlap.source} ({overlap.documents:,} documents), nor almost"
+    documents = "are documents" if overlap.exact > 1 else "is a document"
     return (
-        f"{_number(one.exact)} of the {one.rows:,} rows {what} of {one.source} word for word, "
-        f"{one.near:,}{' more' if one.exact else ''} almost are, or stand inside one{shown}"
+        f"{_number(overlap.exact)} of the {overlap.rows:,} rows {documents} of {overlap.source} word for word, "
+        f"{overlap.near:,}{' more' if overlap.exact else ''} almost are, or appear inside one{examples}"
     )
 
 
@@ -168,11 +156,11 @@ def _number(count: int) -> str:
     return f"{count:,}" if count else "none"
 
 
-def _found(finding: "Finding") -> str:
+def _finding_examples(finding: "Finding") -> str:
     # a text with several labels is one example of as many rows
-    torn = finding.kind == "conflict" and finding.texts is not None
-    return _examples(finding.examples, (finding.texts or 0) if torn else finding.rows)
+    is_conflict = finding.kind == "conflict" and finding.texts is not None
+    return _format_examples(finding.examples, (finding.texts or 0) if is_conflict else finding.rows)
 
 
-def _examples(shown: tuple[str, ...], count: int) -> str:
-    return f": {'; '.join(shown)}{'; ...' if count > len(shown) else ''}" if shown else ""
+def _format_examples(examples: tuple[str, ...], count: int) -> str:
+    return f": {'; '.join(examples)}{'; ...' if count > len(examples) else ''}" if examples else ""

@@ -1,10 +1,10 @@
-"""The way in: which commands there are, and how whatever goes wrong becomes one line and an exit code.
+"""The entry point: the table of commands, and how every error becomes one line and an exit code.
 
-    0  done                                   2    ask differently: an option, a setting, a path, a file
-    1  tried and failed                       130  interrupted   143  terminated   141  nobody reads the output
+    0  success                                2    a wrong option, setting, path or file
+    1  failure                                130  interrupted   143  terminated   141  broken pipe
 
 `HEADSTART_TRACEBACK=1` shows where an error came from. A command's module is imported when the command is called, and
-what is heavy only inside it: `headstart --help` answers at once.
+imports heavy packages inside its function: `headstart --help` answers at once.
 """
 
 import keyword
@@ -20,13 +20,13 @@ from typing import Any, NoReturn, get_args
 from cyclopts import App, CoercionError, CycloptsError, Group, MissingArgumentError, UnknownOptionError
 from cyclopts.exceptions import RepeatArgumentError, UnknownCommandError, UnusedCliTokensError
 
-from headstart.cli import several
+from headstart.cli.distributed import exit_process, launcher_exit_code, refuse_multi_process, report_error_once
 from headstart.errors import HeadstartError
 from headstart.version import __version__
 
 SUMMARY = "Pretrain on your own text, swap the head, fine-tune, and learn what the head start was worth."
 
-# name, arguments, what it does, an example; in the order of the story
+# name, arguments, summary, example; in the order of a project
 COMMANDS = (
     (
         "demo",
@@ -37,7 +37,7 @@ COMMANDS = (
     (
         "inspect",
         "TRAIN [OPTIONS]",
-        "Look for what is wrong with labelled files: doubles, leaks, odd rows.",
+        "Look for what is wrong with labelled files: duplicates, leaks, odd rows.",
         "headstart inspect train.csv --test test.csv --texts reviews.txt",
     ),
     (
@@ -140,34 +140,34 @@ COMMANDS = (
 
 
 def main() -> NoReturn:
-    """Run the command line and leave with its exit code."""
+    """Run the command line and exit with its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
-    # threads that spin while they wait halve the speed of two cores, and quarter it when another program wants one
+    # spinning threads halve the speed of two cores, and quarter it when another program wants one
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    several.leave(run(sys.argv[1:]))
+    exit_process(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; every error becomes one line on stderr and the exit code that is returned."""
+    """Run one command and return its exit code; every error becomes one line on stderr."""
     try:
-        several.refuse_several(arguments)
-        build_app()(_in_order(list(arguments)), exit_on_error=False, print_error=False, verbose=False)
+        refuse_multi_process(arguments)
+        build_app()(_normalize(list(arguments)), exit_on_error=False, print_error=False, verbose=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # the reader has left; without this, Python would complain once more when it flushes at exit
+        # without this, Python would report the closed pipe once more when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (Exception, KeyboardInterrupt, Terminated) as error:
         if os.environ.get("HEADSTART_TRACEBACK") == "1":
             traceback.print_exc()
         message, exit_code = explain(error, _option_names(arguments), arguments)
-        several.say_once(error, message, _complain)
-        return several.for_the_launcher(error, exit_code)
+        report_error_once(error, message, _print_error)
+        return launcher_exit_code(error, exit_code)
     return 0
 
 
 def build_app() -> App:
-    """The commands, none of them imported yet."""
+    """Build the app with all commands, none of them imported yet."""
     app = App(
         name="headstart",
         help=SUMMARY,
@@ -176,7 +176,7 @@ def build_app() -> App:
         group_commands=Group("Commands", sort_key=0),
         group_parameters=Group("Options", sort_key=0),
         result_action="return_value",
-        suppress_keyboard_interrupt=False,  # it has a line of its own here
+        suppress_keyboard_interrupt=False,  # it has its own message here
     )
     for order, (name, usage, summary, example) in enumerate(COMMANDS):
         python_name = f"{name}_" if keyword.iskeyword(name) else name
@@ -197,15 +197,15 @@ def build_app() -> App:
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived outside of training, which has its own way of stopping."""
+    """SIGTERM arrived outside of training, which handles signals itself."""
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
     raise Terminated
 
 
-def _in_order(arguments: list[str]) -> list[str]:
-    """Take --quiet before the command as well as after it, and `help` for --help."""
+def _normalize(arguments: list[str]) -> list[str]:
+    """Accept --quiet before the command as well as after it, and `help` for --help."""
     if arguments[:1] == ["help"]:
         return [*arguments[1:2], "--help"]
     if len(arguments) > 1 and arguments[0] in ("--quiet", "-q"):
@@ -214,7 +214,7 @@ def _in_order(arguments: list[str]) -> list[str]:
 
 
 def _option_names(arguments: Sequence[str]) -> Mapping[str, str]:
-    """What the command at hand calls its options, if it came so far as to be imported."""
+    """Return the option names of the current command, if its module was imported."""
     command = next((word for word in arguments if not word.startswith("-")), "")
     options = getattr(sys.modules.get(f"headstart.cli.{command}"), "OPTIONS", None)
     names: Mapping[str, str] = options.names if options else {}
@@ -224,11 +224,11 @@ def _option_names(arguments: Sequence[str]) -> Mapping[str, str]:
 def explain(
     error: BaseException, names: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
 ) -> tuple[str, int]:
-    """The line and the exit code for an error; `names` are those of the command's options, by the settings' own."""
+    """Return the message and the exit code for an error; `names` are the command's options by setting name."""
     if isinstance(error, HeadstartError):
-        from headstart.cli.naming import as_typed, in_short
+        from headstart.cli.options import use_option_names, use_short_options
 
-        return in_short(as_typed(str(error), names), arguments), error.exit_code
+        return use_short_options(use_option_names(str(error), names), arguments), error.exit_code
     if isinstance(error, CycloptsError):
         return _explain_parsing(error), 2
     if isinstance(error, KeyboardInterrupt):
@@ -238,19 +238,20 @@ def explain(
     if _is_out_of_memory(error):
         return "out of memory; try a smaller --loop.batch-size, --model.context or --model.width", 1
     if isinstance(error, OSError) and error.filename is not None:
-        from headstart.files import why_not
+        from headstart.files import os_error_reason
 
-        return f"{error.filename}: {why_not(error, Path(str(error.filename)))}", 1
+        return f"{error.filename}: {os_error_reason(error, Path(str(error.filename)))}", 1
     if (pydantic := sys.modules.get("pydantic")) and isinstance(error, pydantic.ValidationError):
-        from headstart import config, layering
+        from headstart.config.merge import describe_validation_error
+        from headstart.config.schema import Section
 
-        return layering.explain(error, config.Section), 2
-    words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return f"unexpected {words}; HEADSTART_TRACEBACK=1 shows where", 1
+        return describe_validation_error(error, Section), 2
+    description = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"unexpected {description}; HEADSTART_TRACEBACK=1 shows where", 1
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    # torch has a class of its own on GPUs and a plain RuntimeError on CPUs; it is not imported here to ask
+    # torch raises its own class on GPUs and a plain RuntimeError on CPUs; torch is not imported here
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
@@ -259,22 +260,22 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _explain_parsing(error: CycloptsError) -> str:
-    """What was wrong with a command line, in the words that errors of ours use."""
+    """Describe a parsing error in the style of our own messages."""
     command = " ".join(error.command_chain or ())
     if isinstance(error, UnknownCommandError):
         typed = (error.unused_tokens or ["?"])[0]
         return f"there is no command {typed!r}; {_nearest(typed, [name for name, *_ in COMMANDS], 'headstart')}"
     if isinstance(error, UnknownOptionError):
         typed = (error.token.keyword or error.token.value).split("=")[0]
-        known = [name for argument in error.argument_collection for name in argument.names if name.startswith("-")]
-        return f"{command} has no option {typed}; {_nearest(typed, known, f'headstart {command}')}"
+        options = [name for argument in error.argument_collection for name in argument.names if name.startswith("-")]
+        return f"{command} has no option {typed}; {_nearest(typed, options, f'headstart {command}')}"
     if isinstance(error, RepeatArgumentError):
         return f"{error.token.keyword} is given more than once"
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         return _explain_missing(error, command)
     if isinstance(error, CoercionError) and error.token is not None and error.argument is not None:
-        wanted = _in_words(error.target_type)
-        return f"{error.token.keyword or _label(error.argument)} must be {wanted}, got {error.token.value!r}"
+        expected = _describe_type(error.target_type)
+        return f"{error.token.keyword or _label(error.argument)} must be {expected}, got {error.token.value!r}"
     if isinstance(error, UnusedCliTokensError):
         return f"{command} takes no further argument, got {(error.unused_tokens or ['?'])[0]!r}"
     return " ".join(str(error).split())
@@ -289,27 +290,26 @@ def _explain_missing(error: MissingArgumentError, command: str) -> str:
 
 
 def _label(argument: Any) -> str:
-    """How an argument is called in the usage line: an option by its name, a position in capitals."""
+    """Return the name of an argument in the usage line: options by name, positional arguments in capitals."""
     name: str = argument.name
     return name if name.startswith("-") and argument.index is None else name.lstrip("-").upper()
 
 
-def _in_words(kind: Any) -> str:
-    """What a value should have been."""
-    members = [member for member in get_args(kind) if member is not type(None)] or [kind]
+def _describe_type(target_type: Any) -> str:
+    members = [member for member in get_args(target_type) if member is not type(None)] or [target_type]
     if members[0] in (int, float):
         return "a whole number" if members[0] is int else "a number"
     return " or ".join(map(str, members))
 
 
-def _nearest(typed: str, known: Sequence[str], page: str) -> str:
-    from headstart.layering import nearest
+def _nearest(typed: str, names: Sequence[str], page: str) -> str:
+    from headstart.config.merge import closest_name
 
-    close = nearest(typed, known)
+    close = closest_name(typed, names)
     return f"did you mean {close}?" if close else f"see {page} --help"
 
 
-def _complain(message: str) -> None:
+def _print_error(message: str) -> None:
     line = "headstart: " + " ".join(message.split("\n"))
     if sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb":
         line = f"\x1b[31m{line}\x1b[0m"

@@ -1,4 +1,4 @@
-"""`headstart merge`: shards prepared apart, put together."""
+"""`headstart merge`: merge shards that were prepared separately."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from headstart.cli.console import Console
 from headstart.cli.options import Out, Quiet
 from headstart.errors import UsageError
-from headstart.progress import counted
+from headstart.progress import pluralize
 
 
 def merge(
@@ -18,11 +18,11 @@ def merge(
     out: Out,
     quiet: Quiet = False,
 ) -> None:
-    """Put prepared folders together."""
+    """Merge prepared folders."""
     if len(folders) < 2:
         raise UsageError(f"merge needs two prepared folders or more, got {len(folders)}")
-    from headstart.recipes.merge import run_merge
+    from headstart.recipes.prepare import run_merge
 
     console = Console(quiet=quiet)
     shards = run_merge(folders, out, console)
-    console.result(f"{out}: {counted(shards.documents, 'document')}, {counted(shards.tokens, 'token')}")
+    console.result(f"{out}: {pluralize(shards.num_documents, 'document')}, {pluralize(shards.num_tokens, 'token')}")

@@ -1,24 +1,37 @@
-"""`headstart params`: the parameters of a model, part by part, by formula."""
+"""`headstart params`: count the parameters of a model by formula, or forecast what pretraining it takes."""
 
 import json
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from headstart.cli.console import Console
 from headstart.cli.options import AsJson, ConfigFile, Flags, Options, Preset, Quiet
-from headstart.config import ModelConfig, PretrainConfig, Section, TokenizerConfig, Visibility
+from headstart.config.merge import merge_config
+from headstart.config.presets import preset_values
+from headstart.config.schema import AttentionDirection, ModelConfig, PretrainConfig, Section, TokenizerConfig
 from headstart.errors import UsageError
-from headstart.layering import layered
-from headstart.model import presets
-from headstart.model.ledger import Convention, ledger
-from headstart.progress import counted
+from headstart.model.parameter_count import Convention, count_parameters
+from headstart.progress import pluralize
+
+if TYPE_CHECKING:
+    from headstart.recipes.forecast import Forecast
 
 
 class ParamsSettings(Section):
-    """The settings this command reads."""
+    """The settings of this command."""
 
     model: ModelConfig = ModelConfig()
+
+
+@dataclass(frozen=True)
+class _Machines:
+    """The machines of a forecast; no name means all known ones."""
+
+    name: str | None
+    gpus: int
+    parallel: str
 
 
 OPTIONS = Options(ParamsSettings)
@@ -28,7 +41,7 @@ OPTIONS = Options(ParamsSettings)
 def params(
     *,
     preset: Preset = None,
-    source: Annotated[
+    backbone: Annotated[
         str | None,
         Parameter(
             name="--from", metavar="FOLDER", help="A model of yours, starter:en, or hf: and one of transformers."
@@ -56,22 +69,22 @@ def params(
     gpus: Annotated[int, Parameter(metavar="INT", help="How many of them.")] = 1,
     parallel: Annotated[
         Literal["ddp", "fsdp"],
-        Parameter(metavar="ddp|fsdp", show_choices=False, help="How several of them share the work."),
+        Parameter(metavar="ddp|fsdp", show_choices=False, help="How the work is distributed over several of them."),
     ] = "ddp",
-    tokens: Annotated[float, Parameter(metavar="NUMBER", help="Tokens of the whole run.")] = 1e9,
+    tokens: Annotated[float, Parameter(metavar="NUMBER", help="Tokens of the full run.")] = 1e9,
     rows: Annotated[
-        int | None, Parameter(metavar="INT", show_default="the preset's", help="Rows a step on each machine.")
+        int | None, Parameter(metavar="INT", show_default="the preset's", help="Rows per step on each machine.")
     ] = None,
     as_json: AsJson = False,
     config: ConfigFile = None,
     quiet: Quiet = False,
     flags: Flags | None = None,
 ) -> None:
-    """Print the ledger of the language model and of the classifier, or what pretraining will take."""
-    OPTIONS.refuse_with_source(flags, source)
-    model, reading = OPTIONS.settings(flags, preset=preset, path=config).model, _CAUSAL
-    if source is not None:
-        model, vocab_size, reading = _of(source)
+    """Print the parameters of the language model and of the classifier, or a forecast of pretraining."""
+    OPTIONS.refuse_with_backbone(flags, backbone)
+    model, attention = OPTIONS.settings(flags, preset=preset, path=config).model, _CAUSAL
+    if backbone is not None:
+        model, vocab_size, attention = _architecture_of(backbone)
     for name, value in (("--vocab-size", vocab_size), ("--classes", classes), ("--tokens", tokens), ("--rows", rows)):
         if value is not None and value < 1:
             raise UsageError(f"{name} must be at least 1, got {value:g}")
@@ -79,52 +92,138 @@ def params(
         raise UsageError("--machine, --gpus and --rows are about --forecast; add it")
     console = Console(quiet=quiet)
     if forecast:
-        from headstart.cli.forecast import show_forecast
-
-        kind = {"machine": machine, "gpus": gpus, "parallel": parallel, "tokens": tokens}
-        show_forecast(_pretraining(preset, model, rows), vocab_size, **kind, as_json=as_json, console=console)  # type: ignore[arg-type]
+        pretraining, machines = _pretrain_config(preset, model, rows), _Machines(machine, gpus, parallel)
+        show_forecast(pretraining, vocab_size, machines, tokens, as_json=as_json, console=console)
         return
-    show_ledgers(model, vocab_size, classes, convention, reading, as_json, console)
+    show_parameter_counts(model, vocab_size, classes, convention, attention, as_json, console)
 
 
-_CAUSAL: Visibility = "causal"
+_CAUSAL: AttentionDirection = "causal"
 
 
-def _of(source: str) -> tuple[ModelConfig, int, Visibility]:
-    """The shape, the vocabulary and the reading of a model that is there."""
-    from headstart.interop.sources import load_from
+def _architecture_of(backbone: str) -> tuple[ModelConfig, int, AttentionDirection]:
+    """Return the config, the vocabulary size and the attention direction of an existing model."""
+    from headstart.interop.model_source import load_model_source
 
-    bundle = load_from(source)
-    return bundle.config, bundle.model.backbone.vocab_size, bundle.visibility
-
-
-def _pretraining(preset: str | None, model: ModelConfig, rows: int | None) -> PretrainConfig:
-    """The settings of the run that is forecast: the preset's, with the shape and the rows that were given."""
-    own: dict[str, Any] = {"model": model.model_dump()} | ({"loop": {"batch_size": rows}} if rows else {})
-    return layered(PretrainConfig, presets.values(preset or "classic", "pretrain"), own)
+    bundle = load_model_source(backbone)
+    return bundle.config, bundle.model.backbone.vocab_size, bundle.attention
 
 
-def show_ledgers(
+def _pretrain_config(preset: str | None, model: ModelConfig, rows: int | None) -> PretrainConfig:
+    """Return the settings of the forecast run: those of the preset, with this model and batch size."""
+    settings: dict[str, Any] = {"model": model.model_dump()} | ({"loop": {"batch_size": rows}} if rows else {})
+    return merge_config(PretrainConfig, preset_values(preset or "classic", "pretrain"), settings)
+
+
+def show_parameter_counts(
     model: ModelConfig,
     vocab_size: int,
     classes: int,
     convention: Convention,
-    reading: Visibility,
+    attention: AttentionDirection,
     as_json: bool,
     console: Console,
 ) -> None:
-    """Print the parameters of both networks, part by part."""
-    ledgers = [ledger(model, vocab_size, count, convention, reading) for count in (None, classes)]
+    """Print the parameters of both networks by component."""
+    tables = [count_parameters(model, vocab_size, count, convention, attention) for count in (None, classes)]
     if as_json:
-        console.result(json.dumps([each.as_dict() for each in ledgers], indent=1, ensure_ascii=False))
+        console.result(json.dumps([table.as_dict() for table in tables], indent=1, ensure_ascii=False))
         return
     console.prose(
         f"V = {vocab_size:,} vocabulary, d = {model.width:,} width, f = {model.feedforward:,} feed-forward, "
-        f"L = {counted(model.depth, 'layer')}, C = {classes} classes"
+        f"L = {pluralize(model.depth, 'layer')}, C = {classes} classes"
     )
-    for each in ledgers:
+    for table in tables:
         console.result()
-        rows = [(row.part, row.formula, f"{row.count:,}") for row in each.rows]
-        rows.append(("all", "", f"{each.total:,}"))
-        rows += [(f"left out: {row.part}", row.formula, f"{row.count:,}") for row in each.left_out]
-        console.table([each.task, "formula", "parameters"], rows, numbers_from=2)
+        rows = [(row.part, row.formula, f"{row.count:,}") for row in table.rows]
+        rows.append(("all", "", f"{table.total:,}"))
+        rows += [(f"left out: {row.part}", row.formula, f"{row.count:,}") for row in table.excluded]
+        console.table([table.task, "formula", "parameters"], rows, numbers_from=2)
+
+
+def show_forecast(
+    config: PretrainConfig,
+    vocab_size: int,
+    machines: _Machines,
+    tokens: float,
+    *,
+    as_json: bool,
+    console: Console,
+) -> None:
+    """Print the forecast for one machine, or for all known ones."""
+    from headstart.recipes.forecast import MACHINES, forecast
+
+    gpus, parallel = machines.gpus, machines.parallel
+    every = [name for name, machine in MACHINES.items() if gpus == 1 or machine.link]
+    names = [machines.name] if machines.name else every
+    forecasts = [forecast(config, vocab_size, name, gpus=gpus, parallel=parallel, run_tokens=tokens) for name in names]
+    if as_json:
+        console.result(json.dumps([each.as_dict() for each in forecasts], indent=1))
+        return
+    rows = config.loop.batch_size * config.loop.accumulate
+    unit = "per step" if gpus == 1 else f"per step and GPU, {gpus} GPUs ({parallel})"
+    console.prose(
+        f"{tokens:,.0f} tokens, objective {config.objective}, {pluralize(rows, 'row')} of {config.model.context} tokens {unit}"
+    )
+    console.result()
+    columns = ["machine", "memory", "step", "tokens per second", "the full run"]
+    console.table(columns, [_row(each) for each in forecasts], numbers_from=1)
+    console.result()
+    for note in _notes(forecasts):
+        console.prose(note)
+
+
+def _row(forecast: "Forecast") -> tuple[str, ...]:
+    from headstart.recipes.forecast import MEASURED
+
+    unmeasured = "" if forecast.machine.name in MEASURED else " (not measured)"
+    too_large = "" if forecast.fits else ", too much"
+    return (
+        f"{forecast.machine.name}{unmeasured}",
+        f"{forecast.memory / 2**30:.1f} GiB{too_large}",
+        f"{1000 * forecast.seconds:,.1f} ms",
+        f"{forecast.rate:,.0f}",
+        format_duration(forecast.hours),
+    )
+
+
+def format_duration(hours: float) -> str:
+    """Format hours in the unit that suits them.
+
+    >>> format_duration(0.02), format_duration(3), format_duration(100)
+    ('1.2 minutes', '3.0 hours', '4.2 days')
+    """
+    if hours < 1:
+        return f"{60 * hours:.1f} minutes"
+    return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+def _notes(forecasts: "list[Forecast]") -> list[str]:
+    from headstart.recipes.forecast import MEASURED
+
+    machines = [each.machine for each in forecasts]
+    notes = [_accuracy_note(machine.name) for machine in machines if machine.name in MEASURED]
+    if any(machine.name not in MEASURED for machine in machines):
+        notes.append("not measured: peaks of the data sheets, and of them the fractions that an h200 reached.")
+    if any(not machine.is_cpu for machine in machines):
+        notes.append(
+            "Memory of GPUs was not measured: activations are counted as a CPU keeps them, at the width of bf16."
+        )
+    if any(each.communication for each in forecasts):
+        notes.append("Talk between GPUs is counted from the data sheets, none of it hidden behind arithmetic.")
+    if any(machine.is_cpu for machine in machines):
+        notes.append("cpu: one core of the machine that was measured.")
+    return notes
+
+
+def _accuracy_note(name: str) -> str:
+    from headstart.recipes.forecast import ERRORS
+
+    errors = ERRORS[name]
+    if errors.middle is None or errors.worst is None:
+        return f"{name}: fitted to {errors.steps} full runs, too few to say how far other runs are errors."
+    memory = "" if errors.memory is None else f", in memory by {errors.memory:.0%} at worst"
+    return (
+        f"{name}: fitted to {errors.steps} measured steps. Each left out of the fit in turn, its forecast was off by "
+        f"{errors.middle:.0%} in the middle and {errors.worst:.0%} at worst{memory}."
+    )

@@ -1,44 +1,41 @@
-"""`headstart predict`: texts to labels, from arguments, from standard input, or from a file to a file.
+"""`headstart predict`: predict labels of texts from arguments, standard input or a file.
 
-Files are read, answered and written in chunks, so their size does not matter; an output file appears when it is whole.
+Files are read, predicted and written in chunks, so their size does not matter; an output file is written atomically.
 """
 
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from headstart.cli.answers import (
-    Answer,
-    Asked,
-    Question,
-    Tally,
+from headstart.cli.console import Console
+from headstart.cli.options import RUNTIME_OPTIONS, AsJson, ConfigFile, Flags, InferenceSettings, Model, Options, Quiet
+from headstart.cli.prediction_output import (
+    InputText,
+    OutputOptions,
+    PredictedText,
+    PredictionCounts,
     has_colour,
     write_lines,
     write_rows,
 )
-from headstart.cli.console import Console
-from headstart.cli.options import RUNTIME, AsJson, ConfigFile, Flags, Model, Options, Quiet, Running
-from headstart.cli.reading import Reading, layout_for
-from headstart.config import RuntimeConfig
+from headstart.cli.text_input import InputColumns, output_dialect
+from headstart.config.schema import RuntimeConfig
 from headstart.errors import DataError, StoreError, UsageError
-from headstart.files import why_not
+from headstart.files import os_error_reason
 
 if TYPE_CHECKING:
-    from headstart.predict.answers import AnyPrediction
     from headstart.predict.explain import Explanation
-    from headstart.predict.exported import ExportedPredictor
+    from headstart.predict.numpy_predictor import NumpyPredictor
+    from headstart.predict.predictions import AnyPrediction, TextPredictor
     from headstart.predict.predictor import Predictor
-    from headstart.predict.quick import QuickPredictor
 
-    AnyPredictor = Predictor | QuickPredictor | ExportedPredictor
-
-OPTIONS = Options(Running, names=RUNTIME)
+OPTIONS = Options(InferenceSettings, names=RUNTIME_OPTIONS)
 CHUNK = 1000
 Format = Literal["line", "csv", "jsonl"]
 
@@ -48,7 +45,7 @@ def predict(
     model: Model,
     /,
     *texts: Annotated[str, Parameter(name="TEXTS", help="Texts; without any, the lines of standard input.")],
-    source: Annotated[
+    input_file: Annotated[
         str | None,
         Parameter(name="--input", metavar="FILE", help="A file of texts: csv, jsonl, txt, parquet and others."),
     ] = None,
@@ -68,7 +65,7 @@ def predict(
         float | None,
         Parameter(
             metavar="FLOAT",
-            help="The share of answers that should be right, such as 0.95; what is not sure enough for it gets none.",
+            help="The fraction of answers that should be right, such as 0.95; what is not sure enough for it gets none.",
         ),
     ] = None,
     explain: Annotated[
@@ -83,73 +80,92 @@ def predict(
     quiet: Quiet = False,
     flags: Flags | None = None,
 ) -> None:
-    """Answer texts with labels and probabilities."""
-    runtime, form = OPTIONS.settings(flags, path=config).runtime, _format(source, out, as_json=as_json)
-    if explain and form == "csv":
+    """Predict labels and probabilities of texts."""
+    runtime, output_format = OPTIONS.settings(flags, path=config).runtime, _format(input_file, out, as_json=as_json)
+    if explain and output_format == "csv":
         raise UsageError("--explain gives more than a csv can hold; add --json, or choose --out with a .jsonl file")
-    _check_files(source, out)
-    reading = Reading.of(model, source, text_column, second_column)
-    questions, layout = _questions(texts, source, reading), layout_for(source, out) if form == "csv" else None
-    console, asked = Console(quiet=quiet), Asked(abstain, explain)
-    exported = _exported(model, asked, runtime, console, int8=int8)
-    predictor = exported or _quick(model, texts, asked, runtime) or _usual(model, asked, runtime, console)
-    with _opened(out) as file:
-        tally = Tally()
+    _check_files(input_file, out)
+    columns = InputColumns.of(model, input_file, text_column, second_column)
+    inputs = _inputs(texts, input_file, columns)
+    dialect = output_dialect(input_file, out) if output_format == "csv" else None
+    console, options = Console(quiet=quiet), OutputOptions(abstain, explain)
+    predictor = _load_predictor(model, texts, options, runtime, console, int8=int8)
+    with _open_output(out) as file:
+        counts = PredictionCounts()
         shows_progress = out is not None or not sys.stdout.isatty()
-        answers = _answers(questions, predictor, asked, tally, console if shows_progress else None)
-        if form == "line":
-            alone = len(texts) == (2 if reading.pair else 1)
-            write_lines(answers, file, predictor.target, asked, alone=alone, colour=out is None and has_colour())
+        predicted = _predict(inputs, predictor, options, counts, console if shows_progress else None)
+        if output_format == "line":
+            single = len(texts) == (2 if columns.pair else 1)
+            write_lines(predicted, file, predictor.task, options, single=single, colour=out is None and has_colour())
         else:
-            write_rows(form, answers, file, predictor.target, asked, reading.separator, layout)
-    for remark in tally.remarks(out):
+            write_rows(output_format, predicted, file, predictor.task, options, columns.separator, dialect)
+    for remark in counts.remarks(out):
         console.say(remark)
 
 
-def _exported(
-    model: Path, asked: Asked, runtime: RuntimeConfig, console: Console, *, int8: bool
-) -> "AnyPredictor | None":
-    """For a folder that was exported for onnxruntime."""
+def _load_predictor(
+    model: Path,
+    texts: Sequence[str],
+    options: OutputOptions,
+    runtime: RuntimeConfig,
+    console: Console,
+    *,
+    int8: bool,
+) -> "TextPredictor":
+    return (
+        _onnx_predictor(model, options, runtime, console, int8=int8)
+        or _numpy_predictor(model, texts, options, runtime)
+        or _torch_predictor(model, options, runtime, console)
+    )
+
+
+def _onnx_predictor(
+    model: Path, options: OutputOptions, runtime: RuntimeConfig, console: Console, *, int8: bool
+) -> "TextPredictor | None":
+    """Load a folder that was exported for onnxruntime; None if it is not one."""
     if not (model / "model.onnx").is_file():
         if int8:
             raise UsageError(f"--int8 takes a folder that headstart export {model} --to onnx writes")
         return None
-    from headstart.predict.exported import ExportedPredictor, is_exported
+    from headstart.predict.onnx_predictor import OnnxPredictor, is_onnx_export
 
-    if not is_exported(model):
+    if not is_onnx_export(model):
         return None
-    if asked.explain or asked.abstain is not None:
-        wish = "--explain" if asked.explain else "--abstain"
-        raise UsageError(f"{model} is an export for onnxruntime, which cannot {wish}; give the model it was made from")
-    predictor = ExportedPredictor(model, int8=int8, threads=runtime.threads)
+    if options.explain or options.abstain is not None:
+        option = "--explain" if options.explain else "--abstain"
+        raise UsageError(
+            f"{model} is an export for onnxruntime, which cannot {option}; give the model it was made from"
+        )
+    predictor = OnnxPredictor(model, int8=int8, threads=runtime.threads)
     if predictor.agreement:
         console.say(predictor.agreement)
     return predictor
 
 
-def _quick(model: Path, texts: Sequence[str], asked: Asked, runtime: RuntimeConfig) -> "QuickPredictor | None":
-    """For a few texts on the command line, an answer that does not wait for torch; None where that is not to be had."""
-    if not texts or asked.explain or asked.abstain is not None:
+def _numpy_predictor(
+    model: Path, texts: Sequence[str], options: OutputOptions, runtime: RuntimeConfig
+) -> "NumpyPredictor | None":
+    """Load a predictor that does not import torch, for texts on the command line; None where it does not support them."""
+    if not texts or options.explain or options.abstain is not None:
         return None
     if runtime.device not in ("auto", "cpu") or runtime.precision == "bf16":
         return None
-    from headstart.predict.quick import QuickPredictor
+    from headstart.predict.numpy_predictor import NumpyPredictor
 
-    return QuickPredictor.load(model, texts)
+    return NumpyPredictor.load(model, texts)
 
 
-def _usual(model: Path, asked: Asked, runtime: RuntimeConfig, console: Console) -> "Predictor":
-    from headstart.predict.abstain import in_words, threshold_for
-    from headstart.predict.predictor import Predictor
+def _torch_predictor(model: Path, options: OutputOptions, runtime: RuntimeConfig, console: Console) -> "Predictor":
+    from headstart.predict.predictor import Predictor, describe_threshold, threshold_for
 
     predictor = Predictor.load(model, runtime)
-    if asked.abstain is not None:
-        found = threshold_for(predictor.bundle, asked.abstain)
-        console.say(in_words(found, predictor.bundle.about["calibration"]["rows"]))
+    if options.abstain is not None:
+        threshold = threshold_for(predictor.bundle, options.abstain)
+        console.say(describe_threshold(threshold, predictor.bundle.about["calibration"]["rows"]))
     return predictor
 
 
-def _format(source: str | None, out: Path | None, *, as_json: bool) -> Format:
+def _format(input_file: str | None, out: Path | None, *, as_json: bool) -> Format:
     if out is not None:
         if out.suffix not in (".csv", ".jsonl"):
             raise UsageError(f"--out must end in .csv or .jsonl, got {out}")
@@ -158,72 +174,64 @@ def _format(source: str | None, out: Path | None, *, as_json: bool) -> Format:
         return "csv" if out.suffix == ".csv" else "jsonl"
     if as_json:
         return "jsonl"
-    if source is None:
+    if input_file is None:
         return "line"
-    from headstart.data.opening import suffix_of
+    from headstart.data.io import suffix_of
 
-    return "csv" if suffix_of(source) in (".csv", ".tsv") else "jsonl"
+    return "csv" if suffix_of(input_file) in (".csv", ".tsv") else "jsonl"
 
 
-def _check_files(source: str | None, out: Path | None) -> None:
-    if source is None:
+def _check_files(input_file: str | None, out: Path | None) -> None:
+    if input_file is None:
         return
-    if Path(source).is_dir():
-        raise UsageError(f"{source} is a folder; --input takes one file")
-    if out is not None and Path(source).resolve() == out.resolve():
+    if Path(input_file).is_dir():
+        raise UsageError(f"{input_file} is a folder; --input takes one file")
+    if out is not None and Path(input_file).resolve() == out.resolve():
         raise UsageError(f"--out {out} is the file of --input, which would be lost; choose another --out")
 
 
-def _questions(texts: Sequence[str], source: str | None, reading: Reading) -> Iterator[Question]:
-    """The texts in order, from wherever they are given; the first is read at once, so that its faults come first."""
-    if texts and source is not None:
+def _inputs(texts: Sequence[str], input_file: str | None, columns: InputColumns) -> Iterator[InputText]:
+    """Return the inputs in order; the first is read at once, so that its errors are reported before a model is loaded."""
+    if texts and input_file is not None:
         raise UsageError("predict takes texts or --input, not both")
-    if source is not None:
-        found = _from_file(source, reading.text, reading.second)
+    if input_file is not None:
+        inputs = _from_file(input_file, columns.text, columns.second)
     elif texts:
-        found = iter(_arguments(texts, pair=reading.pair))
+        inputs = iter(_from_arguments(texts, pair=columns.pair))
     elif not sys.stdin.isatty():
-        found = _from_stdin(pair=reading.pair)
+        inputs = _from_stdin(pair=columns.pair)
     else:
-        found = iter(())
-    first = next(found, None)
-    if first is None:
-        empty = (
-            f"{source} holds no texts"
-            if source
-            else "predict needs texts: as arguments, on standard input, or --input FILE"
-        )
-        raise (DataError if source else UsageError)(empty)
-    return _chain(first, found)
+        inputs = iter(())
+    first = next(inputs, None)
+    if first is not None:
+        return chain([first], inputs)
+    if input_file:
+        raise DataError(f"{input_file} holds no texts")
+    raise UsageError("predict needs texts: as arguments, on standard input, or --input FILE")
 
 
-def _chain(first: Question, rest: Iterator[Question]) -> Iterator[Question]:
-    yield first
-    yield from rest
-
-
-def _from_file(path: str, wanted: str | None, second: str | None) -> Iterator[Question]:
-    from headstart.data.columns import as_text, cell, column_named, text_column
+def _from_file(path: str, first: str | None, second: str | None) -> Iterator[InputText]:
+    from headstart.data.columns import cell_value, column_named, parse_text, text_column
     from headstart.data.sources import read_rows
 
     names: list[str] = []
     for row in read_rows(path):
         if not names:
             columns = list(row.values)
-            names = [text_column(path, columns, wanted, "--text-column")]
+            names = [text_column(path, columns, first, "--text-column")]
             names += [] if second is None else [column_named(path, columns, second)]
-        text, *more = (as_text(cell(row.values, name, row.where), row.where) for name in names)
-        yield Question(row.values, (text, more[0]) if more else text)
+        texts = [parse_text(cell_value(row.values, name, row.where), row.where) for name in names]
+        yield InputText(row.values, texts[0] if second is None else (texts[0], texts[1]))
 
 
-def _from_stdin(*, pair: bool) -> Iterator[Question]:
-    from headstart.data.opening import lines
+def _from_stdin(*, pair: bool) -> Iterator[InputText]:
+    from headstart.data.io import read_lines
 
     name = "standard input"
-    for number, line in enumerate(lines(name, sys.stdin.buffer), start=1):  # type: ignore[arg-type]
+    for number, line in enumerate(read_lines(name, sys.stdin.buffer), start=1):  # type: ignore[arg-type]
         text = line.rstrip("\r\n")
         if not pair:
-            yield Question({"text": text}, text)
+            yield InputText({"text": text}, text)
             continue
         first, tab, second = text.partition("\t")
         if not tab:
@@ -231,65 +239,62 @@ def _from_stdin(*, pair: bool) -> Iterator[Question]:
         yield _pair(first, second)
 
 
-def _pair(first: str, second: str) -> Question:
-    return Question({"text": first, "second": second}, (first, second))
+def _pair(first: str, second: str) -> InputText:
+    return InputText({"text": first, "second": second}, (first, second))
 
 
-def _arguments(texts: Sequence[str], *, pair: bool) -> list[Question]:
+def _from_arguments(texts: Sequence[str], *, pair: bool) -> list[InputText]:
     for number, text in enumerate(texts, start=1):
         if not text.strip():
             raise DataError(f"text {number}: the text is empty; there is nothing to classify")
     if not pair:
-        return [Question({"text": text}, text) for text in texts]
+        return [InputText({"text": text}, text) for text in texts]
     if len(texts) % 2:
         raise UsageError(f"this model reads pairs of texts: give two for each answer, got {len(texts)}")
     return [_pair(first, second) for first, second in zip(texts[::2], texts[1::2], strict=True)]
 
 
-def _answers(
-    questions: Iterator[Question],
-    predictor: "AnyPredictor",
-    asked: Asked,
-    tally: Tally,
+def _predict(
+    inputs: Iterator[InputText],
+    predictor: "TextPredictor",
+    options: OutputOptions,
+    counts: PredictionCounts,
     console: Console | None,
-) -> Iterator[Answer]:
-    """Every question with its answer; a row without text keeps its place."""
+) -> Iterator[PredictedText]:
+    """Yield every input with its prediction, in order; a row without text has none."""
     with console.task("predicting", None, "texts") if console else nullcontext() as bar:
-        while chunk := list(islice(questions, CHUNK)):
-            texts = [question.text for question in chunk if question.readable]
-            predictions = predictor.predict(texts, abstain=asked.abstain)  # type: ignore[arg-type]  # some read no pairs
-            tally.rows += len(chunk)
-            tally.empty += len(chunk) - len(texts)
-            tally.cut += sum(prediction.truncated for prediction in predictions)
-            tally.abstained += sum(prediction.abstained for prediction in predictions)
-            found = iter(predictions)
-            for question in chunk:
-                prediction = next(found) if question.readable else None
-                yield Answer(question, prediction, _explained(predictor, question, prediction, asked))
+        while chunk := list(islice(inputs, CHUNK)):
+            texts = [item.text for item in chunk if item.readable]
+            predictions = predictor.predict(texts, abstain=options.abstain)
+            counts.rows += len(chunk)
+            counts.empty += len(chunk) - len(texts)
+            counts.cut += sum(prediction.truncated for prediction in predictions)
+            counts.abstained += sum(prediction.abstained for prediction in predictions)
+            remaining = iter(predictions)
+            for item in chunk:
+                prediction = next(remaining) if item.readable else None
+                yield PredictedText(item, prediction, _explain(predictor, item, prediction, options))
             if bar is not None:
                 bar.advance(len(chunk))
 
 
-def _labels(prediction: "AnyPrediction") -> list[str | None]:
-    """The labels to explain: each of several, else the one answer, by whatever name."""
-    return list(prediction.labels) if prediction.kind == "labels" else [None]
-
-
-def _explained(
-    predictor: "AnyPredictor", question: Question, prediction: "AnyPrediction | None", asked: Asked
+def _explain(
+    predictor: "TextPredictor", item: InputText, prediction: "AnyPrediction | None", options: OutputOptions
 ) -> "tuple[Explanation, ...]":
-    if not asked.explain or prediction is None:
+    if not options.explain or prediction is None:
         return ()
-    from headstart.predict.explain import explain
+    from headstart.predict.explain import explain_prediction
     from headstart.predict.predictor import Predictor
 
     assert isinstance(predictor, Predictor)
-    return tuple(explain(predictor, question.text, label) for label in _labels(prediction))
+    # None is the predicted label, or the value of a regression
+    labels: list[str | None] = list(prediction.labels) if prediction.kind == "labels" else [None]
+    return tuple(explain_prediction(predictor, item.text, label) for label in labels)
 
 
 @contextmanager
-def _opened(out: Path | None) -> Iterator[IO[str]]:
-    """Standard output, or a file that appears at `out` once it is whole."""
+def _open_output(out: Path | None) -> Iterator[IO[str]]:
+    """Yield standard output, or a file that is renamed to `out` once it is complete."""
     if out is None:
         yield sys.stdout
         return
@@ -297,7 +302,7 @@ def _opened(out: Path | None) -> Iterator[IO[str]]:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"cannot write {out}: {why_not(error, out)}") from error
+        raise StoreError(f"cannot write {out}: {os_error_reason(error, out)}") from error
     try:
         with draft.open("w", encoding="utf-8", newline="") as file:
             yield file

@@ -1,4 +1,4 @@
-"""`headstart prepare`: text, labelled or not, to token shards."""
+"""`headstart prepare`: encode text, labelled or not, into token shards."""
 
 from typing import Annotated
 
@@ -6,13 +6,13 @@ from cyclopts import Parameter
 
 from headstart.cli.console import Console
 from headstart.cli.options import ConfigFile, Flags, Options, Out, Quiet, Tokenizer
-from headstart.config import CorpusConfig, LabelledConfig, Section, TokenizerConfig
+from headstart.config.schema import CorpusConfig, LabelledConfig, Section, TokenizerConfig
 from headstart.errors import UsageError
-from headstart.progress import counted
+from headstart.progress import pluralize
 
 
 class PrepareSettings(Section):
-    """The settings this command reads."""
+    """The settings of this command."""
 
     corpus: CorpusConfig = CorpusConfig()
     labelled: LabelledConfig = LabelledConfig()
@@ -24,7 +24,7 @@ OPTIONS = Options(
     names={
         "corpus.text_column": "--corpus.text-column",
         "corpus.documents": "--corpus.documents",
-        "corpus.leave_out": "--corpus.leave-out",
+        "corpus.exclude": "--corpus.exclude",
         "labelled.text_column": "--labelled.text-column",
         "labelled.label_column": "--labelled.label-column",
         "labelled.skip_empty": "--labelled.skip-empty",
@@ -57,31 +57,24 @@ def prepare(
     settings = OPTIONS.settings(flags, path=config)
     if labelled and tokenizer is None:
         raise UsageError("prepare --labelled needs --tokenizer: that of the model which will read the shards")
-    if labelled and settings.corpus.leave_out:
-        raise UsageError(
-            "prepare --labelled keeps every row; --leave-out is for the text that a model is pretrained on"
-        )
+    if labelled and settings.corpus.exclude:
+        raise UsageError("prepare --labelled keeps every row; --exclude is for the text that a model is pretrained on")
     if labelled and len(texts) > 1:
         raise UsageError(f"prepare --labelled takes one file, so that its labels have one order; got {len(texts)}")
     if jobs < 1:
         raise UsageError(f"--jobs must be at least 1, got {jobs}")
     if labelled and jobs > 1:
         raise UsageError("prepare --labelled reads one file in one process; --jobs is for files of text")
-    from headstart.recipes.prepare import run_prepare, run_prepare_labelled
+    from headstart.recipes.prepare import PrepareRequest, run_prepare, run_prepare_labelled
 
     console = Console(quiet=quiet)
     if labelled:
         assert tokenizer is not None
         shards = run_prepare_labelled(texts[0], out, settings.labelled, tokenizer=tokenizer, progress=console)
     else:
-        shards = run_prepare(
-            texts,
-            out,
-            settings.corpus,
-            tokenizer=tokenizer,
-            tokenizer_config=settings.tokenizer,
-            progress=console,
-            jobs=jobs,
-        )
-    labels = f", {counted(len(shards.labels), 'label')}" if shards.labels else ""
-    console.result(f"{out}: {counted(shards.documents, 'document')}, {counted(shards.tokens, 'token')}{labels}")
+        request = PrepareRequest(texts, out, settings.corpus, settings.tokenizer, tokenizer, jobs)
+        shards = run_prepare(request, console)
+    labels = f", {pluralize(len(shards.labels), 'label')}" if shards.labels else ""
+    console.result(
+        f"{out}: {pluralize(shards.num_documents, 'document')}, {pluralize(shards.num_tokens, 'token')}{labels}"
+    )

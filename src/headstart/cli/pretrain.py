@@ -19,11 +19,11 @@ from headstart.cli.options import (
     check_resumes,
     command_line,
 )
-from headstart.config import PretrainConfig
+from headstart.config.schema import PretrainConfig
 from headstart.errors import UsageError
 
 OPTIONS = Options(PretrainConfig, preset="pretrain")
-Source = Annotated[
+Backbone = Annotated[
     str | None,
     Parameter(
         name="--from",
@@ -41,19 +41,19 @@ TeacherWeight = Annotated[
 ]
 
 
-def _is_to_be_planned(preset: str | None, config: Path | None, flags: Flags | None) -> bool:
-    """Whether the size is left to us: `--preset auto`, or minutes and nothing that says what network it should be."""
+def _wants_preset_search(preset: str | None, config: Path | None, flags: Flags | None) -> bool:
+    """Return True for `--preset auto`, and for minutes without a setting that determines the network."""
     if preset is not None or config is not None or TOML.exists():
         return preset == "auto"
-    given = OPTIONS.given(flags)
-    return "loop.minutes" in given and not any(name.startswith(("model.", "optim.", "objective")) for name in given)
+    names = OPTIONS.typed(flags)
+    return "loop.minutes" in names and not any(name.startswith(("model.", "optim.", "objective")) for name in names)
 
 
-def _planned(flags: Flags | None, config: Path | None, progress: Console) -> str:
-    wanted = OPTIONS.settings(flags, path=config)
-    from headstart.recipes.sizing import choose_preset
+def _search_preset(flags: Flags | None, config: Path | None, progress: Console) -> str:
+    settings = OPTIONS.settings(flags, path=config)
+    from headstart.recipes.pretrain.preset_search import choose_preset
 
-    return choose_preset(wanted, progress)
+    return choose_preset(settings, progress)
 
 
 @OPTIONS.on
@@ -65,7 +65,7 @@ def pretrain(
         ),
     ],
     out: Out,
-    source: Source = None,
+    backbone: Backbone = None,
     tokenizer: Tokenizer = None,
     teacher: Teacher = None,
     teacher_weight: TeacherWeight = None,
@@ -77,30 +77,28 @@ def pretrain(
 ) -> None:
     """Learn a language model from unlabelled text."""
     if resume:
-        others: dict[str, object] = {"from": source, "preset": preset, "config": config, "tokenizer": tokenizer}
+        others: dict[str, object] = {"from": backbone, "preset": preset, "config": config, "tokenizer": tokenizer}
         others |= {"teacher": teacher, "teacher-weight": teacher_weight}
         OPTIONS.refuse_with_resume(flags, out, **others)
         check_resumes(out, "pretrain", "texts", texts)
-    OPTIONS.refuse_with_source(flags, source)
-    if not resume and source is None and _is_to_be_planned(preset, config, flags):
-        preset = _planned(flags, config, Console(quiet=quiet))
-    from headstart.recipes.pretrain import run_pretrain, usual_objective
+    OPTIONS.refuse_with_backbone(flags, backbone)
+    if not resume and backbone is None and _wants_preset_search(preset, config, flags):
+        preset = _search_preset(flags, config, Console(quiet=quiet))
+    from headstart.recipes.pretrain.run import PretrainRequest, default_objective, run_pretrain
 
     settings = None
     if not resume:
-        settings = OPTIONS.settings(flags, usual=usual_objective(source), preset=preset, path=config)
+        settings = OPTIONS.settings(flags, defaults=default_objective(backbone), preset=preset, path=config)
     if settings and not texts and not settings.stages:
         raise UsageError("pretrain needs TEXTS, or one prepared folder; see headstart pretrain --help")
-
-    run_pretrain(
-        texts,
-        out,
-        settings,
-        source=source,
+    request = PretrainRequest(
+        texts=texts,
+        out=out,
+        backbone=backbone,
         tokenizer=tokenizer,
         teacher=teacher,
         teacher_weight=teacher_weight,
         resume=resume,
         command=command_line(),
-        progress=Console(quiet=quiet),
     )
+    run_pretrain(request, settings, Console(quiet=quiet))

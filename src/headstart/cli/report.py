@@ -1,4 +1,4 @@
-"""`headstart report`: a comparison folder to a page and to words. No torch."""
+"""`headstart report`: write and print the report of a comparison. No torch."""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +23,7 @@ def report(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write the report again, and print what it says."""
+    """Write the report again, and print its summary."""
     from headstart.report.page import write_report
 
     page, console = write_report(folder, out, texts=not no_texts), Console(quiet=quiet)
@@ -34,12 +34,12 @@ def report(
 
 
 def show(folder: Path, page: Path, console: Console) -> None:
-    """Print the verdict, a table of the arms, and where the page is."""
-    from headstart.report.collect import collect
+    """Print the verdict, a table of the arms, and the path of the page."""
+    from headstart.report.load import load_comparison
     from headstart.report.statistics import summaries
-    from headstart.report.verdict import percent, verdict
+    from headstart.report.summary import format_percent, verdict
 
-    comparison = collect(folder)
+    comparison = load_comparison(folder)
     for sentence in verdict(comparison):
         console.prose(sentence)
     console.result()
@@ -48,7 +48,7 @@ def show(folder: Path, page: Path, console: Console) -> None:
         for summary in summaries(comparison, budget):
             estimate = summary.accuracy
             interval = f"{100 * estimate.low:.1f} to {100 * estimate.high:.1f}"
-            figures = (percent(estimate.mean), interval, f"{summary.macro_f1:.3f}", str(len(summary.cells)))
+            figures = (format_percent(estimate.mean), interval, f"{summary.macro_f1:.3f}", str(len(summary.runs)))
             rows.append((summary.arm, str(budget), *figures))
     console.table(["arm", "labels", "accuracy", "95 % interval", "macro-F1", "seeds"], rows)
     console.result()

@@ -1,17 +1,20 @@
-"""`headstart serve`: a model over HTTP, and a page to try it on."""
+"""`headstart serve`: serve a model over HTTP, with a page to try it on."""
 
 import logging
 import sys
 
 from headstart.cli.console import Console
-from headstart.cli.options import RUNTIME, ConfigFile, Flags, Model, Options, Quiet
-from headstart.serve.settings import ServeConfig, ServingConfig
+from headstart.cli.options import RUNTIME_OPTIONS, ConfigFile, Flags, Model, Options, Quiet
+from headstart.serve.config import ServeCommandConfig, ServeConfig
 
-_SHORT = {"host": "--host", "port": "--port", "api_key_file": "--api-key-file", "allow_hosts": "--allow-hosts"}
+_SHORT_OPTIONS = {"host": "--host", "port": "--port", "api_key_file": "--api-key-file", "allow_hosts": "--allow-hosts"}
 OPTIONS = Options(
-    ServingConfig,
-    names={f"serve.{name}": _SHORT.get(name, f"--serve.{name.replace('_', '-')}") for name in ServeConfig.model_fields}
-    | RUNTIME,
+    ServeCommandConfig,
+    names={
+        f"serve.{name}": _SHORT_OPTIONS.get(name, f"--serve.{name.replace('_', '-')}")
+        for name in ServeConfig.model_fields
+    }
+    | RUNTIME_OPTIONS,
 )
 
 
@@ -24,7 +27,7 @@ def serve(
     quiet: Quiet = False,
     flags: Flags | None = None,
 ) -> None:
-    """Answer until Ctrl-C or SIGTERM: what was accepted is finished, then the exit code is 0."""
+    """Serve until Ctrl-C or SIGTERM; accepted requests are finished, then the exit code is 0."""
     settings = OPTIONS.settings(flags, path=config)
     console = Console(quiet=quiet)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")

@@ -1,4 +1,4 @@
-"""`headstart tokenizer`: text to a byte-level BPE, and how well it fits."""
+"""`headstart tokenizer`: train a byte-level BPE tokenizer, and measure how well it fits."""
 
 from typing import Annotated
 
@@ -6,11 +6,11 @@ from cyclopts import Parameter
 
 from headstart.cli.console import Console
 from headstart.cli.options import ConfigFile, Flags, Options, Out, Quiet
-from headstart.config import CorpusConfig, Section, TokenizerConfig
+from headstart.config.schema import CorpusConfig, Section, TokenizerConfig
 
 
 class TokenizerSettings(Section):
-    """The settings this command reads."""
+    """The settings of this command."""
 
     tokenizer: TokenizerConfig = TokenizerConfig()
     corpus: CorpusConfig = CorpusConfig()
@@ -23,7 +23,7 @@ OPTIONS = Options(
         "tokenizer.megabytes": "--megabytes",
         "corpus.text_column": "--text-column",
         "corpus.documents": "--documents",
-        "corpus.leave_out": "--leave-out",
+        "corpus.exclude": "--exclude",
     },
 )
 
@@ -36,23 +36,23 @@ def tokenizer(
     config: ConfigFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a tokenizer and print its report card."""
+    """Train a tokenizer and print its report."""
     settings = OPTIONS.settings(flags, path=config)
     from headstart.files import read_manifest
     from headstart.recipes.prepare import run_tokenizer
 
     console = Console(quiet=quiet)
-    card = run_tokenizer(texts, out, settings.tokenizer, settings.corpus, console)
-    entries, asked = read_manifest(out, kind="tokenizer")["vocab_size"], settings.tokenizer.vocab_size
+    report = run_tokenizer(texts, out, settings.tokenizer, settings.corpus, console)
+    entries, requested = read_manifest(out, kind="tokenizer")["vocab_size"], settings.tokenizer.vocab_size
     rows = [
-        ("entries", f"{entries:,}" if entries == asked else f"{entries:,} of {asked:,} asked for"),
-        ("measured on the first", "1 document" if card.documents == 1 else f"{card.documents:,} documents"),
-        ("bytes", f"{card.bytes:,}"),
-        ("words", f"{card.words:,}"),
-        ("tokens", f"{card.tokens:,}"),
-        ("bytes a token", f"{card.bytes_per_token:.2f}"),
-        ("tokens a word", f"{card.tokens_per_word:.2f}"),
-        ("unknown tokens", f"{card.unknown_rate:.2%}"),
-        ("vocabulary used", f"{card.vocab_used:.1%}"),
+        ("entries", f"{entries:,}" if entries == requested else f"{entries:,} of {requested:,} asked for"),
+        ("measured on the first", "1 document" if report.documents == 1 else f"{report.documents:,} documents"),
+        ("bytes", f"{report.bytes:,}"),
+        ("words", f"{report.words:,}"),
+        ("tokens", f"{report.tokens:,}"),
+        ("bytes per token", f"{report.bytes_per_token:.2f}"),
+        ("tokens per word", f"{report.tokens_per_word:.2f}"),
+        ("unknown tokens", f"{report.unknown_rate:.2%}"),
+        ("vocabulary used", f"{report.vocab_used:.1%}"),
     ]
     console.table(["tokenizer", str(out)], rows)

@@ -1,4 +1,4 @@
-"""`headstart tune`: the settings of a fine-tuning that validation likes best, within a time or a number of trials."""
+"""`headstart tune`: search for the settings of a fine-tuning on validation, within a time or a number of trials."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from headstart.cli.compare import Address, EngineName, Jobs
 from headstart.cli.console import Console
-from headstart.cli.finetune import Source
+from headstart.cli.finetune import Backbone
 from headstart.cli.options import (
     ConfigFile,
     FinetunePreset,
@@ -22,22 +22,22 @@ from headstart.cli.options import (
     check_resumes,
     command_line,
 )
-from headstart.config import FinetuneConfig
+from headstart.config.merge import iter_fields
+from headstart.config.schema import FinetuneConfig
 from headstart.errors import UsageError
-from headstart.layering import fields_of
-from headstart.progress import counted
+from headstart.progress import pluralize
 
 if TYPE_CHECKING:
-    from headstart.recipes.tune import Tuned
+    from headstart.recipes.tune import TuneResult
 
-_LEFT_OUT = ("loop.minutes", "loop.watch_test", "model.stock")
+_EXCLUDED = ("loop.minutes", "loop.watch_test", "model.generic")
 OPTIONS = Options(
     FinetuneConfig,
-    names={name: "--" + name.replace("_", "-") for name, _ in fields_of(FinetuneConfig) if name not in _LEFT_OUT},
+    names={name: "--" + name.replace("_", "-") for name, _ in iter_fields(FinetuneConfig) if name not in _EXCLUDED},
     preset="finetune",
 )
-SEARCH = "lr,epochs,layer_decay,dropout,reading"
-_SHOWN = 5
+SEARCH = "lr,epochs,layer_decay,dropout,attention"
+_MAX_SHOWN = 5
 
 
 @OPTIONS.on
@@ -45,7 +45,7 @@ def tune(
     train: Train = None,
     /,
     *,
-    source: Source = None,
+    backbone: Backbone = None,
     out: Out,
     valid: Valid = None,
     minutes: Annotated[
@@ -66,61 +66,59 @@ def tune(
     flags: Flags | None = None,
 ) -> None:
     """Try settings on validation; test is never opened."""
-    others: dict[str, object] = {"from": source, "valid": valid, "minutes": minutes, "trials": trials, "search": search}
-    others |= {"tokenizer": tokenizer, "preset": preset, "config": config}
-    _check(train, source, out if resume else None, flags, others)
-    OPTIONS.refuse_with_source(flags, source)
-    from headstart.recipes.finetune import usual_preset
-    from headstart.recipes.tune import run_tune
+    others: dict[str, object] = {"from": backbone, "valid": valid, "minutes": minutes, "trials": trials}
+    others |= {"search": search, "tokenizer": tokenizer, "preset": preset, "config": config}
+    _check(train, backbone, out if resume else None, flags, others)
+    OPTIONS.refuse_with_backbone(flags, backbone)
+    from headstart.recipes.executors import Executor
+    from headstart.recipes.finetune.run import default_preset
+    from headstart.recipes.tune import TuneRequest, run_tune
 
-    kind = preset or ("classic" if resume else usual_preset(source))
-    console = Console(quiet=quiet)
-    found = run_tune(
-        train,
-        out,
-        None if resume else OPTIONS.settings(flags, preset=kind, path=config),
-        source=source,
+    preset = preset or ("classic" if resume else default_preset(backbone))
+    request = TuneRequest(
+        train=train,
+        out=out,
+        backbone=backbone,
         valid=valid,
         tokenizer=tokenizer,
         minutes=minutes,
         trials=trials,
         search=tuple(name.strip() for name in (search or SEARCH).split(",")),
-        jobs=jobs,
-        engine=engine,
-        address=address,
-        preset=kind,
+        preset=preset,
+        executor=Executor(engine, jobs, address),
         resume=resume,
         command=command_line(),
-        progress=console,
     )
-    _show(found, console)
+    settings = None if resume else OPTIONS.settings(flags, preset=preset, path=config)
+    console = Console(quiet=quiet)
+    _show(run_tune(request, settings, console), console)
 
 
 def _check(
     train: str | None,
-    source: str | None,
+    backbone: str | None,
     resumed: Path | None,
     flags: Flags | None,
     others: dict[str, object],
 ) -> None:
-    """Refuse what is wrong before anything heavy is loaded."""
+    """Refuse wrong arguments before torch is imported."""
     if resumed:
         OPTIONS.refuse_with_resume(flags, resumed, **others)
         check_resumes(resumed, "tune", "train", [train] if train else [])
     elif train is None:
         raise UsageError("tune needs TRAIN, a labelled file; see headstart tune --help")
-    elif source is None:
+    elif backbone is None:
         raise UsageError(
             "tune needs --from: a pretrained folder, as in --from runs/base, a starter, as in --from starter:en (or "
             "starter:fr), or --from scratch"
         )
 
 
-def _show(found: "Tuned", console: Console) -> None:
-    """The best trials, the first one, and what to do now."""
-    ranked = sorted(found.trials, key=lambda trial: trial.rank, reverse=True)
-    first = found.trials[0]
-    shown = ranked[:_SHOWN] + ([] if first in ranked[:_SHOWN] else [first])
+def _show(result: "TuneResult", console: Console) -> None:
+    """Print the best trials, the first one, and the command that repeats the best."""
+    ranked = sorted(result.trials, key=lambda trial: trial.rank, reverse=True)
+    first = result.trials[0]
+    shown = ranked[:_MAX_SHOWN] + ([] if first in ranked[:_MAX_SHOWN] else [first])
     names = list(first.settings)
     rows = [
         [
@@ -132,6 +130,6 @@ def _show(found: "Tuned", console: Console) -> None:
     ]
     console.table(["trial", "validation accuracy", *(name.split(".")[-1] for name in names)], rows)
     console.result(
-        f"{counted(len(found.trials), 'trial')}; the best settings are in {found.toml}; on validation alone. Now:"
+        f"{pluralize(len(result.trials), 'trial')}; the best settings are in {result.toml}; on validation alone. Now:"
     )
-    console.result(f"  {found.command}")
+    console.result(f"  {result.command}")

@@ -1,100 +1,180 @@
-"""Which column holds the text and which the label, and what a cell of either may be."""
+"""Find the text and label columns of a table, and parse the cells of its rows."""
 
 import difflib
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from headstart.data.opening import one_line, suffix_of
+from headstart.config.schema import LabelledConfig
+from headstart.data.formats import Row
+from headstart.data.io import single_line, suffix_of
+from headstart.data.sources import read_rows
 from headstart.errors import DataError
+from headstart.tasks import TaskName
 
 TEXT_NAMES = ("text", "review", "sentence", "content", "body", "document", "comment", "message", "tweet")
 LABEL_NAMES = ("label", "class", "category", "sentiment", "target", "rating", "polarity", "stars", "y")
+SKIP_HINT = ", remove it, or leave such rows out with labelled.skip_empty"
+"""The end of a message about a row without a text or a label."""
+
+_MAX_PROBED_ROWS = 1000
+"""Rows to read in search of one with all columns: JSON objects may lack a key."""
+_SENTENCE_WORDS, _SENTENCE_LENGTH = 4, 60
+"""A column name of this many words or characters looks like data."""
+_SIMILARITY = 0.75
+"""The difflib ratio from which a name is suggested; below it, all short names are similar."""
+_MAX_SHOWN = 20
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_MAX_RATING = 1e300
+"""Larger numbers count as infinite, because their square is."""
 
 
-OR_SKIP = ", remove it, or leave such rows out with labelled.skip_empty"
-"""What else to do about a row without a text or a label."""
-_WORDY, _LONG = 4, 60
-_ALIKE = 0.75
-"""How much of a name must be right for a guess: below it, short names are like all others."""
+@dataclass(frozen=True)
+class SkippedRows:
+    """Counts of the rows of a file that were skipped because a cell is empty; each row is counted once."""
+
+    no_text: int = 0
+    no_label: int = 0
+
+    def summary(self, name: str) -> str | None:
+        """Describe the skipped rows of file `name`, or return None if there are none.
+
+        >>> SkippedRows(2, 2750).summary("mails.csv")
+        '2,750 rows of mails.csv have no label, 2 no text; they are left out'
+        >>> SkippedRows(1, 0).summary("mails.csv")
+        '1 row of mails.csv has no text; it is left out'
+        """
+        counts = [(count, column) for count, column in ((self.no_label, "label"), (self.no_text, "text")) if count]
+        if not counts:
+            return None
+        (first, column), others = counts[0], "".join(f", {count:,} no {column}" for count, column in counts[1:])
+        start = f"{first:,} row of {name} has" if first == 1 else f"{first:,} rows of {name} have"
+        end = "it is" if self.no_label + self.no_text == 1 else "they are"
+        return f"{start} no {column}{others}; {end} left out"
 
 
-def text_column(path: str, columns: Sequence[str], wanted: str | None, setting: str) -> str:
-    """The column of the text: the one named, else the first usual name, else the only one there is.
+def resolve_columns(path: str, config: LabelledConfig) -> Iterator[tuple[Row, list[str]]]:
+    """Stream the rows of a file with the names of its columns, which the first rows of JSON may lack."""
+    names: list[str] | None = None
+    pending: list[Row] = []
+    first_error: DataError | None = None
+    for row in read_rows(path, with_labels=True):
+        if names is None:
+            pending.append(row)
+            try:
+                names = find_columns(path, list(row.values), config)
+            except DataError as error:
+                first_error = first_error or error
+                if len(pending) < _MAX_PROBED_ROWS and suffix_of(path) in (".jsonl", ".ndjson", ".json"):
+                    continue
+                raise first_error from None
+            yield from ((early, names) for early in pending)
+        else:
+            yield row, names
+    if names is None and first_error is not None:
+        raise first_error
+
+
+def find_columns(path: str, columns: list[str], config: LabelledConfig) -> list[str]:
+    """Return the names of the text column, of the second text column if one is configured, and of the label column."""
+    text = text_column(path, columns, config.text_column, "labelled.text_column")
+    second = [] if config.second_column is None else [column_named(path, columns, config.second_column)]
+    if second == [text]:
+        raise DataError(
+            f"{path}: '{single_line(text)}' is both texts of a pair; name the other with labelled.text_column"
+        )
+    return [text, *second, label_column(path, columns, config.label_column, text=text)]
+
+
+def text_column(path: str, columns: Sequence[str], name: str | None, setting: str) -> str:
+    """Return the text column: `name` if it is set, else the first usual name, else the only column.
 
     Args:
-        setting: what a person names the column with, for the message when it cannot be told.
+        setting: the option that names the column, for the message when none can be chosen.
     """
-    if len(columns) == 1 and (wanted is None or suffix_of(path) in (".txt", ".spm")):
-        return columns[0]  # plain text has no names to choose from, so a name is for the other files of the corpus
-    return _column(path, columns, wanted, TEXT_NAMES, "text", setting)
+    if len(columns) == 1 and (name is None or suffix_of(path) in (".txt", ".spm")):
+        return columns[0]  # plain text has no column names; the name is for the other files of the corpus
+    return _column(path, columns, name, TEXT_NAMES, "text", setting)
 
 
-def label_column(path: str, columns: Sequence[str], wanted: str | None, *, text: str) -> str:
-    """The column of the label: the one named, else the first usual name besides the column of the text."""
-    usual = [name for name in LABEL_NAMES if name != text.lower()]
-    return _column(path, columns, wanted, usual, "label", "labelled.label_column")
+def label_column(path: str, columns: Sequence[str], name: str | None, *, text: str) -> str:
+    """Return the label column: `name` if it is set, else the first usual name that is not the text column's."""
+    usual_names = [usual for usual in LABEL_NAMES if usual != text.lower()]
+    return _column(path, columns, name, usual_names, "label", "labelled.label_column")
 
 
 def column_named(path: str, columns: Sequence[str], name: str) -> str:
-    """A column that was asked for by name."""
+    """Return the column `name`, which must exist."""
     return _column(path, columns, name, (), "", "")
 
 
 def _column(
-    path: str, columns: Sequence[str], wanted: str | None, usual: Iterable[str], what: str, setting: str
+    path: str, columns: Sequence[str], name: str | None, usual_names: Iterable[str], role: str, setting: str
 ) -> str:
-    if wanted is not None:
-        if wanted in columns:
-            return wanted
-        close = difflib.get_close_matches(wanted, columns, n=1, cutoff=_ALIKE)
-        hint = f"; did you mean '{one_line(close[0])}'?" if close else _headless(path, columns)
-        raise DataError(f"{path} has no column '{wanted}'; {_listed(columns)}{hint}")
-    lower = {name.lower(): name for name in reversed(columns)}
-    for name in usual:
-        if name in lower:
-            return lower[name]
+    if name is not None:
+        if name in columns:
+            return name
+        similar = difflib.get_close_matches(name, columns, n=1, cutoff=_SIMILARITY)
+        hint = f"; did you mean '{single_line(similar[0])}'?" if similar else _header_hint(path, columns)
+        raise DataError(f"{path} has no column '{name}'; {_list_columns(columns)}{hint}")
+    by_lower_name = {column.lower(): column for column in reversed(columns)}
+    for usual in usual_names:
+        if usual in by_lower_name:
+            return by_lower_name[usual]
     raise DataError(
-        f"{path} has no column with a usual name for the {what}; {_listed(columns)}; "
-        f"name one with {setting}{_headless(path, columns)}"
+        f"{path} has no column with a usual name for the {role}; {_list_columns(columns)}; "
+        f"name one with {setting}{_header_hint(path, columns)}"
     )
 
 
-def _headless(path: str, columns: Sequence[str]) -> str:
-    """A question to add when the names of the columns read like a row: a sentence is no name."""
+def _header_hint(path: str, columns: Sequence[str]) -> str:
+    """Suggest that the header is missing when a column name of a table looks like a sentence."""
     is_table = suffix_of(path) in (".csv", ".tsv")
-    reads_like_data = any(len(name) > _LONG or len(name.split()) >= _WORDY for name in columns)
-    return "; is the header line missing?" if is_table and reads_like_data else ""
+    looks_like_data = any(len(name) > _SENTENCE_LENGTH or len(name.split()) >= _SENTENCE_WORDS for name in columns)
+    return "; is the header line missing?" if is_table and looks_like_data else ""
 
 
-def _listed(columns: Sequence[str]) -> str:
-    shown = ", ".join(one_line(name) for name in columns[:20])
-    return f"its columns are {shown}" + (f" and {len(columns) - 20} more" if len(columns) > 20 else "")
+def _list_columns(columns: Sequence[str]) -> str:
+    shown = ", ".join(single_line(name) for name in columns[:_MAX_SHOWN])
+    num_omitted = len(columns) - _MAX_SHOWN
+    return f"its columns are {shown}" + (f" and {num_omitted} more" if num_omitted > 0 else "")
 
 
-def cell(values: object, column: str, where: str) -> object:
-    """The cell of a row, which in JSON may lack the key that the first row had."""
+def is_empty_cell(value: object, task_name: TaskName | None = None) -> bool:
+    """Return whether a cell is empty; for several labels, an empty string means no label and is not empty.
+
+    >>> is_empty_cell(" "), is_empty_cell(None), is_empty_cell(float("nan")), is_empty_cell(0), is_empty_cell("", "labels")
+    (True, True, True, False, False)
+    """
+    if isinstance(value, str):
+        return task_name != "labels" and not value.strip()
+    return value is None or value != value  # noqa: PLR0124 (tables hold NaN for an empty cell)
+
+
+def cell_value(values: object, column: str, where: str) -> object:
+    """Return a cell of a row; a JSON row may lack a key that the first row has."""
     assert isinstance(values, dict)
     if column not in values:
-        found = ", ".join(one_line(repr(name)) for name in list(values)[:20])
-        raise DataError(f"{where}: no '{one_line(column)}'; it has {found or 'nothing'}")
+        keys = ", ".join(single_line(repr(name)) for name in list(values)[:_MAX_SHOWN])
+        raise DataError(f"{where}: no '{single_line(column)}'; it has {keys or 'nothing'}")
     return values[column]
 
 
-def as_text(value: object, where: str) -> str:
-    """A cell as a text; null is the empty text."""
+def parse_text(value: object, where: str) -> str:
+    """Parse a cell as a text; null is the empty text."""
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise DataError(f"{where}: the text is {one_line(repr(value))}, expected a string")
-    return _encodable(value, where)
+        raise DataError(f"{where}: the text is {single_line(repr(value))}, expected a string")
+    return _checked_unicode(value, where)
 
 
-def as_label(value: object, where: str, otherwise: str = OR_SKIP) -> str:
-    """A cell as a label: a string without blanks around it, a whole number without its point, True or False.
+def parse_label(value: object, where: str, remedy: str = SKIP_HINT) -> str:
+    """Parse a cell as a label: a stripped string, an integer without a decimal point, True or False.
 
     Args:
-        otherwise: what else to do about an empty one.
+        remedy: the end of the message about an empty label.
     """
     if isinstance(value, float) and math.isfinite(value):
         label = str(int(value)) if value.is_integer() else str(value)
@@ -103,52 +183,54 @@ def as_label(value: object, where: str, otherwise: str = OR_SKIP) -> str:
     elif value is None or isinstance(value, float):
         label = ""
     else:
-        raise DataError(f"{where}: the label is {one_line(repr(value))}, expected a string or a number")
+        raise DataError(f"{where}: the label is {single_line(repr(value))}, expected a string or a number")
     if not label:
-        raise DataError(f"{where}: the label is empty; give the row a label{otherwise}")
-    return _encodable(label, where)
+        raise DataError(f"{where}: the label is empty; give the row a label{remedy}")
+    return _checked_unicode(label, where)
 
 
-def as_labels(value: object, where: str, separator: str | None) -> tuple[str, ...]:
-    """A cell as any number of labels, sorted, none twice: a list, or a string that is cut at the separator."""
+def parse_labels(value: object, where: str, separator: str | None) -> tuple[str, ...]:
+    """Parse a cell as a sorted set of labels: a list, or a string that is split at the separator."""
     if isinstance(value, str) and separator is not None:
-        parts: list[object] = [part for part in value.split(separator) if part.strip()]
+        items: list[object] = [item for item in value.split(separator) if item.strip()]
     elif isinstance(value, (list, tuple)):
-        parts = list(value)
+        items = list(value)
     elif value is None:
-        raise DataError(f"{where}: the labels are missing; write an empty list for a text without any{OR_SKIP}")
+        raise DataError(f"{where}: the labels are missing; write an empty list for a text without any{SKIP_HINT}")
     elif isinstance(value, str):
         raise DataError(
-            f"{where}: the labels are {one_line(repr(value))}, expected a list; "
+            f"{where}: the labels are {single_line(repr(value))}, expected a list; "
             "name what stands between them with labelled.separator"
         )
     else:
-        raise DataError(f"{where}: the labels are {one_line(repr(value))}, expected a list of strings or numbers")
+        raise DataError(f"{where}: the labels are {single_line(repr(value))}, expected a list of strings or numbers")
     names = []
-    for part in parts:
-        if isinstance(part, bool) or not isinstance(part, (str, int, float)):
-            raise DataError(f"{where}: the labels hold {one_line(repr(part))}, expected strings or numbers in the list")
-        names.append(as_label(part, where, " or remove it"))
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, (str, int, float)):
+            raise DataError(
+                f"{where}: the labels hold {single_line(repr(item))}, expected strings or numbers in the list"
+            )
+        names.append(parse_label(item, where, " or remove it"))
     return tuple(sorted(set(names)))
 
 
-def as_rating(value: object, where: str, lowest: float | None, highest: float | None) -> float:
-    """A cell as a finite number within the bounds that were named."""
+def parse_rating(value: object, where: str, lowest: float | None, highest: float | None) -> float:
+    """Parse a cell as a finite number within the configured bounds."""
     number = math.nan
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        number = float(value) if abs(value) < _HUGE else math.inf
+        number = float(value) if abs(value) < _MAX_RATING else math.inf
     elif isinstance(value, str) and value.strip():
         try:
             number = float(value)
         except ValueError:
-            hint = "; write a point for the decimal comma" if _COMMA.fullmatch(value.strip()) else ""
-            raise DataError(f"{where}: the rating is {one_line(repr(value))}, expected a number{hint}") from None
+            hint = "; write a point for the decimal comma" if _DECIMAL_COMMA.fullmatch(value.strip()) else ""
+            raise DataError(f"{where}: the rating is {single_line(repr(value))}, expected a number{hint}") from None
     elif value is None or value == "" or isinstance(value, str):
-        raise DataError(f"{where}: the rating is empty; give the row a number{OR_SKIP}")
+        raise DataError(f"{where}: the rating is empty; give the row a number{SKIP_HINT}")
     else:
-        raise DataError(f"{where}: the rating is {one_line(repr(value))}, expected a number")
+        raise DataError(f"{where}: the rating is {single_line(repr(value))}, expected a number")
     if not math.isfinite(number):
-        raise DataError(f"{where}: the rating is {one_line(str(value))}, expected a finite number")
+        raise DataError(f"{where}: the rating is {single_line(str(value))}, expected a finite number")
     if lowest is not None and number < lowest:
         raise DataError(f"{where}: the rating is {number:g}, expected {lowest:g} (labelled.lowest) or more")
     if highest is not None and number > highest:
@@ -156,17 +238,14 @@ def as_rating(value: object, where: str, lowest: float | None, highest: float | 
     return number
 
 
-_COMMA = re.compile(r"[+-]?\d+,\d+")
-_HUGE = 1e300
-"""Beyond this a number is as good as infinite: its square is."""
-
-
-def _encodable(text: str, where: str) -> str:
-    # JSON can spell half of a surrogate pair (\\ud83d), which is no character and has no UTF-8
+def _checked_unicode(text: str, where: str) -> str:
+    # JSON can escape half of a surrogate pair (\\ud83d), which is no character and has no UTF-8
     if not text.isascii():
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            half = f"\\u{ord(text[error.start]):04x}"
-            raise DataError(f"{where}: {half} is half of a character; was the text cut in the middle of one?") from None
+            surrogate = f"\\u{ord(text[error.start]):04x}"
+            raise DataError(
+                f"{where}: {surrogate} is half of a character; was the text cut in the middle of one?"
+            ) from None
     return text

@@ -1,4 +1,4 @@
-"""Hiding tokens: a pure function of (seed, row, place), so that a resumed run hides the same ones.
+"""Masking of tokens, a pure function of (seed, row, position), so that a resumed run masks the same tokens.
 
 B rows of a batch, T tokens of a row.
 """
@@ -9,19 +9,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headstart.config import PADDING, UNSCORED, MaskingConfig, PretrainConfig
-from headstart.data.batches import Batch, CausalRows, mixed
-from headstart.data.pairs import PairRows
+from headstart.config.schema import IGNORE_INDEX, PADDING_SEGMENT, MaskingConfig, PretrainConfig
+from headstart.data.batch import Batch
+from headstart.data.datasets import PackedDataset
+from headstart.data.hashing import Hashes, random_bits
+from headstart.data.next_sentence import NextSentenceDataset
 from headstart.errors import UsageError
-from headstart.text.tokenizer import SpecialIds
+from headstart.tokenization.base import NUM_SPECIAL_IDS, SpecialIds
 
-_CHOICE, _KIND, _TOKEN, _TURN = 1_000_001, 1_000_002, 1_000_003, 1_000_004
-"""Streams of random bits that have nothing to do with each other, nor with any epoch's order."""
-_LONGEST_ROW = 2**24
+_SELECT_STREAM, _REPLACEMENT_STREAM, _TOKEN_STREAM, _CAUSAL_STREAM = 1_000_001, 1_000_002, 1_000_003, 1_000_004
+"""Streams of random bits, independent of each other and of the order of any epoch."""
+_MAX_ROW_LENGTH = 2**24
 
 
 def mask_token(special: SpecialIds) -> int:
-    """The token that stands for a hidden one."""
+    """Return the id of the mask token; a tokenizer without one is refused."""
     if special.mask is None:
         raise UsageError(
             "this tokenizer has no mask token, which masked objectives need; train one with headstart tokenizer"
@@ -29,34 +31,34 @@ def mask_token(special: SpecialIds) -> int:
     return special.mask
 
 
-def ask(
-    rows: CausalRows,
+def make_batch(
+    dataset: PackedDataset,
     first: int,
     count: int,
     config: PretrainConfig,
     special: SpecialIds,
     vocab_size: int,
     seed: int,
-    pairs: PairRows | None = None,
+    pairs: NextSentenceDataset | None = None,
     *,
     size: int | None = None,
 ) -> Batch:
-    """Rows as the objective asks about them.
+    """Return rows `first` to `first + count` with the targets of the pretraining objective.
 
     Args:
-        size: of every batch of the run, where these rows are a part of one.
-        pairs: read in place of `rows` wherever tokens are hidden; what is read left to right stays plain text.
+        size: the rows of every batch of the run, when these rows are a part of one.
+        pairs: read in place of `dataset` for masked batches; causal batches are plain text.
     """
     if config.objective == "causal":
-        return rows.batch(first, count)
+        return dataset.batch(first, count)
     hybrid = config.objective == "hybrid"
-    if hybrid and is_causal_turn(first // (size or count), seed, config.masking.causal):
-        return rows.batch(first, count, segments_always=True)
-    batch = (pairs or rows).batch(first, count, segments_always=True)
-    return hide(batch, first, config.masking, special, vocab_size, seed, next_token=hybrid)
+    if hybrid and is_causal_batch(first // (size or count), seed, config.masking.causal):
+        return dataset.batch(first, count, segments_always=True)
+    batch = (pairs or dataset).batch(first, count, segments_always=True)
+    return mask_tokens(batch, first, config.masking, special, vocab_size, seed, next_token=hybrid)
 
 
-def hide(
+def mask_tokens(
     batch: Batch,
     first: int,
     config: MaskingConfig,
@@ -66,42 +68,43 @@ def hide(
     *,
     next_token: bool,
 ) -> Batch:
-    """Hide some tokens of a batch whose first row is row `first` of the run, and ask for them.
+    """Mask some tokens of a batch whose first row is row `first` of the run, and make them the targets.
 
     Args:
-        next_token: ask at the place before, as a model that also reads left to right is used to answer.
+        next_token: predict a masked token at the position before it, as a model that is also trained causally does.
     """
     assert batch.segments_BT is not None
     ids, segments = batch.ids_BT.numpy(), batch.segments_BT.numpy()
-    rows: NDArray[np.uint64] = np.arange(first, first + len(ids)).astype(np.uint64)[:, None]
-    places: NDArray[np.uint64] = rows * np.uint64(_LONGEST_ROW) + np.arange(ids.shape[1]).astype(np.uint64)
-    real = (segments != PADDING) & (ids != special.sos) & (ids != special.eos)
-    chosen = real & (_share(places, seed, _CHOICE) < config.rate)
-    kind = _share(places, seed, _KIND)
-    any_token = 4 + (mixed(places, seed, _TOKEN) % np.uint64(vocab_size - 4)).astype(np.int64)
-    hidden = np.where(chosen & (kind < config.masked), mask_token(special), ids)
-    random = chosen & (kind >= config.masked) & (kind < config.masked + config.random)
-    hidden = np.where(random, any_token, hidden)
-    targets = np.where(chosen, ids, UNSCORED)
+    rows: Hashes = np.arange(first, first + len(ids)).astype(np.uint64)[:, None]
+    keys: Hashes = rows * np.uint64(_MAX_ROW_LENGTH) + np.arange(ids.shape[1]).astype(np.uint64)
+    maskable = (segments != PADDING_SEGMENT) & (ids != special.sos) & (ids != special.eos)
+    selected = maskable & (_uniform(keys, seed, _SELECT_STREAM) < config.rate)
+    replacement = _uniform(keys, seed, _REPLACEMENT_STREAM)
+    num_ordinary = np.uint64(vocab_size - NUM_SPECIAL_IDS)
+    random_ids = NUM_SPECIAL_IDS + (random_bits(keys, seed, _TOKEN_STREAM) % num_ordinary).astype(np.int64)
+    masked = np.where(selected & (replacement < config.masked), mask_token(special), ids)
+    is_random = selected & (replacement >= config.masked) & (replacement < config.masked + config.random)
+    masked = np.where(is_random, random_ids, masked)
+    targets = np.where(selected, ids, IGNORE_INDEX)
     if next_token:
-        # a document's first token is never hidden (it is <sos>), so the place before is always its own document's
-        targets = np.concatenate((targets[:, 1:], np.full((len(ids), 1), UNSCORED)), axis=1)
+        # the first token of a document is <sos>, which is never masked, so the position before is in the same document
+        targets = np.concatenate((targets[:, 1:], np.full((len(ids), 1), IGNORE_INDEX)), axis=1)
         same = np.concatenate((segments[:, 1:] == segments[:, :-1], np.zeros((len(ids), 1), dtype=bool)), axis=1)
-        targets = np.where(same, targets, UNSCORED)
+        targets = np.where(same, targets, IGNORE_INDEX)
     return replace(
         batch,
-        ids_BT=torch.from_numpy(hidden),
+        ids_BT=torch.from_numpy(masked),
         targets=torch.from_numpy(targets),
-        scored=int((targets != UNSCORED).sum()),
-        visibility="both",
+        num_targets=int((targets != IGNORE_INDEX).sum()),
+        attention="bidirectional",
     )
 
 
-def is_causal_turn(index: int, seed: int, share: float) -> bool:
-    """Whether batch `index` of a hybrid run is read left to right."""
-    return bool(_share(np.array([index], dtype=np.uint64), seed, _TURN)[0] < share)
+def is_causal_batch(index: int, seed: int, probability: float) -> bool:
+    """Return whether batch `index` of a hybrid run has causal attention."""
+    return bool(_uniform(np.array([index], dtype=np.uint64), seed, _CAUSAL_STREAM)[0] < probability)
 
 
-def _share(keys: NDArray[np.uint64], seed: int, stream: int) -> NDArray[np.float64]:
-    """A number in [0, 1) for each key."""
-    return (mixed(keys, seed, stream) >> np.uint64(11)).astype(np.float64) / 2.0**53
+def _uniform(keys: Hashes, seed: int, stream: int) -> NDArray[np.float64]:
+    """Return a number in [0, 1) for each key."""
+    return (random_bits(keys, seed, stream) >> np.uint64(11)).astype(np.float64) / 2.0**53

@@ -1,4 +1,4 @@
-"""What prepared data was made from, and whether that has changed since."""
+"""The files that prepared data was made from, and a fingerprint that changes when they do."""
 
 import hashlib
 import json
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from headstart.data.opening import is_url, missing, remote_errors
+from headstart.data.io import is_url, missing_file_error, remote_errors
 from headstart.files import FORMAT, sha256_of
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A file that was read: its name as the user wrote it, its size, and a mark that changes when it does."""
+class SourceFile:
+    """A file that was read: its name as the user wrote it, its size, and a marker that changes with its content."""
 
     name: str
     size: int | None
@@ -23,51 +23,54 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """Of what besides its files a fingerprint is: kept in the manifest, so that merged folders have the whole's."""
+class FingerprintInputs:
+    """The inputs of a fingerprint besides names and sizes of files.
+
+    The manifest stores them, so that folders which are merged have the fingerprint of the whole corpus.
+    """
 
     tokenizer: str
-    """Its digest, or for one trained in the flow the settings it is trained with."""
+    """The digest of the tokenizer; for one that is trained from the same text, the settings of its training."""
     settings: Mapping[str, Any]
-    """What decides how the files are read."""
+    """The settings that determine how files are read."""
     modified: tuple[str, ...] = ()
-    """The marks of the files, in order."""
+    """The markers of the files, in order."""
 
-    def about(self) -> dict[str, Any]:
-        """As the manifest keeps it."""
+    def manifest_entry(self) -> dict[str, Any]:
+        """Return the entry of the manifest."""
         content = {"tokenizer": self.tokenizer, "settings": dict(self.settings), "modified": list(self.modified)}
         return {"made": content}
 
 
-def describe(paths: Sequence[str]) -> list[Source]:
-    """Look at files without reading them."""
-    return [_remote(path) if is_url(path) else _local(path) for path in paths]
+def stat_sources(paths: Sequence[str]) -> list[SourceFile]:
+    """Return size and modification marker of files without reading them."""
+    return [_stat_remote(path) if is_url(path) else _stat_local(path) for path in paths]
 
 
-def _local(path: str) -> Source:
+def _stat_local(path: str) -> SourceFile:
     try:
-        facts = Path(path).stat()
+        stat = Path(path).stat()
     except FileNotFoundError:
-        raise missing(path) from None
-    return Source(path, facts.st_size, str(facts.st_mtime_ns))
+        raise missing_file_error(path) from None
+    return SourceFile(path, stat.st_size, str(stat.st_mtime_ns))
 
 
-def _remote(path: str) -> Source:
+def _stat_remote(path: str) -> SourceFile:
     from fsspec.core import url_to_fs
 
     with remote_errors(path):
-        system, inner = url_to_fs(path)
-        facts = system.info(inner)
-    marks = (
-        facts.get(name) for name in ("ETag", "etag", "sha256", "LastModified", "last_modified", "mtime", "created")
+        filesystem, remote_path = url_to_fs(path)
+        info = filesystem.info(remote_path)
+    markers = (
+        info.get(name) for name in ("ETag", "etag", "sha256", "LastModified", "last_modified", "mtime", "created")
     )
-    # a server that gives no mark may change the file unseen, so such a file counts as changed every time
-    mark = next((str(mark) for mark in marks if mark), None) or f"unmarked-{time.time_ns()}"
-    return Source(path, facts.get("size"), mark)
+    # without a marker a change would go unnoticed, so such a file counts as changed every time
+    marker = next((str(marker) for marker in markers if marker), None) or f"unmarked-{time.time_ns()}"
+    return SourceFile(path, info.get("size"), marker)
 
 
-def listed(sources: Sequence[Source]) -> list[dict[str, Any]]:
-    """The sources as the manifest keeps them; the hash of a file elsewhere is not worth fetching it once more."""
+def source_records(sources: Sequence[SourceFile]) -> list[dict[str, Any]]:
+    """Return the sources as the manifest stores them; remote files have no sha256, which would cost a second download."""
     return [
         {
             "name": source.name,
@@ -78,21 +81,16 @@ def listed(sources: Sequence[Source]) -> list[dict[str, Any]]:
     ]
 
 
-def origins(abouts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The files behind shards, each once and without its folder: for what is handed on with a model."""
-    found = [source for about in abouts for source in about.get("sources", ())]
-    kept = {(source["name"], source["sha256"]): source for source in found}
-    # what stands behind an address's question mark may be a key
-    return [source | {"name": Path(urlsplit(source["name"]).path).name} for source in kept.values()]
+def source_names(abouts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the unique source files of some shards without their folders, because a bundle may be published."""
+    sources = [source for about in abouts for source in about.get("sources", ())]
+    unique = {(source["name"], source["sha256"]): source for source in sources}
+    # the query of a URL may contain a key
+    return [source | {"name": Path(urlsplit(source["name"]).path).name} for source in unique.values()]
 
 
-def fingerprint(sources: Sequence[Source], tokenizer: str, settings: Mapping[str, Any]) -> str:
-    """A hash of all that the result depends on: equal means that nothing changed.
-
-    Args:
-        tokenizer: its digest, or for one trained in the flow the settings it is trained with.
-        settings: what decides how the files are read.
-    """
-    facts = [[source.name, source.size, source.modified] for source in sources]
-    whole = json.dumps([FORMAT, facts, tokenizer, settings], sort_keys=True)
-    return hashlib.sha256(whole.encode("ascii")).hexdigest()
+def fingerprint(sources: Sequence[SourceFile], tokenizer: str, settings: Mapping[str, Any]) -> str:
+    """Return a hash of everything that prepared data depends on; the arguments are those of `FingerprintInputs`."""
+    files = [[source.name, source.size, source.modified] for source in sources]
+    content = json.dumps([FORMAT, files, tokenizer, settings], sort_keys=True)
+    return hashlib.sha256(content.encode("ascii")).hexdigest()

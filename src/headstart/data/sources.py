@@ -1,91 +1,88 @@
-"""What the user named -> files -> rows: globs, folders and URLs are spelled out, and each file finds its reader."""
+"""Expand globs, folders and URLs to files, and read the rows of a file with the reader of its suffix."""
 
 import glob
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from headstart.data.formats import READERS, Row, read_spm_pairs, read_whole
-from headstart.data.opening import KNOWN, is_url, missing, remote_errors, suffix_of
+from headstart.data.formats import READERS, Row, read_file_as_row, read_spm_pairs
+from headstart.data.io import KNOWN_SUFFIXES, is_url, missing_file_error, remote_errors, suffix_of
 from headstart.errors import DataError, StoreError
-from headstart.files import MANIFEST, is_pickled, pickle_words, read_json
-
-__all__ = ["Row", "expand", "read_rows"]
+from headstart.files import MANIFEST, is_pickled, pickle_error, read_json
 
 
-def read_rows(path: str, *, whole_files: bool = False, with_labels: bool = False) -> Iterator[Row]:
+def read_rows(path: str, *, file_as_row: bool = False, with_labels: bool = False) -> Iterator[Row]:
     """Stream the rows of one file.
 
     Args:
-        whole_files: a .txt file is one row, not a row a line.
+        file_as_row: a .txt file is one row instead of one row per line.
         with_labels: the .label file beside a .spm file is read too.
     """
     suffix = suffix_of(path)
     if suffix is None:
-        raise _unknown(path)
-    if whole_files and suffix == ".txt":
-        return read_whole(path)
+        raise _unknown_suffix_error(path)
+    if file_as_row and suffix == ".txt":
+        return read_file_as_row(path)
     if with_labels and suffix == ".spm":
         return read_spm_pairs(path)
     return READERS[suffix](path)
 
 
-def expand(paths: Sequence[str]) -> list[str]:
-    """Spell out globs, folders (all files below, of known suffixes, sorted) and URLs, in the order given.
+def expand_paths(paths: Sequence[str]) -> list[str]:
+    """Expand globs, folders (all files below with known suffixes, sorted) and URLs, in order.
 
-    Folders that Headstart wrote are passed over: their JSON is not the user's text.
-    What is named twice is read twice: repeating a file is a way to weigh it.
+    Folders that Headstart wrote are skipped, because their JSON is not the user's text. A file that is named twice is
+    read twice, which gives it more weight.
     """
     if not paths:
         raise DataError("no file was named")
-    return [file for path in paths for file in (_remote(path) if is_url(path) else _local(path))]
+    return [file for path in paths for file in (_expand_remote(path) if is_url(path) else _expand_local(path))]
 
 
-def _local(path: str) -> list[str]:
-    here = Path(path)
-    if here.is_dir():
-        if kind := _own_kind(here):
+def _expand_local(path: str) -> list[str]:
+    folder = Path(path)
+    if folder.is_dir():
+        if kind := _headstart_kind(folder):
             raise DataError(f"{path} is a Headstart {kind} folder, not text; name the text files")
-        if _is_broken_shards(here):
-            state = "damaged" if (here / MANIFEST).exists() else "missing"
+        if _is_broken_shards(folder):
+            state = "damaged" if (folder / MANIFEST).exists() else "missing"
             raise DataError(f"{path} holds prepared shards, but their {MANIFEST} is {state}; prepare them again")
-        found = _below(path)
-        if not found and any(_own_kind(folder) for folder in here.iterdir()):
+        files = _files_below(path)
+        if not files and any(_headstart_kind(entry) for entry in folder.iterdir()):
             raise DataError(f"{path} holds no text, only folders that Headstart wrote")
-        return _known_in(found, f"{path} holds no readable file")
-    if here.exists():  # before globs: a file may be called "a[1].txt"
-        return _one(path, is_file=here.is_file())
+        return _readable_files(files, f"{path} holds no readable file")
+    if folder.exists():  # before globs, because a file may be called "a[1].txt"
+        return _single_file(path)
     if glob.has_magic(path):
-        found = [file for match in sorted(glob.glob(path, recursive=True)) for file in _below(match)]
-        return _known_in(found, f"{path} matches no readable file")
-    raise missing(path)
+        files = [file for match in sorted(glob.glob(path, recursive=True)) for file in _files_below(match)]
+        return _readable_files(files, f"{path} matches no readable file")
+    raise missing_file_error(path)
 
 
-def _one(path: str, *, is_file: bool) -> list[str]:
-    if not is_file:
+def _single_file(path: str) -> list[str]:
+    if not Path(path).is_file():
         raise DataError(f"{path} is neither a file nor a folder")
     if suffix_of(path) is None:
-        raise _unknown(path)
+        raise _unknown_suffix_error(path)
     return [path]
 
 
-def _below(match: str) -> list[str]:
-    """A file itself, or the files below a folder, without hidden ones and without what Headstart wrote."""
-    if not Path(match).is_dir():
-        return [match]
-    found = []
-    for folder, names, files in os.walk(match):
-        here = Path(folder)
-        if _own_kind(here) or _is_broken_shards(here):
-            names.clear()  # nor what lies below
+def _files_below(path: str) -> list[str]:
+    """Return a file itself, or the files below a folder except dotfiles and folders that Headstart wrote."""
+    if not Path(path).is_dir():
+        return [path]
+    files = []
+    for folder, folder_names, file_names in os.walk(path):
+        if _headstart_kind(Path(folder)) or _is_broken_shards(Path(folder)):
+            folder_names.clear()  # do not descend
             continue
-        names[:] = [name for name in names if not name.startswith(".")]
-        found += [os.path.join(folder, name) for name in files if not name.startswith(".")]
-    return sorted(path for path in found if os.path.isfile(path))
+        folder_names[:] = [name for name in folder_names if not name.startswith(".")]
+        files += [os.path.join(folder, name) for name in file_names if not name.startswith(".")]
+    return sorted(file for file in files if os.path.isfile(file))
 
 
-def _own_kind(folder: Path) -> str | None:
-    """What a folder that Headstart wrote calls itself: a run, a demo, shards, a tokenizer, a bundle, a checkpoint."""
+def _headstart_kind(folder: Path) -> str | None:
+    """Return the kind of a folder that Headstart wrote (run, demo, shards, tokenizer, bundle, checkpoint), or None."""
     for name in ("run.json", "demo.json", MANIFEST):
         if (folder / name).is_file():
             try:
@@ -101,39 +98,41 @@ def _is_broken_shards(folder: Path) -> bool:
     return all((folder / name).is_file() for name in ("tokens.bin", "offsets.bin"))
 
 
-def _known_in(found: list[str], nothing: str) -> list[str]:
-    known = [file for file in found if suffix_of(file)]
-    if known:
-        return known
-    names = [os.path.basename(file) for file in found]
+def _readable_files(files: list[str], error: str) -> list[str]:
+    """Return the files with a known suffix; none is an error, which lists the others."""
+    readable = [file for file in files if suffix_of(file)]
+    if readable:
+        return readable
+    names = [os.path.basename(file) for file in files]
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     advice = "; save spreadsheets as CSV UTF-8" if any(map(_is_spreadsheet, names)) else ""
-    raise DataError(f"{nothing}; found: {shown or 'nothing'}; known: {KNOWN}{advice}")
+    raise DataError(f"{error}; found: {shown or 'nothing'}; known: {KNOWN_SUFFIXES}{advice}")
 
 
-def _remote(path: str) -> list[str]:
-    """A URL of one file is left as it is: only patterns and folders ask the other side what there is."""
+def _expand_remote(path: str) -> list[str]:
+    """Return the URL of one file as it is; only patterns and folders require a request."""
     has_pattern = "*" in path.split("?")[0]
     if not has_pattern and suffix_of(path):
         return [path]
     from fsspec.core import url_to_fs
 
     with remote_errors(path):
-        system, inner = url_to_fs(path)
+        filesystem, remote_path = url_to_fs(path)
         if has_pattern:
-            found = system.glob(inner)
-        elif system.isdir(inner):
-            found = system.find(inner)
+            matches = filesystem.glob(remote_path)
+        elif filesystem.isdir(remote_path):
+            matches = filesystem.find(remote_path)
         else:
-            raise _unknown(path)
-        return _known_in([system.unstrip_protocol(name) for name in sorted(found)], f"{path} holds no readable file")
+            raise _unknown_suffix_error(path)
+        urls = [filesystem.unstrip_protocol(name) for name in sorted(matches)]
+        return _readable_files(urls, f"{path} holds no readable file")
 
 
-def _unknown(path: str) -> DataError:
+def _unknown_suffix_error(path: str) -> DataError:
     if not is_url(path) and is_pickled(Path(path)):
-        return DataError(pickle_words(path, "Where you trust it, save its texts as .jsonl or .csv"))
+        return DataError(pickle_error(path, "Where you trust it, save its texts as .jsonl or .csv"))
     advice = "; save it as CSV UTF-8" if _is_spreadsheet(path) else ""
-    return DataError(f"{path}: no reader for this suffix; known: {KNOWN}{advice}")
+    return DataError(f"{path}: no reader for this suffix; known: {KNOWN_SUFFIXES}{advice}")
 
 
 def _is_spreadsheet(path: str) -> bool:

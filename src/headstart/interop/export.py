@@ -1,36 +1,66 @@
-"""The ways out, by name."""
+"""Export a bundle by the name of a format: hf (transformers), onnx, or compact (a smaller bundle)."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from headstart.data.decontamination import MEMBERSHIP_FILE, Membership
 from headstart.errors import UsageError
-from headstart.store.bundle import load_bundle
-from headstart.store.compact import Storage
+from headstart.interop.hf_export import check_export_folder
+from headstart.store.bundle import Bundle, load_bundle, save_bundle
+from headstart.store.tensors import Storage
 
-WAYS = ("hf", "onnx", "compact")
+EXPORT_FORMATS = ("hf", "onnx", "compact")
 
 
 def run_export(folder: Path, out: Path, to: str, check: str | None = None, weights: Storage | None = None) -> list[str]:
-    """Write a model in another format; returns what was written, in words.
+    """Write a model in another format; return a summary.
 
     Args:
-        check: for onnx, a file of texts to compare the answers on.
-        weights: for compact, what they are kept in; bf16 unless told.
+        check: for onnx, a file of texts to compare the predictions on.
+        weights: for compact, their storage type; bf16 by default.
     """
-    if to not in WAYS:
-        raise UsageError(f"--to must be one of {', '.join(WAYS)}, got {to!r}")
+    if to not in EXPORT_FORMATS:
+        raise UsageError(f"--to must be one of {', '.join(EXPORT_FORMATS)}, got {to!r}")
     if check is not None and to != "onnx":
         raise UsageError(f"--check is for --to onnx, got --to {to}")
     if weights is not None and to != "compact":
         raise UsageError(f"--weights is for --to compact, got --to {to}")
     if to == "compact":
-        from headstart.interop.compact_export import export_compact
-
         return [export_compact(load_bundle(folder), out, weights or "bf16")]
     if to == "onnx":
         from headstart.interop.onnx_export import export_onnx
 
-        return export_onnx(load_bundle(folder, task="classify"), out, check)
+        return export_onnx(load_bundle(folder, head_type="classify"), out, check)
     from headstart.interop.hf_export import export_hf
 
     architecture = export_hf(load_bundle(folder), out)
     return [f"{folder} as a stock {architecture} in {out}; README.md there says how to load it"]
+
+
+def export_compact(
+    bundle: Bundle,
+    out: Path,
+    storage: Storage = "bf16",
+    extra_about: dict[str, Any] | None = None,
+    extra_membership: Membership | None = None,
+) -> str:
+    """Write a bundle with rounded weights; return a summary of the sizes.
+
+    Args:
+        extra_about: further facts about the model, for its card.
+        extra_membership: documents that the model was trained on besides those that the bundle lists.
+    """
+    check_export_folder(out)
+    recorded = Membership.load(bundle.path)
+    membership = recorded if extra_membership is None else extra_membership  # an empty one is falsy
+    if recorded is not None and extra_membership is not None:
+        membership = recorded | extra_membership
+    extended = replace(bundle, about=bundle.about | (extra_about or {}))
+    extra = None if membership is None else {MEMBERSHIP_FILE: membership.to_bytes()}
+    save_bundle(out, extended, storage=storage, extra=extra)
+    return f"{_megabytes(bundle.path):.1f} MB in {bundle.name}, {_megabytes(out):.1f} MB in {out} ({storage})"
+
+
+def _megabytes(folder: Path) -> float:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6

@@ -1,213 +1,89 @@
-"""Who sees whom, and attention over those who are seen.
+"""Multi-head self-attention, its mask and its rotary positions.
 
-B batch, T tokens of the query, S tokens that may be seen, D width, H heads, K width of one head.
+B batch, T tokens, D width, H heads, K width of one head.
 """
 
-from dataclasses import dataclass
-from functools import cache
-from typing import cast
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
 
-from headstart.config import Visibility
-from headstart.model.inward import ROUND_HEAD, apart, outward_of
-from headstart.model.positions import turn
+from headstart.config.schema import AttentionDirection
+from headstart.kernels.attention import AttentionContext, attention
+from headstart.kernels.dispatch import KernelPlan
+from headstart.kernels.qkv import deferred_bias, project_out, split_qkv
 
 KeyValues = tuple[Tensor, Tensor]
+"""The keys and values of one layer, for generation."""
 
 
-def nearby(tokens: int, window: int, device: torch.device, *, causal: bool) -> Tensor:
-    """Which token of a row may look at which when none sees further than `window` to a side, as bool TT."""
-    index_T = torch.arange(tokens, device=device)
-    apart_TT = index_T[:, None] - index_T
-    return (apart_TT <= window) & (apart_TT >= (0 if causal else -window))
+def rotary_cos_sin(positions: Tensor, width: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine of rotary positions for heads of `width`, each half repeated, one row per position."""
+    frequencies = base ** (-torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
+    angles = positions.to(torch.float32)[..., None] * frequencies
+    both_halves = torch.cat((angles, angles), dim=-1)
+    return both_halves.cos(), both_halves.sin()
 
 
-def visible(segments_BT: Tensor, visibility: Visibility) -> Tensor:
-    """Which token (row) may look at which (column), as bool B1TT.
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the two halves of each head against each other: products of two tokens then depend on their distance only."""
+    low, high = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
+
+
+def build_attention_mask(segments_BT: Tensor, attention: AttentionDirection) -> Tensor:
+    """Return a bool mask B1TT that is True where a token (row) sees another (column).
 
     Tokens see their own segment only, and under `causal` nothing to their right. Padding is a segment like any other
-    here: padding sees padding, so that no row is empty and the softmax never divides nothing by nothing.
+    here: padding sees padding, so that no row is empty and the softmax never divides zero by zero.
     """
-    seen_BTT = segments_BT[:, :, None] == segments_BT[:, None, :]
-    if visibility == "causal":
-        seen_BTT = seen_BTT & torch.ones_like(seen_BTT[0]).tril()
-    return seen_BTT[:, None]
-
-
-@dataclass(frozen=True)
-class View:
-    """What every layer is told about the rows in hand."""
-
-    seen: Tensor | None
-    """From `visible`; None means one document a row, and `causal` says which of its tokens are seen."""
-    rotary: tuple[Tensor, Tensor] | None = None
-    """Cosine and sine of the tokens' places, for networks that turn instead of adding."""
-    bounds: Tensor | None = None
-    """Where each document begins when all tokens lie in one row without padding, and where the last one ends."""
-    longest: int = 0
-    """No document between bounds is longer."""
-    causal: bool = True
-    """What `seen` would say of documents between bounds, or of rows that are one document."""
-    window: int = -1
-    """Of documents end to end, how far a token sees to each side; -1 is all the way. Elsewhere `seen` says it."""
-    lengths: tuple[int, ...] = ()
-    """Of documents end to end that are looked at one by one, where no kernel reads between bounds."""
-    steady: bool = False
-    """Whether cuDNN's attention is wanted, for which every new shape of rows is planned anew; see `attend`."""
-    fused: bool = False
-    """Whether a GPU learns with compiled layers, and `stream.py` has kernels for what is between its products."""
-    inside: bool = False
-    """Whether it is one that makes products with an activation inside, for which `thought.py` has kernels."""
-    remember: bool = False
-    """Whether keys and values are handed back, for tokens to come. While learning they are not: they would be results too,
-    and a compiler would add gradients to them that are all zero."""
-
-
-CUDNN = True
-"""Whether rows of one steady shape are read by cuDNN's attention where it is the fastest."""
-_WIDEST_HEAD, _HOPPER = 128, 9
-
-
-def wants_cudnn(device: torch.device, head: int) -> bool:
-    """Whether cuDNN's attention is there and worth taking: on Hopper; elsewhere torch chooses well by itself."""
-    return CUDNN and device.type == "cuda" and _reads(device, head)
-
-
-@cache
-def _reads(device: torch.device, head: int) -> bool:
-    """Whether cuDNN takes heads of this width, there and back; tried once, on zeros."""
-    if head > _WIDEST_HEAD or torch.cuda.get_device_capability(device)[0] != _HOPPER:
-        return False
-    parts = [
-        torch.zeros(1, 2, 64, head, device=device, dtype=torch.bfloat16).requires_grad_()
-        for _ in ("query", "key", "value")
-    ]
-    try:
-        with torch.enable_grad():
-            mixed = attend(*parts, causal=True)
-            mixed.backward(torch.zeros_like(mixed))  # type: ignore[no-untyped-call]
-    except RuntimeError:  # an older cuDNN, or none
-        return False
-    return True
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float | None = None) -> Tensor:
-    """Attention of whole rows in bf16, by cuDNN's kernel; heads of an odd width are filled up with zeros for it.
-
-    Args:
-        scale: of the products, if heads are not as wide as they seem.
-    """
-    width = query.shape[-1]
-    missing = -width % ROUND_HEAD
-    if missing:
-        query, key, value = (F.pad(part, (0, missing)) for part in (query, key, value))
-    mixed: Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        query, key, value, None, True, 0.0, causal, False, scale=scale or width**-0.5
-    )[0]
-    return mixed[..., :width] if missing else mixed
+    mask_BTT = segments_BT[:, :, None] == segments_BT[:, None, :]
+    if attention == "causal":
+        mask_BTT = mask_BTT & torch.ones_like(mask_BTT[0]).tril()
+    return mask_BTT[:, None]
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention, as `torch.nn.MultiheadAttention` computes it; rotary if the view says so."""
+    """Multi-head self-attention as in `torch.nn.MultiheadAttention`, with rotary positions if the context has them."""
 
     def __init__(self, width: int, heads: int, dropout: float, *, bias: bool) -> None:
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-        self.inward = nn.Linear(width, 3 * width, bias=bias)
-        self.outward = nn.Linear(width, width, bias=bias)
+        self.qkv_proj = nn.Linear(width, 3 * width, bias=bias)
+        self.out_proj = nn.Linear(width, width, bias=bias)
 
-    def forward(self, x_BTD: Tensor, view: View, past: KeyValues | None = None) -> tuple[Tensor, KeyValues | None]:
-        """Attend. Returns keys and values for the next call too, if the view asks for them."""
-        if view.bounds is not None:
-            return self._between_bounds(x_BTD, view, view.bounds), None
-        if view.lengths:
-            return self._one_by_one(x_BTD, view), None
-        if view.steady:
-            return self._steadily(x_BTD, view), None
-        query, key, value = (self._split(part) for part in self.inward(x_BTD).chunk(3, dim=-1))
-        if view.rotary is not None:
-            query, key = turn(query, *view.rotary), turn(key, *view.rotary)
-        seen = view.seen
-        if past is not None:
-            key, value = torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
-            if query.shape[2] > 1:  # is_causal would align a short query with the start of the keys
-                ones = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
-                seen = ones.tril(diagonal=key.shape[2] - query.shape[2])
-        causal = seen is None and past is None and view.causal
-        mixed_BTD = self._mixed(query, key, value, seen, causal=causal)
-        return self.outward(mixed_BTD), (key, value) if view.remember else None
-
-    def _steadily(self, x_BTD: Tensor, view: View) -> Tensor:
-        """The same by cuDNN, for whole rows."""
-        query, key, value = apart(x_BTD, self.inward, self.heads, fill=view.rotary is None, fused=view.fused)
-        if view.rotary is not None:
-            query, key = turn(query, *view.rotary), turn(key, *view.rotary)
-        scale = (x_BTD.shape[-1] // self.heads) ** -0.5
-        mixed = attend(query, key, value, causal=view.causal, scale=scale)
-        return outward_of(mixed, self.outward, biased=self.owed(view) is None)
-
-    def owed(self, view: View) -> Tensor | None:
-        """A bias that is not in the result yet: `stream.py` adds it where it reads the result anyway."""
-        return self.outward.bias if view.fused and view.steady else None
-
-    def _mixed(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, *, causal: bool) -> Tensor:
-        dropout = self.dropout if self.training else 0.0
-        mixed_BHTK = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=seen, dropout_p=dropout, is_causal=causal
+    def forward(self, x_BTD: Tensor, context: AttentionContext) -> Tensor:
+        """Return the projected attention output of every token, without the bias that `deferred_bias` returns."""
+        plan = context.plan
+        query, key, value = split_qkv(x_BTD, self.qkv_proj, self.heads, plan, pad_heads=context.rotary is None)
+        if context.rotary is not None:
+            query, key = apply_rotary(query, *context.rotary), apply_rotary(key, *context.rotary)
+        if context.cache is not None:
+            key, value = context.cache.update(key, value)
+            context = _after_past(context, query, key)
+        mixed_BTD = attention(
+            query,
+            key,
+            value,
+            context,
+            head_width=x_BTD.shape[-1] // self.heads,
+            dropout_p=self.dropout if self.training else 0.0,
         )
-        return _side_by_side(mixed_BHTK)
+        return project_out(mixed_BTD, self.out_proj, self.heads, plan)
 
-    def _one_by_one(self, x_1ND: Tensor, view: View) -> Tensor:
-        """The same over documents end to end, each by itself: no mask, no padding."""
-        every = self._apart(x_1ND, view)
-        lengths, mixed = list(view.lengths), []
-        for parts in zip(*(torch.split(part, lengths) for part in every), strict=True):
-            query, key, value = (part.transpose(0, 1)[None] for part in parts)
-            tokens, seen = query.shape[2], None
-            if 0 <= view.window < tokens - 1:
-                seen = nearby(tokens, view.window, query.device, causal=view.causal)
-            mixed.append(self._mixed(query, key, value, seen, causal=view.causal and seen is None))
-        projected: Tensor = self.outward(torch.cat(mixed, dim=1))
-        return projected
-
-    def _apart(self, x_1ND: Tensor, view: View) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of documents end to end (N, H, K)."""
-        query, key, value = self.inward(x_1ND[0]).view(x_1ND.shape[1], 3, self.heads, -1).unbind(1)
-        if view.rotary is not None:
-            cos_N1K, sin_N1K = (part[:, None] for part in view.rotary)
-            query, key = turn(query, cos_N1K, sin_N1K), turn(key, cos_N1K, sin_N1K)
-        return query, key, value
-
-    def _between_bounds(self, x_1ND: Tensor, view: View, bounds: Tensor) -> Tensor:
-        """The same over documents end to end, by a kernel that never looks across a bound: no mask, no padding."""
-        query, key, value = self._apart(x_1ND, view)
-        # fp32 comes from scoring in TF32, whose products are as exact as those of fp16 (numbers up to 65,504)
-        given = query.dtype
-        low = torch.float16 if given == torch.float32 and query.is_cuda else given
-        mixed_NHK = cast(
-            Tensor,
-            varlen_attn(
-                query.to(low),
-                key.to(low),
-                value.to(low),
-                bounds,
-                bounds,
-                view.longest,
-                view.longest,
-                window_size=(view.window, 0) if view.causal else (view.window, view.window),
-            ),
-        )
-        projected: Tensor = self.outward(mixed_NHK.to(given).flatten(-2))[None]
-        return projected
-
-    def _split(self, x_BTD: Tensor) -> Tensor:
-        return x_BTD.view(*x_BTD.shape[:-1], self.heads, -1).transpose(1, 2)
+    def deferred_bias(self, plan: KernelPlan) -> Tensor | None:
+        """Return the output bias if the plan leaves it to the `add_norm` behind this module."""
+        return deferred_bias(self.out_proj, plan)
 
 
-def _side_by_side(x_BHTK: Tensor) -> Tensor:
-    return x_BHTK.transpose(1, 2).flatten(-2)
+def _after_past(context: AttentionContext, query: Tensor, key: Tensor) -> AttentionContext:
+    """Return a context in which every token of the query also sees the cached tokens before it."""
+    tokens, keys = query.shape[2], key.shape[2]
+    if keys == tokens:
+        return context
+    if tokens == 1:
+        return replace(context, causal=False)
+    # is_causal would align a short query with the start of the keys
+    mask_TS = torch.ones(tokens, keys, dtype=torch.bool, device=query.device).tril(diagonal=keys - tokens)
+    return replace(context, attn_mask=mask_TS)

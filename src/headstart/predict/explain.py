@@ -1,13 +1,15 @@
-"""Which words pushed a decision: integrated gradients over what the embedding gives, one weight a token.
+"""Explain a prediction by integrated gradients with respect to the token embeddings: one weight per word.
 
-The text is turned up from nothing (every token as padding, at its own place, behind the start token) to what it is; how
-the margin of the label moves with each token's vector is added up on the way. The margin is the label's score less the
-mean of the others'; where labels do not exclude each other, or the answer is a number, the score alone. What the tokens
-get adds up to what the text moved the margin by: nothing is invented and nothing lost (completeness). After
-Sundararajan, Taly and Yan (Axiomatic attribution, 2017). A norm may let the margin jump within a thousandth of the way,
-so the way is cut finer where the sum is not right yet.
+The path leads from a baseline (the start token followed by padding, in the same positions) to the text's embeddings.
+The gradient of the margin along the path, times the difference of the embeddings, is summed for each token. The margin
+is the logit of the label minus the mean of the other logits; in multi-label and regression tasks it is the logit alone.
+The weights sum to the change of the margin from baseline to text (completeness).
+M. Sundararajan, A. Taly, Q. Yan: Axiomatic attribution for deep networks, 2017.
 
-B windows of one text, T tokens, D width, C labels, S places on the way.
+The margin may jump within a thousandth of the path because of a norm, so the path is split into smaller segments until
+the sum is right.
+
+B windows of one text, T tokens, D width, C labels, S points of the path.
 """
 
 import re
@@ -20,27 +22,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headstart.data.batches import Batch
-from headstart.data.labelled import Question
+from headstart.data.batch import Batch
+from headstart.data.labelled import TextInput
 from headstart.errors import DataError, UsageError
 from headstart.model.heads import ClassifierHead, Model
-from headstart.predict.answers import AnyPrediction, LabelsPrediction, Prediction
+from headstart.predict.predictions import AnyPrediction, MultiLabelPrediction, Prediction
 from headstart.predict.predictor import Predictor
-from headstart.text.tokenizer import Tokenizer
-from headstart.train.objectives import class_scores
+from headstart.tokenization.base import Tokenizer
+from headstart.train.objectives import class_logits
+from headstart.train.transfer_batch import to_device
 
 TOLERANCE = 0.01
-"""The share of the margin's move that the weights may miss or invent before the way is cut finer."""
-PIECES = 100
-"""At most so many pieces of the way are looked at."""
-_PLACES, _SHARES = np.polynomial.legendre.leggauss(8)
-_PLACES, _SHARES = (_PLACES + 1) / 2, _SHARES / 2  # from -1 to 1, as numpy has them, to 0 to 1
+"""The error of the sum, as a fraction of the change of the margin, above which the path is split further."""
+MAX_SEGMENTS = 100
+"""The maximum number of segments to integrate."""
+RATING = "rating"
+"""Stands for the label in a regression task."""
+SEPARATOR = "|"
+"""The word between the two texts of a pair."""
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
+_NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2  # numpy's are for the interval from -1 to 1, ours for 0 to 1
 _BLANK = re.compile(r"(▁|<0x0[9AD]>)*")
 
 
 @dataclass(frozen=True)
-class Word:
-    """A word, and how much it spoke for the label: below 0, against it."""
+class WordWeight:
+    """A word and its weight for the label; a negative weight speaks against it."""
 
     text: str
     weight: float
@@ -48,23 +55,23 @@ class Word:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a label: the words that were read, in order."""
+    """The words of a text, in order, with their weights for a label."""
 
     label: str
-    words: tuple[Word, ...]
+    words: tuple[WordWeight, ...]
     margin: float
-    """By how much the label's score is above the mean of the others'; of several labels or a number, the score itself."""
+    """The label's logit minus the mean of the others; in multi-label and regression tasks the logit itself."""
     baseline: float
-    """The same for a text of nothing, of the same length."""
+    """The margin of the baseline, a row of padding of the same length."""
     error: float
-    """By how much the words' weights miss margin - baseline."""
+    """The sum of the weights minus (margin - baseline)."""
 
-    def strongest(self, count: int) -> list[Word]:
-        """The words that pushed most, either way."""
+    def strongest(self, count: int) -> list[WordWeight]:
+        """The words with the largest absolute weights."""
         return sorted(self.words, key=lambda word: -abs(word.weight))[:count]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The explanation as JSON values."""
         return asdict(self)
 
 
@@ -78,162 +85,182 @@ class Attribution:
     error: float
 
 
-RATING = "rating"
-"""What stands for the label where the answer is a number."""
+def explain_prediction(predictor: Predictor, text: TextInput, label: str | None = None) -> Explanation:
+    """Explain the prediction of a text.
 
-
-def explain(predictor: Predictor, text: Question, label: str | None = None) -> Explanation:
-    """Why the classifier gives a text this label (its own answer, if none is named; of several labels the likeliest)."""
+    Args:
+        label: the label to explain; the predicted one by default, in a multi-label task the most probable one.
+    """
     if not all(isinstance(part, str) and part.strip() for part in ((text,) if isinstance(text, str) else text)):
         raise DataError("the text is empty; there is nothing to explain")
     labels = predictor.labels or (RATING,)
     if label is not None and label not in labels:
         raise UsageError(f"there is no label {label!r}; the labels are {', '.join(labels)}")
-    chosen = label or _own(predictor.predict([text])[0])
+    explained = label or _predicted_label(predictor.predict([text])[0])
     tokenizer = predictor.bundle.tokenizer
-    batch = predictor.rows([text]).batch([0]).to(predictor.runtime.device)
-    pad, close = tokenizer.special.pad, tokenizer.special.close
-    alone = predictor.target.kind != "classes"
-    found = attribute(predictor.bundle.model, batch, labels.index(chosen), pad, close, alone=alone)
-    closed = tokenizer.special.around - 1
+    batch = to_device(predictor.dataset([text]).batch([0]), predictor.runtime.device)
+    attribution = attribute(
+        predictor.bundle.model,
+        batch,
+        labels.index(explained),
+        tokenizer.special.pad,
+        tokenizer.special.sep,
+        logit_only=predictor.task.kind != "classes",
+    )
+    num_closing = tokenizer.special.num_special_tokens - 1
     assert batch.lengths_B is not None
     ids: list[int] = []
     weights: list[float] = []
     for row, length in enumerate(batch.lengths_B.tolist()):
-        ids += batch.ids_BT[row, 1 : length - closed].tolist()
-        weights += found.weights_BT[row, 1 : length - closed].tolist()
-    words: list[Word] = []
-    if predictor.target.pair:  # what lies between the two texts is no word of either
+        ids += batch.ids_BT[row, 1 : length - num_closing].tolist()
+        weights += attribution.weights_BT[row, 1 : length - num_closing].tolist()
+    words: list[WordWeight] = []
+    if predictor.task.pair:  # the token between the two texts is a word of its own
         middle = ids.index(tokenizer.special.eos)
-        words = [*merged(ids[:middle], weights[:middle], tokenizer), Word(BETWEEN, weights[middle])]
+        words = [*merge_pieces(ids[:middle], weights[:middle], tokenizer), WordWeight(SEPARATOR, weights[middle])]
         ids, weights = ids[middle + 1 :], weights[middle + 1 :]
-    words += merged(ids, weights, tokenizer)
-    return Explanation(chosen, tuple(words), found.margin, found.baseline, found.error)
+    words += merge_pieces(ids, weights, tokenizer)
+    return Explanation(explained, tuple(words), attribution.margin, attribution.baseline, attribution.error)
 
 
-BETWEEN = "|"
-"""The word that stands between two texts."""
-
-
-def _own(answer: AnyPrediction) -> str:
-    if isinstance(answer, Prediction):
-        return answer.label
-    if isinstance(answer, LabelsPrediction):
-        return max(answer.probabilities, key=lambda label: answer.probabilities[label])
+def _predicted_label(prediction: AnyPrediction) -> str:
+    if isinstance(prediction, Prediction):
+        return prediction.label
+    if isinstance(prediction, MultiLabelPrediction):
+        return max(prediction.probabilities, key=lambda label: prediction.probabilities[label])
     return RATING
 
 
+def merge_pieces(ids: Sequence[int], weights: Sequence[float], tokenizer: Tokenizer) -> list[WordWeight]:
+    """Merge tokens into words and sum their weights; white space belongs to the word before it."""
+    groups: list[tuple[list[int], list[float]]] = [([], [])]
+    has_letters = after_blank = False  # of the current word
+    for id, weight in zip(ids, weights, strict=True):
+        piece = tokenizer.piece(id)
+        is_blank = _BLANK.fullmatch(piece) is not None
+        if has_letters and not is_blank and (after_blank or piece.startswith("▁")):
+            groups.append(([], []))
+            has_letters = False
+        groups[-1][0].append(id)
+        groups[-1][1].append(weight)
+        has_letters, after_blank = has_letters or not is_blank, is_blank
+    return [
+        WordWeight(" ".join(tokenizer.decode(word_ids).split()), float(sum(word_weights)))
+        for word_ids, word_weights in groups
+        if word_ids
+    ]
+
+
 def attribute(
-    model: Model[ClassifierHead], batch: Batch, target: int, pad: int, close: int | None = None, *, alone: bool = False
+    model: Model[ClassifierHead],
+    batch: Batch,
+    target: int,
+    pad: int,
+    sep: int | None = None,
+    *,
+    logit_only: bool = False,
 ) -> Attribution:
-    """Integrated gradients of the margin of `target` (or of its score alone), for one text in one or more windows."""
+    """Compute integrated gradients of the margin of a label, for one text in one or more windows.
+
+    Args:
+        target: the index of the label.
+        pad: the id of the padding token, which the baseline consists of.
+        sep: the id of the token that closes every row, if there is one; the baseline keeps it.
+        logit_only: attribute the logit of the label instead of its margin.
+    """
     model.eval()
-    way = _Way(model, batch, target, *vectors_of(model, batch, pad, close), alone=alone)
-    pieces = [way.piece(0.0, 1.0)]
-    move = way.margin(1.0) - way.margin(0.0)
-    allowed = TOLERANCE * max(abs(move), 0.1)
-    looked = 1
-    while sum(abs(piece.error) for piece in pieces) > allowed and looked < PIECES:
-        pieces.sort(key=lambda piece: abs(piece.error))
-        worst = pieces.pop()
+    path = _Path(model, batch, target, *baseline_and_input(model, batch, pad, sep), logit_only=logit_only)
+    segments = [path.integrate(0.0, 1.0)]
+    change = path.margin(1.0) - path.margin(0.0)
+    max_error = TOLERANCE * max(abs(change), 0.1)
+    num_integrated = 1
+    while sum(abs(segment.error) for segment in segments) > max_error and num_integrated < MAX_SEGMENTS:
+        segments.sort(key=lambda segment: abs(segment.error))
+        worst = segments.pop()
         middle = (worst.start + worst.end) / 2
-        pieces += [way.piece(worst.start, middle), way.piece(middle, worst.end)]
-        looked += 2
-    weights = np.sum([piece.weights_BT for piece in pieces], axis=0)
-    return Attribution(weights, way.margin(1.0), way.margin(0.0), float(weights.sum()) - move)
+        segments += [path.integrate(worst.start, middle), path.integrate(middle, worst.end)]
+        num_integrated += 2
+    weights = np.sum([segment.weights_BT for segment in segments], axis=0)
+    return Attribution(weights, path.margin(1.0), path.margin(0.0), float(weights.sum()) - change)
 
 
-def vectors_of(model: Model[ClassifierHead], batch: Batch, pad: int, close: int | None = None) -> tuple[Tensor, Tensor]:
-    """What the embedding gives for nothing (the start token, padding, and what closes a row), and for the text."""
-    nothing_BT = torch.full_like(batch.ids_BT, pad)
-    if close is not None:
-        nothing_BT[batch.ids_BT == close] = close
-    nothing_BT[:, 0] = batch.ids_BT[:, 0]
+def baseline_and_input(
+    model: Model[ClassifierHead], batch: Batch, pad: int, sep: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """The embeddings of the baseline (start token, padding, closing token) and of the text."""
+    baseline_BT = torch.full_like(batch.ids_BT, pad)
+    if sep is not None:
+        baseline_BT[batch.ids_BT == sep] = sep
+    baseline_BT[:, 0] = batch.ids_BT[:, 0]
     with torch.no_grad():
-        return model.backbone.embedding(nothing_BT), model.backbone.embedding(batch.ids_BT)
+        return model.backbone.embedding(baseline_BT), model.backbone.embedding(batch.ids_BT)
 
 
-def margins_of(
-    model: Model[ClassifierHead], batch: Batch, target: int, vectors_SBTD: Tensor, *, alone: bool = False
+def margins(
+    model: Model[ClassifierHead], batch: Batch, target: int, embeddings_SBTD: Tensor, *, logit_only: bool = False
 ) -> Tensor:
-    """The margin of one text for each of S sets of vectors in the place of the embedding's."""
-    count, windows = vectors_SBTD.shape[:2]
+    """Compute the margin of one text for each of S replacements of its embeddings."""
+    count, windows = embeddings_SBTD.shape[:2]
     assert batch.lengths_B is not None
     copies = replace(
         batch,
         ids_BT=batch.ids_BT.repeat(count, 1),
         lengths_B=batch.lengths_B.repeat(count),
-        owners_B=torch.arange(count, device=vectors_SBTD.device).repeat_interleave(windows),
-        scored=count,
-        bounds=None,  # those of the one text
-        real=None,
+        sample_index_B=torch.arange(count, device=embeddings_SBTD.device).repeat_interleave(windows),
+        num_targets=count,
+        cu_seqlens=None,  # those of the batch are for one copy
+        unpadded_indices=None,
     )
-    hook = model.backbone.embedding.register_forward_hook(lambda *_: vectors_SBTD.flatten(0, 1))
+    hook = model.backbone.embedding.register_forward_hook(lambda *_: embeddings_SBTD.flatten(0, 1))
     try:
-        scores_SC = class_scores(model, copies, in_rows=True)
+        logits_SC = class_logits(model, copies, in_rows=True)
     finally:
         hook.remove()
-    if alone:
-        return scores_SC[:, target]
-    others_C = torch.arange(scores_SC.shape[1], device=scores_SC.device) != target
-    return scores_SC[:, target] - scores_SC[:, others_C].mean(dim=1)
+    if logit_only:
+        return logits_SC[:, target]
+    is_other_C = torch.arange(logits_SC.shape[1], device=logits_SC.device) != target
+    return logits_SC[:, target] - logits_SC[:, is_other_C].mean(dim=1)
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Segment:
     start: float
     end: float
     weights_BT: NDArray[np.float64]
     error: float
-    """What the weights miss of how far the margin moves on this piece."""
+    """The sum of the weights minus the change of the margin on this segment."""
 
 
-class _Way:
-    """The straight way from one set of vectors to another."""
+class _Path:
+    """The straight line from the baseline's embeddings (0) to those of the text (1)."""
 
     def __init__(
-        self, model: Model[ClassifierHead], batch: Batch, target: int, start: Tensor, end: Tensor, *, alone: bool
+        self, model: Model[ClassifierHead], batch: Batch, target: int, start: Tensor, end: Tensor, *, logit_only: bool
     ) -> None:
-        self.model, self.batch, self.target, self.alone = model, batch, target, alone
-        self.start_BTD, self.way_BTD = start, end - start
+        self.model, self.batch, self.target, self.logit_only = model, batch, target, logit_only
+        self.start_BTD, self.difference_BTD = start, end - start
         self._margins: dict[float, float] = {}
 
-    def margin(self, place: float) -> float:
-        """The margin at a place between 0 and 1."""
-        if place not in self._margins:
+    def margin(self, position: float) -> float:
+        """The margin at a position between 0 and 1."""
+        if position not in self._margins:
             with torch.no_grad():
-                vectors = (self.start_BTD + place * self.way_BTD)[None]
-                self._margins[place] = float(self._margins_at(vectors)[0])
-        return self._margins[place]
+                embeddings = (self.start_BTD + position * self.difference_BTD)[None]
+                self._margins[position] = float(self._margins_at(embeddings)[0])
+        return self._margins[position]
 
-    def _margins_at(self, vectors: Tensor) -> Tensor:
-        return margins_of(self.model, self.batch, self.target, vectors, alone=self.alone)
+    def _margins_at(self, embeddings_SBTD: Tensor) -> Tensor:
+        return margins(self.model, self.batch, self.target, embeddings_SBTD, logit_only=self.logit_only)
 
-    def piece(self, start: float, end: float) -> _Piece:
-        """The gradient over one piece by eight of Gauss and Legendre's places, times the way."""
-        places_S, shares_S = (
-            torch.tensor(values, dtype=torch.float32, device=self.way_BTD.device)[:, None, None, None]
-            for values in (start + (end - start) * _PLACES, (end - start) * _SHARES)
+    def integrate(self, start: float, end: float) -> _Segment:
+        """Integrate the gradient over a segment by Gauss-Legendre quadrature with eight nodes."""
+        positions_S, weights_S = (
+            torch.tensor(values, dtype=torch.float32, device=self.difference_BTD.device)[:, None, None, None]
+            for values in (start + (end - start) * _NODES, (end - start) * _WEIGHTS)
         )
-        vectors = (self.start_BTD + places_S * self.way_BTD).requires_grad_()
-        margins_S = self._margins_at(vectors)
-        (gradient,) = torch.autograd.grad(margins_S.sum(), vectors)
-        weights_BT = ((gradient * shares_S).sum(dim=0) * self.way_BTD).sum(dim=-1).cpu().double().numpy()
+        embeddings = (self.start_BTD + positions_S * self.difference_BTD).requires_grad_()
+        margins_S = self._margins_at(embeddings)
+        (grad,) = torch.autograd.grad(margins_S.sum(), embeddings)
+        weights_BT = ((grad * weights_S).sum(dim=0) * self.difference_BTD).sum(dim=-1).cpu().double().numpy()
         error = float(weights_BT.sum()) - (self.margin(end) - self.margin(start))
-        return _Piece(start, end, weights_BT, error)
-
-
-def merged(ids: Sequence[int], weights: Sequence[float], tokenizer: Tokenizer) -> list[Word]:
-    """Tokens put together into words, their weights added; white space belongs to the word before it."""
-    groups: list[tuple[list[int], list[float]]] = [([], [])]
-    spoken = blank_before = False  # whether the word at hand has letters, and whether white space came last
-    for id, weight in zip(ids, weights, strict=True):
-        piece = tokenizer.piece(id)
-        is_blank = _BLANK.fullmatch(piece) is not None
-        if spoken and not is_blank and (blank_before or piece.startswith("▁")):
-            groups.append(([], []))
-            spoken = False
-        groups[-1][0].append(id)
-        groups[-1][1].append(weight)
-        spoken, blank_before = spoken or not is_blank, is_blank
-    return [Word(" ".join(tokenizer.decode(own).split()), float(sum(parts))) for own, parts in groups if own]
+        return _Segment(start, end, weights_BT, error)

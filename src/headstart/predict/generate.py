@@ -1,4 +1,4 @@
-"""A language model that goes on from a prompt: greedily or by chance, until the end of the text or enough tokens."""
+"""Generate text from a language model: greedy or sampled, until the end token or a number of tokens."""
 
 import math
 from collections.abc import Iterator
@@ -8,26 +8,26 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headstart.config import RuntimeConfig
+from headstart.config.schema import RuntimeConfig
 from headstart.errors import ConfigError, UsageError
 from headstart.model.attention import KeyValues
-from headstart.model.heads import LanguageHead, Model, vocabulary_scores
-from headstart.runtime import Runtime, start
+from headstart.model.heads import LanguageHead, Model, lm_logits
+from headstart.runtime import Runtime, setup_runtime
 from headstart.store.bundle import Bundle, load_bundle
-from headstart.text.tokenizer import SpecialIds, Tokenizer
+from headstart.tokenization.base import SpecialIds, Tokenizer
 
-_COLDEST = 1e-30
-_HALF = "\ufffd"
-"""What a letter decodes to of which not all bytes are there yet."""
+_MIN_TEMPERATURE = 1e-30
+_INCOMPLETE = "\ufffd"
+"""The character that an incomplete UTF-8 sequence decodes to."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen."""
+    """How the next token is sampled."""
 
     tokens: int = 50
     temperature: float = 0.0
-    """0 always takes the likeliest token."""
+    """0 is greedy: it always takes the most probable token."""
     top_k: int | None = None
     top_p: float | None = None
     seed: int = 0
@@ -52,27 +52,27 @@ def run_generate(
     cache: bool = True,
     runtime: RuntimeConfig | None = None,
 ) -> list[str]:
-    """Continue a prompt with the language model of a folder; each sample has a seed of its own."""
-    bundle, where = load_language(folder, runtime)
+    """Continue a prompt with the language model of a folder; every sample has its own random sequence."""
+    bundle, loaded_runtime = load_language_model(folder, runtime)
     return [
-        continue_text(bundle.model, bundle.tokenizer, prompt, sampling, where, cache=cache, draw=draw)
-        for draw in range(samples)
+        generate_text(bundle.model, bundle.tokenizer, prompt, sampling, loaded_runtime, cache=cache, sample=sample)
+        for sample in range(samples)
     ]
 
 
-def load_language(folder: Path, runtime: RuntimeConfig | None = None) -> tuple[Bundle, Runtime]:
-    """A language model that can go on from a prompt, and where it runs."""
-    bundle = load_bundle(folder, task="language")
+def load_language_model(folder: Path, runtime: RuntimeConfig | None = None) -> tuple[Bundle, Runtime]:
+    """Load a causal or hybrid language model, and set up the runtime that it is moved to."""
+    bundle = load_bundle(folder, head_type="language")
     if bundle.objective == "masked":
         raise UsageError(
             f"{folder} learnt to fill gaps (objective masked) and cannot go on from a prompt; causal and hybrid can"
         )
-    where = start(runtime or RuntimeConfig())
-    bundle.model.to(where.device)
-    return bundle, where
+    loaded_runtime = setup_runtime(runtime or RuntimeConfig())
+    bundle.model.to(loaded_runtime.device)
+    return bundle, loaded_runtime
 
 
-def continue_text(
+def generate_text(
     model: Model[LanguageHead],
     tokenizer: Tokenizer,
     prompt: str,
@@ -80,13 +80,13 @@ def continue_text(
     runtime: Runtime,
     *,
     cache: bool = True,
-    draw: int = 0,
+    sample: int = 0,
 ) -> str:
-    """The prompt's continuation, without the prompt."""
-    return "".join(pieces_of(model, tokenizer, prompt, sampling, runtime, cache=cache, draw=draw))
+    """Return the continuation of a prompt, without the prompt."""
+    return "".join(generate_pieces(model, tokenizer, prompt, sampling, runtime, cache=cache, sample=sample))
 
 
-def pieces_of(
+def generate_pieces(
     model: Model[LanguageHead],
     tokenizer: Tokenizer,
     prompt: str,
@@ -94,27 +94,30 @@ def pieces_of(
     runtime: Runtime,
     *,
     cache: bool = True,
-    draw: int = 0,
+    sample: int = 0,
 ) -> Iterator[str]:
-    """The prompt's continuation, a piece a token: empty while a letter is not whole yet."""
-    start_ids = [tokenizer.special.sos, *tokenizer.encode(prompt)]
-    before = tokenizer.decode(start_ids)
+    """Yield the continuation of a prompt, one piece per token; a piece is empty while a character is incomplete."""
+    prompt_ids = [tokenizer.special.sos, *tokenizer.encode(prompt)]
     ids: list[int] = []
-    said = text = ""
-    for id in following_ids(model, start_ids, tokenizer.special, sampling, runtime, cache=cache, draw=draw):
+    emitted = text = ""
+    for id in generate_ids(model, prompt_ids, tokenizer.special, sampling, runtime, cache=cache, sample=sample):
         ids.append(id)
-        # decoded together with the prompt, so that a word that goes on from it keeps its blanks
-        whole = tokenizer.decode([*start_ids, *ids])
-        text = whole[len(before) :] if whole.startswith(before) else tokenizer.decode(ids)
-        ready = text.rstrip(_HALF) if text.startswith(said) else said
-        yield ready[len(said) :]
-        said = ready
-    if text != said:
-        yield text[len(said) :]
+        text = _decode_continuation(tokenizer, prompt_ids, ids)
+        complete = text.rstrip(_INCOMPLETE) if text.startswith(emitted) else emitted
+        yield complete[len(emitted) :]
+        emitted = complete
+    if text != emitted:
+        yield text[len(emitted) :]
+
+
+def _decode_continuation(tokenizer: Tokenizer, prompt_ids: list[int], ids: list[int]) -> str:
+    """Decode `ids` together with the prompt, because decoding by themselves would lose a leading space."""
+    prompt, full = tokenizer.decode(prompt_ids), tokenizer.decode([*prompt_ids, *ids])
+    return full[len(prompt) :] if full.startswith(prompt) else tokenizer.decode(ids)
 
 
 @torch.inference_mode()
-def following_ids(
+def generate_ids(
     model: Model[LanguageHead],
     ids: list[int],
     special: SpecialIds,
@@ -122,81 +125,80 @@ def following_ids(
     runtime: Runtime,
     *,
     cache: bool = True,
-    draw: int = 0,
+    sample: int = 0,
 ) -> Iterator[int]:
-    """The tokens that follow `ids`, one by one, up to the end of the text; with and without the cache the same.
+    """Yield the tokens that follow `ids`, up to the end token; the cache does not change them.
 
-    A model that has learnt its positions ends where they do.
+    A model with learned positions stops at the last one.
     """
     model.eval()
-    places = _places(model, ids)
-    chance = torch.Generator().manual_seed(sampling.seed * 1_000_003 + draw)
-    out: list[int] = []
+    max_positions = _max_positions(model, ids)
+    generator = torch.Generator().manual_seed(sampling.seed * 1_000_003 + sample)
+    generated: list[int] = []
     past: list[KeyValues] | None = None
-    fresh = list(ids)
-    while len(out) < sampling.tokens and len(ids) + len(out) <= places:
+    input_ids = list(ids)
+    while len(generated) < sampling.tokens and len(ids) + len(generated) <= max_positions:
         with runtime.autocast():
-            hidden, present = model.backbone.extend(torch.tensor([fresh], device=runtime.device), past)
-            scores_V = vocabulary_scores(model, hidden[0, -1]).float().cpu()
-        token = choose(scores_V, special, sampling, chance)
+            hidden, present = model.backbone.extend(torch.tensor([input_ids], device=runtime.device), past)
+            logits_V = lm_logits(model, hidden[0, -1]).float().cpu()
+        token = sample_token(logits_V, special, sampling, generator)
         if token == special.eos:
             return
-        out.append(token)
-        past, fresh = (present, [token]) if cache else (None, [*ids, *out])
+        generated.append(token)
+        past, input_ids = (present, [token]) if cache else (None, [*ids, *generated])
         yield token
 
 
 @torch.inference_mode()
-def next_pieces(
+def next_token_candidates(
     model: Model[LanguageHead], tokenizer: Tokenizer, prompt: str, count: int, runtime: Runtime
 ) -> list[tuple[str, float]]:
-    """What may come next: the likeliest pieces as they would be read, and their probabilities; "" is the text's end."""
+    """Return the most probable next pieces of text and their probabilities; "" is the end of the text."""
     model.eval()
     ids = [tokenizer.special.sos, *tokenizer.encode(prompt)]
-    _places(model, ids)
+    _max_positions(model, ids)
     with runtime.autocast():
         hidden, _ = model.backbone.extend(torch.tensor([ids], device=runtime.device), None)
-        scores_V = vocabulary_scores(model, hidden[0, -1]).float().cpu()
-    _ban(scores_V, tokenizer.special)
-    found = scores_V.softmax(dim=-1).topk(min(count, len(scores_V)))
-    before = tokenizer.decode(ids)
-    pieces = []
-    for id, share in zip(found.indices.tolist(), found.values.tolist(), strict=True):
-        whole = tokenizer.decode([*ids, id])
-        text = whole[len(before) :] if whole.startswith(before) else tokenizer.decode([id])
-        pieces.append(("" if id == tokenizer.special.eos else text, share))
-    return pieces
+        logits_V = lm_logits(model, hidden[0, -1]).float().cpu()
+    _ban_special_tokens(logits_V, tokenizer.special)
+    top = logits_V.softmax(dim=-1).topk(min(count, len(logits_V)))
+    return [
+        ("" if id == tokenizer.special.eos else _decode_continuation(tokenizer, ids, [id]), probability)
+        for id, probability in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    ]
 
 
-def _places(model: Model[LanguageHead], ids: list[int]) -> float:
-    """How many tokens a model can read in a row; of a prompt that is longer, one line."""
-    stock = model.backbone.config.stock
-    places = stock.positions if stock and stock.positions else math.inf
-    if len(ids) > places:
-        raise UsageError(f"the prompt is {len(ids)} tokens with its start, and the model has learnt {places} positions")
-    return places
+def _max_positions(model: Model[LanguageHead], ids: list[int]) -> float:
+    """The number of positions of a model, infinite if they are not learned; a longer prompt raises UsageError."""
+    generic = model.backbone.config.generic
+    positions = generic.positions if generic and generic.positions else math.inf
+    if len(ids) > positions:
+        raise UsageError(
+            f"the prompt is {len(ids)} tokens with its start, and the model has learnt {positions} positions"
+        )
+    return positions
 
 
-def choose(scores_V: Tensor, special: SpecialIds, sampling: Sampling, chance: torch.Generator) -> int:
-    """One token. Start, padding and mask are not words: they are never chosen."""
-    _ban(scores_V, special)
+def sample_token(logits_V: Tensor, special: SpecialIds, sampling: Sampling, generator: torch.Generator) -> int:
+    """Sample one token, which is never the start, padding or mask token."""
+    _ban_special_tokens(logits_V, special)
     if sampling.temperature == 0:
-        return int(scores_V.argmax())
-    # from the highest down, and never by less than fp32 can divide by: a temperature near 0 is the likeliest token
-    scores_V = (scores_V - scores_V.max()) / max(sampling.temperature, _COLDEST)
-    if sampling.top_k is not None and sampling.top_k < len(scores_V):
-        scores_V[scores_V < scores_V.topk(sampling.top_k).values[-1]] = -torch.inf
-    shares = scores_V.softmax(dim=-1)
+        return int(logits_V.argmax())
+    # shifted by the maximum, so that a temperature near 0 gives the most probable token and not NaN
+    logits_V = (logits_V - logits_V.max()) / max(sampling.temperature, _MIN_TEMPERATURE)
+    if sampling.top_k is not None and sampling.top_k < len(logits_V):
+        logits_V[logits_V < logits_V.topk(sampling.top_k).values[-1]] = -torch.inf
+    probabilities = logits_V.softmax(dim=-1)
     if sampling.top_p is not None:
-        ranked, order = shares.sort(descending=True, stable=True)
-        # the likeliest tokens up to and including the one that reaches top_p: one at least, however small that is
-        beyond = ranked.cumsum(0) - ranked >= sampling.top_p
-        beyond[0] = False
-        shares[order[beyond]] = 0
-    return int(torch.multinomial(shares, 1, generator=chance))
+        ranked, order = probabilities.sort(descending=True, stable=True)
+        # nucleus sampling: keep the token that reaches top_p, and at least one
+        excluded = ranked.cumsum(0) - ranked >= sampling.top_p
+        excluded[0] = False
+        probabilities[order[excluded]] = 0
+    return int(torch.multinomial(probabilities, 1, generator=generator))
 
 
-def _ban(scores_V: Tensor, special: SpecialIds) -> None:
+def _ban_special_tokens(logits_V: Tensor, special: SpecialIds) -> None:
     for banned in (special.sos, special.pad, special.mask):
-        if banned is not None and banned != special.eos:  # some models begin and end texts with one token
-            scores_V[banned] = -torch.inf
+        if banned is not None and banned != special.eos:  # some models use one token for start and end
+            logits_V[banned] = -torch.inf

@@ -1,5 +1,6 @@
-"""A model that answers: texts in, labels and probabilities (or numbers) out, the same alone and in any batch."""
+"""Predictor: a classifier in torch that turns texts into predictions, and abstains below a chosen precision."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,96 +8,102 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.config import RuntimeConfig
-from headstart.data.batches import LabelledRows
-from headstart.data.joined import encode_questions
-from headstart.data.labelled import Question as Question
-from headstart.errors import DataError, UsageError
-from headstart.predict.abstain import threshold_for
-from headstart.predict.answers import AnyPrediction, answer
-from headstart.predict.answers import Prediction as Prediction
-from headstart.runtime import Runtime, start
+from headstart.config.schema import RuntimeConfig
+from headstart.data.datasets import LabelledDataset, encode_inputs
+from headstart.data.labelled import TextInput
+from headstart.errors import ConfigError, DataError, UsageError
+from headstart.predict.predictions import ABSTAIN, AnyPrediction, make_prediction
+from headstart.runtime import Runtime, setup_runtime
 from headstart.store.bundle import Bundle, load_bundle
-from headstart.train.evaluate import score_texts
+from headstart.store.model_card import HELD_OUT
+from headstart.train.calibration import MIN_ROWS, Threshold
+from headstart.train.scoring import score_texts
+
+_MAX_VALID_FRACTION = 0.5
+"""The largest fraction of labelled rows to suggest for validation; beyond it, labelling more rows helps more."""
+_TASK_PHRASES = {"labels": "any number of labels", "rating": "a rating"}
 
 
 class Predictor:
-    """A classifier bundle, loaded once and asked often."""
+    """A classifier bundle on a device. A prediction does not depend on the other texts of its batch."""
 
     def __init__(self, bundle: Bundle, runtime: Runtime) -> None:
         self.bundle, self.runtime = bundle, runtime
-        self.labels, self.target = bundle.labels, bundle.target
+        self.labels, self.task = bundle.labels, bundle.task
         bundle.model.to(runtime.device)
 
     @classmethod
     def load(cls, folder: Path, runtime: RuntimeConfig | None = None) -> "Predictor":
         """Load a run folder or bundle made by `headstart finetune`."""
-        return cls(load_bundle(folder, task="classify"), start(runtime or RuntimeConfig()))
+        return cls(load_bundle(folder, head_type="classify"), setup_runtime(runtime or RuntimeConfig()))
 
     def predict(
-        self, texts: Sequence[Question], check: Callable[[], None] = lambda: None, *, abstain: float | None = None
+        self, texts: Sequence[TextInput], check: Callable[[], None] = lambda: None, *, abstain: float | None = None
     ) -> list[AnyPrediction]:
-        """Answer every text, in order; texts of like length are read together, which changes no answer.
+        """Predict every text, in order; texts of similar length are batched together.
 
         Args:
-            texts: of a model that reads pairs, two texts each.
-            abstain: the share of answers that should be right; a text whose answer is not sure enough for that, by
-                the table that validation left in the bundle, gets the label `abstain`.
+            texts: texts, or pairs of texts for a model of pairs.
+            check: called between batches; it may raise to interrupt.
+            abstain: the precision that predictions should have. A text whose most probable label is below the
+                threshold for it, by the table that validation left in the bundle, gets the label `abstain`.
         """
-        least = self.least(abstain)
-        texts = _checked(texts, pair=self.target.pair)
+        min_probability = self.min_probability(abstain)
+        texts = _check_texts(texts, pair=self.task.pair)
         if not texts:
             return []
         ids = self.encode(texts)
-        return self.answers(ids, self.shares(ids, check), least)
+        return self.make_predictions(ids, self.probabilities(ids, check), min_probability)
 
-    def least(self, abstain: float | None) -> float:
-        """The probability below which an answer is withheld for a wanted precision; none is where none was asked for."""
+    def min_probability(self, abstain: float | None) -> float:
+        """The probability below which predictions are withheld for a precision; 0 if none is given."""
         return 0.0 if abstain is None else threshold_for(self.bundle, abstain).threshold
 
-    def encode(self, texts: Sequence[Question]) -> list[NDArray[np.int64]]:
-        """The tokens of each text, or of each pair."""
-        return [np.asarray(text, dtype=np.int64) for text in encode_questions(self.bundle.tokenizer, texts)]
+    def encode(self, texts: Sequence[TextInput]) -> list[NDArray[np.int64]]:
+        """Tokenize texts or pairs of texts, without truncation or special tokens around them."""
+        return [np.asarray(text, dtype=np.int64) for text in encode_inputs(self.bundle.tokenizer, texts)]
 
-    def shares(self, ids: Sequence[NDArray[np.int64]], check: Callable[[], None] = lambda: None) -> NDArray[np.float64]:
-        """Of every label its probability, or the number, a row a text; from whichever thread, one at a time."""
-        return self.target.shares(score_texts(self.bundle.model, self._rows(ids), self.runtime, check))
+    def probabilities(
+        self, ids: Sequence[NDArray[np.int64]], check: Callable[[], None] = lambda: None
+    ) -> NDArray[np.float64]:
+        """Compute the probability of every label, or the rating, one row per text. Not safe for concurrent calls."""
+        return self.task.probabilities(score_texts(self.bundle.model, self._dataset(ids), self.runtime, check))
 
-    def answers(
-        self, ids: Sequence[NDArray[np.int64]], shares: NDArray[np.float64], least: float = 0.0
+    def make_predictions(
+        self, ids: Sequence[NDArray[np.int64]], probabilities: NDArray[np.float64], min_probability: float = 0.0
     ) -> list[AnyPrediction]:
-        """Probabilities in words: the likeliest label, or `abstain` where it has less than `least`; or labels, or a number."""
-        longest = self.bundle.config.context - self.bundle.tokenizer.special.around
+        """Make predictions from token ids and `probabilities`; below `min_probability` they abstain."""
+        max_tokens = self.bundle.config.context - self.bundle.tokenizer.special.num_special_tokens
         return [
-            answer(self.target, share, len(text) > longest and not self.bundle.windows, least)
-            for text, share in zip(ids, shares, strict=True)
+            make_prediction(self.task, row, len(text) > max_tokens and not self.bundle.windows, min_probability)
+            for text, row in zip(ids, probabilities, strict=True)
         ]
 
-    def rows(self, texts: Sequence[Question], labels: NDArray[Any] | None = None) -> LabelledRows:
-        """The texts as training saw its own: the same tokenizer, context and long-text rule."""
-        return self._rows(self.encode(texts), labels)
+    def dataset(self, texts: Sequence[TextInput], labels: NDArray[Any] | None = None) -> LabelledDataset:
+        """Encode texts as training did: the same tokenizer, context and treatment of long texts."""
+        return self._dataset(self.encode(texts), labels)
 
-    def _rows(self, ids: Sequence[NDArray[np.int64]], labels: NDArray[Any] | None = None) -> LabelledRows:
-        return LabelledRows(
+    def _dataset(self, ids: Sequence[NDArray[np.int64]], labels: NDArray[Any] | None = None) -> LabelledDataset:
+        return LabelledDataset(
             ids,
             [0] * len(ids) if labels is None else labels,
             self.bundle.tokenizer.special,
             context=self.bundle.config.context,
             windows=self.bundle.windows,
-            pair=self.target.pair,
+            pair=self.task.pair,
         )
 
 
-def _checked(texts: Sequence[Question], *, pair: bool) -> list[Question]:
-    """The texts as a list: a bare string would be read letter by letter, and nothing can be said of an empty text."""
+def _check_texts(texts: Sequence[TextInput], *, pair: bool) -> list[TextInput]:
+    """Return the texts as a list; refuse a bare string, which is a sequence of letters, and empty texts."""
     if isinstance(texts, str):
         raise UsageError('predict takes a list of texts, got one text; write predict(["..."])')
-    checked: list[Question] = []
-    for place, text in enumerate(texts):
+    checked: list[TextInput] = []
+    for index, text in enumerate(texts):
         if pair and not (isinstance(text, (tuple, list)) and len(text) == 2):
-            raise DataError(f'texts[{place}] is {text!r:.40}, expected a pair of texts, as in ("...", "...")')
+            raise DataError(f'texts[{index}] is {text!r:.40}, expected a pair of texts, as in ("...", "...")')
         parts = (
-            {f"texts[{place}][{side}]": part for side, part in enumerate(text)} if pair else {f"texts[{place}]": text}
+            {f"texts[{index}][{side}]": part for side, part in enumerate(text)} if pair else {f"texts[{index}]": text}
         )
         for name, part in parts.items():
             if not isinstance(part, str):
@@ -105,3 +112,63 @@ def _checked(texts: Sequence[Question], *, pair: bool) -> list[Question]:
                 raise DataError(f"{name} is empty; there is nothing to classify")
         checked.append((text[0], text[1]) if pair else text)
     return checked
+
+
+def threshold_for(bundle: Bundle, precision: float) -> Threshold:
+    """Return the lowest threshold that reached a precision on validation; raise UsageError if none did."""
+    if not 0 < precision < 1:
+        raise ConfigError(f"--abstain is a wanted precision between 0 and 1, such as 0.95, got {precision:g}")
+    if bundle.task.kind != "classes":
+        raise UsageError(
+            f"--abstain is for one class a text, and {bundle.path} gives {_TASK_PHRASES[bundle.task.kind]}"
+        )
+    if ABSTAIN in bundle.labels:
+        raise UsageError(f"{bundle.path} has a label called {ABSTAIN}: a text left without an answer could not be told")
+    calibration = bundle.about.get("calibration")
+    if not calibration:
+        raise UsageError(f"{bundle.path} has no table of thresholds; fine-tune it again with this version")
+    table = [Threshold(**row) for row in calibration["thresholds"]]
+    num_rows = calibration["rows"]
+    if num_rows < MIN_ROWS:
+        raise UsageError(
+            f"{bundle.path} was chosen on {num_rows} validation rows, too few to say how sure is sure enough; "
+            f"{_more_validation_rows_hint(bundle)}"
+        )
+    for threshold in table:
+        if threshold.wanted >= precision - 1e-9:
+            return threshold
+    best = f"the most was {table[-1].wanted:g}" if table else "not even half of the answers were right"
+    raise UsageError(
+        f"no threshold gave a precision of {precision:g} on the {num_rows:,} validation rows of {bundle.path}; {best}"
+    )
+
+
+def _more_validation_rows_hint(bundle: Bundle) -> str:
+    """How to get enough validation rows: from a file, or by a larger fraction if they were held out of train."""
+    data = bundle.about.get("data")
+    splits = {name: split for name, split in data.items() if isinstance(split, dict)} if isinstance(data, dict) else {}
+    valid, train = splits.get("valid", {}), splits.get("train", {})
+    if not str(valid.get("name", "")).startswith(HELD_OUT) or not isinstance(train.get("rows"), int):
+        return f"fine-tune with a validation file of at least {MIN_ROWS}"
+    rows = train["rows"] + valid["rows"]
+    # the split is rounded by label, which may cost half a row for each
+    fraction = math.ceil(100 * (MIN_ROWS + len(bundle.labels) / 2) / rows) / 100
+    if fraction > _MAX_VALID_FRACTION:
+        return f"there are {rows} labelled rows: label more, so that {MIN_ROWS} can be held out"
+    return (
+        f"fine-tune with labelled.valid_fraction {fraction:g}, which holds out {MIN_ROWS} of the {rows} labelled rows"
+    )
+
+
+def describe_threshold(threshold: Threshold, rows: int) -> str:
+    """Describe a threshold, its coverage and its precision on validation.
+
+    >>> print(describe_threshold(Threshold(0.95, 0.81, 0.956, 0.92, 0.976, 0.62, 248), 400).replace(": ", "\\n"))
+    answers below 0.810 are withheld
+    of 400 validation rows 62 % were answered, 95.6 % of those rightly (95 % interval 92.0 to 97.6)
+    """
+    interval = f"95 % interval {100 * threshold.low:.1f} to {100 * threshold.high:.1f}"
+    return (
+        f"answers below {threshold.threshold:.3f} are withheld: of {rows:,} validation rows "
+        f"{100 * threshold.coverage:.0f} % were answered, {100 * threshold.precision:.1f} % of those rightly ({interval})"
+    )

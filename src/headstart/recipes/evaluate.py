@@ -1,163 +1,156 @@
-"""Measuring a finished classifier on a labelled file, and looking at its mistakes."""
+"""Evaluate a finished classifier on a labelled file, and analyse its mistakes."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.config import LabelledConfig, RuntimeConfig
-from headstart.data.batches import LabelledRows
-from headstart.data.columns import cell, column_named
-from headstart.data.labelled import LabelledTexts, read_labelled
-from headstart.data.sources import expand, read_rows
-from headstart.data.targets import check_target
+from headstart.config.merge import merge_config
+from headstart.config.schema import LabelledConfig, RuntimeConfig
+from headstart.data.columns import cell_value, column_named
+from headstart.data.datasets import LabelledDataset
+from headstart.data.labelled import LabelledTexts, check_task, read_labelled
+from headstart.data.sources import expand_paths, read_rows
 from headstart.errors import ConfigError, DataError, UsageError
-from headstart.evaluations import Evaluation
-from headstart.kinds import AnyEvaluation
-from headstart.layering import layered
-from headstart.measures import by_number, reliability
-from headstart.predict.explain import explain
-from headstart.predict.mistakes import (
+from headstart.metrics import Evaluation, number_bins, reliability, softmax
+from headstart.predict.error_analysis import (
     ErrorAnalysis,
     Mistake,
     Slice,
-    by_column,
+    most_confident_mistakes,
     most_confused,
-    sliced,
-    surest,
+    slice_accuracy,
+    slices_by_column,
 )
+from headstart.predict.explain import explain_prediction
 from headstart.predict.predictor import Predictor
-from headstart.progress import Progress, Quiet
+from headstart.progress import Progress, SilentProgress
 from headstart.store.bundle import Bundle
-from headstart.train.evaluate import score_texts
-from headstart.train.shares import probabilities
+from headstart.tasks import AnyEvaluation
+from headstart.train.scoring import score_texts
 
-_WORDS = 5
-
-
-def run_evaluate(
-    folder: Path,
-    file: str,
-    config: LabelledConfig | None = None,
-    runtime: RuntimeConfig | None = None,
-    progress: Progress | None = None,
-) -> AnyEvaluation:
-    """Accuracy, macro-F1, per class and confusion of the classifier in `folder` on the rows of `file`.
-
-    Of several labels F1, exact matches and each label; of ratings errors, beside those of the training mean.
-    """
-    predictor, _, rows, scores = _scored(folder, file, config, runtime, progress)
-    return _evaluation(predictor, rows, scores)
+_NUM_WORDS = 5
+"""Words shown per mistake."""
 
 
-def run_errors(
-    folder: Path,
-    file: str,
-    config: LabelledConfig | None = None,
-    runtime: RuntimeConfig | None = None,
-    progress: Progress | None = None,
-    *,
-    columns: Sequence[str] = (),
-    mistakes: int = 10,
-) -> ErrorAnalysis:
-    """The same and what is behind it: confusions, the surest mistakes with their words, and slices of the rows.
+@dataclass(frozen=True)
+class EvaluateRequest:
+    """A model and the labelled file to evaluate it on."""
 
-    Args:
-        columns: columns of the file by whose values the rows are cut too.
-        mistakes: how many to show.
-    """
-    if mistakes < 0:
-        raise ConfigError(f"--mistakes must be at least 0, got {mistakes}")
-    values = {column: _column(file, column) for column in columns}  # a wrong name is found out before the work
-    predictor, texts, rows, scores = _scored(folder, file, config, runtime, progress, verb="--errors")
-    evaluation = _evaluation(predictor, rows, scores)
-    assert isinstance(evaluation, Evaluation)
-    shares = probabilities(scores)
-    right = shares.argmax(axis=1) == rows.labels
-    lengths = by_number(rows.lengths - 1, "tokens")
+    model: Path
+    """A run folder, a bundle or a starter."""
+    file: str
+    labelled: LabelledConfig = field(default_factory=LabelledConfig)
+    """How to read the file; unset columns are those of the training file."""
+    runtime: RuntimeConfig | None = None
+    columns: Sequence[str] = ()
+    """Error analysis: columns of the file by whose values the rows are sliced."""
+    mistakes: int = 10
+    """Error analysis: the number of mistakes to show."""
+
+
+def run_evaluate(request: EvaluateRequest, progress: Progress | None = None) -> AnyEvaluation:
+    """Compute the metrics of a model on a labelled file."""
+    predictor = Predictor.load(request.model, request.runtime)
+    return _score(predictor, request, progress).evaluation
+
+
+def run_error_analysis(request: EvaluateRequest, progress: Progress | None = None) -> ErrorAnalysis:
+    """Compute the metrics and what is behind them: confusions, the most confident mistakes with their words, slices."""
+    if request.mistakes < 0:
+        raise ConfigError(f"--mistakes must be at least 0, got {request.mistakes}")
+    # a wrong column name is an error before the work begins
+    columns = {name: _read_column(request.file, name) for name in request.columns}
+    predictor = Predictor.load(request.model, request.runtime)
+    if predictor.task.kind != "classes":
+        raise UsageError(
+            f"--errors is for one class a text; of {request.model} evaluate tells each label, or the errors, without it"
+        )
+    scored = _score(predictor, request, progress)
+    assert isinstance(scored.evaluation, Evaluation)
+    texts, rows = scored.texts, scored.rows
+    probabilities = softmax(scored.logits)
+    correct = probabilities.argmax(axis=1) == rows.labels
+    length_groups, length_order = number_bins(rows.lengths - 1, "tokens")
     slices: dict[str, tuple[Slice, ...]] = {
-        "length": sliced(lengths[0], right, lengths[1]),
-        "label": sliced(texts.labels, right, predictor.labels),
+        "length": slice_accuracy(length_groups, correct, length_order),
+        "label": slice_accuracy(texts.labels, correct, predictor.labels),
     }
-    for column, found in values.items():
-        groups, order = by_column([found[where] for where in texts.where])
-        slices[column if column not in slices else f"column {column}"] = sliced(groups, right, order)
-    shown = [_mistake(predictor, texts, shares, row) for row in surest(shares, rows.labels, mistakes)]
+    for name, values in columns.items():
+        groups, order = slices_by_column([values[where] for where in texts.where])
+        slices[name if name not in slices else f"column {name}"] = slice_accuracy(groups, correct, order)
+    mistakes = most_confident_mistakes(probabilities, rows.labels, request.mistakes)
     return ErrorAnalysis(
-        evaluation=evaluation,
-        calibration=reliability(shares, rows.labels),
-        confused=most_confused(evaluation),
-        mistakes=tuple(shown),
+        evaluation=scored.evaluation,
+        calibration=reliability(probabilities, rows.labels),
+        confused=most_confused(scored.evaluation),
+        mistakes=tuple(_mistake(predictor, texts, probabilities, row) for row in mistakes),
         slices=slices,
     )
 
 
-def _scored(
-    folder: Path,
-    file: str,
-    config: LabelledConfig | None,
-    runtime: RuntimeConfig | None,
-    progress: Progress | None,
-    verb: str | None = None,
-) -> tuple[Predictor, LabelledTexts, LabelledRows, NDArray[np.float64]]:
-    progress = progress or Quiet()
-    predictor = Predictor.load(folder, runtime)
-    if verb and predictor.target.kind != "classes":
-        raise UsageError(
-            f"{verb} is for one class a text; of {folder} evaluate tells each label, or the errors, without it"
-        )
-    texts = read_labelled(file, as_trained(predictor.bundle, config or LabelledConfig()))
-    if texts.left_out:
-        progress.say(texts.left_out)
-    for note in check_target(predictor.target, texts, f"the training data of {folder}"):
+@dataclass(frozen=True)
+class _ScoredFile:
+    texts: LabelledTexts
+    rows: LabelledDataset
+    logits: NDArray[np.float64]
+    evaluation: AnyEvaluation
+
+
+def _score(predictor: Predictor, request: EvaluateRequest, progress: Progress | None) -> _ScoredFile:
+    progress = progress or SilentProgress()
+    texts = read_labelled(request.file, as_trained(predictor.bundle, request.labelled))
+    if texts.skip_note:
+        progress.say(texts.skip_note)
+    for note in check_task(predictor.task, texts, f"the training data of {request.model}"):
         progress.say(note)
-    rows = predictor.rows(texts.questions, predictor.target.gold(texts.labels))
-    with progress.task(f"evaluating {file}", len(texts), "texts") as bar:
-        scores = score_texts(predictor.bundle.model, rows, predictor.runtime, lambda: None, bar.advance)
-    return predictor, texts, rows, scores
+    rows = predictor.dataset(texts.text_inputs, predictor.task.gold(texts.labels))
+    with progress.task(f"evaluating {request.file}", len(texts), "texts") as bar:
+        logits = score_texts(predictor.bundle.model, rows, predictor.runtime, lambda: None, bar.advance)
+    evaluation = predictor.task.measure(logits, rows.labels, 0 if rows.windows else rows.num_long)
+    return _ScoredFile(texts, rows, logits, evaluation)
 
 
 def as_trained(bundle: Bundle, config: LabelledConfig) -> LabelledConfig:
-    """How to read rows for a model: as asked, else as its own were read; what they are for is the model's to say."""
-    target = bundle.target
-    if config.task not in ("auto", target.kind):
-        raise ConfigError(f"labelled.task is {config.task}, but {bundle.path} answers {target.kind}; leave it out")
+    """Complete `config` with the columns of the training file; the task is that of the model."""
+    task = bundle.task
+    if config.task not in ("auto", task.kind):
+        raise ConfigError(f"labelled.task is {config.task}, but {bundle.path} answers {task.kind}; leave it out")
     trained = bundle.about.get("labelled")
-    known = {name: value for name, value in (trained if isinstance(trained, dict) else {}).items() if value is not None}
-    if not target.pair:
-        known.pop("second_column", None)
+    trained = {
+        name: value for name, value in (trained if isinstance(trained, dict) else {}).items() if value is not None
+    }
+    if not task.pair:
+        trained.pop("second_column", None)
         if config.second_column is not None:
             raise DataError(f"{bundle.path} reads one text; leave out labelled.second_column")
-    elif config.second_column is None and "second_column" not in known:
+    elif config.second_column is None and "second_column" not in trained:
         raise DataError(f"{bundle.path} reads pairs of texts; name the second column with labelled.second_column")
-    asked = {name: value for name, value in config.model_dump().items() if value is not None}
-    return layered(LabelledConfig, known | asked | {"task": target.kind})
+    explicit = {name: value for name, value in config.model_dump().items() if value is not None}
+    return merge_config(LabelledConfig, trained | explicit | {"task": task.kind})
 
 
-def _evaluation(predictor: Predictor, rows: LabelledRows, scores: NDArray[np.float64]) -> AnyEvaluation:
-    return predictor.target.measure(scores, rows.labels, 0 if rows.windows else rows.long)
-
-
-def _column(file: str, name: str) -> dict[str, object]:
-    """One column of a labelled file, by the places of the rows: some of them may be left out."""
-    found: dict[str, object] = {}
-    for path in expand([file]):
+def _read_column(file: str, name: str) -> dict[str, object]:
+    """Read one column of a labelled file by row location, because some rows may be skipped."""
+    values: dict[str, object] = {}
+    for path in expand_paths([file]):
         column = ""
         for row in read_rows(path, with_labels=True):
             column = column or column_named(path, list(row.values), name)
-            found[row.where] = cell(row.values, column, row.where)
-    return found
+            values[row.where] = cell_value(row.values, column, row.where)
+    return values
 
 
-def _mistake(predictor: Predictor, texts: LabelledTexts, shares: NDArray[np.float64], row: int) -> Mistake:
-    answer = predictor.labels[int(shares[row].argmax())]
-    words = explain(predictor, texts.questions[row], answer).strongest(_WORDS)
+def _mistake(predictor: Predictor, texts: LabelledTexts, probabilities: NDArray[np.float64], row: int) -> Mistake:
+    answer = predictor.labels[int(probabilities[row].argmax())]
+    words = explain_prediction(predictor, texts.text_inputs[row], answer).strongest(_NUM_WORDS)
     return Mistake(
         where=texts.where[row],
         text=texts.texts[row],
         label=texts.labels[row],
         answer=answer,
-        probability=float(shares[row].max()),
+        probability=float(probabilities[row].max()),
         words=tuple((word.text, word.weight) for word in words),
     )

@@ -1,108 +1,192 @@
-"""The runs of a comparison in several processes at once: small networks leave most of a GPU, or of many cores, idle.
+"""A grid of runs: a comparison or a search for settings.
 
-A run gives the same file whichever process makes it, here or on a cluster (cluster.py). Workers read the data for
-themselves, learn of a stop from a pipe of their own, and end when the process that started them is gone (workers.py).
+Each run writes one record when it is finished, so a grid that was killed continues with the runs that have no record, and
+never repeats a finished one. Unfinished runs are kept in `work/`, and continue from their last checkpoint.
 """
 
-from collections import deque
+import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Generic, TypeVar
 
-from headstart.config import FinetuneConfig
-from headstart.errors import TrainingError, UsageError
-from headstart.layering import layered
-from headstart.recipes.workers import Worker, end_all, wait_for_any
-from headstart.runtime import Stop, free_cores
+from headstart.config.merge import merge_config
+from headstart.config.schema import FinetuneConfig
+from headstart.errors import Interrupted
+from headstart.files import write_json
+from headstart.interrupts import StopRequested, StopSignal, handle_signals
+from headstart.progress import Progress
+from headstart.recipes.executors import Executor
+from headstart.recipes.workers import MakeWorker, RunJob
+from headstart.runtime import Runtime, environment
+from headstart.store.run_folder import RunFolder
+
+Spec = TypeVar("Spec", bound=tuple[Any, ...])
+"""Identifies one run of a grid: a named tuple of plain values, which other processes receive."""
+Record = TypeVar("Record")
+"""The result of one run, as its file holds it."""
+Result = TypeVar("Result")
+"""The return value of the recipe."""
 
 
 @dataclass(frozen=True)
-class Engine:
-    """Where the runs of a grid are made: in this process, in several on this machine, or on a Ray cluster."""
+class GridDisplay(Generic[Spec, Record]):
+    """Callbacks that show the progress of a grid."""
 
-    name: Literal["local", "ray"] = "local"
-    jobs: int | None = None
-    """Runs at the same time; None is one here, and as many as there is room for on a cluster."""
-    address: str | None = None
-    """Of the cluster; None starts one on this machine."""
-    threads: int | None = None
-    """Of one run, as the settings say."""
+    start: Callable[[Spec], None]
+    """Called when a run begins in this process."""
+    add: Callable[[Spec, Record], None]
+    """Called when a run is finished, and for those that were finished before."""
+
+
+@dataclass
+class Grid(ABC, Generic[Spec, Record, Result]):
+    """Runs in one folder, with what all of them read; subclasses say what a run is."""
+
+    folder: RunFolder
+    config: FinetuneConfig
+    progress: Progress
+    runtime: Runtime
+    specs: Sequence[Spec]
+    """Every run of the grid, finished or not, in the order in which they begin."""
+
+    command: ClassVar[str]
+    """The command that runs the grid, which is also the kind of its folder."""
 
     @property
-    def is_apart(self) -> bool:
-        """Whether runs are made in processes of their own."""
-        return self.name == "ray" or (self.jobs or 1) > 1
+    def path(self) -> Path:
+        """The folder of the grid."""
+        return self.folder.path
 
-    def check(self) -> None:
-        """Refuse what makes no sense, as it was typed."""
-        if self.name not in get_args(Engine.__annotations__["name"]):
-            raise UsageError(f"--engine must be local or ray, got {self.name!r}")
-        if self.jobs is not None and self.jobs < 1:
-            raise UsageError(f"--jobs must be at least 1, got {self.jobs}")
-        if self.address is not None and self.name != "ray":
-            raise UsageError("--address is that of a Ray cluster; it needs --engine ray")
+    @property
+    def work_folder(self) -> Path:
+        """The folder of unfinished runs."""
+        return self.path / "work"
+
+    @property
+    def resume_command(self) -> str:
+        """The command that continues the grid."""
+        return f"headstart {self.command} --resume --out {self.path}"
+
+    @abstractmethod
+    def record_path(self, spec: Spec) -> Path:
+        """Return the path of the file that a finished run writes."""
+
+    @abstractmethod
+    def load_record(self, spec: Spec) -> Record:
+        """Load the record of a finished run."""
+
+    @abstractmethod
+    def run_one(self, spec: Spec, stop: StopSignal) -> Record | None:
+        """Do one run and save its record; None if no further run should begin."""
+
+    @abstractmethod
+    def describe_record(self, record: Record) -> str:
+        """Describe a finished run in one line."""
+
+    @abstractmethod
+    def describe_position(self) -> str:
+        """Say how far the grid is when it is interrupted."""
+
+    @abstractmethod
+    def display(self) -> AbstractContextManager[GridDisplay[Spec, Record]]:
+        """Show the progress of the grid."""
+
+    @abstractmethod
+    def fingerprints(self) -> dict[str, Any]:
+        """Return hashes of what the grid reads, by the names that a message would give them."""
+
+    @abstractmethod
+    def worker(self) -> tuple[MakeWorker, tuple[str, ...]]:
+        """Return the module-level function that loads this grid in another process, and its arguments."""
+
+    @abstractmethod
+    def finish(self) -> Result:
+        """Write the results of all runs and return them."""
+
+    def prepare(self) -> None:
+        """Write what was read before the first run begins; refuse to continue with other inputs than the first time."""
+        write_json(self.path / "environment.json", environment(self.runtime))
+        self.folder.check_inputs_unchanged(self.fingerprints())
+
+    def run(self, executor: Executor, stop: StopSignal) -> None:
+        """Do the runs that have no record yet."""
+        # records are loaded now, so that a damaged one is named before any run begins
+        finished = {spec: self.load_record(spec) for spec in self.specs if self.record_path(spec).is_file()}
+        remaining = [spec for spec in self.specs if spec not in finished]
+        with self.display() as display:
+            for spec, record in finished.items():
+                display.add(spec, record)
+            try:
+                for spec, record in self._run_all(remaining, executor, stop, display.start):
+                    display.add(spec, record)
+                    self.progress.say(self.describe_record(record))
+            except StopRequested:
+                raise Interrupted(
+                    f"{stop.why} {self.describe_position()}; saved. Go on with: {self.resume_command}",
+                    stop.reason or "",
+                ) from None
+        shutil.rmtree(self.work_folder, ignore_errors=True)
+
+    def _run_all(
+        self, specs: list[Spec], executor: Executor, stop: StopSignal, start: Callable[[Spec], None]
+    ) -> Iterator[tuple[Spec, Record]]:
+        """Do these runs and yield them as they finish; the record of each is on disk by then."""
+        if executor.is_multiprocess and specs:
+            by_values: dict[tuple[Any, ...], Spec] = {tuple(spec): spec for spec in specs}
+            make_worker, arguments = self.worker()
+            for values in executor.map(make_worker, arguments, list(by_values), self.path, stop, self.resume_command):
+                if values is not None:
+                    spec = by_values[tuple(values)]
+                    yield spec, self.load_record(spec)
+            stop.check()
+            return
+        for spec in specs:
+            stop.check()
+            start(spec)
+            record = self.run_one(spec, stop)
+            if record is None:
+                return
+            yield spec, record
 
 
-def with_threads(config: FinetuneConfig, engine: Engine) -> FinetuneConfig:
-    """The settings of runs that share a machine: threads for each, unless they are set."""
-    if not engine.is_apart or config.runtime.threads is not None:
-        return config
-    # nobody knows how many cores the machines of a cluster have to spare
-    threads = 1 if engine.name == "ray" else max(1, free_cores() // (engine.jobs or 1))
-    return layered(FinetuneConfig, config.model_dump(), {"runtime": {"threads": threads}})
+def grid_worker(grid: Grid[Spec, Record, Result], spec_class: Callable[..., Spec]) -> RunJob:
+    """Return the function that does the runs of a grid in another process; it returns the values of the spec, or None."""
+
+    def run_job(job: tuple[Any, ...], stop: StopSignal) -> tuple[Any, ...] | None:
+        record = grid.run_one(spec_class(*job), stop)
+        return None if record is None else tuple(job)
+
+    return run_job
 
 
 def run_grid(
-    engine: Engine,
-    make_worker: Callable[..., Callable[[Any, Stop], Any]],
-    arguments: tuple[str, ...],
-    jobs: Sequence[Any],
-    folder: Path,
-    stop: Stop,
-    again: str,
-) -> Iterator[Any]:
-    """Do every job on the engine and yield the results as they come: one runner for every grid, see its engines."""
-    if engine.name == "local":
-        yield from run_parallel(make_worker, arguments, jobs, min(engine.jobs or 1, len(jobs)), stop, again)
-        return
-    from headstart.recipes.cluster import Cluster, run_on_cluster
-
-    cluster = Cluster(address=engine.address, at_once=engine.jobs, cpus=engine.threads or 1)
-    yield from run_on_cluster(make_worker, arguments, jobs, cluster, folder, stop, again)
-
-
-def run_parallel(
-    make_worker: Callable[..., Callable[[Any, Stop], Any]],
-    arguments: tuple[Any, ...],
-    jobs: Sequence[Any],
-    processes: int,
-    stop: Stop,
-    again: str,
-    kept: str = "finished runs are kept",
-) -> Iterator[Any]:
-    """Do every job in one of several processes and yield the results as they come; Halt once all have stopped.
+    folder: RunFolder,
+    config: FinetuneConfig,
+    executor: Executor,
+    load: Callable[[], Grid[Spec, Record, Result]],
+    *,
+    resume: bool,
+    since: float,
+) -> Result:
+    """Load a grid, do its remaining runs and finish it.
 
     Args:
-        make_worker: called in each process with `arguments`; gives what is called with a job and a stop.
-        again: the command that goes on with what is left, should a process be ended from outside.
-        kept: what is not lost then.
+        load: reads and checks everything; if it fails, a new folder is removed again.
+        since: when the command began, for its time limit.
     """
-    waiting, left, workers = deque(jobs), len(jobs), list[Worker]()
-    try:
-        for _ in range(min(processes, left)):
-            workers.append(Worker(make_worker, arguments))
-            workers[-1].give(waiting.popleft())
-        while left:
-            wait_for_any(workers)
-            for worker in workers:
-                for result in worker.answers():
-                    left -= 1
-                    if waiting:
-                        worker.give(waiting.popleft())
-                    yield result
-            if left and any(worker.has_died for worker in workers):
-                raise TrainingError(f"a process was ended from outside (out of memory?); {kept}. Go on with: {again}")
-            stop.check()
-    finally:
-        end_all(workers)  # whatever ended this ends the others, with their state saved
+    with folder.locked():
+        with folder.remove_on_error(new=not resume):
+            grid = load()
+            grid.prepare()
+        with handle_signals(config.runtime.time_limit, since) as stop:
+            grid.run(replace(executor, threads=config.runtime.threads), stop)
+            return grid.finish()
+
+
+def open_grid(out: Path, command: str) -> tuple[RunFolder, FinetuneConfig, dict[str, Any]]:
+    """Open the folder of a grid: with its settings, and its inputs as JSON."""
+    folder = RunFolder.open(out, kind=command)
+    return folder, merge_config(FinetuneConfig, folder.settings), folder.facts["inputs"]

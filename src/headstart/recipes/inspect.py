@@ -1,31 +1,274 @@
-"""A report on labelled files before anything is trained on them: what is in them, and what is wrong with them."""
+"""Inspect labelled files before training: what is in them, and what may be wrong with them.
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+Each check is a function that yields findings; none of them stops the report.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headstart.config import CorpusConfig, LabelledConfig
+from headstart.config.schema import CorpusConfig, LabelledConfig
 from headstart.data.corpus import read_documents
-from headstart.data.doubles import Known, watch
-from headstart.data.loose import read_loosely
-from headstart.data.membership import Membership
+from headstart.data.decontamination import Membership
+from headstart.data.diagnostics import RawFile, RawRow, encoding_issues, read_leniently
+from headstart.data.io import single_line
+from headstart.data.near_duplicates import Overlap, TextIndex, count_duplicates, find_in_stream, overlap
 from headstart.errors import StoreError, UsageError
 from headstart.files import read_json, read_manifest
-from headstart.kinds import Kind
-from headstart.progress import Progress, Quiet
-from headstart.recipes.findings import EXAMPLES, Finding, Inspected, all_of
-from headstart.text.tokenizer import Tokenizer, load_tokenizer
+from headstart.progress import Progress, SilentProgress, pluralize
+from headstart.tasks import TaskName
+from headstart.tokenization.base import Tokenizer
+from headstart.tokenization.tokenizer import load_tokenizer
 
-_BITE = 1000
+NUM_EXAMPLES = 3
+CUT_SHORT = "cut short"
+"""The kind of finding about a file that could not be read to its end: other findings cover only a part of it."""
+_STOPS = "training stops at the first, or leaves them out with labelled.skip_empty"
+_FAULTS = {
+    "text empty": f"no text; {_STOPS}",
+    "text unreadable": "a text that is none (a number, a list, half of a character)",
+    "label missing": f"no label; {_STOPS}",
+    "label unreadable": "a label that is neither text nor a number",
+}
+_FAULTS_BY_TASK = {
+    ("label unreadable", "labels"): "labels that are no list of texts or numbers",
+    ("label unreadable", "rating"): "a rating that is no finite number within its bounds",
+    ("label missing", "labels"): f"no list of labels, not even an empty one; {_STOPS}",
+    ("label missing", "rating"): f"no rating; {_STOPS}",
+}
+"""Descriptions that differ for multi-label and regression files."""
+_MAX_LABELS_PER_ROW = 0.5
+_MIN_ROWS = 20
+"""From this many rows on, more different labels per row than that suggest a wrong label column."""
+_CHUNK = 1000
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One possible problem of a file."""
+
+    kind: str
+    file: str
+    """The path as the user wrote it."""
+    rows: int
+    """The number of rows concerned."""
+    message: str
+    examples: tuple[str, ...] = ()
+    """The locations of the first rows concerned."""
+    texts: int | None = None
+    """The number of different texts among those rows, where rows may repeat."""
+    other: str | None = None
+    """The other file that contains the rows."""
+    other_rows: int | None = None
+    """The number of rows of the other file."""
+
+
+@dataclass(frozen=True)
+class InspectedFile:
+    """A file that was read leniently, with an index of its texts."""
+
+    file: RawFile
+    short_name: str
+    """The name of the file in findings about another file."""
+
+    @cached_property
+    def rows(self) -> list[RawRow]:
+        """The rows that have a text, in order."""
+        return [row for row in self.file.rows if row.text.strip()]
+
+    @cached_property
+    def index(self) -> TextIndex:
+        """The index of the texts of `rows`."""
+        return TextIndex([row.text for row in self.rows])
+
+    def location(self, row: RawRow) -> str:
+        """Return the location of a row, without the name of this file."""
+        return row.where.removeprefix(f"{self.file.name}, ")
+
+
+def fault_findings(one: InspectedFile) -> Iterator[Finding]:
+    """Find rows that training would refuse, and files that cannot be read to their ends."""
+    for message in one.file.stopped:
+        yield Finding(CUT_SHORT, one.file.name, 0, message)
+    for fault, general in _FAULTS.items():
+        rows = [row for row in one.file.rows if fault in row.faults]
+        if rows:
+            description = _FAULTS_BY_TASK.get((fault, one.file.task_name), general)
+            yield _finding(fault, one, rows, f"{_verb(len(rows), 'have', 'has')} {description}")
+    for path in one.file.files_with_bom:
+        yield Finding(
+            "byte order mark", one.file.name, 0, f"{path} begins with a byte order mark; it is not read as text"
+        )
+
+
+def label_findings(one: InspectedFile) -> Iterator[Finding]:
+    """Find labels that are probably misspelt, and columns that probably hold no labels."""
+    counts = Counter(name for row in one.file.rows for name in row.names)
+    spellings: dict[str, list[str]] = defaultdict(list)
+    for label in sorted(counts):
+        spellings[label.casefold()].append(label)
+    for names in spellings.values():
+        if len(names) > 1:
+            rows = [row for row in one.file.rows if not set(names[1:]).isdisjoint(row.names)]
+            listed = " and ".join(f"'{single_line(name)}'" for name in names)
+            yield _finding("labels", one, rows, f"may be misspelt: {listed} are different labels")
+    if len(counts) == 1 and one.file.task_name == "classes":
+        yield Finding(
+            "labels", one.file.name, len(one.file.rows), f"every row has the label '{single_line(next(iter(counts)))}'"
+        )
+    total = sum(counts.values())
+    if total >= _MIN_ROWS and len(counts) > _MAX_LABELS_PER_ROW * total:
+        message = f"{len(counts):,} different labels in {total:,} rows; is this the label column?"
+        yield Finding("labels", one.file.name, total, message)
+
+
+def unseen_label_findings(one: InspectedFile, train: InspectedFile) -> Iterator[Finding]:
+    """Find labels of validation or test that no training row has."""
+    train_labels = {name for row in train.file.rows for name in row.names}
+    rows = [row for row in one.file.rows if not train_labels.issuperset(row.names)]
+    if rows:
+        unseen = {name for row in rows for name in row.names if name not in train_labels}
+        names = ", ".join(f"'{single_line(name)}'" for name in sorted(unseen)[:5])
+        have = _verb(len(rows), "have", "has")
+        yield _finding("labels", one, rows, f"{have} a label that {train.short_name} does not have ({names})")
+
+
+def duplicate_findings(one: InspectedFile) -> Iterator[Finding]:
+    """Find texts that occur more than once in a file, and those with more than one label."""
+    repeats, texts, rows = count_duplicates(one.index.digests)
+    if repeats:
+        first = one.index.first_rows
+        pairs = [
+            (one.rows[row], one.rows[first[digest]])
+            for row, digest in enumerate(one.index.digests)
+            if first[digest] != row
+        ]
+        yield Finding(
+            "duplicates",
+            one.file.name,
+            repeats,
+            f"{_rows(repeats)} {_verb(repeats, 'repeat')} an earlier row word for word "
+            f"({pluralize(texts, 'text')} in {rows:,} rows)",
+            tuple(f"{one.location(row)} = {one.location(earlier)}" for row, earlier in pairs[:NUM_EXAMPLES]),
+            texts=texts,
+        )
+    yield from _conflicts(one)
+
+
+def _conflicts(one: InspectedFile) -> Iterator[Finding]:
+    by_text: dict[int, list[RawRow]] = defaultdict(list)
+    for digest, row in zip(one.index.digests, one.rows, strict=True):
+        if row.label is not None:
+            by_text[digest].append(row)
+    conflicts = [rows for rows in by_text.values() if len({row.label for row in rows}) > 1]
+    if conflicts:
+        count = sum(map(len, conflicts))
+        examples = tuple(
+            " / ".join(f"{one.location(row)} {single_line(row.label or '')}" for row in rows[:3])
+            + (" / ..." if len(rows) > 3 else "")
+            for rows in conflicts[:NUM_EXAMPLES]
+        )
+        texts = f"{pluralize(len(conflicts), 'text')} {_verb(len(conflicts), 'have', 'has')}"
+        message = f"{texts} more than one label, in {count:,} rows"
+        yield Finding("conflict", one.file.name, count, message, examples, texts=len(conflicts))
+
+
+def overlap_findings(one: InspectedFile, other: InspectedFile) -> Iterator[Finding]:
+    """Find rows of one file that appear in another, exactly or nearly, and those with another label there."""
+    shared: Overlap[int] = overlap(one.index, other.index)
+    if shared.exact:
+        digests = {one.index.digests[row] for row in shared.exact}
+        other_rows = sum(digest in digests for digest in other.index.digests)
+        count = len(shared.exact)
+        message = (
+            f"{_rows(count)} ({pluralize(len(digests), 'different text')}) {_verb(count, 'appear')} "
+            f"word for word in {other.short_name}, in {_rows(other_rows)} there"
+        )
+        yield Finding(
+            "overlap",
+            one.file.name,
+            count,
+            message,
+            _pair_examples(one, other, shared.exact, "="),
+            texts=len(digests),
+            other=other.file.name,
+            other_rows=other_rows,
+        )
+    if shared.near:
+        count = len(shared.near)
+        rows = f"{_rows(count)} almost {_verb(count, 'appear')} in {other.short_name}"
+        message = f"{rows}: words changed, or part of a longer text"
+        examples = _pair_examples(one, other, shared.near, "~")
+        yield Finding("near-duplicate", one.file.name, count, message, examples, other=other.file.name)
+    conflicts = {row: match for row, match in shared.exact.items() if _labels_differ(one.rows[row], other.rows[match])}
+    if conflicts:
+        rows = f"{_rows(len(conflicts))} {_verb(len(conflicts), 'have', 'has')}"
+        message = f"{rows} another label than the same text in {other.short_name}"
+        examples = _pair_examples(one, other, conflicts, "=")
+        yield Finding("conflict", one.file.name, len(conflicts), message, examples, other=other.file.name)
+
+
+def _labels_differ(row: RawRow, other: RawRow) -> bool:
+    return row.label is not None and other.label is not None and row.label != other.label
+
+
+def _pair_examples(one: InspectedFile, other: InspectedFile, matches: dict[int, int], sign: str) -> tuple[str, ...]:
+    return tuple(
+        f"{one.location(one.rows[row])} {sign} {other.location(other.rows[match])} there"
+        for row, match in list(matches.items())[:NUM_EXAMPLES]
+    )
+
+
+def encoding_findings(one: InspectedFile) -> Iterator[Finding]:
+    """Find texts that were decoded wrongly before, and texts that contain markup."""
+    issues: dict[str, list[tuple[RawRow, str]]] = defaultdict(list)
+    for row in one.rows:
+        for name, sign in encoding_issues(row.text).items():
+            issues[name].append((row, sign))
+    for name, rows in issues.items():
+        examples = tuple(f"{one.location(row)} ({_visible(sign)})" for row, sign in rows[:NUM_EXAMPLES])
+        message = f"{_rows(len(rows))} with {name}"
+        yield Finding("encoding" if name != "HTML" else "markup", one.file.name, len(rows), message, examples)
+
+
+def _visible(sign: str) -> str:
+    """Show a sign as it is, or by its code points where it is not printable."""
+    return single_line(sign, 20) if sign.isprintable() else " ".join(f"U+{ord(letter):04X}" for letter in sign[:3])
+
+
+def _finding(kind: str, one: InspectedFile, rows: Sequence[RawRow], message: str) -> Finding:
+    examples = tuple(one.location(row) for row in rows[:NUM_EXAMPLES])
+    return Finding(kind, one.file.name, len(rows), f"{_rows(len(rows))} {message}", examples)
+
+
+def _rows(count: int) -> str:
+    return pluralize(count, "row")
+
+
+def _verb(count: int, plural: str, singular: str | None = None) -> str:
+    return plural if count != 1 else singular or f"{plural}s"
+
+
+def all_findings(files: Sequence[InspectedFile]) -> list[Finding]:
+    """Check every file, and each file against those before it; the first is the training file."""
+    findings: list[Finding] = []
+    for number, one in enumerate(files):
+        checks: list[Iterable[Finding]] = [fault_findings(one), label_findings(one), duplicate_findings(one)]
+        if number:
+            checks.append(unseen_label_findings(one, files[0]))
+        checks += [overlap_findings(one, other) for other in files[:number]]
+        findings += [finding for check in (*checks, encoding_findings(one)) for finding in check]
+    return findings
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long the texts of a file are."""
+    """The distribution of the text lengths of a file."""
 
     unit: str
     median: int
@@ -36,122 +279,133 @@ class Lengths:
 
     @classmethod
     def of(cls, unit: str, lengths: Sequence[int]) -> "Lengths":
-        """From the length of each text."""
+        """Summarize the length of each text."""
         if not lengths:
             return cls(unit, 0, 0, 0, 0)
-        half, most = np.percentile(lengths, [50, 90], method="inverted_cdf")
-        return cls(unit, int(half), int(most), int(max(lengths)), int(sum(lengths)))
+        median, p90 = np.percentile(lengths, [50, 90], method="inverted_cdf")
+        return cls(unit, int(median), int(p90), int(max(lengths)), int(sum(lengths)))
 
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What is in a file."""
+    """Statistics of a file."""
 
     name: str
     rows: int
     labels: dict[str, int]
-    """Rows of each label; a row may count for several, or none."""
+    """The number of rows of each label; a row may count for several, or none."""
     lengths: tuple[Lengths, ...]
-    """In characters, and in tokens or words."""
+    """The text lengths in characters, and in tokens or words."""
     context: int | None = None
     beyond: int | None = None
-    """Texts with more tokens than the context has room for beside the start token."""
-    kind: Kind = "classes"
+    """The number of texts that do not fit the context with its special tokens."""
+    kind: TaskName = "classes"
     without: int = 0
-    """Of several labels: rows that have none."""
+    """multi-label: the number of rows without a label."""
     values: dict[str, float] | None = None
-    """Of ratings: lowest, mean and highest."""
+    """regression: lowest, mean and highest."""
 
 
 @dataclass(frozen=True)
-class Pretraining:
-    """How many rows of a file stand in pretraining text."""
+class PretrainingOverlap:
+    """How many rows of a file appear in pretraining text."""
 
     file: str
     rows: int
     source: str
-    """The text, or the model that was trained on it."""
+    """The text files, or the model that was pretrained on them."""
     documents: int
     exact: int
     near: int | None
-    """None where only the digests of the text are known: those find exact doubles only."""
+    """None where only digests of the text are known: those find exact duplicates only."""
     examples: tuple[str, ...] = ()
     false_positives: float = 0.0
-    """The probability that a row is counted which was not there: not 0 where digests were cut short."""
+    """The probability that a row is counted wrongly: above 0 where digests are truncated."""
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found; plain values."""
+    """The report of `headstart inspect`, as plain values."""
 
     files: tuple[FileFacts, ...]
     findings: tuple[Finding, ...]
-    pretraining: tuple[Pretraining, ...]
+    pretraining: tuple[PretrainingOverlap, ...]
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the report as plain values for JSON."""
         return {"format": 1, **asdict(self)}
 
 
+@dataclass(frozen=True)
+class InspectRequest:
+    """The files of an inspection, and what to compare them with."""
+
+    train: str
+    valid: str | None = None
+    test: str | None = None
+    texts: Sequence[str] = ()
+    """Pretraining text to look for the rows in; it is streamed."""
+    tokenizer: Path | None = None
+    """A tokenizer to measure texts in tokens."""
+    backbone: str | None = None
+    """A model whose tokenizer and context are used, and whose bundle has digests of its pretraining text."""
+    context: int | None = None
+    """The number of tokens that a model reads, in place of that of `backbone`."""
+
+    def check(self) -> None:
+        """Refuse options that contradict each other."""
+        if self.tokenizer is not None and self.backbone is not None:
+            raise UsageError(f"{self.backbone} brings its own tokenizer; leave out --tokenizer, or --from")
+        if self.context is not None and self.tokenizer is None and self.backbone is None:
+            raise UsageError("--context counts tokens; give --tokenizer or --from with it")
+        if self.context is not None and self.context < 2:
+            raise UsageError(f"--context must be at least 2, got {self.context}")
+
+
 def run_inspect(
-    train: str,
-    config: LabelledConfig,
-    *,
-    valid: str | None = None,
-    test: str | None = None,
-    texts: Sequence[str] = (),
+    request: InspectRequest,
+    labelled: LabelledConfig,
     corpus: CorpusConfig | None = None,
-    tokenizer: Path | None = None,
-    source: str | None = None,
-    context: int | None = None,
     progress: Progress | None = None,
 ) -> Inspection:
-    """Look at labelled files, and for their rows in pretraining text; nothing is written.
-
-    Args:
-        texts: pretraining text to look for the rows in; it is streamed.
-        source: a model whose tokenizer and context count, and whose pretraining text is known by its digests.
-        context: how many tokens a model reads, in place of that of `source`.
-    """
-    progress = progress or Quiet()
-    if tokenizer is not None and source is not None:
-        raise UsageError(f"{source} brings its own tokenizer; leave out --tokenizer, or --from")
-    if context is not None and tokenizer is None and source is None:
-        raise UsageError("--context counts tokens; give --tokenizer or --from with it")
-    if context is not None and context < 2:
-        raise UsageError(f"--context must be at least 2, got {context}")
-    bundle = _bundle(source) if source is not None else None
+    """Inspect labelled files, and look for their rows in pretraining text; nothing is written."""
+    progress = progress or SilentProgress()
+    request.check()
+    context, tokenizer_folder = request.context, request.tokenizer
+    bundle = _bundle(request.backbone) if request.backbone is not None else None
     if bundle is not None:
         context = context or _context(bundle)
-        tokenizer = bundle / "tokenizer"
-    cutter = load_tokenizer(tokenizer) if tokenizer is not None else None
-    names = [name for name in (train, valid, test) if name is not None]
-    shorts = _short(names)
+        tokenizer_folder = bundle / "tokenizer"
+    tokenizer = load_tokenizer(tokenizer_folder) if tokenizer_folder is not None else None
+    names = [name for name in (request.train, request.valid, request.test) if name is not None]
+    short_names = _short_names(names)
     files = []
     for name in names:
         progress.say(f"reading {name}")
-        files.append(Inspected(read_loosely(name, config), shorts[name]))
-    facts = tuple(_facts(one, cutter, context, progress) for one in files)
-    progress.say("looking for doubles")
-    findings = all_of(files)
-    seen: list[Pretraining] = []
+        files.append(InspectedFile(read_leniently(name, labelled), short_names[name]))
+    facts = tuple(_facts(one, tokenizer, context, progress) for one in files)
+    progress.say("looking for duplicates")
+    findings = all_findings(files)
+    overlaps: list[PretrainingOverlap] = []
     notes: list[str] = []
-    if texts:
-        seen += _in_texts(files, texts, corpus or CorpusConfig(), progress)
+    if request.texts:
+        overlaps += _overlaps_with_texts(files, request.texts, corpus or CorpusConfig(), progress)
     if bundle is not None:
-        membership = Membership.read(bundle)
+        membership = Membership.load(bundle)
         if membership is None:
-            notes.append(f"{source} does not know what it was pretrained on (no digests of its text were kept)")
+            notes.append(
+                f"{request.backbone} does not know what it was pretrained on (no digests of its text were kept)"
+            )
         else:
-            seen += [_in_model(one, str(source), membership) for one in files]
-    return Inspection(facts, tuple(findings), tuple(seen), tuple(notes))
+            overlaps += [_overlap_with_model(one, str(request.backbone), membership) for one in files]
+    return Inspection(facts, tuple(findings), tuple(overlaps), tuple(notes))
 
 
-def _bundle(source: str) -> Path:
-    from headstart.store.bundle import find_bundle  # torch: only where a model is named
+def _bundle(backbone: str) -> Path:
+    from headstart.store.locate import find_bundle
 
-    path = find_bundle(Path(source))
+    path = find_bundle(Path(backbone))
     read_manifest(path, kind="bundle")
     return path
 
@@ -164,13 +418,13 @@ def _context(bundle: Path) -> int:
         raise StoreError(f"{bundle / 'bundle.json'} is damaged: {error}") from None
 
 
-def _short(names: Sequence[str]) -> dict[str, str]:
-    """The files' own names where these tell them apart."""
-    own = Counter(Path(name).name for name in names)
-    return {name: Path(name).name if own[Path(name).name] == 1 else name for name in names}
+def _short_names(names: Sequence[str]) -> dict[str, str]:
+    """Return the file names without folders where these are unique."""
+    counts = Counter(Path(name).name for name in names)
+    return {name: Path(name).name if counts[Path(name).name] == 1 else name for name in names}
 
 
-def _facts(one: Inspected, tokenizer: Tokenizer | None, context: int | None, progress: Progress) -> FileFacts:
+def _facts(one: InspectedFile, tokenizer: Tokenizer | None, context: int | None, progress: Progress) -> FileFacts:
     labels = dict(sorted(Counter(name for row in one.file.rows for name in row.names).items()))
     numbers = [row.number for row in one.file.rows if row.number is not None]
     values = {"lowest": min(numbers), "mean": float(np.mean(numbers)), "highest": max(numbers)} if numbers else None
@@ -181,28 +435,37 @@ def _facts(one: Inspected, tokenizer: Tokenizer | None, context: int | None, pro
     if tokenizer is None:
         lengths.append(Lengths.of("words", [len(text.split()) for text in texts]))
     else:
-        tokens = list(_tokens(texts, tokenizer, one.short, progress))
+        tokens = list(_token_counts(texts, tokenizer, one.short_name, progress))
         lengths.append(Lengths.of("tokens", tokens))
-        beyond = None if context is None else sum(count > context - tokenizer.special.around for count in tokens)
-    context = context if tokenizer else None
-    counts = one.file.name, len(one.file.rows), labels, tuple(lengths), context, beyond
-    return FileFacts(*counts, one.file.kind, without, values)
+        if context is not None:
+            beyond = sum(count > context - tokenizer.special.num_special_tokens for count in tokens)
+    return FileFacts(
+        name=one.file.name,
+        rows=len(one.file.rows),
+        labels=labels,
+        lengths=tuple(lengths),
+        context=context if tokenizer else None,
+        beyond=beyond,
+        kind=one.file.task_name,
+        without=without,
+        values=values,
+    )
 
 
-def _tokens(texts: Sequence[str], tokenizer: Tokenizer, name: str, progress: Progress) -> Iterator[int]:
+def _token_counts(texts: Sequence[str], tokenizer: Tokenizer, name: str, progress: Progress) -> Iterator[int]:
     with progress.task(f"encoding {name}", len(texts), "texts") as bar:
-        for start in range(0, len(texts), _BITE):
-            bite = texts[start : start + _BITE]
-            yield from (len(ids) for ids in tokenizer.encode_batch(bite))
-            bar.advance(len(bite))
+        for start in range(0, len(texts), _CHUNK):
+            chunk = texts[start : start + _CHUNK]
+            yield from (len(ids) for ids in tokenizer.encode_batch(chunk))
+            bar.advance(len(chunk))
 
 
-def _in_texts(
-    files: Sequence[Inspected], texts: Sequence[str], corpus: CorpusConfig, progress: Progress
-) -> Iterator[Pretraining]:
+def _overlaps_with_texts(
+    files: Sequence[InspectedFile], texts: Sequence[str], corpus: CorpusConfig, progress: Progress
+) -> Iterator[PretrainingOverlap]:
     documents = 0
 
-    def passing() -> Iterator[tuple[str, str]]:
+    def stream() -> Iterator[tuple[str, str]]:
         nonlocal documents
         with progress.task("reading pretraining text", None, "documents") as bar:
             for document in read_documents(texts, corpus):
@@ -211,23 +474,30 @@ def _in_texts(
                 yield document.where, document.text
 
     # one pass over the text for the rows of all files
-    found = watch(Known([text for one in files for text in one.known.texts]), passing())
-    start = 0
+    matches = find_in_stream(TextIndex([text for one in files for text in one.index.texts]), stream())
+    start, source = 0, ", ".join(texts)
     for one in files:
-        here = range(start, start + len(one.rows))
-        exact = {row - start: where for row, where in found.exact.items() if row in here}
-        near = {row - start: where for row, where in found.near.items() if row in here}
+        indices = range(start, start + len(one.rows))
+        exact = {row - start: where for row, where in matches.exact.items() if row in indices}
+        near = {row - start: where for row, where in matches.near.items() if row in indices}
         pairs = [(row, "=", where) for row, where in exact.items()] + [(row, "~", where) for row, where in near.items()]
-        name = ", ".join(texts)
-        shown = tuple(
-            f"{one.place(row)} {sign} {where.removeprefix(f'{name}, ')} there" for row, sign, where in pairs[:EXAMPLES]
+        examples = tuple(
+            f"{one.location(one.rows[row])} {sign} {where.removeprefix(f'{source}, ')} there"
+            for row, sign, where in pairs[:NUM_EXAMPLES]
         )
-        yield Pretraining(one.file.name, len(one.rows), name, documents, len(exact), len(near), shown)
-        start = here.stop
+        yield PretrainingOverlap(one.file.name, len(one.rows), source, documents, len(exact), len(near), examples)
+        start = indices.stop
 
 
-def _in_model(one: Inspected, source: str, membership: Membership) -> Pretraining:
-    rows = membership.rows_in(one.known.texts)
-    shown = tuple(one.place(row) for row in rows[:EXAMPLES])
-    counts = len(one.rows), source, len(membership), len(rows)
-    return Pretraining(one.file.name, *counts, None, shown, membership.false_positives)
+def _overlap_with_model(one: InspectedFile, backbone: str, membership: Membership) -> PretrainingOverlap:
+    rows = membership.rows_in(one.index.texts)
+    return PretrainingOverlap(
+        file=one.file.name,
+        rows=len(one.rows),
+        source=backbone,
+        documents=len(membership),
+        exact=len(rows),
+        near=None,
+        examples=tuple(one.location(one.rows[row]) for row in rows[:NUM_EXAMPLES]),
+        false_positives=membership.false_positive_rate,
+    )

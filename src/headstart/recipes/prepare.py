@@ -1,118 +1,138 @@
-"""Text files -> a tokenizer, or token shards ready to train on. Done again only when something changed."""
+"""Turn text files into token shards: in one process or file by file in several, and merge folders of shards.
 
-from collections.abc import Iterator, Mapping, Sequence
+Work is repeated only when the text or the settings changed. With several processes, the finished parts of an
+interrupted run are reused. Shards that were prepared separately and merged equal those prepared in one run.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headstart.config import CorpusConfig, LabelledConfig, TokenizerConfig
-from headstart.data.corpus import Document, read_documents
+from headstart.config.schema import CorpusConfig, LabelledConfig, TokenizerConfig
+from headstart.data.corpus import Document, no_text_error, read_documents, read_file_documents
+from headstart.data.decontamination import Decontaminator, all_excluded_error, describe_exclusions, excluded_sources
 from headstart.data.formats import label_path
+from headstart.data.io import suffix_of
 from headstart.data.labelled import LabelledTexts, LabelSet, check_split, read_labelled
-from headstart.data.leaveout import LeaveOut, leave_out_sources, left_out_words
-from headstart.data.opening import suffix_of
-from headstart.data.provenance import Made, describe, fingerprint
-from headstart.data.shards import Shards, is_shards, write_shards
-from headstart.data.sources import expand
-from headstart.errors import DataError, StoreError, UsageError
-from headstart.files import MANIFEST, read_json, read_manifest, whole_folder
-from headstart.progress import Progress, counted
-from headstart.recipes.parts import kept_tokenizer, prepare_by_parts
-from headstart.text.tokenizer import ReportCard, Tokenizer, load_tokenizer, report_card, train_tokenizer
+from headstart.data.provenance import FingerprintInputs, SourceFile, fingerprint, stat_sources
+from headstart.data.shards import (
+    ShardPart,
+    Shards,
+    is_shards,
+    merge_parts,
+    merged_exclusions,
+    read_part,
+    remove_parts,
+    write_part,
+    write_shards,
+)
+from headstart.data.sources import expand_paths
+from headstart.errors import DataError, Interrupted, StoreError, UsageError
+from headstart.files import MANIFEST, atomic_folder, read_json, read_manifest
+from headstart.interrupts import StopRequested, StopSignal, handle_signals
+from headstart.progress import Progress, SilentProgress, pluralize
+from headstart.recipes.workers import run_parallel
+from headstart.tokenization.base import Tokenizer
+from headstart.tokenization.bpe import train_tokenizer
+from headstart.tokenization.tokenizer import TokenizerReport, load_tokenizer, tokenizer_report
 
-__all__ = ["check_out", "is_shards", "run_prepare", "run_prepare_labelled", "run_shared_tokenizer", "run_tokenizer"]
+_REPORT_CHARACTERS = 2_000_000
+_DOCUMENTS_PER_STOP_CHECK = 256
 
-_CARD_CHARACTERS = 2_000_000
+PartJob = tuple[SourceFile, str]
+"""A file and the fingerprint of its part."""
+
+
+@dataclass(frozen=True)
+class PrepareRequest:
+    """The input and output of a corpus preparation."""
+
+    texts: Sequence[str]
+    """Text files, folders, patterns or URLs."""
+    out: Path
+    corpus: CorpusConfig
+    tokenizer_config: TokenizerConfig
+    """The settings of a tokenizer that is trained on this text; unused with `tokenizer`."""
+    tokenizer: Tokenizer | Path | None = None
+    """A tokenizer, or where to load one from; None trains one on this text."""
+    jobs: int | None = None
+    """The number of processes that encode file by file and keep finished files; None encodes all files in one pass. The
+    shards are the same."""
 
 
 def run_tokenizer(
     paths: Sequence[str], out: Path, config: TokenizerConfig, corpus: CorpusConfig, progress: Progress
-) -> ReportCard:
+) -> TokenizerReport:
     """Train a tokenizer on text, save it at `out`, and measure it on the beginning of the text."""
-    check_out(out, "tokenizer")
+    check_output_folder(out, "tokenizer")
     if (out / MANIFEST).is_file():
         raise UsageError(f"{out} already holds a tokenizer; choose another --out")
     files = _text_files(paths)
     tokenizer = train_tokenizer(_texts(files, corpus), config, progress)
-    card = report_card(tokenizer, _beginning(_texts(files, corpus)))
-    with whole_folder(
-        out, kind="tokenizer", about={"digest": tokenizer.digest, "vocab_size": tokenizer.vocab_size}
-    ) as draft:
-        tokenizer.save(draft)
-    return card
+    report = tokenizer_report(tokenizer, _first_texts(_texts(files, corpus)))
+    _save_tokenizer(tokenizer, out)
+    return report
 
 
 def run_shared_tokenizer(
     stages: Sequence[Sequence[str]], out: Path, config: TokenizerConfig, corpus: CorpusConfig, progress: Progress
 ) -> Tokenizer:
-    """Train one tokenizer on the texts of several stages and save it at `out`, unless it is there already.
+    """Train one tokenizer on the texts of several stages and save it at `out`, unless it exists already.
 
-    However much of the text is read, each stage has an equal part in it: a tokenizer learnt from the first stage alone
-    would not know the words of the last.
+    Each stage contributes equally to the text that is read: a tokenizer trained on the first stage alone would not know
+    the words of the last.
     """
     files = [_text_files(paths) for paths in stages]
-    sources = describe(sorted({file for part in files for file in part}))
+    sources = stat_sources(sorted({file for stage_files in files for file in stage_files}))
     settings = {"text_column": corpus.text_column, "documents": corpus.documents, "stages": files}
     mark = fingerprint(sources, f"trained {config.model_dump_json()}", settings)
     if (out / MANIFEST).is_file() and read_manifest(out, kind="tokenizer").get("fingerprint") == mark:
         return load_tokenizer(out)
-    tokenizer = train_tokenizer(_in_turns([_texts(part, corpus) for part in files]), config, progress)
-    about = {"digest": tokenizer.digest, "vocab_size": tokenizer.vocab_size, "fingerprint": mark}
-    with whole_folder(out, kind="tokenizer", about=about) as draft:
-        tokenizer.save(draft)
-    return tokenizer
+    tokenizer = train_tokenizer(_interleave([_texts(stage_files, corpus) for stage_files in files]), config, progress)
+    return _save_tokenizer(tokenizer, out, mark)
 
 
-def run_prepare(
-    paths: Sequence[str],
-    out: Path,
-    corpus: CorpusConfig,
-    *,
-    tokenizer: Tokenizer | Path | None,
-    tokenizer_config: TokenizerConfig,
-    progress: Progress,
-    jobs: int | None = None,
-) -> Shards:
-    """Encode unlabelled text into shards at `out`, unless those are there already.
-
-    Args:
-        tokenizer: one in hand, a folder or file to load one from, or None to train one on this text.
-        jobs: work file by file in so many processes, keeping what is finished; None goes through all of it at once. The
-            shards are the same.
-    """
-    check_out(out, "shards")
-    files = _text_files(paths)
-    if isinstance(tokenizer, Path):
-        tokenizer = load_tokenizer(tokenizer)
-    sources = describe(files)
+def run_prepare(request: PrepareRequest, progress: Progress) -> Shards:
+    """Encode unlabelled text into shards, unless up-to-date shards exist already."""
+    check_output_folder(request.out, "shards")
+    out, corpus = request.out, request.corpus
+    files = _text_files(request.texts)
+    tokenizer = load_tokenizer(request.tokenizer) if isinstance(request.tokenizer, Path) else request.tokenizer
+    sources = stat_sources(files)
     settings: dict[str, Any] = {"text_column": corpus.text_column, "documents": corpus.documents}
-    if unwanted := leave_out_sources(corpus):
-        settings["leave_out"] = [[source.name, source.size, source.modified] for source in unwanted]
-    made_with = tokenizer.digest if tokenizer else f"trained {tokenizer_config.model_dump_json()}"
+    if excluded := excluded_sources(corpus):
+        settings["exclude"] = [[source.name, source.size, source.modified] for source in excluded]
+    made_with = tokenizer.digest if tokenizer else f"trained {request.tokenizer_config.model_dump_json()}"
     mark = fingerprint(sources, made_with, settings)
-    made = Made(made_with, settings, tuple(source.modified for source in sources))
+    made = FingerprintInputs(made_with, settings, tuple(source.modified for source in sources))
     if shards := _unchanged(out, mark, progress):
         return shards
-    if jobs is not None and len(files) > 1:
-        tokenizer = tokenizer or kept_tokenizer(
-            out, mark, lambda: train_tokenizer(_texts(files, corpus), tokenizer_config, progress)
+
+    def train() -> Tokenizer:
+        return train_tokenizer(_texts(files, corpus), request.tokenizer_config, progress)
+
+    if request.jobs is not None and len(files) > 1:
+        tokenizer = tokenizer or cached_tokenizer(out, mark, train)
+        shards = prepare_by_parts(
+            sources, out, corpus, tokenizer, made=made, mark=mark, jobs=request.jobs, progress=progress
         )
-        shards = prepare_by_parts(sources, out, corpus, tokenizer, made=made, mark=mark, jobs=jobs, progress=progress)
-        return _told(shards, progress)
-    if tokenizer is None:
-        tokenizer = train_tokenizer(_texts(files, corpus), tokenizer_config, progress)
-    guard = LeaveOut(unwanted, corpus) if unwanted else None
-    documents, extra = read_documents(files, corpus), guard.record if guard else None
-    if guard:
-        documents = guard.keep(documents)
+        return _announce(shards, progress)
+    tokenizer = tokenizer or train()
+    decontaminator = Decontaminator(excluded, corpus) if excluded else None
+    documents, extra = read_documents(files, corpus), decontaminator.record if decontaminator else None
+    if decontaminator:
+        documents = decontaminator.filter(documents)
     shards = write_shards(
         documents, tokenizer, out, sources=sources, fingerprint=mark, progress=progress, made=made, extra=extra
     )
-    return _told(shards, progress)
+    return _announce(shards, progress)
 
 
-def _told(shards: Shards, progress: Progress) -> Shards:
-    if words := left_out_words(shards):
-        progress.say(words)
+def _announce(shards: Shards, progress: Progress) -> Shards:
+    if description := describe_exclusions(shards):
+        progress.say(description)
     return shards
 
 
@@ -126,30 +146,34 @@ def run_prepare_labelled(
     labels: LabelSet | None = None,
     train_name: str = "the training file",
 ) -> Shards:
-    """Encode labelled text into shards at `out`, unless those are there already.
+    """Encode labelled text into shards at `out`, unless up-to-date shards exist already.
 
     Args:
         labels: the classes of the training file, for validation and test files; None when this is the training file.
         train_name: the training file as the user wrote it, for the message about a label that it does not have.
     """
-    check_out(out, "shards")
+    check_output_folder(out, "shards")
     files = _text_files([path])
     if isinstance(tokenizer, Path):
         tokenizer = load_tokenizer(tokenizer)
-    sources = describe([*files, *(label_path(file) for file in files if suffix_of(file) == ".spm")])
+    sources = stat_sources([*files, *(label_path(file) for file in files if suffix_of(file) == ".spm")])
     settings = {
         "text_column": config.text_column,
         "label_column": config.label_column,
         "labels": None if labels is None else labels.names,
-    } | ({"skip_empty": True} if config.skip_empty else {})  # shards of before stay as they are
+    } | ({"skip_empty": True} if config.skip_empty else {})  # else the fingerprints of older shards would change
     mark = fingerprint(sources, tokenizer.digest, settings)
     if shards := _unchanged(out, mark, progress):
         return shards
     texts = read_labelled(path, config)
-    if texts.left_out:
-        progress.say(texts.left_out)
-    if texts.kind != "classes" or texts.pairs is not None:
-        has = "pairs of texts" if texts.pairs else {"labels": "several labels a text", "rating": "ratings"}[texts.kind]
+    if texts.skip_note:
+        progress.say(texts.skip_note)
+    if texts.task_name != "classes" or texts.pairs is not None:
+        has = (
+            "pairs of texts"
+            if texts.pairs
+            else {"labels": "several labels a text", "rating": "ratings"}[texts.task_name]
+        )
         raise DataError(f"{path} has {has}; prepared folders hold one class a text: give the file itself to finetune")
     if labels is None:
         labels = LabelSet.from_training(texts)
@@ -171,8 +195,8 @@ def _documents(texts: LabelledTexts) -> Iterator[Document]:
     return (Document(text, where) for text, where in zip(texts.texts, texts.where, strict=True))
 
 
-def check_out(out: Path, kind: str) -> None:
-    """Refuse to put a folder of ours in the place of something else: what is there would be gone."""
+def check_output_folder(out: Path, kind: str) -> None:
+    """Refuse to replace a folder that is neither empty nor a Headstart folder of this kind."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     manifest: Any = None
@@ -189,7 +213,7 @@ def _text_files(paths: Sequence[str]) -> list[str]:
     for path in paths:
         if is_shards(path):
             raise DataError(f"{path} is prepared already: its text is tokens now; give the text files it was made from")
-    return expand(paths)
+    return expand_paths(paths)
 
 
 def _unchanged(out: Path, mark: str, progress: Progress) -> Shards | None:
@@ -204,42 +228,220 @@ def _unchanged(out: Path, mark: str, progress: Progress) -> Shards | None:
         progress.say(f"{out} was made from other text or settings; preparing it anew")
         return None
     progress.say(
-        f"{out} is up to date: {counted(shards.documents, 'document')}, {counted(shards.tokens, 'token')}; reused"
+        f"{out} is up to date: {pluralize(shards.num_documents, 'document')}, {pluralize(shards.num_tokens, 'token')}; reused"
     )
     return shards
 
 
 def _texts(files: Sequence[str], corpus: CorpusConfig) -> Iterator[str]:
     documents = read_documents(files, corpus)
-    if unwanted := leave_out_sources(corpus):
-        documents = LeaveOut(unwanted, corpus).keep(documents)
+    if excluded := excluded_sources(corpus):
+        documents = Decontaminator(excluded, corpus).filter(documents)
     return (document.text for document in documents)
 
 
-def _in_turns(streams: Sequence[Iterator[str]]) -> Iterator[str]:
-    """The texts of all streams, always from the one that gave the fewest characters so far.
+def _interleave(streams: Sequence[Iterator[str]]) -> Iterator[str]:
+    """Yield the texts of all streams, each time from the one with the fewest characters so far.
 
-    >>> list(_in_turns([iter(["aa", "bb"]), iter(["c", "d", "e"])]))
+    >>> list(_interleave([iter(["aa", "bb"]), iter(["c", "d", "e"])]))
     ['aa', 'c', 'd', 'bb', 'e']
     """
-    given = dict.fromkeys(range(len(streams)), 0)
-    while given:
-        index = min(given, key=lambda stream: given[stream])
+    characters = dict.fromkeys(range(len(streams)), 0)
+    while characters:
+        index = min(characters, key=lambda stream: characters[stream])
         text = next(streams[index], None)
         if text is None:
-            del given[index]
+            del characters[index]
             continue
-        given[index] += len(text)
+        characters[index] += len(text)
         yield text
 
 
-def _beginning(texts: Iterator[str]) -> list[str]:
-    """The first texts, up to a size that is measured in seconds."""
-    taken: list[str] = []
+def _first_texts(texts: Iterator[str]) -> list[str]:
+    """Return the first texts, up to a size that is measured in seconds."""
+    first: list[str] = []
     characters = 0
     for text in texts:
-        taken.append(text)
+        first.append(text)
         characters += len(text)
-        if characters >= _CARD_CHARACTERS:
+        if characters >= _REPORT_CHARACTERS:
             break
-    return taken
+    return first
+
+
+def parts_folder(out: Path) -> Path:
+    """Return the folder that holds the finished files of a corpus until all are done."""
+    return out.with_name(f"{out.name}.parts")
+
+
+def cached_tokenizer(out: Path, mark: str, train: Callable[[], Tokenizer]) -> Tokenizer:
+    """Train the tokenizer of a corpus, or load the one that an interrupted run left among the parts."""
+    folder = parts_folder(out) / "tokenizer"
+    if (folder / MANIFEST).is_file() and read_manifest(folder, kind="tokenizer").get("fingerprint") == mark:
+        return load_tokenizer(folder)
+    return _save_tokenizer(train(), folder, mark)
+
+
+def _save_tokenizer(tokenizer: Tokenizer, folder: Path, mark: str | None = None) -> Tokenizer:
+    about: dict[str, Any] = {"digest": tokenizer.digest, "vocab_size": tokenizer.vocab_size}
+    about |= {} if mark is None else {"fingerprint": mark}
+    with atomic_folder(folder, kind="tokenizer", about=about) as draft:
+        tokenizer.save(draft)
+    return tokenizer
+
+
+def prepare_by_parts(
+    sources: Sequence[SourceFile],
+    out: Path,
+    corpus: CorpusConfig,
+    tokenizer: Tokenizer,
+    *,
+    made: FingerprintInputs,
+    mark: str,
+    jobs: int,
+    progress: Progress,
+) -> Shards:
+    """Encode every file that is not done yet, in `jobs` processes, and merge the parts in the order of `sources`."""
+    work = parts_folder(out)
+    if not (work / "tokenizer" / MANIFEST).is_file() or load_tokenizer(work / "tokenizer").digest != tokenizer.digest:
+        _save_tokenizer(tokenizer, work / "tokenizer", mark)
+    marks = {source: fingerprint([source], tokenizer.digest, made.settings) for source in sources}
+    finished = {source: read_part(_part_folder(work, part_mark), part_mark) for source, part_mark in marks.items()}
+    remaining = [(source, marks[source]) for source, part in finished.items() if part is None]
+    with progress.task("prepare", len(marks), "files") as task, handle_signals() as stop:
+        task.advance(len(marks) - len(remaining))
+        if len(remaining) < len(marks):
+            progress.say(f"{len(marks) - len(remaining):,} of {len(marks):,} files were done already; going on")
+        try:
+            for _ in _encode_parts(work, corpus, remaining, min(jobs, len(remaining)), stop):
+                task.advance()
+        except StopRequested:
+            done = sum(_part_folder(work, part_mark).is_dir() for part_mark in marks.values())
+            raise Interrupted(
+                f"{stop.why}: {done:,} of {len(marks):,} files are done and kept in {work}; the same command goes on",
+                stop.reason or "",
+            ) from None
+    parts = [part for source in sources if (part := read_part(_part_folder(work, marks[source]), marks[source]))]
+    assert len(parts) == len(sources), "a part is missing"
+    shards = _merge_into_shards(parts, out, tokenizer, made, mark, progress)
+    remove_parts(work)
+    return shards
+
+
+def _merge_into_shards(
+    parts: list[ShardPart], out: Path, tokenizer: Tokenizer, made: FingerprintInputs, mark: str, progress: Progress
+) -> Shards:
+    names = [source["name"] for part in parts for source in part.about["sources"]]
+    exclusions = merged_exclusions(parts)
+    if not any(part.about["documents"] for part in parts):
+        record = exclusions.get("excluded", {"exact": 0, "near": 0})
+        if record["exact"] + record["near"]:
+            raise all_excluded_error([str(file["name"]) for file in record["files"]])
+        raise no_text_error(names)
+    extra = {"fingerprint": mark, **made.manifest_entry(), **exclusions}
+    return merge_parts(parts, tokenizer, out, labels=None, extra=extra, progress=progress)
+
+
+def _part_folder(work: Path, mark: str) -> Path:
+    return work / f"part-{mark[:32]}"
+
+
+def _encode_parts(
+    work: Path, corpus: CorpusConfig, remaining: Sequence[PartJob], processes: int, stop: StopSignal
+) -> Iterator[None]:
+    """Encode the remaining parts; yield once for each."""
+    if processes > 1:
+        arguments = (str(work), corpus.model_dump(), True)
+        note = f"finished files are kept in {work}"
+        for done in run_parallel(_worker, arguments, remaining, processes, stop, "the same command", note):
+            if done:
+                yield
+        stop.check()
+    elif remaining:
+        encode = _worker(str(work), corpus.model_dump(), False)
+        for job in remaining:
+            stop.check()
+            encode(job, stop)
+            yield
+
+
+def _worker(work: str, settings: Mapping[str, Any], in_subprocess: bool) -> Callable[[PartJob, StopSignal], bool]:
+    """Return the function that encodes one file; a subprocess keeps the tokenizer on one core."""
+    if in_subprocess:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    corpus = CorpusConfig.model_validate(settings)
+    tokenizer = load_tokenizer(Path(work) / "tokenizer")
+    excluded = excluded_sources(corpus)
+    decontaminator = Decontaminator(excluded, corpus) if excluded else None
+
+    def encode(job: PartJob, stop: StopSignal) -> bool:
+        source, mark = job
+        documents = _stoppable(read_file_documents(source.name, corpus), stop)
+        if decontaminator:
+            documents = decontaminator.filter(documents, allow_empty=True)
+        extra = decontaminator.record if decontaminator else {}
+        folder = _part_folder(Path(work), mark)
+        with SilentProgress().task("encode", None, "documents") as task:
+            write_part(documents, tokenizer, folder, source=source, fingerprint=mark, extra=extra, task=task)
+        return True
+
+    return encode
+
+
+def _stoppable(documents: Iterator[Document], stop: StopSignal) -> Iterator[Document]:
+    for number, document in enumerate(documents):
+        if number % _DOCUMENTS_PER_STOP_CHECK == 0:
+            stop.check()
+        yield document
+
+
+def run_merge(folders: Sequence[Path], out: Path, progress: Progress) -> Shards:
+    """Merge prepared folders, in this order, into one folder of shards at `out`."""
+    check_output_folder(out, "shards")
+    if any(out.resolve() == folder.resolve() for folder in folders):
+        raise UsageError(f"{out} is one of the folders to merge; choose another --out")
+    all_shards = [_open_shards(folder) for folder in folders]
+    first = all_shards[0]
+    for shards in all_shards[1:]:
+        if shards.tokenizer_digest != first.tokenizer_digest:
+            raise UsageError(
+                f"{first.folder} and {shards.folder} have different tokenizers; prepare them with the same --tokenizer"
+            )
+        if shards.labels != first.labels:
+            labels = f"{first.folder} has {_describe_labels(first)}, {shards.folder} has {_describe_labels(shards)}"
+            raise UsageError(f"{labels}; they cannot be merged")
+    parts = [ShardPart(shards.folder, shards.about) for shards in all_shards]
+    extra = _merged_provenance(parts) | merged_exclusions(parts)
+    if "excluded" not in extra and any("excluded" in part.about for part in parts):
+        progress.say(
+            "not all of these folders left out the same files, so that nothing is said to be left out of the whole"
+        )
+    tokenizer = load_tokenizer(first.tokenizer_folder)
+    return merge_parts(parts, tokenizer, out, labels=first.labels, extra=extra, progress=progress)
+
+
+def _open_shards(folder: Path) -> Shards:
+    if not is_shards(folder):
+        read_manifest(folder, kind="shards", deep=False)  # raises an error that names what the folder is
+    return Shards.open(folder)
+
+
+def _describe_labels(shards: Shards) -> str:
+    return "no labels" if shards.labels is None else f"the labels {', '.join(shards.labels)}"
+
+
+def _merged_provenance(parts: Sequence[ShardPart]) -> dict[str, Any]:
+    """Return the fingerprint of merged parts: if all were read with the same settings, that of one preparation of all files."""
+    recipes = [part.about.get("made") for part in parts]
+    first = recipes[0]
+    if first is None or any(
+        recipe is None or (recipe["tokenizer"], recipe["settings"]) != (first["tokenizer"], first["settings"])
+        for recipe in recipes
+    ):
+        fingerprints = [part.about["fingerprint"] for part in parts]
+        return {"fingerprint": fingerprint([], parts[0].about["tokenizer"], {"merged": fingerprints})}
+    modified = [time for recipe in recipes if recipe for time in recipe["modified"]]
+    records = [source for part in parts for source in part.about["sources"]]
+    sources = [SourceFile(record["name"], record["size"], time) for record, time in zip(records, modified, strict=True)]
+    merged = FingerprintInputs(first["tokenizer"], first["settings"], tuple(modified))
+    return {"fingerprint": fingerprint(sources, merged.tokenizer, merged.settings), **merged.manifest_entry()}

@@ -1,9 +1,9 @@
-"""Write the report of a comparison: one page that needs no network, and the same numbers as CSV and JSON.
+"""Write the report of a comparison: one page that opens offline, and the same numbers as CSV and JSON.
 
-report.html     verdict, figures, tables; figures, style and all in one file, no script
-results.csv     a row a run
+report.html     verdict, figures and tables in one file, without scripts
+results.csv     a row per run
 results.json    the verdict, the summaries and the paired differences
-figures/        the page's figures as .svg and .png
+figures/        the figures of the page as .svg and .png
 """
 
 import re
@@ -11,32 +11,53 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from headstart.errors import StoreError
-from headstart.files import why_not, write_json, write_whole
-from headstart.report.arms import name_of
-from headstart.report.calibration import calibrated
-from headstart.report.canvas import COLOURS, FAINT, FURTHER, INK, OTHER, PAPER, hue_of, png, short_name, svg
-from headstart.report.collect import Comparison, collect
-from headstart.report.diagrams import WIDTH, reliability_diagrams
-from headstart.report.figures import Drawing, confusion_width, confusions, drawings
-from headstart.report.glance import glance
-from headstart.report.leaks import with_and_without
-from headstart.report.mistakes import errors
-from headstart.report.protocols import readings
-from headstart.report.results import differences, results_csv, results_json, settings, shown, worths
-from headstart.report.statistics import summaries
-from headstart.report.verdict import findings, unfinished
-from headstart.report.words import capital, number, percent, place, places, points
-from headstart.store.card import bare
-from headstart.store.cells import Cell
+from headstart.files import atomic_write, os_error_reason, write_json
+from headstart.report.error_tables import error_tables
+from headstart.report.figures import (
+    COLOURS,
+    FAINT,
+    FURTHER,
+    INK,
+    OTHER,
+    PAPER,
+    RELIABILITY_WIDTH,
+    ReportFigure,
+    arm_hue,
+    confusion_figures,
+    confusion_width,
+    png,
+    reliability_diagrams,
+    report_figures,
+    short_name,
+    svg,
+)
+from headstart.report.gain import gains
+from headstart.report.load import ComparisonResults, arm_name, load_comparison
+from headstart.report.reliability import arm_calibrations
+from headstart.report.statistics import differences_without_leaks, protocol_accuracies, summaries
+from headstart.report.summary import (
+    capitalize,
+    describe_missing,
+    format_budget,
+    format_percent,
+    format_point,
+    format_point_interval,
+    format_points,
+    headline_tiles,
+    verdict_sentences,
+)
+from headstart.report.tables import differences, format_value, results_csv, results_json, setting_rows
+from headstart.store.model_card import base_name
 
-WIDE, NARROW = 7.4, 3.9
+DESKTOP_WIDTH, PHONE_WIDTH = 7.4, 3.9  # inches
 _VARIABLES = {INK: "ink", FAINT: "line", PAPER: "card", OTHER: "other"}
 _VARIABLES |= {colour: name for name, colour in (COLOURS | FURTHER).items()}
-# a row that a telephone shows as a card is still read aloud as a row; names and texts are escaped, so tags are ours
+# a row that a phone shows as a card is still read aloud as a row; names and texts are escaped, so all tags are ours
 _ROLES = {
     "<table": "table",
     "<tr": "row",
@@ -44,163 +65,169 @@ _ROLES = {
     '<th scope="row"': "rowheader",
     "<th(?! scope)": "columnheader",
 }
-_FEW_SENTENCES = 2
-_REM = 5.1  # an inch is 4.5 rem in a figure's own size, and the card's padding comes on top
+_MAX_SENTENCES_ABOVE = 2
+_REM_PER_INCH = 5.1  # an inch of a figure is 4.5 rem, and the padding of the card is added
 
 
 def write_report(folder: Path, out: Path | None = None, *, texts: bool = True) -> Path:
-    """Report on the comparison in `folder`, into `out` or beside it, and return the page's path.
+    """Write the report of the comparison in `folder` to `out`, by default to `folder`, and return the path of the page.
 
     Args:
-        texts: quote the beginnings of test texts and what the language model wrote, where they were kept.
+        texts: quote excerpts of test texts and generated text, where they were kept.
     """
-    comparison = collect(folder)
+    comparison = load_comparison(folder)
     if not texts:
         comparison = comparison.without_texts()
     out = out or folder
     try:
         (out / "figures").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"cannot write {out}: {why_not(error, out / 'figures')}") from error
-    for drawing in drawings(comparison):
-        _write_figure(out, drawing, WIDE)
-    for drawing in confusions(comparison):
-        _write_figure(out, drawing, confusion_width(len(comparison.labels)))
-    for drawing in reliability_diagrams(calibrated(comparison, comparison.main)):
-        _write_figure(out, drawing, WIDTH)
-    write_whole(out / "results.csv", results_csv(comparison).encode("utf-8"))
+        raise StoreError(f"cannot write {out}: {os_error_reason(error, out / 'figures')}") from error
+    for figure in report_figures(comparison):
+        _write_figure(out, figure, DESKTOP_WIDTH)
+    for figure in confusion_figures(comparison):
+        _write_figure(out, figure, confusion_width(len(comparison.labels)))
+    for figure in reliability_diagrams(arm_calibrations(comparison, comparison.largest_budget)):
+        _write_figure(out, figure, RELIABILITY_WIDTH)
+    atomic_write(out / "results.csv", results_csv(comparison).encode("utf-8"))
     write_json(out / "results.json", results_json(comparison))
     page = out / "report.html"
-    write_whole(page, render(comparison).encode("utf-8"))
+    atomic_write(page, render(comparison).encode("utf-8"))
     return page
 
 
-def render(comparison: Comparison) -> str:
-    """The page, as text."""
+def render(comparison: ComparisonResults) -> str:
+    """Render the page as HTML."""
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(_part)
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=FunctionLoader(_template),
     )
     environment.filters |= {
-        "percent": percent,
-        "points": points,
-        "capital": capital,
-        "number": number,
-        "unbroken": _unbroken,
+        "percent": format_percent,
+        "points": format_points,
+        "capital": capitalize,
+        "number": format_budget,
+        "unbroken": _keep_percent_together,
         "arm": short_name,
-        "name": name_of,
-        "hue": hue_of,
-        "plain": shown,
-        "place": place,
-        "places": places,
-        "file": bare,
+        "name": arm_name,
+        "hue": arm_hue,
+        "plain": format_value,
+        "point": format_point,
+        "point_interval": format_point_interval,
+        "file": base_name,
     }
     page = environment.get_template("template.html").render(
-        comparison=comparison, **_words(comparison), **_figures(comparison), **_numbers(comparison)
+        comparison=comparison, **_sentences(comparison), **_figures(comparison), **_tables(comparison)
     )
     for tag, role in _ROLES.items():
         page = re.sub(rf"({tag})(?=[ >])", rf'\1 role="{role}"', page)
     return page
 
 
-def _part(name: str) -> str:
+def _template(name: str) -> str:
     return (files("headstart.report") / name).read_text("utf-8")
 
 
-def _words(comparison: Comparison) -> dict[str, Any]:
-    """What the page says in sentences: with many numbers of labels the fewest first, the others below the figures."""
-    found = findings(comparison)
-    first, *rest = map(_unbroken, found.most)
-    fewer = [_unbroken(sentence) for sentence in found.fewer]
-    many = len(fewer) > _FEW_SENTENCES
+def _sentences(comparison: ComparisonResults) -> dict[str, Any]:
+    """Return the sentences of the page; with many budgets only the smallest is above the figures."""
+    verdict = verdict_sentences(comparison)
+    headline, *others = map(_keep_percent_together, verdict.largest_budget)
+    smaller_budgets = [_keep_percent_together(sentence) for sentence in verdict.smaller_budgets]
+    many = len(smaller_budgets) > _MAX_SENTENCES_ABOVE
     return {
-        "headline": first,
-        "sentences": [*rest, *(fewer[:1] if many else fewer)],
-        "by_labels": fewer if many else [],
-        "unfinished": [_unbroken(sentence) for sentence in found.missing],
-        "not_finished": unfinished(comparison.missing),
+        "headline": headline,
+        "sentences": [*others, *(smaller_budgets[:1] if many else smaller_budgets)],
+        "by_labels": smaller_budgets if many else [],
+        "unfinished": [_keep_percent_together(sentence) for sentence in verdict.missing],
+        "not_finished": describe_missing(comparison.missing),
     }
 
 
-def _unbroken(sentence: str) -> str:
-    """A number and its sign stay on one line."""
+def _keep_percent_together(sentence: str) -> str:
+    """Keep a number and its per cent sign on one line."""
     return sentence.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
-def _figures(comparison: Comparison) -> dict[str, Any]:
-    """What the page shows as drawings."""
+def _figures(comparison: ComparisonResults) -> dict[str, Any]:
+    """Return the figures of the page as inline SVG."""
     width = confusion_width(len(comparison.labels))
     drawn = {
-        drawing.name: (drawing.caption, _inline(drawing, WIDE), _inline(drawing, NARROW))
-        for drawing in drawings(comparison)
+        figure.name: (figure.caption, _inline(figure, DESKTOP_WIDTH), _inline(figure, PHONE_WIDTH))
+        for figure in report_figures(comparison)
     }
-    calibration = calibrated(comparison, comparison.main)
+    calibration = arm_calibrations(comparison, comparison.largest_budget)
     return {
         "figures": drawn,
-        "confusions": [(drawing.caption, _inline(drawing, width)) for drawing in confusions(comparison)],
-        "confusion_rem": _REM * width,
+        "confusions": [(figure.caption, _inline(figure, width)) for figure in confusion_figures(comparison)],
+        "confusion_rem": _REM_PER_INCH * width,
         "calibration": calibration,
-        "diagrams": [(drawing.caption, _inline(drawing, WIDTH)) for drawing in reliability_diagrams(calibration)],
-        "diagram_rem": _REM * WIDTH,
+        "diagrams": [
+            (figure.caption, _inline(figure, RELIABILITY_WIDTH)) for figure in reliability_diagrams(calibration)
+        ],
+        "diagram_rem": _REM_PER_INCH * RELIABILITY_WIDTH,
     }
 
 
-def _numbers(comparison: Comparison) -> dict[str, Any]:
-    """What the page shows as tables."""
+def _tables(comparison: ComparisonResults) -> dict[str, Any]:
+    """Return the numbers of the page's tables."""
     data = comparison.data
     return {
-        "glance": glance(comparison),
+        "tiles": headline_tiles(comparison),
         "tables": [(budget, summaries(comparison, budget)) for budget in reversed(comparison.budgets)],
-        "settings": settings(comparison),
+        "settings": setting_rows(comparison),
         "differences": differences(comparison),
-        "worths": worths(comparison),
-        "readings": readings(comparison, comparison.main),
+        "gains": gains(comparison),
+        "protocols": protocol_accuracies(comparison, comparison.largest_budget),
         "classes": _classes(comparison),
-        "errors": errors(comparison),
-        "leaks": with_and_without(comparison),
+        "errors": error_tables(comparison),
+        "leaks": differences_without_leaks(comparison),
         "splits": [("train", data.train), ("validation", data.valid), ("test", data.test)],
         "one_seed": len(comparison.seeds) == 1,
-        "looked_at_test": any(epoch.test_accuracy is not None for cell in comparison.cells for epoch in cell.epochs),
+        "looked_at_test": any(epoch.test_accuracy is not None for run in comparison.runs for epoch in run.epochs),
     }
 
 
-def _write_figure(out: Path, drawing: Drawing, width: float) -> None:
-    figure = drawing.draw(width)
-    write_whole(out / "figures" / f"{drawing.name}.svg", svg(figure).encode("utf-8"))
-    write_whole(out / "figures" / f"{drawing.name}.png", png(figure))
+def _write_figure(out: Path, figure: ReportFigure, width: float) -> None:
+    drawn = figure.draw(width)
+    atomic_write(out / "figures" / f"{figure.name}.svg", svg(drawn).encode("utf-8"))
+    atomic_write(out / "figures" / f"{figure.name}.png", png(drawn))
 
 
-def _inline(drawing: Drawing, width: float) -> Markup:
-    """The figure as an element of the page: in the page's colours, with a name, and with ids of its own.
+def _inline(figure: ReportFigure, width: float) -> Markup:
+    """Return the figure as an element of the page: in the page's colours, labelled, and with unique ids.
 
-    The text in it was escaped by matplotlib; everything put in here is ours or escaped.
+    Matplotlib has escaped the text in it; everything inserted here is ours or escaped.
     """
-    text = svg(drawing.draw(width))
+    text = svg(figure.draw(width))
     text = text[text.index("<svg") :]
-    prefix = f"{drawing.name}-{int(10 * width)}-"
+    prefix = f"{figure.name}-{int(10 * width)}-"
     text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}", text)
     for colour, name in _VARIABLES.items():
         text = text.replace(f": {colour}", f": var(--{name}, {colour})")
-    label = Markup("<svg role='img' aria-label='{}'").format(drawing.caption)
+    label = Markup("<svg role='img' aria-label='{}'").format(figure.caption)
     return Markup(text.replace("<svg", str(label), 1))
 
 
-def _classes(comparison: Comparison) -> list[tuple[str, list[tuple[str, float, float, float, int]]]]:
-    """For each arm: label, precision, recall, F1 over all its seeds, and how often the label is right in test."""
+def _classes(comparison: ComparisonResults) -> list[tuple[str, list[tuple[str, float, float, float, int]]]]:
+    """Return, for each arm, the label, precision, recall and F1 over all seeds, and the label's count in test."""
     tables = []
-    for summary in summaries(comparison, comparison.main):
+    for summary in summaries(comparison, comparison.largest_budget):
         if summary.arm == "majority":
             continue
-        rows = []
-        for index, label in enumerate(comparison.labels):
-            hits = sum(_confusion(cell)[index][index] for cell in summary.cells)
-            answered = sum(row[index] for cell in summary.cells for row in _confusion(cell))
-            true = sum(sum(_confusion(cell)[index]) for cell in summary.cells)
-            shares = (hits / max(1, answered), hits / max(1, true), 2 * hits / max(1, answered + true))
-            rows.append((label, *shares, true // len(summary.cells)))
+        confusion = np.sum([run.test.confusion or () for run in summary.runs], axis=0)
+        hits, gold, predicted = np.diag(confusion), confusion.sum(axis=1), confusion.sum(axis=0)
+        rows = [
+            (
+                label,
+                float(hits[index] / max(1, predicted[index])),
+                float(hits[index] / max(1, gold[index])),
+                float(2 * hits[index] / max(1, predicted[index] + gold[index])),
+                int(gold[index]) // len(summary.runs),
+            )
+            for index, label in enumerate(comparison.labels)
+        ]
         tables.append((summary.arm, rows))
     return tables
-
-
-def _confusion(cell: Cell) -> tuple[tuple[int, ...], ...]:
-    assert cell.test.confusion is not None  # reading a cell made sure
-    return cell.test.confusion

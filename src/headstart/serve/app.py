@@ -1,4 +1,4 @@
-"""The routes: HTTP to questions, answers to JSON. What keeps the server safe stands before them, in the gate."""
+"""The routes of the server, behind the checks of `ServiceMiddleware`."""
 
 import asyncio
 import json
@@ -15,13 +15,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from headstart.layering import nearest
+from headstart.config.merge import closest_name
 from headstart.predict.generate import Sampling
-from headstart.serve.gate import LOG, Gate
-from headstart.serve.refusals import ERRORS, Refusal
-from headstart.serve.runs import curves_of, report_of, result_of
-from headstart.serve.schema import (
-    ANSWERS,
+from headstart.serve.middleware import ERRORS, LOG, HTTPError, ServiceMiddleware
+from headstart.serve.payloads import (
+    ANSWER_TYPES,
+    ErrorBody,
     ExplainAnswer,
     ExplainRequest,
     GenerateAnswer,
@@ -30,10 +29,9 @@ from headstart.serve.schema import (
     NextRequest,
     PredictAnswer,
     PredictRequest,
-    Problem,
     Weight,
 )
-from headstart.serve.service import Service
+from headstart.serve.service import Service, report_path, run_curves, run_result
 from headstart.version import __version__
 
 T = TypeVar("T")
@@ -43,16 +41,16 @@ PAGE = {
     "/page.js": ("page.js", "text/javascript"),
 }
 REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: 'self'; frame-ancestors 'none'; sandbox"
-"""A report is one file with its styles and figures inside; scripts it may not run."""
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": ERRORS[status]}
+"""A report is one file with inline styles and figures, and without scripts."""
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": ERRORS[status]}
     for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 }
-logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # its lines would quote what was asked
+logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # its messages would quote requests
 
 
-def build_app(service: Service, key: str | None = None) -> Gate:
-    """The app of one model, behind its gate."""
+def build_app(service: Service, key: str | None = None) -> ServiceMiddleware:
+    """Build the app of one model, behind its middleware."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -67,94 +65,99 @@ def build_app(service: Service, key: str | None = None) -> Gate:
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
-        redirect_slashes=False,  # an address that is not in the document is not there
+        redirect_slashes=False,  # a path that is not in the OpenAPI document does not exist
     )
-    gate = Gate(app, service.config, service.metrics, key)
-    _answers(app, service)
-    _continuations(app, service)
-    _about(app, service, gate)
-    _pages(app, service)
-    app.add_exception_handler(Refusal, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _unexpected)
-    return gate
+    middleware = ServiceMiddleware(app, service.config, service.metrics, key)
+    _add_classifier_routes(app, service)
+    _add_language_routes(app, service)
+    _add_status_routes(app, service, middleware)
+    _add_pages(app, service)
+    app.add_exception_handler(HTTPError, _handle_http_error)
+    app.add_exception_handler(RequestValidationError, _handle_invalid_body)
+    app.add_exception_handler(HTTPException, _handle_framework_error)
+    app.add_exception_handler(Exception, _handle_unexpected)
+    return middleware
 
 
-def _answers(app: FastAPI, service: Service) -> None:
-    @app.post("/predict", response_model=PredictAnswer, responses=PROBLEMS)
-    async def predict(asked: PredictRequest, request: Request) -> Response:
+def _add_classifier_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/predict", response_model=PredictAnswer, responses=ERROR_RESPONSES)
+    async def predict(body: PredictRequest, request: Request) -> Response:
         """Labels and calibrated probabilities."""
-        answers = await _while_there(request, service.predict(asked.all(), asked.abstain, deadline(request, service)))
-        told: Any = [ANSWERS[answer.kind].model_construct(**vars(answer)) for answer in answers]
-        return _json(PredictAnswer.model_construct(labels=list(service.labels), predictions=told))
+        work = service.predict(body.text_inputs(), body.abstain, deadline(request, service))
+        predictions = await _while_connected(request, work)
+        answers: Any = [ANSWER_TYPES[prediction.kind].model_construct(**vars(prediction)) for prediction in predictions]
+        return _json(PredictAnswer.model_construct(labels=list(service.labels), predictions=answers))
 
-    @app.post("/explain", response_model=ExplainAnswer, responses=PROBLEMS)
-    async def explain(asked: ExplainRequest, request: Request) -> Response:
-        """How much each word spoke for a label."""
-        text = asked.text if asked.pair is None else (asked.text, asked.pair)
-        found, cut = await _while_there(request, service.explain(text, asked.label, deadline(request, service)))
-        words = [Weight(text=word.text, weight=word.weight) for word in found.words]
-        told = ExplainAnswer(
-            label=found.label,
-            words=words,
-            margin=found.margin,
-            baseline=found.baseline,
-            error=found.error,
-            truncated=cut,
+    @app.post("/explain", response_model=ExplainAnswer, responses=ERROR_RESPONSES)
+    async def explain(body: ExplainRequest, request: Request) -> Response:
+        """Weights of the words for and against a label."""
+        text = body.text if body.pair is None else (body.text, body.pair)
+        work = service.explain(text, body.label, deadline(request, service))
+        explanation, truncated = await _while_connected(request, work)
+        answer = ExplainAnswer(
+            label=explanation.label,
+            words=[Weight(text=word.text, weight=word.weight) for word in explanation.words],
+            margin=explanation.margin,
+            baseline=explanation.baseline,
+            error=explanation.error,
+            truncated=truncated,
         )
-        return _json(told)
+        return _json(answer)
 
 
-def _continuations(app: FastAPI, service: Service) -> None:
+def _add_language_routes(app: FastAPI, service: Service) -> None:
     events: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 
-    @app.post("/generate", response_model=GenerateAnswer, responses=PROBLEMS | events)
-    async def generate(asked: GenerateRequest, request: Request) -> Response:
-        """How the language model goes on from a prompt."""
-        sampling = Sampling(asked.tokens, asked.temperature, asked.top_k, asked.top_p, asked.seed)
-        pieces = await service.generate(asked.prompt, sampling, deadline(request, service))
-        if not asked.stream:
-            text, done = await _while_there(request, _gathered(pieces))
-            return _json(GenerateAnswer(text=text, done=done))
+    @app.post("/generate", response_model=GenerateAnswer, responses=ERROR_RESPONSES | events)
+    async def generate(body: GenerateRequest, request: Request) -> Response:
+        """Continue a prompt with the language model."""
+        sampling = Sampling(body.tokens, body.temperature, body.top_k, body.top_p, body.seed)
+        pieces = await service.generate(body.prompt, sampling, deadline(request, service))
+        if not body.stream:
+            text, reason = await _while_connected(request, _collect(pieces))
+            return _json(GenerateAnswer(text=text, done=reason))
         return StreamingResponse(_events(pieces), media_type="text/event-stream")
 
-    @app.post("/next", response_model=NextAnswer, responses=PROBLEMS)
-    async def next_(asked: NextRequest, request: Request) -> Response:
-        """The likeliest pieces of text that come next."""
-        found = await _while_there(request, service.next(asked.prompt, asked.count, deadline(request, service)))
-        return _json(NextAnswer(pieces=[Weight(text=text, weight=share) for text, share in found]))
+    @app.post("/next", response_model=NextAnswer, responses=ERROR_RESPONSES)
+    async def next_(body: NextRequest, request: Request) -> Response:
+        """The most probable next pieces of text."""
+        work = service.next(body.prompt, body.count, deadline(request, service))
+        candidates = await _while_connected(request, work)
+        return _json(NextAnswer(pieces=[Weight(text=text, weight=probability) for text, probability in candidates]))
 
 
-def _about(app: FastAPI, service: Service, gate: Gate) -> None:
+def _add_status_routes(app: FastAPI, service: Service, middleware: ServiceMiddleware) -> None:
     @app.get("/health")
     async def health() -> JSONResponse:
-        """Whether the process does its work."""
-        good = service.healthy
-        return JSONResponse({"status": "ok" if good else "the model's thread has ended"}, 200 if good else 503)
+        """Liveness: 200 while the model's thread runs."""
+        healthy = service.healthy
+        status = "ok" if healthy else "the model's thread has ended"
+        return JSONResponse({"status": status}, 200 if healthy else 503)
 
     @app.get("/ready")
     async def ready() -> JSONResponse:
-        """Whether requests should be sent here."""
-        return JSONResponse({"status": "stopping" if gate.draining else "ready"}, 503 if gate.draining else 200)
+        """Readiness: 200 unless the server is stopping."""
+        return JSONResponse(
+            {"status": "stopping" if middleware.draining else "ready"}, 503 if middleware.draining else 200
+        )
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Counts, for Prometheus."""
+        """Metrics for Prometheus."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     @app.get("/about")
     async def about() -> JSONResponse:
-        """What the server holds, and how much it takes."""
+        """The model, its limits, and the metrics of its run."""
         bundle, config, run = service.bundle, service.config, service.run_folder
         calibration = bundle.about.get("calibration") or {}
         return JSONResponse(
             {
                 "name": bundle.path.resolve().parent.name if run else bundle.path.resolve().name,
                 "version": __version__,
-                "task": bundle.task,
+                "head_type": bundle.head_type,
                 "labels": list(bundle.labels),
-                "target": bundle.target.facts(),
+                "task": bundle.task.facts(),
                 "context": bundle.config.context,
                 "windows": bundle.windows,
                 "precisions": [row["wanted"] for row in calibration.get("thresholds", [])],
@@ -164,72 +167,72 @@ def _about(app: FastAPI, service: Service, gate: Gate) -> None:
                     "body": config.body,
                     "tokens": config.tokens,
                 },
-                "result": result_of(run),
-                "curves": curves_of(run),
-                "report": report_of(run) is not None,
+                "result": run_result(run),
+                "curves": run_curves(run),
+                "report": report_path(run) is not None,
             }
         )
 
 
-def _pages(app: FastAPI, service: Service) -> None:
-    for path, (name, kind) in PAGE.items():
-        app.add_api_route(path, _asset(name, kind), include_in_schema=False, methods=["GET"])
+def _add_pages(app: FastAPI, service: Service) -> None:
+    for path, (name, media_type) in PAGE.items():
+        app.add_api_route(path, _asset_route(name, media_type), include_in_schema=False, methods=["GET"])
 
     @app.get("/report", include_in_schema=False)
     async def report() -> Response:
-        page = report_of(service.run_folder)
+        page = report_path(service.run_folder)
         if page is None:
-            raise Refusal(404, "there is no report beside this model")
+            raise HTTPError(404, "there is no report beside this model")
         return FileResponse(page, media_type="text/html", headers={"Content-Security-Policy": REPORT_POLICY})
 
 
-def _asset(name: str, kind: str) -> Any:
+def _asset_route(name: str, media_type: str) -> Any:
     async def asset() -> Response:
-        return Response(_content(name), media_type=kind, headers={"Cache-Control": "no-cache"})
+        return Response(_asset(name), media_type=media_type, headers={"Cache-Control": "no-cache"})
 
     return asset
 
 
 @cache
-def _content(name: str) -> bytes:
+def _asset(name: str) -> bytes:
     return resources.files("headstart.serve").joinpath("page", name).read_bytes()
 
 
 def deadline(request: Request, service: Service) -> float:
-    """When a request is given up: after the server's own time, or earlier where the client says so."""
+    """Return the time at which a request expires: after the server's limit, or earlier if the client says so."""
     seconds = service.config.deadline
-    if (asked := request.headers.get("x-deadline-ms")) is not None:
-        if not (asked.isascii() and asked.isdigit() and len(asked) < 10):
-            raise Refusal(422, "X-Deadline-Ms must be a whole number of milliseconds")
-        seconds = min(seconds, int(asked) / 1000)
+    if (milliseconds := request.headers.get("x-deadline-ms")) is not None:
+        if not (milliseconds.isascii() and milliseconds.isdigit() and len(milliseconds) < 10):
+            raise HTTPError(422, "X-Deadline-Ms must be a whole number of milliseconds")
+        seconds = min(seconds, int(milliseconds) / 1000)
     started: float = request.scope["headstart.started"]
     return started + seconds
 
 
-async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Work for a client; given up when the client leaves."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Run work for a client; cancel it if the client disconnects."""
+    task, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(request))
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise Refusal(400, "the client left before there was an answer")
+            raise HTTPError(400, "the client left before there was an answer")
         return task.result()
     finally:
         task.cancel()
-        gone.cancel()
+        disconnected.cancel()
 
 
-async def _left(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-async def _gathered(pieces: AsyncIterator[tuple[str, str | None]]) -> tuple[str, str]:
-    texts, done = [], "end"
+async def _collect(pieces: AsyncIterator[tuple[str, str | None]]) -> tuple[str, str]:
+    texts, last_reason = [], "end"
     async for piece, reason in pieces:
         texts.append(piece)
-        done = reason or done
-    return "".join(texts), done
+        last_reason = reason or last_reason
+    return "".join(texts), last_reason
 
 
 async def _events(pieces: AsyncIterator[tuple[str, str | None]]) -> AsyncIterator[str]:
@@ -240,56 +243,56 @@ async def _events(pieces: AsyncIterator[tuple[str, str | None]]) -> AsyncIterato
             yield f"data: {json.dumps({'done': reason})}\n\n"
 
 
-def _json(told: PredictAnswer | ExplainAnswer | GenerateAnswer | NextAnswer) -> Response:
-    return Response(told.model_dump_json(), media_type="application/json")
+def _json(answer: PredictAnswer | ExplainAnswer | GenerateAnswer | NextAnswer) -> Response:
+    return Response(answer.model_dump_json(), media_type="application/json")
 
 
-async def _refused(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, Refusal)
+async def _handle_http_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPError)
     return JSONResponse(error.body(), error.status, error.headers())
 
 
-async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    """What is wrong with a body, without quoting it."""
+async def _handle_invalid_body(request: Request, error: Exception) -> JSONResponse:
+    """Describe what is wrong with a body without quoting it."""
     assert isinstance(error, RequestValidationError)
     fault = error.errors()[0]
     if fault["type"] == "json_invalid":
         detail = "the body is not valid JSON"
     elif fault["type"] == "extra_forbidden" and len(fault["loc"]) == 2:
-        known = _names_of(request)
-        close = nearest(str(fault["loc"][1]), known)
-        hint = f"did you mean {close}? " if close else ""
-        detail = f"{fault['loc'][1]} is not asked for here; {hint}known are {', '.join(known)}"
+        names = _field_names(request)
+        closest = closest_name(str(fault["loc"][1]), names)
+        hint = f"did you mean {closest}? " if closest else ""
+        detail = f"{fault['loc'][1]} is not asked for here; {hint}known are {', '.join(names)}"
     else:
         name = ".".join(str(part) for part in fault["loc"][1:])
-        words = fault["msg"].removeprefix("Value error, ")
-        detail = f"{name}: {words}" if name else words
-    return JSONResponse(Refusal(422, detail).body(), 422)
+        problem = fault["msg"].removeprefix("Value error, ")
+        detail = f"{name}: {problem}" if name else problem
+    return JSONResponse(HTTPError(422, detail).body(), 422)
 
 
-def _names_of(request: Request) -> list[str]:
-    """What the body of a request may hold."""
-    asked = [field.field_info.annotation for field in request.scope["route"].dependant.body_params]
-    return [name for kind in asked if kind is not None for name in kind.model_fields]
+def _field_names(request: Request) -> list[str]:
+    """Return the fields that the body of a request may have."""
+    models = [field.field_info.annotation for field in request.scope["route"].dependant.body_params]
+    return [name for model in models if model is not None for name in model.model_fields]
 
 
-async def _http(_request: Request, error: Exception) -> JSONResponse:
+async def _handle_framework_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     details = {
         404: "there is nothing here",
         405: "this path is asked with another method",
         400: "the body cannot be read",
     }
-    refusal = Refusal(error.status_code, details.get(error.status_code, str(error.detail)))
-    return JSONResponse(refusal.body(), error.status_code, error.headers)
+    detail = details.get(error.status_code, str(error.detail))
+    return JSONResponse(HTTPError(error.status_code, detail).body(), error.status_code, error.headers)
 
 
-async def _unexpected(_request: Request, error: Exception) -> JSONResponse:
-    """A fault of ours: where it happened goes to the log, which holds no text of a request; the client hears one line."""
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    LOG.error("unexpected %s in %s, line %s", type(error).__name__, where.filename.rsplit("/", 1)[-1], where.lineno)
+async def _handle_unexpected(_request: Request, error: Exception) -> JSONResponse:
+    """Log the location of an internal error, without any text of the request, and send one line to the client."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    LOG.error("unexpected %s in %s, line %s", type(error).__name__, frame.filename.rsplit("/", 1)[-1], frame.lineno)
     if isinstance(error, MemoryError) or "memory" in str(error).lower():
-        refusal = Refusal(503, "the model ran out of memory; ask for fewer or shorter texts", 5)
+        response = HTTPError(503, "the model ran out of memory; ask for fewer or shorter texts", 5)
     else:
-        refusal = Refusal(500, "the server failed on this request")
-    return JSONResponse(refusal.body(), refusal.status, refusal.headers())
+        response = HTTPError(500, "the server failed on this request")
+    return JSONResponse(response.body(), response.status, response.headers())

@@ -1,7 +1,7 @@
-"""Texts of several requests read together: the oldest request's next text, and those of like length, under a token budget.
+"""Dynamic batching: texts of several requests are scored together, grouped by length under a token budget.
 
-All of this runs on the event loop, so nothing is locked; the arithmetic runs on one thread, a batch at a time. Requests
-take turns in choosing what a batch is built around, so that a long one holds nobody up for longer than a batch.
+The queue lives on the event loop, so nothing is locked; the model runs on one thread, a batch at a time. Each batch is
+built around a text of the next request in round-robin order, so a long request delays another by one batch at most.
 """
 
 import asyncio
@@ -15,60 +15,69 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.predict.predictor import Question
-from headstart.serve.metrics import Metrics
-from headstart.serve.refusals import Refusal, too_late
+from headstart.data.labelled import TextInput
+from headstart.serve.middleware import HTTPError, ServerMetrics, deadline_error
 
 Ids = NDArray[np.int64]
-Shares = NDArray[np.float64]
-_INLINE = 4000
-"""Characters that are turned into tokens at once, without asking another thread."""
-
-
-_WASTE = 0.1
-"""The share of a batch that may be padding, beyond what costs less than one more batch."""
+ProbabilityRows = NDArray[np.float64]
+_MAX_INLINE_CHARACTERS = 4000
+"""Longer requests are tokenized on another thread."""
+_MAX_PADDING_FRACTION = 0.1
+"""The fraction of a batch that may be padding, beyond the padding that costs less than one more batch."""
+_PACE_DECAY = 0.8
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What a text costs to read."""
+class PaddedShape:
+    """The rows and the length of a text as the model reads it."""
 
     rows: int
     width: int
 
+    @property
+    def tokens(self) -> int:
+        """The tokens of the text, padding included."""
+        return self.rows * self.width
+
 
 @dataclass(eq=False)
-class _Asked:
-    """The texts of one request: those still to be read, and what is known so far."""
+class _PendingRequest:
+    """The texts of one request: those that wait to be scored, and the probabilities of the others."""
 
     ids: list[Ids]
-    shapes: list[Shape]
+    shapes: list[PaddedShape]
     deadline: float
-    answer: "asyncio.Future[Shares]"
-    found: dict[int, Shares] = field(default_factory=dict)
-    left: list[int] = field(default_factory=list)
+    result: "asyncio.Future[ProbabilityRows]"
+    scored: dict[int, ProbabilityRows] = field(default_factory=dict)
+    waiting: list[int] = field(default_factory=list)
+
+
+_BatchItem = tuple[_PendingRequest, int]
+"""A request, and the index of one of its texts."""
 
 
 class Batcher:
     """A queue of texts in front of a model.
 
     Args:
-        encode: texts to tokens.
-        score: the tokens of some texts to probabilities, a row a text.
-        shape: what a text costs, by its number of tokens.
-        wait: milliseconds that a batch waits for company, where the batch before it had some.
-        padding: padded tokens that cost less than one more batch would.
+        encode: turns texts into token ids.
+        score: turns the token ids of some texts into probabilities, a row per text.
+        shape: returns the padded shape of a text from its number of tokens.
+        queue: the number of texts that may wait.
+        tokens: the padded tokens of a batch.
+        wait: milliseconds that a batch waits for more texts, if the previous batch had several requests.
+        padding: padded tokens that cost less than one more batch.
     """
 
     def __init__(
         self,
-        encode: Callable[[Sequence[Question]], list[Ids]],
-        score: Callable[[Sequence[Ids]], Shares],
-        shape: Callable[[int], Shape],
+        encode: Callable[[Sequence[TextInput]], list[Ids]],
+        score: Callable[[Sequence[Ids]], ProbabilityRows],
+        shape: Callable[[int], PaddedShape],
         *,
         model: Executor,
         encoder: Executor,
-        metrics: Metrics,
+        metrics: ServerMetrics,
         queue: int,
         tokens: int,
         wait: float,
@@ -76,132 +85,145 @@ class Batcher:
     ) -> None:
         self._encode, self._score, self._shape = encode, score, shape
         self._model, self._encoder, self._metrics = model, encoder, metrics
-        self._room, self._tokens, self._wait, self._padding = queue, tokens, wait / 1000, padding
-        self._requests: deque[_Asked] = deque()
+        self._capacity, self._max_tokens, self._batch_wait, self._max_padding = queue, tokens, wait / 1000, padding
+        self._requests: deque[_PendingRequest] = deque()
         self._arrived = asyncio.Event()
-        self._seconds_a_token = 0.0
-        self._in_company = False
+        self._seconds_per_token = 0.0
+        self._last_batch_shared = False
+        """True if the last batch had texts of several requests."""
         self.waiting = 0
-        """Texts accepted and not yet read."""
-        self._load = 0
-        """The padded tokens of those, and of the batch in hand."""
+        """The number of texts that were accepted and are not scored yet."""
+        self._pending_tokens = 0
+        """The padded tokens of the waiting texts and of the batch that is being scored."""
 
-    async def ask(self, texts: Sequence[Question], deadline: float) -> tuple[list[Ids], Shares]:
-        """The tokens of each text and the probabilities of each label; refused when there is no room or no time."""
+    async def predict(self, texts: Sequence[TextInput], deadline: float) -> tuple[list[Ids], ProbabilityRows]:
+        """Return the token ids and the probabilities of each text; raise where the queue is full or time is short."""
         self._admit(len(texts), deadline)
         self.waiting += len(texts)
-        asked = None
+        request = None
         try:
-            if sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts) <= _INLINE:
+            if (
+                sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts)
+                <= _MAX_INLINE_CHARACTERS
+            ):
                 ids = self._encode(texts)
             else:
                 ids = await asyncio.get_running_loop().run_in_executor(self._encoder, self._encode, texts)
-            asked = self._enqueue(ids, deadline)
+            request = self._enqueue(ids, deadline)
             async with asyncio.timeout(deadline - time.monotonic()):
-                return ids, await asked.answer
+                return ids, await request.result
         except TimeoutError:
             self._metrics.events["expired"] += len(texts)
-            raise too_late() from None
+            raise deadline_error() from None
         finally:
-            if asked is None:
+            if request is None:
                 self.waiting -= len(texts)
-            elif asked.left:  # given up: what was not read yet is not read any more
-                self._forget(asked)
+            elif request.waiting:  # cancelled or expired: its other texts are not scored
+                self._drop(request)
 
     async def run(self) -> None:
-        """Read what arrives, for as long as the server lives."""
+        """Score the texts that arrive, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
-            if self._in_company and self._load < self._tokens:
-                await asyncio.sleep(self._wait)
+            if self._last_batch_shared and self._pending_tokens < self._max_tokens:
+                await asyncio.sleep(self._batch_wait)
             batch = self._next_batch()
             if not batch:
                 self._arrived.clear()
                 continue
-            self._in_company = len({id(asked) for asked, _ in batch}) > 1
+            self._last_batch_shared = len({id(request) for request, _ in batch}) > 1
             started = time.monotonic()
-            work = loop.run_in_executor(self._model, self._score, [asked.ids[place] for asked, place in batch])
+            work = loop.run_in_executor(self._model, self._score, [request.ids[index] for request, index in batch])
             await asyncio.wait([work])
-            self._hand_out(batch, work, time.monotonic() - started)
+            self._dispatch(batch, work, time.monotonic() - started)
 
-    def seconds_of_waiting(self) -> float:
-        """How long a text would wait now, by how fast the last batches were."""
-        return self._load * self._seconds_a_token
+    def expected_wait(self) -> float:
+        """Return the seconds that a new text would wait, estimated from the speed of recent batches."""
+        return self._pending_tokens * self._seconds_per_token
 
-    def _admit(self, texts: int, deadline: float) -> None:
-        wait = self.seconds_of_waiting()
-        if self.waiting + texts > self._room:
-            detail = f"{self.waiting} texts are waiting and {texts} more do not fit into a queue of {self._room}"
-            raise Refusal(503, f"{detail}; try again later", max(1, math.ceil(wait)))
-        left = deadline - time.monotonic()
-        if left <= 0:
-            self._metrics.events["expired"] += texts
-            raise too_late()
-        if wait > left:
-            detail = f"what waits takes about {wait:.1f} seconds, and this request has {left:.1f}"
-            raise Refusal(503, f"{detail}; try again later", math.ceil(wait))
+    def _admit(self, num_texts: int, deadline: float) -> None:
+        wait = self.expected_wait()
+        if self.waiting + num_texts > self._capacity:
+            detail = (
+                f"{self.waiting} texts are waiting and {num_texts} more do not fit into a queue of {self._capacity}"
+            )
+            raise HTTPError(503, f"{detail}; try again later", max(1, math.ceil(wait)))
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            self._metrics.events["expired"] += num_texts
+            raise deadline_error()
+        if wait > remaining:
+            detail = f"what waits takes about {wait:.1f} seconds, and this request has {remaining:.1f}"
+            raise HTTPError(503, f"{detail}; try again later", math.ceil(wait))
 
-    def _enqueue(self, ids: list[Ids], deadline: float) -> _Asked:
+    def _enqueue(self, ids: list[Ids], deadline: float) -> _PendingRequest:
         shapes = [self._shape(len(text)) for text in ids]
-        answer: asyncio.Future[Shares] = asyncio.get_running_loop().create_future()
-        asked = _Asked(ids, shapes, deadline, answer, left=list(range(len(ids))))
-        self._load += sum(shape.rows * shape.width for shape in shapes)
-        self._requests.append(asked)
+        result: asyncio.Future[ProbabilityRows] = asyncio.get_running_loop().create_future()
+        request = _PendingRequest(ids, shapes, deadline, result, waiting=list(range(len(ids))))
+        self._pending_tokens += sum(shape.tokens for shape in shapes)
+        self._requests.append(request)
         self._arrived.set()
-        return asked
+        return request
 
-    def _forget(self, asked: _Asked) -> None:
-        self._load -= sum(asked.shapes[place].rows * asked.shapes[place].width for place in asked.left)
-        self.waiting -= len(asked.left)
-        asked.left.clear()
+    def _drop(self, request: _PendingRequest) -> None:
+        self._pending_tokens -= sum(request.shapes[index].tokens for index in request.waiting)
+        self.waiting -= len(request.waiting)
+        request.waiting.clear()
 
-    def _next_batch(self) -> list[tuple[_Asked, int]]:
-        """A text of the request whose turn it is, and of all that wait those nearest to it in length."""
+    def _next_batch(self) -> list[_BatchItem]:
+        """Take a text of the next request, and the waiting texts that are nearest to it in length."""
         now = time.monotonic()
-        for asked in self._requests:
-            if asked.left and (asked.answer.done() or asked.deadline <= now):
-                self._forget(asked)
-        self._requests = deque(asked for asked in self._requests if asked.left)
+        for request in self._requests:
+            if request.waiting and (request.result.done() or request.deadline <= now):
+                self._drop(request)
+        self._requests = deque(request for request in self._requests if request.waiting)
         if not self._requests:
             return []
         first = self._requests[0]
         self._requests.rotate(-1)
-        middle = first.shapes[first.left[0]].width
-        places = [(asked, place) for asked in (first, *self._requests) for place in asked.left]
-        places = list(dict.fromkeys(places))  # the first one's stand twice
-        places.sort(key=lambda one: abs(one[0].shapes[one[1]].width - middle))
-        batch: list[tuple[_Asked, int]] = []
-        rows = width = real = 0
-        for asked, place in places:
-            shape = asked.shapes[place]
-            padded = (rows + shape.rows) * max(width, shape.width)
-            wanted = real + shape.rows * shape.width
-            if batch and (padded > self._tokens or padded - wanted > self._padding + _WASTE * wanted):
-                continue
-            batch.append((asked, place))
-            rows, width, real = rows + shape.rows, max(width, shape.width), wanted
-        for asked, place in batch:
-            asked.left.remove(place)
+        target_width = first.shapes[first.waiting[0]].width
+        candidates = [(request, index) for request in (first, *self._requests) for index in request.waiting]
+        candidates = list(dict.fromkeys(candidates))  # those of the first request are listed twice
+        candidates.sort(key=lambda item: abs(item[0].shapes[item[1]].width - target_width))
+        batch = self._fill(candidates)
+        for request, index in batch:
+            request.waiting.remove(index)
         self.waiting -= len(batch)
         return batch
 
-    def _hand_out(self, batch: list[tuple[_Asked, int]], work: "asyncio.Future[Shares]", seconds: float) -> None:
-        tokens = sum(asked.shapes[place].rows * asked.shapes[place].width for asked, place in batch)
-        self._load -= tokens
+    def _fill(self, candidates: list[_BatchItem]) -> list[_BatchItem]:
+        """Select candidates in order, as many as the budgets of tokens and of padding allow; at least one."""
+        batch: list[_BatchItem] = []
+        rows = width = unpadded_tokens = 0
+        for request, index in candidates:
+            shape = request.shapes[index]
+            padded_tokens = (rows + shape.rows) * max(width, shape.width)
+            total = unpadded_tokens + shape.tokens
+            max_padding = self._max_padding + _MAX_PADDING_FRACTION * total
+            if batch and (padded_tokens > self._max_tokens or padded_tokens - total > max_padding):
+                continue
+            batch.append((request, index))
+            rows, width, unpadded_tokens = rows + shape.rows, max(width, shape.width), total
+        return batch
+
+    def _dispatch(self, batch: list[_BatchItem], work: "asyncio.Future[ProbabilityRows]", seconds: float) -> None:
+        """Give the results of a batch, or its error, to the requests."""
+        tokens = sum(request.shapes[index].tokens for request, index in batch)
+        self._pending_tokens -= tokens
         error = work.exception()
         if error is not None:
-            for asked, _ in batch:
-                if not asked.answer.done():
-                    asked.answer.set_exception(error)
+            for request, _ in batch:
+                if not request.result.done():
+                    request.result.set_exception(error)
             return
-        pace = seconds / tokens
-        self._seconds_a_token = 0.8 * self._seconds_a_token + 0.2 * pace if self._seconds_a_token else pace
+        pace, average = seconds / tokens, self._seconds_per_token
+        self._seconds_per_token = _PACE_DECAY * average + (1 - _PACE_DECAY) * pace if average else pace
         events = self._metrics.events
         events["batches"], events["texts"] = events["batches"] + 1, events["texts"] + len(batch)
         events["tokens"] += tokens
         self._metrics.batch_texts.add(len(batch))
-        for (asked, place), share in zip(batch, work.result(), strict=True):
-            asked.found[place] = share
-            if len(asked.found) == len(asked.ids) and not asked.answer.done():
-                asked.answer.set_result(np.stack([asked.found[place] for place in range(len(asked.ids))]))
+        for (request, index), probabilities in zip(batch, work.result(), strict=True):
+            request.scored[index] = probabilities
+            if len(request.scored) == len(request.ids) and not request.result.done():
+                request.result.set_result(np.stack([request.scored[position] for position in range(len(request.ids))]))

@@ -1,4 +1,4 @@
-"""From a folder to a port: load, bind, serve, and leave no accepted request without its answer."""
+"""Run the server: bind, load, serve, and drain, so that every admitted request is answered."""
 
 import logging
 import os
@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from headstart.config import RuntimeConfig
+from headstart.config.schema import RuntimeConfig
 from headstart.errors import Interrupted, UsageError
-from headstart.progress import counted
-from headstart.serve.settings import ServeConfig, api_key
+from headstart.progress import pluralize
+from headstart.serve.config import ServeConfig, api_key
 
 try:
     import uvicorn
 
     from headstart.serve.app import build_app
-    from headstart.serve.gate import Gate
+    from headstart.serve.middleware import ServiceMiddleware
     from headstart.serve.service import Service
 except ModuleNotFoundError as error:
     if (error.name or "").split(".")[0] not in ("fastapi", "starlette", "uvicorn"):
@@ -33,46 +33,46 @@ def run_server(
     runtime: RuntimeConfig | None = None,
     say: Callable[[str], None] = lambda _line: None,
 ) -> None:
-    """Serve a bundle until SIGTERM or SIGINT; returns when all that was accepted is answered."""
+    """Serve a bundle until SIGTERM or SIGINT; return when every admitted request is answered."""
     key = api_key(config)
-    listening = _bound(config)
+    sock = _bind(config)
     try:
         service = Service(folder, config, runtime)
-        gate = build_app(service, key)
-        host, port = listening.getsockname()[:2]
+        middleware = build_app(service, key)
+        host, port = sock.getsockname()[:2]
         say(f"serving {folder} at http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C stops)")
         if not config.loopback and key is None:
             say("anyone who can reach this machine can ask; HEADSTART_API_KEY or --api-key-file asks them for a key")
-        server = _Server(_settings(gate), gate)
-        server.run(sockets=[listening])
+        server = _Server(_uvicorn_config(middleware), middleware)
+        server.run(sockets=[sock])
     finally:
-        listening.close()
+        sock.close()
     if server.force_exit:
         raise Interrupted("stopped at once; requests in hand were not answered", server.reason)
-    say(f"stopped: {counted(gate.answered, 'request')} answered")
+    say(f"stopped: {pluralize(middleware.num_answered, 'request')} answered")
 
 
-def _bound(config: ServeConfig) -> socket.socket:
+def _bind(config: ServeConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # the protocol is named because asyncio asks for it before it turns Nagle's delay off: 40 ms an answer otherwise
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    # asyncio disables Nagle's algorithm, which costs 40 ms per answer, only if the protocol is named
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        if os.name == "posix":  # elsewhere it would let two servers share a port
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((config.host, config.port))
-        listening.listen(2048)
-        return listening
+        if os.name == "posix":  # on other systems it would let two servers share a port
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((config.host, config.port))
+        sock.listen(2048)
+        return sock
     except (OSError, OverflowError, UnicodeError) as error:
-        listening.close()
+        sock.close()
         number = getattr(error, "errno", None) or 0
         reason = os.strerror(number) if number > 0 else str(getattr(error, "strerror", None) or error)
         tip = "; choose another --port, or 0 for any that is free" if "in use" in reason else ""
         raise UsageError(f"cannot listen at {config.host} port {config.port}: {reason}{tip}") from None
 
 
-def _settings(gate: "Gate") -> "uvicorn.Config":
+def _uvicorn_config(middleware: ServiceMiddleware) -> "uvicorn.Config":
     return uvicorn.Config(
-        gate,
+        middleware,
         log_config=None,
         log_level=logging.CRITICAL,
         access_log=False,
@@ -86,34 +86,34 @@ def _settings(gate: "Gate") -> "uvicorn.Config":
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn, but the first signal drains and the exit code is 0; the second stops at once."""
+    """A uvicorn server that drains on the first signal, with exit code 0, and stops at once on the second."""
 
-    def __init__(self, config: "uvicorn.Config", gate: "Gate") -> None:
+    def __init__(self, config: "uvicorn.Config", middleware: ServiceMiddleware) -> None:
         super().__init__(config)
-        self.gate, self.reason = gate, "SIGINT"
+        self.middleware, self.reason = middleware, "SIGINT"
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Without raising the signal once more at the end."""
+        """Install the handlers without uvicorn's re-raising of the signal at the end."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Let nobody in; the second time, leave."""
-        if self.gate.draining:
+        """Drain on the first signal, exit on the second."""
+        if self.middleware.draining:
             self.reason = signal.Signals(sig).name
             self.force_exit = self.should_exit = True
         else:
-            self.gate.drain()
+            self.middleware.drain()
 
     async def on_tick(self, counter: int) -> bool:
-        """Leave once everyone has an answer."""
-        self.should_exit = self.should_exit or self.gate.drained(len(self.server_state.connections))
+        """Exit once every admitted request is answered."""
+        self.should_exit = self.should_exit or self.middleware.drained(len(self.server_state.connections))
         return await super().on_tick(counter)

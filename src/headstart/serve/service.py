@@ -1,4 +1,4 @@
-"""A model that many ask at once: who may ask what, in which order it is read, and when it is too late. Nothing of HTTP."""
+"""A model behind a queue, with limits and deadlines, and the facts about its run that the page shows. No HTTP here."""
 
 import asyncio
 import time
@@ -7,55 +7,133 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headstart.config import RuntimeConfig
-from headstart.errors import HeadstartError
-from headstart.predict.answers import AnyPrediction
-from headstart.predict.explain import RATING, Explanation, explain
-from headstart.predict.generate import Sampling, load_language, next_pieces, pieces_of
-from headstart.predict.predictor import Predictor, Question
-from headstart.progress import counted
-from headstart.serve.batching import Batcher, Shape
-from headstart.serve.metrics import Metrics
-from headstart.serve.refusals import Refusal, too_late
-from headstart.serve.settings import ServeConfig
-from headstart.store.bundle import Bundle, find_bundle
-from headstart.store.rundir import RunFolder
+from headstart.config.schema import RuntimeConfig
+from headstart.data.labelled import TextInput
+from headstart.errors import HeadstartError, StoreError
+from headstart.files import read_json
+from headstart.predict.explain import RATING, Explanation, explain_prediction
+from headstart.predict.generate import Sampling, generate_pieces, load_language_model, next_token_candidates
+from headstart.predict.predictions import AnyPrediction
+from headstart.predict.predictor import Predictor
+from headstart.progress import pluralize
+from headstart.serve.batching import Batcher, PaddedShape
+from headstart.serve.config import ServeConfig
+from headstart.serve.middleware import HTTPError, ServerMetrics, deadline_error
+from headstart.store.bundle import Bundle
+from headstart.store.locate import find_bundle
+from headstart.store.run_folder import RunFolder
 
 T = TypeVar("T")
+MAX_POINTS = 300
+RESULT_METRICS = {
+    ("test", "accuracy"): "accuracy on test",
+    ("test", "macro_f1"): "macro-F1 on test",
+    ("valid", "accuracy"): "accuracy on validation",
+    ("test", "micro_f1"): "micro-F1 on test",
+    ("valid", "micro_f1"): "micro-F1 on validation",
+    ("test", "mae"): "mean absolute error on test",
+    ("valid", "mae"): "mean absolute error on validation",
+    ("held_out", "perplexity"): "perplexity of held-out text",
+    ("held_out", "bits_per_byte"): "bits per byte of held-out text",
+}
+"""The split and the name of a metric in `result.json`, and its description."""
+CURVES = {
+    "epoch": ("epoch", (("train_loss", "loss on train"), ("valid_loss", "loss on validation"))),
+    "evaluation": ("step", (("loss", "loss on held-out text"),)),
+}
+VALIDATION_METRICS = (
+    ("Accuracy", "valid_accuracy", "accuracy on validation"),
+    ("Micro-F1", "valid_micro_f1", "micro-F1 on validation"),
+    ("RMSE", "valid_rmse", "RMSE on validation"),
+)
+"""One metric per task: its chart title, its key in the metrics, and its description."""
+
+
+def run_curves(run: RunFolder | None) -> list[dict[str, Any]]:
+    """Return the charts of a run, `{title, x, lines: [{name, points: [[x, y]]}]}`; none if it is missing or damaged."""
+    if run is None:
+        return []
+    try:
+        lines = run.metrics.read()
+    except (StoreError, OSError):
+        return []
+    charts = []
+    for event, (x, names) in CURVES.items():
+        rows = [line for line in lines if line.get("kind") == event]
+        charts += _chart("Loss", x, rows, names)
+        for title, key, description in VALIDATION_METRICS:
+            charts += _chart(title, x, rows, ((key, description),))
+    return charts
+
+
+def _chart(title: str, x: str, rows: list[dict[str, Any]], names: tuple[tuple[str, str], ...]) -> list[dict[str, Any]]:
+    """Return a list of one chart, or of none where no line has two points."""
+    lines = []
+    for key, name in names:
+        points = [[row[x], row[key]] for row in rows if _is_number(row.get(x)) and _is_number(row.get(key))]
+        if len(points) > 1:
+            lines.append({"name": name, "points": points[:: -(-len(points) // MAX_POINTS)]})
+    return [{"title": title, "x": x, "lines": lines}] if lines else []
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def run_result(run: RunFolder | None) -> dict[str, float]:
+    """Return the final metrics of a run by their descriptions."""
+    if run is None or not run.finished:
+        return {}
+    try:
+        result = read_json(run.path / "result.json")
+    except StoreError:
+        return {}
+    metrics = {}
+    for (split, name), description in RESULT_METRICS.items():
+        value = (result.get(split) or {}).get(name) if isinstance(result, dict) else None
+        if isinstance(value, (int, float)):
+            metrics[description] = float(value)
+    return metrics
+
+
+def report_path(run: RunFolder | None) -> Path | None:
+    """Return the path of the report beside the run, if there is one."""
+    page = None if run is None else run.path / "report.html"
+    return page if page is not None and page.is_file() else None
 
 
 class Service:
-    """A bundle behind a queue; one thread runs the model, another turns long texts into tokens."""
+    """A bundle behind a queue; one thread runs the model, another tokenizes long texts."""
 
     def __init__(self, folder: Path, config: ServeConfig, runtime: RuntimeConfig | None = None) -> None:
-        self.config, self.metrics = config, Metrics()
+        self.config, self.metrics = config, ServerMetrics()
         self.bundle, self.runtime, self.predictor = _load(folder, runtime)
         self.run_folder = _run_folder(self.bundle.path)
         self._model = ThreadPoolExecutor(1, "model")
         self._encoder = ThreadPoolExecutor(1, "encoder")
-        self._alone = asyncio.Semaphore(1)
+        self._unbatched = asyncio.Semaphore(1)
         self._batcher: Batcher | None = None
-        self._reader: asyncio.Task[None] | None = None
+        self._batching: asyncio.Task[None] | None = None
         self.metrics.gauges["waiting_texts"] = lambda: self._batcher.waiting if self._batcher else 0
         self._warm_up()
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels in order; none for a language model."""
+        """The labels in order; empty for a language model."""
         return self.bundle.labels
 
     def start(self) -> None:
-        """Begin to read; on the event loop."""
+        """Start batching; must be called on the event loop."""
         if self.predictor is None:
             return
         context, windows = self.bundle.config.context, self.bundle.windows
-        around = self.bundle.tokenizer.special.around
+        num_special = self.bundle.tokenizer.special.num_special_tokens
         self._batcher = Batcher(
             self.predictor.encode,
-            self.predictor.shares,
-            lambda tokens: Shape(
-                -(-max(tokens, 1) // (context - around)) if windows else 1,
-                min(tokens + around, context),
+            self.predictor.probabilities,
+            lambda tokens: PaddedShape(
+                -(-max(tokens, 1) // (context - num_special)) if windows else 1,
+                min(tokens + num_special, context),
             ),
             model=self._model,
             encoder=self._encoder,
@@ -63,62 +141,64 @@ class Service:
             queue=self.config.queue,
             tokens=self.config.batch_tokens,
             wait=self.config.wait,
-            # measured on a CPU core: a batch costs what 24 tokens cost; a GPU is not filled by whole batches
+            # measured on a CPU core: a batch costs as much as 24 tokens; a GPU is not saturated even by full batches
             padding=24 if self.runtime.device.type == "cpu" else self.config.batch_tokens,
         )
-        self._reader = asyncio.create_task(self._batcher.run())
+        self._batching = asyncio.create_task(self._batcher.run())
 
     def stop(self) -> None:
-        """Read no more."""
-        if self._reader is not None:
-            self._reader.cancel()
+        """Stop batching and the threads."""
+        if self._batching is not None:
+            self._batching.cancel()
         self._model.shutdown(wait=False, cancel_futures=True)
         self._encoder.shutdown(wait=False, cancel_futures=True)
 
     @property
     def healthy(self) -> bool:
-        """Whether whatever is asked will be read."""
-        return self.predictor is None or (self._reader is not None and not self._reader.done())
+        """True if requests will be processed."""
+        return self.predictor is None or (self._batching is not None and not self._batching.done())
 
-    async def predict(self, texts: Sequence[Question], abstain: float | None, deadline: float) -> list[AnyPrediction]:
-        """Labels and probabilities, in the order of the texts."""
+    async def predict(self, texts: Sequence[TextInput], abstain: float | None, deadline: float) -> list[AnyPrediction]:
+        """Return the predictions in the order of the texts."""
         predictor = self._classifier("predict")
         if len(texts) > self.config.texts:
-            raise Refusal(422, f"a request may have {counted(self.config.texts, 'text')}, this one has {len(texts)}")
-        for place, text in enumerate(texts):
-            self._check_question(text, f"texts[{place}]", f"pairs[{place}]")
-        least = self._asked_rightly(lambda: predictor.least(abstain))
+            raise HTTPError(
+                422, f"a request may have {pluralize(self.config.texts, 'text')}, this one has {len(texts)}"
+            )
+        for index, text in enumerate(texts):
+            self._check_input(text, f"texts[{index}]", f"pairs[{index}]")
+        min_probability = self._as_http_error(lambda: predictor.min_probability(abstain))
         assert self._batcher is not None
-        ids, shares = await self._batcher.ask(texts, deadline)
-        answers = predictor.answers(ids, shares, least)
-        self.metrics.events["truncated"] += sum(answer.truncated for answer in answers)
-        return answers
+        ids, probabilities = await self._batcher.predict(texts, deadline)
+        predictions = predictor.make_predictions(ids, probabilities, min_probability)
+        self.metrics.events["truncated"] += sum(prediction.truncated for prediction in predictions)
+        return predictions
 
-    async def explain(self, text: Question, label: str | None, deadline: float) -> tuple[Explanation, bool]:
-        """Words and weights, and whether the end was not read."""
+    async def explain(self, text: TextInput, label: str | None, deadline: float) -> tuple[Explanation, bool]:
+        """Return the explanation of a prediction, and True if the text was truncated."""
         predictor = self._classifier("explain")
-        self._check_question(text, "text", "pair")
+        self._check_input(text, "text", "pair")
         labels = self.labels or (RATING,)
         if label is not None and label not in labels:
-            raise Refusal(422, f"there is no label {label!r:.60}; the labels are {', '.join(labels)}")
+            raise HTTPError(422, f"there is no label {label!r:.60}; the labels are {', '.join(labels)}")
 
         def work() -> tuple[Explanation, bool]:
-            longest = self.bundle.config.context - self.bundle.tokenizer.special.around
-            cut = len(predictor.encode([text])[0]) > longest and not self.bundle.windows
-            return explain(predictor, text, label), cut
+            max_tokens = self.bundle.config.context - self.bundle.tokenizer.special.num_special_tokens
+            truncated = len(predictor.encode([text])[0]) > max_tokens and not self.bundle.windows
+            return explain_prediction(predictor, text, label), truncated
 
-        return await self._one_at_a_time(work, deadline)
+        return await self._run_unbatched(work, deadline)
 
     async def generate(self, prompt: str, sampling: Sampling, deadline: float) -> AsyncIterator[tuple[str, str | None]]:
-        """Pieces of the continuation, and with the last one why it ended."""
+        """Return the pieces of the continuation; the last one comes with the reason for the end."""
         self._language("generate")
-        self._check(prompt, "prompt", may_be_empty=True)
+        self._check_text(prompt, "prompt", may_be_empty=True)
         if sampling.tokens > self.config.tokens:
-            raise Refusal(422, f"tokens may be {self.config.tokens} at most, got {sampling.tokens}")
-        pieces = pieces_of(self.bundle.model, self.bundle.tokenizer, prompt, sampling, self.runtime)
-        return self._generated(pieces, sampling.tokens, deadline)
+            raise HTTPError(422, f"tokens may be {self.config.tokens} at most, got {sampling.tokens}")
+        pieces = generate_pieces(self.bundle.model, self.bundle.tokenizer, prompt, sampling, self.runtime)
+        return self._stream(pieces, sampling.tokens, deadline)
 
-    async def _generated(
+    async def _stream(
         self, pieces: Iterator[str], tokens: int, deadline: float
     ) -> AsyncIterator[tuple[str, str | None]]:
         loop = asyncio.get_running_loop()
@@ -134,83 +214,81 @@ class Service:
         yield "", "deadline"
 
     async def next(self, prompt: str, count: int, deadline: float) -> list[tuple[str, float]]:
-        """The likeliest ways to go on."""
+        """Return the most probable next pieces of text."""
         self._language("next")
-        self._check(prompt, "prompt", may_be_empty=True)
+        self._check_text(prompt, "prompt", may_be_empty=True)
         bundle, runtime = self.bundle, self.runtime
-        return await self._one_at_a_time(
-            lambda: next_pieces(bundle.model, bundle.tokenizer, prompt, count, runtime), deadline
+        return await self._run_unbatched(
+            lambda: next_token_candidates(bundle.model, bundle.tokenizer, prompt, count, runtime), deadline
         )
 
-    async def _one_at_a_time(self, work: Callable[[], T], deadline: float) -> T:
-        """Work that shares no batch: only one of it stands beside the batches on the model's thread."""
+    async def _run_unbatched(self, work: Callable[[], T], deadline: float) -> T:
+        """Run work that cannot be batched, one at a time, on the model's thread between batches."""
         try:
-            async with asyncio.timeout(deadline - time.monotonic()), self._alone:
+            async with asyncio.timeout(deadline - time.monotonic()), self._unbatched:
                 if time.monotonic() < deadline:
                     return await asyncio.get_running_loop().run_in_executor(self._model, work)
         except TimeoutError:
             pass
         self.metrics.events["expired"] += 1
-        raise too_late()
+        raise deadline_error()
 
-    def _check(self, text: str, name: str, *, may_be_empty: bool = False) -> None:
+    def _check_text(self, text: str, name: str, *, may_be_empty: bool = False) -> None:
         if len(text) > self.config.characters:
-            raise Refusal(
+            raise HTTPError(
                 422, f"{name} has {len(text):,} characters; a text may have {self.config.characters:,} at most"
             )
         if not text.strip() and not may_be_empty:
-            raise Refusal(422, f"{name} is empty; there is nothing to read")
+            raise HTTPError(422, f"{name} is empty; there is nothing to read")
 
-    def _check_question(self, text: Question, name: str, second: str) -> None:
-        """A text for a model that reads one, two for one that reads pairs."""
-        if isinstance(text, str) == self.bundle.target.pair:
+    def _check_input(self, text: TextInput, name: str, pair_name: str) -> None:
+        """Check that a model of text pairs gets a pair and any other model one text, and check their lengths."""
+        if isinstance(text, str) == self.bundle.task.pair:
             pairs = "reads pairs: give pair beside text, or pairs beside texts"
-            raise Refusal(
+            raise HTTPError(
                 422, f"this model {pairs if isinstance(text, str) else 'reads one text; leave out pair and pairs'}"
             )
-        for part, called in zip((text,) if isinstance(text, str) else text, (name, second), strict=False):
-            self._check(part, called)
+        for part, part_name in zip((text,) if isinstance(text, str) else text, (name, pair_name), strict=False):
+            self._check_text(part, part_name)
 
     def _classifier(self, verb: str) -> Predictor:
         if self.predictor is None:
-            raise Refusal(404, f"this server holds a language model; /{verb} needs a classifier")
+            raise HTTPError(404, f"this server holds a language model; /{verb} needs a classifier")
         return self.predictor
 
     def _language(self, verb: str) -> None:
         if self.predictor is not None:
-            raise Refusal(404, f"this server holds a classifier; /{verb} needs a language model")
+            raise HTTPError(404, f"this server holds a classifier; /{verb} needs a language model")
 
-    def _asked_rightly(self, work: Callable[[], T]) -> T:
-        """What a person can do wrong is their request's fault here; where the bundle lies is not their business."""
+    def _as_http_error(self, work: Callable[[], T]) -> T:
+        """Turn an error of the user into status 422, without the path of the bundle."""
         try:
             return work()
         except HeadstartError as error:
-            raise Refusal(422, str(error).replace(str(self.bundle.path), "the model")) from None
+            raise HTTPError(422, str(error).replace(str(self.bundle.path), "the model")) from None
 
     def _warm_up(self) -> None:
-        """The first text is slow: let it be ours."""
+        """Process a text, because the first one is slow."""
         if self.predictor is not None:
-            text: Question = ("a text", "a text") if self.bundle.target.pair else "a text"
+            text: TextInput = ("a text", "a text") if self.bundle.task.pair else "a text"
             self._model.submit(self.predictor.predict, [text]).result()
         else:
             self._model.submit(
-                next_pieces, self.bundle.model, self.bundle.tokenizer, "a text", 1, self.runtime
+                next_token_candidates, self.bundle.model, self.bundle.tokenizer, "a text", 1, self.runtime
             ).result()
 
 
 def _load(folder: Path, runtime: RuntimeConfig | None) -> tuple[Bundle, Any, Predictor | None]:
-    from headstart.files import read_json
-
     path = find_bundle(folder)
     facts = read_json(path / "bundle.json") if (path / "bundle.json").is_file() else {}
-    if isinstance(facts, dict) and facts.get("task") == "language":
-        bundle, where = load_language(folder, runtime)
-        return bundle, where, None
+    if isinstance(facts, dict) and facts.get("head_type") == "language":
+        bundle, resolved_runtime = load_language_model(folder, runtime)
+        return bundle, resolved_runtime, None
     predictor = Predictor.load(folder, runtime)
     return predictor.bundle, predictor.runtime, predictor
 
 
 def _run_folder(bundle: Path) -> RunFolder | None:
-    """The run that made a bundle, if it lies in one."""
+    """Return the run folder that contains a bundle, if there is one."""
     parent = bundle.resolve().parent
     return RunFolder(parent) if bundle.name == "bundle" and (parent / "run.json").is_file() else None

@@ -1,4 +1,4 @@
-"""A trained model as a folder: all that predicting, generating, evaluating and transferring take.
+"""Bundle: a trained model as a folder, with everything needed to predict, generate, evaluate and transfer.
 
 README.md  bundle.json  tokenizer/  backbone.safetensors  head.safetensors  [membership.bin]  manifest.json
 """
@@ -10,81 +10,74 @@ from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
-from headstart.config import ModelConfig, Visibility
+from headstart.config.merge import describe_validation_error
+from headstart.config.schema import AttentionDirection, ModelConfig
 from headstart.errors import StoreError, UsageError
-from headstart.files import (
-    read_json,
-    read_manifest,
-    whole_folder,
-    write_json,
-)
-from headstart.kinds import Classes, Target, target_from
-from headstart.layering import explain
-from headstart.model.backbone import Backbone
+from headstart.files import atomic_folder, read_json, read_manifest, write_json
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
-from headstart.model.ledger import ledger
-from headstart.store.card import CARD, model_card
-from headstart.store.compact import Storage, load_weights, packed
-from headstart.store.finding import find_bundle as find_bundle
-from headstart.store.origins import handed_on
-from headstart.store.starters import named
-from headstart.store.tensors import load_into, save_tensors
-from headstart.text.tokenizer import Tokenizer, load_tokenizer
+from headstart.model.parameter_count import count_parameters
+from headstart.model.transformer import Backbone
+from headstart.store.locate import display_name, find_bundle
+from headstart.store.model_card import CARD_FILE, BundleFacts, model_card, redact_paths
+from headstart.store.tensors import Storage, load_into, load_packed, pack_tensors, save_tensors
+from headstart.tasks import SingleLabel, Task, task_from
+from headstart.tokenization.base import Tokenizer
+from headstart.tokenization.tokenizer import load_tokenizer
 
-Task = Literal["language", "classify"]
-NO_ANSWERS: Target = Classes(())
-"""The target of a language model."""
+HeadType = Literal["language", "classify"]
+NO_TASK: Task = SingleLabel(())
+"""The task of a language model."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A model, its tokenizer, and what its outputs mean: what `save_bundle` writes and `load_bundle` returns."""
+    """A model, its tokenizer and its task, as `save_bundle` writes and `load_bundle` returns them."""
 
     model: Model[Any]
     tokenizer: Tokenizer
-    target: Target = NO_ANSWERS
-    """What its answers are: classes, labels or a rating; a language model has none."""
+    task: Task = NO_TASK
+    """The task of a classifier or regressor; a language model has none."""
     windows: bool = False
-    """Whether a classifier reads texts beyond its context in windows."""
-    visibility: Visibility = "causal"
-    """How a classifier reads, or how one made from this language model should."""
+    """Whether a classifier splits texts longer than its context into windows."""
+    attention: AttentionDirection = "causal"
+    """The attention direction of a classifier, or of one to be made from this language model."""
     objective: str = "classify"
-    """What it learnt by: causal, masked, hybrid, or classify."""
+    """The training objective: causal, masked, hybrid, or classify."""
     about: dict[str, Any] = field(default_factory=dict)
-    """Figures and origins worth keeping with the model (result, receipt, data); plain values."""
+    """Metrics and provenance (result, receipt, data) as JSON values."""
     folder: Path | None = None
-    """Where it was loaded from; None for a model that was not."""
+    """The folder it was loaded from, if any."""
 
     def __post_init__(self) -> None:
-        wanted = self.model.head.linear.out_features if self.task == "classify" else 0
-        if self.target.outputs != wanted:
-            raise ValueError(f"the head has {wanted} outputs, its target ({self.target.kind}) {self.target.outputs}")
+        outputs = self.model.head.linear.out_features if self.head_type == "classify" else 0
+        if self.task.outputs != outputs:
+            raise ValueError(f"the head has {outputs} outputs, its target ({self.task.kind}) {self.task.outputs}")
 
     @property
-    def task(self) -> Task:
-        """What the head is for."""
+    def head_type(self) -> HeadType:
+        """The type of the head: "language", or "classify" for classifiers and regressors."""
         return "language" if isinstance(self.model.head, LanguageHead) else "classify"
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The names of the outputs in order; empty for a rating and for a language model."""
-        return self.target.labels
+        return self.task.labels
 
     @property
     def path(self) -> Path:
-        """The folder it was loaded from."""
+        """The folder it was loaded from; raises ValueError if there is none."""
         if self.folder is None:
             raise ValueError("this model was not loaded from a folder")
         return self.folder
 
     @property
     def name(self) -> str:
-        """Where it comes from, as a person knows it: its folder, a starter's name, or what it was imported from."""
-        return str(self.about.get("imported_from", named(self.path)))
+        """Its name for messages: its folder, `starter:NAME`, or what it was imported from."""
+        return str(self.about.get("imported_from", display_name(self.path)))
 
     @property
     def config(self) -> ModelConfig:
-        """The shape of the backbone."""
+        """The configuration of the backbone."""
         config: ModelConfig = self.model.backbone.config
         return config
 
@@ -92,47 +85,47 @@ class Bundle:
 def save_bundle(
     folder: Path, bundle: Bundle, *, storage: Storage = "fp32", extra: Mapping[str, bytes] | None = None
 ) -> None:
-    """Write a bundle whole. Files in its `about` are kept by their names, without their folders.
+    """Write a bundle atomically. File names in its `about` lose their folders.
 
     Args:
-        storage: what the weights are kept in; they are computed in fp32 in any case.
-        extra: further files, by name.
+        storage: the storage type of the weights; computation is in fp32 in any case.
+        extra: further files: name to content.
     """
-    task, model, labels = bundle.task, bundle.model, list(bundle.labels)
-    with whole_folder(folder, kind="bundle", about={"task": task, "labels": labels}) as draft:
+    head_type, model, labels = bundle.head_type, bundle.model, list(bundle.labels)
+    with atomic_folder(folder, kind="bundle", about={"head_type": head_type, "labels": labels}) as draft:
         (draft / "tokenizer").mkdir()
         bundle.tokenizer.save(draft / "tokenizer")
-        save_tensors(draft / "backbone.safetensors", packed(model.backbone.state_dict(), storage))
-        save_tensors(draft / "head.safetensors", packed(model.head.state_dict(), storage))
-        facts = {
-            "task": task,
+        save_tensors(draft / "backbone.safetensors", pack_tensors(model.backbone.state_dict(), storage))
+        save_tensors(draft / "head.safetensors", pack_tensors(model.head.state_dict(), storage))
+        facts: BundleFacts = {
+            "head_type": head_type,
             "model": bundle.config.model_dump(mode="json"),
             "vocab_size": model.backbone.vocab_size,
             "tokenizer": bundle.tokenizer.digest,
             "labels": labels,
-            "target": bundle.target.facts() if task == "classify" else None,
+            "task": bundle.task.facts() if head_type == "classify" else None,
             "windows": bundle.windows,
-            "visibility": bundle.visibility,
+            "attention": bundle.attention,
             "objective": bundle.objective,
-            "about": handed_on(bundle.about),
+            "about": redact_paths(bundle.about),
         }
         if storage != "fp32":
             facts["weights"] = storage
         write_json(draft / "bundle.json", facts)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        (draft / CARD).write_text(model_card(facts, parameters), encoding="utf-8", newline="\n")
+        (draft / CARD_FILE).write_text(model_card(facts, parameters), encoding="utf-8", newline="\n")
         for name, content in (extra or {}).items():
             (draft / name).write_bytes(content)
 
 
-def block_of(folder: Path) -> str:
-    """The kind of network in a bundle, without loading it; what else is in it is checked when it is loaded."""
+def bundle_block(folder: Path) -> str:
+    """The block type of a bundle, read without loading or checking the rest."""
     model = _facts(folder).get("model")
     return str(model.get("block")) if isinstance(model, dict) else "classic"
 
 
-def objective_of(folder: Path) -> str:
-    """What the network of a bundle was trained to do, in the same way."""
+def bundle_objective(folder: Path) -> str:
+    """The training objective of a bundle, read without loading or checking the rest."""
     return str(_facts(folder).get("objective", "classify"))
 
 
@@ -141,51 +134,97 @@ def _facts(folder: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def load_bundle(folder: Path, *, task: Task | None = None) -> Bundle:
-    """Read a bundle, every file checked; `task` names what the caller needs it for."""
+@dataclass(frozen=True)
+class _ParsedFacts:
+    """The validated content of bundle.json."""
+
+    head_type: HeadType
+    config: ModelConfig
+    vocab_size: int
+    task: Task
+    windows: bool
+    attention: AttentionDirection
+    objective: str
+    about: dict[str, Any]
+    tokenizer_digest: Any
+
+    @property
+    def head_bias(self) -> bool:
+        """Whether the head has a bias whatever the block type: that of a regressor has."""
+        return self.task.kind == "rating"
+
+    def num_parameters(self) -> int:
+        """The number of parameters by formula."""
+        classes = None if self.head_type == "language" else self.task.outputs
+        return count_parameters(
+            self.config, self.vocab_size, classes, attention=self.attention, bias=self.head_bias
+        ).total
+
+    def build_head(self) -> LanguageHead | ClassifierHead:
+        """Build the head with newly initialized weights."""
+        if self.head_type == "language":
+            return LanguageHead(self.config, self.vocab_size)
+        return ClassifierHead(self.config, self.task.outputs, self.attention, bias=self.head_bias)
+
+
+def load_bundle(folder: Path, *, head_type: HeadType | None = None) -> Bundle:
+    """Load a bundle and check all of its files.
+
+    Args:
+        head_type: the type of head that the caller needs; a bundle of another type is refused.
+    """
     path = find_bundle(folder)
     read_manifest(path, kind="bundle")
-    facts = read_json(path / "bundle.json")
-    try:
-        config = ModelConfig.model_validate(facts["model"])
-        found, vocab_size, labels = facts["task"], int(facts["vocab_size"]), tuple(facts["labels"])
-        windows, about = bool(facts["windows"]), dict(facts["about"])
-        visibility: Visibility = "both" if facts["visibility"] == "both" else "causal"
-        objective = str(facts["objective"])
-        if found not in get_args(Task) or not all(isinstance(label, str) for label in facts["labels"]):
-            raise ValueError(f"it holds a model for {found!r}, with labels {facts['labels']!r}"[:200])
-        target = target_from(facts.get("target"), labels)
-        if found == "language" and target.outputs:
-            raise ValueError(f"it holds a language model whose answers are {target.kind}")
-    except ValidationError as error:
-        raise StoreError(f"{path / 'bundle.json'} is damaged: {explain(error, ModelConfig)}") from None
-    except (KeyError, TypeError, ValueError, OverflowError) as error:  # JSON of Python's has an Infinity
-        raise StoreError(f"{path / 'bundle.json'} is damaged: {error}") from None
-    if task is not None and found != task:
-        wanted = {
+    facts = _parse_facts(path / "bundle.json")
+    if head_type is not None and facts.head_type != head_type:
+        phrases = {
             "language": "a language model (from headstart pretrain)",
             "classify": "a classifier (from headstart finetune)",
         }
-        raise UsageError(f"{folder} holds {wanted.get(found, found)}; this needs {wanted[task]}")
+        raise UsageError(f"{folder} holds {phrases[facts.head_type]}; this needs {phrases[head_type]}")
     tokenizer = load_tokenizer(path / "tokenizer")
-    if tokenizer.digest != facts.get("tokenizer") or tokenizer.vocab_size > vocab_size:
+    if tokenizer.digest != facts.tokenizer_digest or tokenizer.vocab_size > facts.vocab_size:
         raise StoreError(f"{path / 'tokenizer'} is not the tokenizer this model was trained with")
-    head: LanguageHead | ClassifierHead
-    classes, bias = target.outputs, target.kind == "rating"
-    weights = {part: load_weights(path / f"{part}.safetensors") for part in ("backbone", "head")}
-    # before anything is built: a shape that asks for all the memory there is must have the weights to show for it
-    told = ledger(config, vocab_size, None if found == "language" else classes, reading=visibility, bias=bias).total
-    saved = sum(tensor.numel() for part in weights.values() for tensor in part.values())
-    if told != saved:
+    weights = {name: load_packed(path / f"{name}.safetensors") for name in ("backbone", "head")}
+    # checked before building the model: a damaged shape could allocate all of the memory
+    expected = facts.num_parameters()
+    saved = sum(tensor.numel() for tensors in weights.values() for tensor in tensors.values())
+    if expected != saved:
         raise StoreError(
-            f"{path / 'bundle.json'} is damaged: it speaks of {told:,} parameters, the files hold {saved:,}"
+            f"{path / 'bundle.json'} is damaged: it speaks of {expected:,} parameters, the files hold {saved:,}"
         )
-    backbone = Backbone(config, vocab_size)
-    head = (
-        LanguageHead(config, vocab_size)
-        if found == "language"
-        else ClassifierHead(config, classes, visibility, bias=bias)
-    )
+    backbone, head = Backbone(facts.config, facts.vocab_size), facts.build_head()
     load_into(backbone, weights["backbone"], str(path / "backbone.safetensors"))
     load_into(head, weights["head"], str(path / "head.safetensors"))
-    return Bundle(Model(backbone, head), tokenizer, target, windows, visibility, objective, about, path)
+    return Bundle(
+        Model(backbone, head),
+        tokenizer,
+        facts.task,
+        facts.windows,
+        facts.attention,
+        facts.objective,
+        facts.about,
+        path,
+    )
+
+
+def _parse_facts(path: Path) -> _ParsedFacts:
+    facts = read_json(path)
+    try:
+        config = ModelConfig.model_validate(facts["model"])
+        head_type, vocab_size, labels = facts["head_type"], int(facts["vocab_size"]), tuple(facts["labels"])
+        windows, about = bool(facts["windows"]), dict(facts["about"])
+        attention: AttentionDirection = "bidirectional" if facts["attention"] == "bidirectional" else "causal"
+        objective = str(facts["objective"])
+        if head_type not in get_args(HeadType) or not all(isinstance(label, str) for label in facts["labels"]):
+            raise ValueError(f"it holds a model for {head_type!r}, with labels {facts['labels']!r}"[:200])
+        task = task_from(facts.get("task"), labels)
+        if head_type == "language" and task.outputs:
+            raise ValueError(f"it holds a language model whose answers are {task.kind}")
+        return _ParsedFacts(
+            head_type, config, vocab_size, task, windows, attention, objective, about, facts.get("tokenizer")
+        )
+    except ValidationError as error:
+        raise StoreError(f"{path} is damaged: {describe_validation_error(error, ModelConfig)}") from None
+    except (KeyError, TypeError, ValueError, OverflowError) as error:  # int() overflows on JSON's Infinity
+        raise StoreError(f"{path} is damaged: {error}") from None

@@ -1,61 +1,65 @@
-"""The loop: a generator that trains and yields. Logging, measuring and saving are its caller's business."""
+"""The training loop: `fit` is a generator that yields after every step; logging, measuring and saving are its caller's job.
+
+Also here: the `Prefetcher` that prepares batches in a thread, and `seconds_per_step`, which times a few steps to plan a
+run by its minutes.
+"""
 
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from headstart.config import OptimConfig
-from headstart.data.batches import Batch
+from headstart.config.schema import OptimConfig
+from headstart.data.batch import Batch
 from headstart.errors import TrainingError
 from headstart.runtime import Runtime, seed_step
-from headstart.train.average import Average
-from headstart.train.graphs import Graphs
+from headstart.train.cuda_graphs import GraphCache
+from headstart.train.distributed import SINGLE_PROCESS, ProcessGroup
+from headstart.train.ema import EMA
 from headstart.train.objectives import LossSum, Objective
-from headstart.train.parallel import ONE, Way
-from headstart.train.passes import Passes
-from headstart.train.schedule import lr_share
+from headstart.train.optimizers import lr_factor
+from headstart.train.parallel import SINGLE, ParallelStrategy
+from headstart.train.step import EagerStep, StepRunner
 
 
 @dataclass
 class TrainState:
-    """All that training is at a moment. Data order and random numbers follow from (seed, step)."""
+    """The full state of training. Data order and random numbers follow from (seed, step)."""
 
     model: nn.Module
     optimizer: Optimizer
     seed: int
     step: int = 0
-    average: Average | None = None
-    """The running mean of the weights, if one is kept."""
-    way: Way = ONE
-    """How several processes train it together, if they do."""
+    ema: EMA | None = None
+    """The average of the weights, if `optim.ema_decay` asks for one."""
+    strategy: ParallelStrategy = SINGLE
+    """How several processes train the model together."""
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one optimizer step said."""
+    """The measurements of one optimizer step."""
 
     step: int
     loss: float
     lr: float
     norm: float
-    scored: int
+    num_targets: int
     seconds: float
 
 
-_AHEAD = 3
-"""Steps whose rows a GPU run has ready."""
-
 Fetch = Callable[[int], list[Batch]]
-"""The batches of a step: one, or several to accumulate."""
+"""Returns the batches of a step: one, or several to accumulate."""
 
 
 def fit(
@@ -65,85 +69,103 @@ def fit(
     config: OptimConfig,
     steps: int,
     runtime: Runtime,
-    cutting: Callable[[], AbstractContextManager[None]] = nullcontext,
-    graphs: Graphs | None = None,
+    interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
+    graphs: GraphCache | None = None,
 ) -> Generator[StepReport, None, None]:
-    """Train until `steps`, yielding after each optimizer step; close it to leave early.
+    """Train until `steps`, yielding after each optimizer step; close the generator to stop early.
 
-    The loss of a step is a sum over all its batches, divided by all that they scored.
+    The loss of a step is the sum over all its batches divided by the number of their targets.
 
     Args:
-        cutting: entered around what may be left in the middle, since no weight moves in it: the passes of a step.
-        graphs: where the passes of small batches are recorded, to be replayed; see `graphs_for`.
+        interruptible: a context entered around the forward and backward passes, which change no weight and may be
+            left in the middle.
+        graphs: the CUDA graphs of the model; see `text_graphs` and `token_graphs`.
     """
-    # on a GPU the next step's rows are laid out while this one's are computed
-    started = time.perf_counter()  # before the rows are fetched: waiting for them is part of a step
-    ahead, way = runtime.device.type == "cuda", state.way
-    passes = Passes(state.model, objective, runtime, way)
-    if graphs:
-        passes = graphs.around(passes, state.optimizer, config.clip)
-    else:
-        passes.keep_rows()
-    with Feed(fetch, state.step, steps, passes.ready, ahead=ahead) as feed:
-        for batches in feed:
-            share = _set_out(state, steps, config)
-            parts: list[LossSum] = []
-            with way.adding(state.model):
-                with cutting():
+    started = time.perf_counter()  # before the batches are fetched: waiting for them is part of a step
+    asynchronous, strategy = runtime.device.type == "cuda", state.strategy
+    runner = _build_runner(state, objective, config, runtime, graphs)
+    with Prefetcher(fetch, state.step, steps, runner.to_device, threaded=asynchronous) as prefetcher:
+        for batches in prefetcher:
+            factor = _prepare_step(state, steps, config)
+            losses: list[LossSum] = []
+            with strategy.sync_grads(state.model):
+                with interruptible():
                     for number, batch in enumerate(batches, start=1):
-                        parts.append(passes.run(batch, last=number == len(batches)))
-                own = sum(batch.scored for batch in batches if not batch.idle)
-                count, scored = way.settle(sum(part.count for part in parts), own)
-            length = passes.length(1 / max(count, 1e-12), config.clip, state.optimizer)
-            read = _asked(way.figures([part.total for part in parts], length))
-            if ahead:
-                # before the numbers are known: so the device has work while its answer travels
-                passes.step(state.optimizer)
-                passes.expect(feed.ahead())
-            *totals, norm = read()  # the one moment of a step at which the device is waited for
+                        losses.append(runner.forward_backward(batch, last=number == len(batches)))
+                local_targets = sum(batch.num_targets for batch in batches if not batch.is_dummy)
+                count, num_targets = strategy.reduce_counts(sum(loss.count for loss in losses), local_targets)
+            norm_tensor = runner.clip_grad_norm(1 / max(count, 1e-12), config.clip, state.optimizer)
+            read = _read_async(strategy.loss_and_norm([loss.total for loss in losses], norm_tensor))
+            if asynchronous:
+                # before the loss is known: the device has work while the numbers travel
+                runner.step(state.optimizer)
+                runner.prefetch(prefetcher.peek())
+            *totals, norm = read()  # the only point of a step that waits for the device
             total = sum(totals)
             if not (math.isfinite(total) and math.isfinite(norm)):
                 state.optimizer.zero_grad()
-                raise _lost(total / max(count, 1e-12), norm, state.step + 1, config, moved=ahead)
-            if not ahead:
-                passes.step(state.optimizer)
-            passes.clear(state.optimizer)
+                raise _not_finite(total / max(count, 1e-12), norm, state.step + 1, config, updated=asynchronous)
+            if not asynchronous:
+                runner.step(state.optimizer)
+            runner.zero_grad(state.optimizer)
             state.step += 1
-            if state.average:
-                state.average.update(state.step, steps)
-            yield StepReport(
-                state.step, total / count, share * config.lr, norm, int(scored), time.perf_counter() - started
-            )
+            if state.ema:
+                state.ema.update(state.step, steps)
+            seconds = time.perf_counter() - started
+            yield StepReport(state.step, total / count, factor * config.lr, norm, int(num_targets), seconds)
             started = time.perf_counter()
 
 
-def _set_out(state: TrainState, steps: int, config: OptimConfig) -> float:
-    """Everything that a step depends on besides its rows; returns the share of the rate that it moves by."""
-    if not state.model.training:  # asked first: telling every module takes a while
+def _build_runner(
+    state: TrainState, objective: Objective, config: OptimConfig, runtime: Runtime, graphs: GraphCache | None
+) -> StepRunner:
+    eager = EagerStep(state.model, objective, runtime, state.strategy)
+    if graphs:
+        return graphs.wrap(eager, state.optimizer, config.clip)
+    eager.cache_embedding_grads()
+    return eager
+
+
+def _prepare_step(state: TrainState, steps: int, config: OptimConfig) -> float:
+    """Set training mode, learning rates and random seed for the next step; returns the factor of the learning rate."""
+    if not state.model.training:  # checked first: setting the mode of every module takes time
         state.model.train()
-    share = lr_share(state.step, steps, config)
+    factor = lr_factor(state.step, steps, config)
     for group in state.optimizer.param_groups:
-        group["lr"] = share * group["peak_lr"]
-    seed_step(state.seed, state.step, state.way.ranks.rank)
-    return share
+        group["lr"] = factor * group["max_lr"]
+    seed_step(state.seed, state.step, state.strategy.ranks.rank)
+    return factor
 
 
-def _lost(loss: float, norm: float, step: int, config: OptimConfig, *, moved: bool) -> TrainingError:
+def _not_finite(loss: float, norm: float, step: int, config: OptimConfig, *, updated: bool) -> TrainingError:
     return TrainingError(
         f"loss {loss} with gradient norm {norm} at step {step};"
-        f" {'what was saved before is whole' if moved else 'no update was made'};"
+        f" {'what was saved before is whole' if updated else 'no update was made'};"
         f" try a lower optim.lr than {config.lr:g}, a longer optim.warmup, or precision fp32"
     )
 
 
-class Feed:
-    """The batches of each step in order, in their place; `ahead` puts them there some steps early in a thread of its own."""
+_PREFETCHED_STEPS = 3
 
-    def __init__(self, fetch: Fetch, first: int, steps: int, place: Callable[[Batch], Batch], *, ahead: bool) -> None:
-        self._fetch, self._place = fetch, place
-        self._left = range(first, steps)  # not as a list: a run that is timed has steps without end
-        self._waiting: deque[Future[list[Batch]]] = deque()
-        self._pool = ThreadPoolExecutor(max_workers=1) if ahead else None
+
+class Prefetcher:
+    """Iterates over the batches of each step, in order.
+
+    Args:
+        fetch: returns the batches of a step.
+        first_step: the first step to fetch.
+        steps: the end of the run.
+        to_device: applied to every batch.
+        threaded: fetch a few steps ahead in a thread.
+    """
+
+    def __init__(
+        self, fetch: Fetch, first_step: int, steps: int, to_device: Callable[[Batch], Batch], *, threaded: bool
+    ) -> None:
+        self._fetch, self._to_device = fetch, to_device
+        self._remaining = range(first_step, steps)  # not a list: a run that is timed has no end
+        self._pending: deque[Future[list[Batch]]] = deque()
+        self._pool = ThreadPoolExecutor(max_workers=1) if threaded else None
 
     def __enter__(self) -> Self:
         return self
@@ -153,44 +175,90 @@ class Feed:
             self._pool.shutdown()
 
     def __iter__(self) -> Iterator[list[Batch]]:
-        while self._left or self._waiting:
+        while self._remaining or self._pending:
             if self._pool is None:
-                yield self._batches(self._next())
+                yield self._batches(self._next_step())
                 continue
-            if not self._waiting:
-                self.lay_out()
-            yield self._waiting.popleft().result()
+            if not self._pending:
+                self._submit()
+            yield self._pending.popleft().result()
 
-    def lay_out(self) -> None:
-        """Begin with rows to come. Best asked for while the device is busy: the thread that does it holds others up."""
-        while self._pool and self._left and len(self._waiting) < _AHEAD:
-            self._waiting.append(self._pool.submit(self._batches, self._next()))
+    def peek(self) -> list[Batch]:
+        """Submit more steps, and return the batches of the next one if they are ready, else an empty list.
 
-    def ahead(self) -> list[Batch]:
-        """Go on with rows to come; returns the batches of the next step, if they are there already."""
-        self.lay_out()
-        first = self._waiting[0] if self._waiting else None
+        Best called while the device is busy: the thread holds the interpreter lock.
+        """
+        self._submit()
+        first = self._pending[0] if self._pending else None
         return first.result() if first and first.done() and not first.exception() else []
 
-    def _next(self) -> int:
-        step, self._left = self._left[0], self._left[1:]
+    def _submit(self) -> None:
+        while self._pool and self._remaining and len(self._pending) < _PREFETCHED_STEPS:
+            self._pending.append(self._pool.submit(self._batches, self._next_step()))
+
+    def _next_step(self) -> int:
+        step, self._remaining = self._remaining[0], self._remaining[1:]
         return step
 
     def _batches(self, step: int) -> list[Batch]:
-        return [self._place(batch) for batch in self._fetch(step)]
+        return [self._to_device(batch) for batch in self._fetch(step)]
 
 
-def _asked(numbers: Tensor) -> Callable[[], list[float]]:
-    """The numbers, for whoever calls for them; a GPU sends them as soon as it has them, whatever it is told to do next."""
-    if not numbers.is_cuda:
-        return numbers.tolist
-    here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-    here.copy_(numbers, non_blocking=True)
-    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record()
+def _read_async(values: Tensor) -> Callable[[], list[float]]:
+    """Start copying values to the host, and return a function that waits for this copy alone, not for later work."""
+    if not values.is_cuda:
+        return values.tolist
+    host_values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host_values.copy_(values, non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record()
 
     def read() -> list[float]:
-        arrived.synchronize()
-        return here.tolist()
+        copied.synchronize()
+        return host_values.tolist()
 
     return read
+
+
+TRAINING_FRACTION = 0.93
+"""The fraction of `loop.minutes` that is spent on steps; the rest goes to measuring, saving and sampling."""
+_WARMUP_STEPS, _MIN_STEPS, _MAX_STEPS = 2, 2, 40
+_BUDGET_FRACTION = 0.05
+_OUTLIER = 5.0
+
+
+def seconds_per_step(
+    reports: Iterable[StepReport], budget: float, ranks: ProcessGroup = SINGLE_PROCESS, *, compiled: bool = False
+) -> float:
+    """Return the mean time of the first steps: of some dozens, or of those that fit in a twentieth of `budget` seconds.
+
+    Two steps suffice where they take a tenth of the budget and nothing is compiled: their updates are discarded, but
+    their time is spent. Neither the warm-up counts nor outliers: a compiler that meets a new shape at the tenth step
+    works for seconds, once. An outlier does not end the timing either, as long as most of the budget is left.
+    """
+    started = time.monotonic()
+    ends: list[float] = []
+    for count, _ in enumerate(reports, start=1):
+        ends.append(time.monotonic())
+        durations = _after_warmup(ends)
+        usual = [seconds for seconds in durations if seconds <= _OUTLIER * min(durations)]
+        limit = _BUDGET_FRACTION * budget
+        over_budget = sum(usual) > limit or sum(durations) > 4 * limit
+        finished = count >= _WARMUP_STEPS + _MAX_STEPS or (count >= _WARMUP_STEPS + _MIN_STEPS and over_budget)
+        spent = (ends[-1] - started) / budget
+        # steps so slow that two are enough, unless the first one was much slower than the second
+        slow = (
+            not compiled
+            and count > 1
+            and spent > 2 * _BUDGET_FRACTION
+            and ends[-1] - ends[-2] > 0.5 * (ends[0] - started)
+        )
+        if ranks.any(finished or slow):  # clocks differ, and all processes must stop after the same step
+            break
+    durations = _after_warmup(ends) or [end - begin for begin, end in pairwise(ends)] or [ends[-1] - started]
+    usual = [seconds for seconds in durations if seconds <= _OUTLIER * median(durations)]
+    return sum(usual) / len(usual)
+
+
+def _after_warmup(ends: list[float]) -> list[float]:
+    return [end - begin for begin, end in pairwise(ends)][_WARMUP_STEPS - 1 :]

@@ -1,0 +1,247 @@
+"""The output of `headstart predict`: lines for people, JSON lines, or a csv with added columns."""
+
+import json
+import os
+import sys
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+from headstart.cli.console import printable
+
+if TYPE_CHECKING:
+    from headstart.data.formats import CsvDialect
+    from headstart.predict.explain import Explanation, WordWeight
+    from headstart.predict.predictions import AnyPrediction
+    from headstart.tasks import Task
+
+_MIN_RELATIVE_WEIGHT = 0.15
+"""Words below this fraction of the largest weight are shown without their weight."""
+NONE = "(none)"
+"""Printed for a text without any label."""
+_KEYS = {
+    "classes": ("label", "probability", "probabilities", "truncated"),
+    "labels": ("labels", "probabilities", "truncated"),
+    "rating": ("value", "truncated"),
+}
+"""The fields of a prediction by task."""
+
+
+@dataclass(frozen=True)
+class InputText:
+    """One text or pair of texts, with the values of its row."""
+
+    values: Mapping[str, object]
+    text: str | tuple[str, str]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The one text, or the two of a pair."""
+        return (self.text,) if isinstance(self.text, str) else self.text
+
+    @property
+    def readable(self) -> bool:
+        """True if no text is empty."""
+        return all(text.strip() for text in self.texts)
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Options of the output besides labels."""
+
+    abstain: float | None = None
+    explain: bool = False
+
+    @property
+    def extra_columns(self) -> list[str]:
+        """The columns or keys that the options add."""
+        return [*(["abstained"] if self.abstain is not None else []), *(["explanation"] if self.explain else [])]
+
+
+@dataclass(frozen=True)
+class PredictedText:
+    """An input and its prediction, which is None for an empty text."""
+
+    input: InputText
+    prediction: "AnyPrediction | None"
+    explanations: "tuple[Explanation, ...]" = ()
+    """One explanation, or one per predicted label of a multi-label task."""
+
+
+@dataclass
+class PredictionCounts:
+    """Counts of the inputs, for the remarks at the end."""
+
+    rows: int = 0
+    empty: int = 0
+    cut: int = 0
+    abstained: int = 0
+
+    def remarks(self, out: Path | None) -> Iterator[str]:
+        """Yield a line for each thing that the user should know."""
+        rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
+        if self.cut:
+            yield f"texts longer than the context of the model: {self.cut:,}; their ends were not read"
+        if self.empty:
+            verb = "has no text; it is" if self.empty == 1 else "have no text; they are"
+            yield f"{self.empty:,} of {rows} {verb} left without an answer"
+        if self.abstained:
+            yield f"{self.abstained:,} of {rows} not sure enough to be answered"
+        if out is not None:
+            yield f"{rows} written to {out}"
+
+
+def has_colour() -> bool:
+    """Return True if standard output is a terminal with colours."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def highlight_words(words: "Sequence[WordWeight]", *, colour: bool) -> str:
+    """Show the weights of words: green for those in favour of the label and red for those against it, or numbers."""
+    heaviest = max((abs(word.weight) for word in words), default=0.0)
+    highlighted = []
+    for word in words:
+        text = printable(word.text)
+        if abs(word.weight) < _MIN_RELATIVE_WEIGHT * heaviest or not heaviest:
+            highlighted.append(text)
+        elif colour:
+            bold = "1;" if abs(word.weight) > heaviest / 2 else ""
+            highlighted.append(f"\x1b[{bold}{32 if word.weight > 0 else 31}m{text}\x1b[0m")
+        else:
+            highlighted.append(f"{text}({word.weight:+.2f})")
+    return " ".join(highlighted)
+
+
+def _explanation_values(explanation: "Explanation") -> dict[str, Any]:
+    return {
+        "label": explanation.label,
+        "words": [[word.text, round(word.weight, 6)] for word in explanation.words],
+        "margin": round(explanation.margin, 6),
+        "baseline": round(explanation.baseline, 6),
+    }
+
+
+def write_lines(
+    predicted: Iterable[PredictedText],
+    file: IO[str],
+    task: "Task",
+    options: OutputOptions,
+    *,
+    single: bool,
+    colour: bool = False,
+) -> None:
+    """Write lines for people: label, probability and, unless there is a single text, the beginning of the text."""
+    names = (*task.labels, *(["abstain"] if options.abstain is not None else []))
+    width = 0 if single else max(map(len, names), default=0)
+    for item in predicted:
+        text = printable(" | ".join(" ".join(text.split()) for text in item.input.texts))
+        excerpt = "" if single else f"  {text if len(text) <= 60 else text[:57] + '...'}"
+        if item.prediction is None:
+            file.write("-\n")
+            continue
+        file.write(f"{_describe_prediction(item.prediction, width)}{excerpt}\n")
+        for explanation in item.explanations:
+            file.write(f"  for {explanation.label}: {highlight_words(explanation.words, colour=colour)}\n")
+
+
+def _describe_prediction(prediction: "AnyPrediction", width: int) -> str:
+    if prediction.kind == "rating":
+        return f"{prediction.value:.3f}"
+    if prediction.kind == "labels":
+        return ", ".join(f"{label} {prediction.probabilities[label]:.3f}" for label in prediction.labels) or NONE
+    return f"{prediction.label:<{width}}  {prediction.probability:.3f}"
+
+
+def _prediction_values(prediction: "AnyPrediction") -> dict[str, Any]:
+    """Return the fields of a prediction by name, numbers rounded to six decimals."""
+    values = {name: getattr(prediction, name) for name in _KEYS[prediction.kind]}
+    for name, value in values.items():
+        if isinstance(value, float):
+            values[name] = round(value, 6)
+    if "probabilities" in values:
+        values["probabilities"] = {label: round(number, 6) for label, number in values["probabilities"].items()}
+    return values
+
+
+def write_rows(
+    form: Literal["csv", "jsonl"],
+    predicted: Iterable[PredictedText],
+    file: IO[str],
+    task: "Task",
+    options: OutputOptions,
+    separator: str | None,
+    dialect: "CsvDialect | None" = None,
+) -> None:
+    """Write the input rows with their predictions for programs; a csv keeps the dialect of the input file."""
+    if form == "csv":
+        write_csv(predicted, file, task, options, separator, dialect)
+    else:
+        write_jsonl(predicted, file, task, options)
+
+
+def write_jsonl(predicted: Iterable[PredictedText], file: IO[str], task: "Task", options: OutputOptions) -> None:
+    """Write an object per text: its row, the prediction, whether it was truncated, and what the options add."""
+    for item in predicted:
+        row, prediction = item.input.values, item.prediction
+        values: dict[str, object] = dict.fromkeys((*_KEYS[task.kind], *options.extra_columns))
+        if prediction is not None:
+            values = _prediction_values(prediction)
+            if options.abstain is not None:
+                values["abstained"] = prediction.abstained
+            if options.explain:
+                explanations = [_explanation_values(explanation) for explanation in item.explanations]
+                values["explanation"] = explanations if task.kind == "labels" else explanations[0]
+        added = {_unused_name(name, row): value for name, value in values.items()}
+        file.write(json.dumps({**row, **added}, ensure_ascii=False, default=str) + "\n")
+
+
+def write_csv(
+    predicted: Iterable[PredictedText],
+    file: IO[str],
+    task: "Task",
+    options: OutputOptions,
+    separator: str | None = None,
+    dialect: "CsvDialect | None" = None,
+) -> None:
+    """Write the input rows with the label, its probability, that of every class, and whether the text was truncated.
+
+    Several labels are joined in one cell by the separator of the training file, else a semicolon.
+    """
+    names = [name for name in _KEYS[task.kind] if name not in ("probabilities", "truncated")]
+    names += [*(f"probability_{label}" for label in task.labels), "truncated", *options.extra_columns]
+    from headstart.data.formats import CsvDialect, TableWriter
+
+    columns: list[str] = []
+    writer = TableWriter(file, dialect or CsvDialect())
+    for item in predicted:
+        row, prediction = item.input.values, item.prediction
+        if not columns:
+            columns = list(row)
+            writer.header([*columns, *(_unused_name(name, columns) for name in names)])
+        added = [""] * len(names)
+        if prediction is not None:
+            added = _cells(prediction, task, separator or ";")
+            added += [str(prediction.abstained).lower()] if options.abstain is not None else []
+        writer.row([*(row.get(column) for column in columns), *added])
+
+
+def _cells(prediction: "AnyPrediction", task: "Task", separator: str) -> list[str]:
+    truncated = str(prediction.truncated).lower()
+    if prediction.kind == "rating":
+        return [f"{prediction.value:.6f}", truncated]
+    probabilities = [f"{prediction.probabilities[label]:.6f}" for label in task.labels]
+    if prediction.kind == "labels":
+        return [separator.join(prediction.labels), *probabilities, truncated]
+    return [prediction.label, f"{prediction.probability:.6f}", *probabilities, truncated]
+
+
+def _unused_name(name: str, taken: Container[str]) -> str:
+    """Return a name for a new column that the file does not use, so that its own labels are not overwritten.
+
+    >>> _unused_name("label", ["text"]), _unused_name("label", ["text", "label"])
+    ('label', 'predicted_label')
+    """
+    while name in taken:
+        name = f"predicted_{name}"
+    return name

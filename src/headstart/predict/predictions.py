@@ -1,0 +1,99 @@
+"""Predictions of one text, by task, and the protocol that all predictors follow. This module needs no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.tasks import MultiLabel, Regression, Task
+
+if TYPE_CHECKING:  # the readers of labelled files would delay a first prediction
+    from headstart.data.labelled import TextInput
+
+Floats = NDArray[np.float64]
+ABSTAIN = "abstain"
+"""The label of a text whose prediction is withheld."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction for one text: one label."""
+
+    kind: ClassVar[Literal["classes"]] = "classes"
+    label: str
+    """The most probable label, or `abstain` if its probability is too low."""
+    probability: float
+    """The probability of the most probable label."""
+    probabilities: dict[str, float]
+    truncated: bool
+    """Whether the text was longer than the context and was truncated."""
+    abstained: bool = False
+
+
+@dataclass(frozen=True)
+class MultiLabelPrediction:
+    """The prediction for one text: any number of labels."""
+
+    kind: ClassVar[Literal["labels"]] = "labels"
+    labels: tuple[str, ...]
+    """The labels whose probability reaches their threshold, in label order."""
+    probabilities: dict[str, float]
+    """The probability of every label by itself; they do not sum to 1."""
+    truncated: bool
+    abstained: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class RegressionPrediction:
+    """The prediction for one text: a number."""
+
+    kind: ClassVar[Literal["rating"]] = "rating"
+    value: float
+    """The number, within the bounds of the task."""
+    truncated: bool
+    abstained: ClassVar[bool] = False
+
+
+AnyPrediction = Prediction | MultiLabelPrediction | RegressionPrediction
+
+
+class TextPredictor(Protocol):
+    """A classifier or regressor of texts: `Predictor` (torch), `NumpyPredictor` or `OnnxPredictor`."""
+
+    @property
+    def task(self) -> Task:
+        """The task that the model was trained for."""
+
+    def predict(self, texts: "Sequence[TextInput]", *, abstain: float | None = None) -> list[AnyPrediction]:
+        """Predict every text, in order.
+
+        Args:
+            abstain: the precision that predictions should have; only `Predictor` can withhold the others.
+        """
+
+
+def make_prediction(task: Task, probabilities: Floats, truncated: bool, min_probability: float = 0.0) -> AnyPrediction:
+    """Make the prediction of one text from a row of `Task.probabilities`.
+
+    Args:
+        min_probability: for a single-label task, abstain if the most probable label has less.
+    """
+    if isinstance(task, Regression):
+        return RegressionPrediction(float(probabilities[0]), truncated)
+    by_label: dict[str, Any] = dict(zip(task.labels, map(float, probabilities), strict=True))
+    if isinstance(task, MultiLabel):
+        reached = probabilities >= task.threshold_array
+        labels = tuple(label for label, is_reached in zip(task.labels, reached, strict=True) if is_reached)
+        return MultiLabelPrediction(labels, by_label, truncated)
+    abstained = bool(probabilities.max() < min_probability)
+    label = ABSTAIN if abstained else task.labels[int(probabilities.argmax())]
+    return Prediction(label, float(probabilities.max()), by_label, truncated, abstained)
+
+
+def single_texts(texts: "Sequence[TextInput]") -> list[str]:
+    """Return the texts as a list, for a predictor that reads no pairs."""
+    singles = [text for text in texts if isinstance(text, str)]
+    assert len(singles) == len(texts), "this predictor reads no pairs of texts"
+    return singles

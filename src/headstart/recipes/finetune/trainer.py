@@ -1,0 +1,353 @@
+"""The trainer of classifiers, which `finetune`, `tune` and every network of `compare` use.
+
+The head is drawn from the seed before the backbone is loaded, so that two arms of a comparison differ in the backbone
+alone.
+"""
+
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.config.schema import FinetuneConfig
+from headstart.data.batch import Batch, dummy_batch
+from headstart.data.datasets import LabelledDataset
+from headstart.data.hashing import seeded_permutation
+from headstart.interrupts import StopSignal
+from headstart.model.heads import ClassifierHead, Model
+from headstart.progress import Progress, ProgressTask, pluralize
+from headstart.recipes.finetune.dataset import LabelledData, class_weights
+from headstart.recipes.trainer import PLAN_FILE, Trainer
+from headstart.runtime import Runtime
+from headstart.store.checkpoint import (
+    ModelWeights,
+    best_folder,
+    check_best,
+    copy_weights,
+    load_best,
+    remove_best,
+    save_best,
+)
+from headstart.store.run_folder import RunFolder
+from headstart.store.tensors import load_into
+from headstart.tasks import AnyEvaluation
+from headstart.train.calibration import CalibrationResult, calibrate_task, fold_affine, fold_temperature, reliability_of
+from headstart.train.cuda_graphs import GraphCache, text_graphs
+from headstart.train.ema import ema_weights
+from headstart.train.loop import TRAINING_FRACTION
+from headstart.train.objectives import LossSum, objective_for
+from headstart.train.optimizers import epoch_and_total_steps, set_trainable
+from headstart.train.parallel import SINGLE, ParallelStrategy
+from headstart.train.scoring import score_texts
+
+_MIN_EPOCH_FRACTION = 0.5
+"""A run that `loop.minutes` limits to less than this fraction of its epochs says so."""
+_SECONDS_BETWEEN_SAVES = 20.0
+"""At the end of an epoch; `loop.save_every` counts steps besides."""
+
+
+@dataclass(frozen=True)
+class FinetuneOutcome:
+    """The model of the best epoch by validation, and its scores."""
+
+    model: Model[ClassifierHead]
+    epochs: tuple[dict[str, Any], ...]
+    """The metrics of every epoch."""
+    best_epoch: int
+    valid: AnyEvaluation
+    test: AnyEvaluation | None
+    valid_logits: NDArray[np.float64]
+    test_logits: NDArray[np.float64] | None
+    """Logits of the rows over the labels, in file order, divided by the temperature."""
+    calibrated: CalibrationResult
+    """The calibration on validation; its temperature is folded into the head."""
+
+
+class BestEpoch(NamedTuple):
+    """The best epoch so far by validation; epoch 0 means none."""
+
+    epoch: int = 0
+    metric: float = -1.0
+    loss: float = 0.0
+
+
+class EpochSums(NamedTuple):
+    """What the current epoch has summed up so far."""
+
+    loss: float = 0.0
+    num_targets: int = 0
+    seconds: float = 0.0
+
+
+class FinetuneTrainer(Trainer[FinetuneConfig]):
+    """Trains a classifier in a run folder."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        config: FinetuneConfig,
+        data: LabelledData,
+        model: Model[ClassifierHead],
+        runtime: Runtime,
+        stop: StopSignal,
+        progress: Progress,
+        *,
+        quiet: bool = False,
+        began: float | None = None,
+        strategy: ParallelStrategy = SINGLE,
+    ) -> None:
+        """Build the trainer of a model on labelled data; for the other arguments see `Trainer`."""
+        context = model.backbone.config.context
+        self.data, self.task, self.affine = data, data.task, data.task.affine
+        self.train_dataset, self.valid_dataset = (
+            data.dataset(split, context, config.labelled) for split in (data.train, data.valid)
+        )
+        self.test_dataset = data.dataset(data.test, context, config.labelled) if data.test else None
+        weights = class_weights(config, data.task, data.train)
+        # the loss of weighted classes reads a count from the device, which a CUDA graph cannot capture
+        self._can_capture = weights is None or data.task.kind != "classes"
+        self._task_loss = objective_for(data.task, None if weights is None else weights.to(runtime.device))
+        self.rows_per_step = config.loop.batch_size * config.loop.accumulate
+        self.steps_per_pass = -(-len(self.train_dataset) // self.rows_per_step)
+        self.epoch_steps, self._all_steps = epoch_and_total_steps(len(self.train_dataset), config.loop)
+        self.best, self.sums = BestEpoch(), EpochSums()
+        self._best_weights: ModelWeights | None = None  # in memory until a checkpoint is written
+        self._saved_at = time.monotonic()
+        self._ordered_pass, self._order = -1, seeded_permutation(0, 0, 0)
+        super().__init__(
+            run,
+            config,
+            model,
+            runtime,
+            stop,
+            progress,
+            compile_layers=bool(config.runtime.compile),
+            quiet=quiet,
+            began=began,
+            strategy=strategy,
+        )
+        if not quiet:
+            self.say_truncation()
+
+    def say_truncation(self) -> None:
+        """Report the texts that are longer than the context."""
+        splits = [
+            (self.data.train, self.train_dataset),
+            (self.data.valid, self.valid_dataset),
+            (self.data.test, self.test_dataset),
+        ]
+        counts = [
+            f"{dataset.num_long:,} of {len(dataset):,} in {split.name}"
+            for split, dataset in splits
+            if split and dataset and dataset.num_long
+        ]
+        if not counts:
+            return
+        verb = (
+            "read in windows"
+            if self.train_dataset.windows
+            else "cut there (labelled.long_texts windows would read all of it)"
+        )
+        context = self.train_dataset.context
+        self.progress.say(f"texts longer than the context of {context} tokens: {', '.join(counts)}; {verb}")
+
+    def train(self, *, resume: bool) -> FinetuneOutcome:
+        """Train, select by validation, score test once; on a stop, save the state and raise StopRequested."""
+        self.steps = self._plan()
+        if resume:
+            self._resume(partial(check_best, self.run))
+        with self._saved_on_stop():
+            self._run_epochs()
+            return self._finish()
+
+    def _prepare_sharding(self) -> None:
+        set_trainable(self.model, self.config.transfer, 0)
+
+    def _build_graphs(self) -> GraphCache | None:
+        return text_graphs(self.model, self.runtime, self.strategy, self._say) if self._can_capture else None
+
+    def _configured_steps(self) -> int:
+        return self._all_steps
+
+    @property
+    def _layer_decay(self) -> float:
+        return self.config.transfer.layer_decay
+
+    def _checkpoint_extra(self) -> dict[str, Any]:
+        loss, num_targets, seconds = self.sums
+        return {"best": list(self.best), "loss": loss, "counted": num_targets, "seconds": seconds}
+
+    def _restore_extra(self, values: Mapping[str, Any]) -> None:
+        self.best = BestEpoch(*values["best"])
+        self.sums = EpochSums(values["loss"], values["counted"], values["seconds"])
+
+    def _plan(self) -> int:
+        """Return the steps of all epochs, or those that the minutes allow; the plan is recorded for resuming."""
+        minutes = self.config.loop.minutes
+        if minutes is None:
+            return self.steps
+        plan = self._read_plan()
+        if not plan:
+            plan = self._plan_minutes(minutes)
+            self.run.write_json(PLAN_FILE, plan, checksummed=True)
+        steps = int(plan["steps"])
+        epochs, all_epochs = steps / self.epoch_steps, self.steps / self.epoch_steps
+        self._say(f"{pluralize(steps, 'step')}, {epochs:.1f} epochs, in {pluralize(minutes, 'minute')}")
+        if epochs < _MIN_EPOCH_FRACTION * all_epochs:
+            needed = f"about {minutes / epochs * all_epochs:.2g} minutes would allow all"
+            self._say(f"that is little of the {pluralize(round(all_epochs, 2), 'epoch')} it should learn for; {needed}")
+        return steps
+
+    def _plan_minutes(self, minutes: float) -> dict[str, Any]:
+        """Return the steps that fit into the minutes, with an evaluation per epoch."""
+        budget = 60 * minutes
+        with self._discarded_steps():
+            started = time.monotonic()
+            with self.strategy.full_model(self.model) as model:
+                self._evaluate(model, self.valid_dataset)
+            evaluation = time.monotonic() - started
+            seconds = self._seconds_per_step(self._new_state(), self._fetch, self.steps, budget)
+        available = max(0.0, TRAINING_FRACTION * budget - (time.monotonic() - self.began) - evaluation)
+        affordable = int(available / (evaluation + self.epoch_steps * seconds) * self.epoch_steps)
+        plan = {"steps": max(1, min(self.steps, affordable)), "seconds_a_step": seconds}
+        return self.group.broadcast(lambda: plan)
+
+    def _run_epochs(self) -> None:
+        with self.progress.task("fine-tuning", self.steps * self.rows_per_step, "texts") as bar:
+            bar.advance(self.state.step * self.rows_per_step)
+            if self.sums.num_targets and self._ends_epoch(self.state.step):
+                # the run was stopped while this epoch was being evaluated
+                self._end_epoch(-(-self.state.step // self.epoch_steps))
+            while self.state.step < self.steps and not self._out_of_patience():
+                epoch = self.state.step // self.epoch_steps
+                set_trainable(self.model, self.config.transfer, epoch)
+                self._run_epoch(epoch, bar)
+                self.stop.check()
+
+    def _run_epoch(self, epoch: int, bar: ProgressTask) -> None:
+        # closed at the end of the epoch, so that no batch is being prefetched when the next one begins
+        with closing(self._fit(self.state, self._fetch, self.steps)) as reports:
+            for report in reports:
+                loss, num_targets, seconds = self.sums
+                self.sums = EpochSums(
+                    loss + report.loss * report.num_targets, num_targets + report.num_targets, seconds + report.seconds
+                )
+                mean_loss = self.sums.loss / self.sums.num_targets
+                bar.advance(self.rows_per_step, f"epoch {epoch + 1}, loss {mean_loss:.3f}")
+                if self._ends_epoch(report.step):
+                    self._end_epoch(epoch + 1)
+                    return
+                if report.step % self.config.loop.save_every == 0:
+                    self._save()
+                self.stop.check()
+
+    def _ends_epoch(self, step: int) -> bool:
+        return step % self.epoch_steps == 0 or step == self.steps
+
+    def _out_of_patience(self) -> bool:
+        patience = self.config.loop.patience
+        epochs, steps_within = divmod(self.state.step, self.epoch_steps)
+        return patience is not None and steps_within == 0 and epochs > 0 and epochs - self.best.epoch >= patience
+
+    def _fetch(self, step: int) -> list[Batch]:
+        pass_index, step_within = divmod(step, self.steps_per_pass)
+        if pass_index != self._ordered_pass:
+            order = seeded_permutation(len(self.train_dataset), self.config.runtime.seed, pass_index)
+            self._ordered_pass, self._order = pass_index, order
+        indices = self._order[step_within * self.rows_per_step : (step_within + 1) * self.rows_per_step]
+        slices = self.strategy.portion.micro_batches(len(indices), self.config.loop.batch_size)
+        return [
+            self.train_dataset.batch(indices[first:last])
+            if first < last
+            else dummy_batch(self.train_dataset.batch(indices[:1]))
+            for first, last in slices
+        ]
+
+    def _objective(self, batch: Batch) -> LossSum:
+        return self._task_loss(self.model, batch)
+
+    def _end_epoch(self, epoch: int) -> None:
+        """Evaluate on validation, keep the best weights and log; a stop during this makes a resumed run repeat it."""
+        with ema_weights(self.model, self.state.ema), self.strategy.full_model(self.model) as model:
+            valid = self._evaluate(model, self.valid_dataset)
+            watch_test = self.config.loop.watch_test and self.test_dataset
+            test = self._evaluate(model, self.test_dataset) if watch_test and self.test_dataset else None
+            # ties go to the lower validation loss, then to the earlier epoch
+            better = (valid.selection_metric, -valid.loss) > (self.best.metric, -self.best.loss)
+            if better or not self.best.epoch or self.config.loop.select == "last":
+                self.best = BestEpoch(epoch, valid.selection_metric, valid.loss)
+                self._best_weights = copy_weights(model.backbone), copy_weights(model.head)
+        values: dict[str, Any] = {
+            "epoch": epoch,
+            "train_loss": self.sums.loss / self.sums.num_targets,
+            "valid_loss": valid.loss,
+            **{f"valid_{name}": value for name, value in valid.figures().items()},
+            "seconds": round(self.sums.seconds, 3),
+        }
+        if test:
+            name, value = next(iter(test.figures().items()))
+            values[f"test_{name}"] = value
+        self.run.metrics.write("epoch", **values)
+        self.sums = EpochSums()
+        self._say(
+            f"epoch {epoch:>2}: train loss {values['train_loss']:.3f}, validation {valid.headline}"
+            f"{'  best so far' if self.best.epoch == epoch and self.config.loop.select == 'best' else ''}"
+        )
+        # short epochs need not all be saved: they are quickly repeated
+        if self.group.any(time.monotonic() - self._saved_at > _SECONDS_BETWEEN_SAVES):
+            self._save()
+
+    def _evaluate(self, model: Model[ClassifierHead], dataset: LabelledDataset) -> AnyEvaluation:
+        return self._measure(dataset, self._logits(model, dataset))
+
+    def _measure(self, dataset: LabelledDataset, logits: NDArray[np.float64]) -> AnyEvaluation:
+        return self.task.measure(logits, dataset.labels, 0 if dataset.windows else dataset.num_long)
+
+    def _logits(self, model: Model[ClassifierHead], dataset: LabelledDataset) -> NDArray[np.float64]:
+        scale, offset = self.affine
+        return score_texts(model, dataset, self.runtime, self.stop.check, ranks=self.group) * scale + offset
+
+    def _save(self) -> None:
+        """Write a checkpoint with the weights of the best epoch that it refers to."""
+        if self.state.step == self.saved_step:
+            return
+        self.group.broadcast(lambda: save_best(self.run, self.best.epoch, self._best_weights))
+        super()._save()
+        self._saved_at = time.monotonic()
+        self.group.broadcast(lambda: remove_best(self.run))
+
+    def _finish(self) -> FinetuneOutcome:
+        """Load the best weights, calibrate on validation, fold the result into the head and score test."""
+        self._release_graphs()
+        model = self._load_best_weights()
+        fold_affine(model.head, *self.affine)
+        self.affine = 1.0, 0.0  # the head has it from here on
+        valid_logits, test_logits, test = self._logits(model, self.valid_dataset), None, None
+        calibrated = calibrate_task(self.task, valid_logits, self.valid_dataset.labels)
+        self.task = calibrated.task
+        fold_temperature(model.head, calibrated.temperature)
+        valid_logits = valid_logits / calibrated.temperature
+        valid = self._measure(self.valid_dataset, valid_logits)
+        if self.test_dataset is not None:
+            test_logits = self._logits(model, self.test_dataset)
+            test = self._measure(self.test_dataset, test_logits)
+            if calibrated.calibration:
+                reliability = reliability_of(self.task, test_logits, self.test_dataset.labels)
+                calibrated = replace(calibrated, calibration=replace(calibrated.calibration, test=reliability))
+            self.run.metrics.write("test", epoch=self.best.epoch, **test.figures())
+        epochs = tuple({k: v for k, v in line.items() if k != "kind"} for line in self.run.metrics.read("epoch"))
+        return FinetuneOutcome(model, epochs, self.best.epoch, valid, test, valid_logits, test_logits, calibrated)
+
+    def _load_best_weights(self) -> Model[ClassifierHead]:
+        weights = self._best_weights or load_best(self.run, self.best.epoch)  # on disk if found before an interruption
+        name = str(best_folder(self.run, self.best.epoch))
+        with self.strategy.full_model(self.model) as model:
+            load_into(model.backbone, weights[0], name)
+            load_into(model.head, weights[1], name)
+        full_model: Model[ClassifierHead] = model
+        return full_model

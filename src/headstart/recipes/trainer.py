@@ -1,0 +1,392 @@
+"""The base class of both trainers, and what their recipes share: starting a run, its processes, checkpoints.
+
+When torchrun starts several processes, the main process opens, writes and reports; all of them train. The run folder and
+the text or token files must be readable by every process.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+from headstart.config.merge import merge_config
+from headstart.config.schema import FinetuneConfig, PretrainConfig, RuntimeConfig
+from headstart.data.batch import Batch
+from headstart.data.shards import Shards
+from headstart.errors import ConfigError, Interrupted, PeerLostError, StoreError
+from headstart.files import read_checksummed, read_json, read_manifest
+from headstart.interrupts import StopRequested, StopSignal, step_context
+from headstart.model.heads import Model
+from headstart.progress import Progress
+from headstart.runtime import Runtime, rank_info
+from headstart.store.checkpoint import CheckpointCheck, checkpoint_steps, load_checkpoint, resume_from, save_checkpoint
+from headstart.store.run_folder import ReadOnlyRunFolder, RunFolder
+from headstart.train.cuda_graphs import GraphCache
+from headstart.train.distributed import ProcessGroup, init_distributed, launch_id, restarted
+from headstart.train.ema import EMA
+from headstart.train.loop import StepReport, TrainState, fit, seconds_per_step
+from headstart.train.objectives import LossSum
+from headstart.train.optimizers import build_optimizer, optimizer_tensors, restore_optimizer
+from headstart.train.parallel import SINGLE, ParallelStrategy
+
+PLAN_FILE = "plan.json"
+
+ConfigT = TypeVar("ConfigT", bound=PretrainConfig | FinetuneConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """The request of a recipe that writes a run folder.
+
+    Subclasses add the inputs of the recipe, as the user wrote them. A request that resumes a run needs none of them:
+    `with_inputs` reads them back from run.json.
+    """
+
+    out: Path
+    resume: bool = False
+    """Continue the run in `out`."""
+    command: str = ""
+    """The command line, for the record; empty in Python."""
+
+    def inputs(self) -> dict[str, Any]:
+        """Return the inputs as the JSON values that run.json records."""
+        raise NotImplementedError
+
+    def with_inputs(self, inputs: Mapping[str, Any]) -> Self:
+        """Return this request with the inputs that run.json records."""
+        raise NotImplementedError
+
+
+RequestT = TypeVar("RequestT", bound=RunRequest)
+
+
+def begin_or_resume(
+    request: RequestT,
+    *,
+    kind: str,
+    config_class: type[ConfigT],
+    resolve: Callable[[], tuple[RequestT, ConfigT]],
+) -> tuple[RunFolder, RequestT, ConfigT]:
+    """Open the run in `request.out` if the request resumes it, else create it; returns it with its inputs and settings.
+
+    Args:
+        resolve: returns the request and the settings of a new run as they are recorded. It raises where something is
+            wrong with them, before anything is written.
+    """
+    if request.resume:
+        run = RunFolder.open(request.out, kind=kind)
+        return run, recorded_request(request, run), merge_config(config_class, run.settings)
+    request, config = resolve()
+    run = RunFolder.create(request.out, kind=kind, command=request.command, config=config, inputs=request.inputs())
+    return run, request, config
+
+
+def recorded_request(request: RequestT, run: RunFolder) -> RequestT:
+    """Return the request with the inputs that a run recorded when it began."""
+    try:
+        return request.with_inputs(run.facts["inputs"])
+    except (KeyError, TypeError):
+        raise StoreError(f"{run.path / 'run.json'} is damaged: it does not say what the run reads") from None
+
+
+@dataclass(frozen=True)
+class StartedRun(Generic[RequestT, ConfigT]):
+    """A run that is about to train, the same in every process."""
+
+    run: RunFolder
+    request: RequestT
+    config: ConfigT
+
+
+def start_run(
+    request: RequestT,
+    group: ProcessGroup,
+    progress: Progress,
+    *,
+    kind: str,
+    config_class: type[ConfigT],
+    resolve: Callable[[], tuple[RequestT, ConfigT]],
+) -> StartedRun[RequestT, ConfigT] | None:
+    """Begin or resume a run in the main process and share it with the others; None if the run is finished."""
+    resume = group.broadcast(lambda: request.resume or is_restarted_run(request.out, request.command))
+    request = replace(request, resume=resume)
+
+    def start() -> dict[str, Any] | None:
+        out = request.out
+        if resume and RunFolder.open(out, kind=kind).finished:
+            progress.say(f"{out} is finished already; its result is in {out / 'result.json'}")
+            return None
+        _, started, config = begin_or_resume(request, kind=kind, config_class=config_class, resolve=resolve)
+        if resume:
+            check_fsdp(config)
+        return {"config": config.model_dump(mode="json"), "inputs": started.inputs()}
+
+    facts = group.broadcast(start)
+    if facts is None:
+        return None
+    return StartedRun(
+        open_run(request.out, group), request.with_inputs(facts["inputs"]), merge_config(config_class, facts["config"])
+    )
+
+
+def open_run(out: Path, group: ProcessGroup) -> RunFolder:
+    """Return the run folder as this process may use it: only the main process writes."""
+    return RunFolder(out) if group.is_main else ReadOnlyRunFolder(out)
+
+
+@contextmanager
+def distributed_run(out: Path) -> Iterator[ProcessGroup]:
+    """Join the processes that torchrun started; where one is lost, say which checkpoint the run can go on from."""
+    try:
+        with init_distributed() as group:
+            yield group
+    except PeerLostError as error:
+        steps = [folder.name.removeprefix("step-").lstrip("0") for folder in checkpoint_steps(RunFolder(out))]
+        saved = f"the checkpoint of step {steps[-1]} is whole" if steps else "there was no checkpoint yet"
+        raise PeerLostError(
+            f"{error}; {saved}. Go on with the same command, --resume and --out {out} in place of the rest of it"
+        ) from error
+
+
+def is_restarted_run(out: Path, command: str) -> bool:
+    """Return whether the launcher restarts this command after it had begun a run in `out`; that run is resumed."""
+    paths = [out / name for name in ("run.json", "environment.json")]
+    if not all(path.is_file() for path in paths):
+        return restarted() and paths[0].is_file()
+    try:
+        facts, environment = (read_json(path) for path in paths)
+    except StoreError:
+        return restarted()  # opening the run reports the damage
+    # a script has no command line that would distinguish its runs
+    same_launch = bool(command) and launch_id() is not None and environment.get("launch") == launch_id()
+    return (restarted() or same_launch) and bool(facts.get("command") == command)
+
+
+def process_facts(config: RuntimeConfig, group: ProcessGroup) -> dict[str, Any]:
+    """Return the entries of environment.json about processes; empty for one process."""
+    if group.world_size == 1:
+        return {}
+    return {"processes": group.world_size, "parallel": config.parallel, "launch": launch_id()}
+
+
+def describe_processes(config: RuntimeConfig, group: ProcessGroup) -> str:
+    """Format the number of processes as the end of a sentence; empty for one process."""
+    return f" in each of {group.world_size} processes ({config.parallel})" if group.world_size > 1 else ""
+
+
+def check_fsdp(config: PretrainConfig | FinetuneConfig) -> None:
+    """Refuse settings with which a sharded weight would have a gradient in one process and none in another."""
+    if rank_info().world_size == 1 or config.runtime.parallel != "fsdp":
+        return
+    if isinstance(config, PretrainConfig) and config.objective == "hybrid" and config.next_sentence.weight:
+        raise ConfigError("next_sentence.weight with objective hybrid needs runtime.parallel ddp, got fsdp")
+    if isinstance(config, FinetuneConfig) and config.transfer.unfreeze_every:
+        raise ConfigError("transfer.unfreeze_every needs runtime.parallel ddp, got fsdp")
+
+
+def interrupted_error(command: str, out: Path, stop: StopSignal, step: int, steps: int) -> Interrupted:
+    """Return the error of a run that was stopped and saved, with the command that resumes it."""
+    return Interrupted(
+        f"{stop.why} at step {step} of {steps}; saved. Go on with: headstart {command} --resume --out {out}",
+        stop.reason or "",
+    )
+
+
+def share_shards(group: ProcessGroup, prepare: Callable[[], list[Shards]]) -> list[Shards]:
+    """Prepare shards in the main process, which may take hours, and open them in the others."""
+    prepared: list[Shards] = []
+
+    def folders() -> list[str]:
+        prepared.extend(prepare())
+        return [str(shards.folder) for shards in prepared]
+
+    names = group.broadcast(folders)
+    opened = prepared or [Shards.open(Path(name), deep=False) for name in names]
+    group.any(False)  # a barrier: a process that fails next may remove the folder
+    return opened
+
+
+def save_state(run: RunFolder, state: TrainState, extra: Mapping[str, Any], keep: int) -> None:
+    """Write a checkpoint; sharded tensors are gathered, and the main process writes."""
+    tensors = state.strategy.gather(optimizer_tensors(state.optimizer, state.model, state.ema))
+    with state.strategy.full_model(state.model) as model:
+
+        def write() -> None:
+            save_checkpoint(run, state.step, model, tensors, extra, keep)
+
+        state.strategy.ranks.broadcast(write)
+
+
+def resume_state(
+    run: RunFolder,
+    state: TrainState,
+    say: Callable[[str], None],
+    check: CheckpointCheck | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Load the newest valid checkpoint, whatever number of processes wrote it; returns the values stored beside it."""
+    with state.strategy.full_model(state.model) as model:
+        loaded: list[Any] = []
+
+        def load() -> str | None:
+            loaded.extend(resume_from(run, model, say, check, warn))
+            return f"step-{loaded[1]['step']:08d}" if loaded[1]["step"] else None
+
+        name = state.strategy.ranks.broadcast(load)
+        if not loaded:
+            folder = run.path / "checkpoints" / str(name)
+            loaded.extend(_load_verified(folder, model) if name else ({}, {"step": 0}))
+        state.strategy.load_full(state.model, model)
+    tensors, values = loaded
+    restore_optimizer(state.optimizer, state.model, tensors, state.ema)
+    state.step = values["step"]
+    return dict(values)
+
+
+def _load_verified(folder: Path, model: Any) -> tuple[Any, dict[str, Any]]:
+    read_manifest(folder, kind="checkpoint", deep=False)  # the main process has verified every byte
+    return load_checkpoint(folder, model)
+
+
+class Trainer(ABC, Generic[ConfigT]):
+    """The skeleton of a training run in a run folder: state, plan, steps, checkpoints, resuming and stopping.
+
+    Subclasses provide the batches, the objective and what happens between steps.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        config: ConfigT,
+        model: Model[Any],
+        runtime: Runtime,
+        stop: StopSignal,
+        progress: Progress,
+        *,
+        compile_layers: bool,
+        quiet: bool = False,
+        began: float | None = None,
+        strategy: ParallelStrategy = SINGLE,
+    ) -> None:
+        """Move the model to the device, compile or shard it if asked, and build its optimizer.
+
+        Args:
+            quiet: report progress bars only.
+            began: when the clock of `loop.minutes` started (`time.monotonic`); now if None.
+        """
+        self.run, self.config, self.runtime, self.strategy = run, config, runtime, strategy
+        self.stop, self.progress, self.quiet = stop, progress, quiet
+        self.began = time.monotonic() if began is None else began
+        self.model = model.to(runtime.device)
+        self.model.backbone.recompute = config.runtime.recompute
+        if compile_layers:
+            self.model.backbone.compile_layers()
+        if strategy.sharded:
+            self._prepare_sharding()
+            strategy.shard(self.model, runtime)
+        self.state = self._new_state()
+        self.saved_step = 0
+        self._graphs = self._build_graphs()
+        self.steps = self._configured_steps()
+        """The steps of the run; `train` replaces them by those that fit into `loop.minutes`."""
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The processes that train together."""
+        return self.strategy.ranks
+
+    def _prepare_sharding(self) -> None:
+        """Change what must be changed before the weights are sharded."""
+
+    @abstractmethod
+    def _build_graphs(self) -> GraphCache | None:
+        """Return the CUDA graphs of the training step; None where steps run eagerly."""
+
+    @abstractmethod
+    def _configured_steps(self) -> int:
+        """Return the number of steps that follows from the settings without `loop.minutes`."""
+
+    @abstractmethod
+    def _fetch(self, step: int) -> list[Batch]:
+        """Return the batches of a step."""
+
+    @abstractmethod
+    def _objective(self, batch: Batch) -> LossSum:
+        """Return the loss of a batch."""
+
+    @abstractmethod
+    def _checkpoint_extra(self) -> dict[str, Any]:
+        """Return the JSON values that a checkpoint stores beside the tensors."""
+
+    @abstractmethod
+    def _restore_extra(self, values: Mapping[str, Any]) -> None:
+        """Restore what `_checkpoint_extra` returned."""
+
+    def _new_state(self) -> TrainState:
+        optim = self.config.optim
+        optimizer = build_optimizer(self.model, optim, self._layer_decay)
+        ema = EMA(self.model, optim.ema_decay) if optim.ema_decay else None
+        return TrainState(self.model, optimizer, self.config.runtime.seed, ema=ema, strategy=self.strategy)
+
+    @property
+    def _layer_decay(self) -> float:
+        return 1.0
+
+    def _say(self, line: str) -> None:
+        if not self.quiet:
+            self.progress.say(line)
+
+    def _fit(
+        self, state: TrainState, fetch: Callable[[int], list[Batch]], steps: int
+    ) -> Generator[StepReport, None, None]:
+        context = step_context(self.stop, compiled=self.model.backbone.compiled)
+        return fit(state, fetch, self._objective, self.config.optim, steps, self.runtime, context, self._graphs)
+
+    @contextmanager
+    def _discarded_steps(self) -> Iterator[None]:
+        """Put the weights back after steps that were taken to be timed."""
+        self._say("timing a few steps")
+        weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        yield
+        self.model.load_state_dict(weights)
+
+    def _seconds_per_step(
+        self, state: TrainState, fetch: Callable[[int], list[Batch]], steps: int, budget: float
+    ) -> float:
+        with closing(self._fit(state, fetch, steps)) as reports:
+            return seconds_per_step(reports, budget, self.group, compiled=self.model.backbone.compiled)
+
+    def _read_plan(self) -> dict[str, Any]:
+        """Return the plan that this run recorded; empty if it recorded none."""
+        path = self.run.path / PLAN_FILE
+        return self.group.broadcast(lambda: read_checksummed(path) if path.is_file() else {})
+
+    def _save(self) -> None:
+        """Write a checkpoint unless the last one is of this step."""
+        if self.state.step == self.saved_step:
+            return
+        save_state(self.run, self.state, self._checkpoint_extra(), self.config.loop.keep)
+        self.saved_step = self.state.step
+
+    def _resume(self, check: CheckpointCheck | None = None) -> None:
+        values = resume_state(self.run, self.state, self._say, check, self.progress.say)
+        self.saved_step = self.state.step
+        if self.state.step:
+            self._restore_extra(values)
+
+    @contextmanager
+    def _saved_on_stop(self) -> Iterator[None]:
+        """Save the state if a stop is requested, and let StopRequested through."""
+        try:
+            yield
+        except StopRequested:
+            self._save()
+            raise
+
+    def _release_graphs(self) -> None:
+        """Free the memory of CUDA graphs: evaluation may need it."""
+        if self._graphs:
+            self._graphs.reset()

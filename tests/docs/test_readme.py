@@ -1,0 +1,139 @@
+"""What the README says is so: its commands run in its order, its paths exist, its Python names are there."""
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fixtures.tiny import write_reviews
+
+REPOSITORY = Path(__file__).parents[2]
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+
+SMALL = """
+[tokenizer]
+vocab_size = 300
+[model]
+width = 16
+depth = 1
+feedforward = 16
+context = 24
+[runtime]
+threads = 1
+[finetune.loop]
+epochs = 1
+"""
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands() -> list[str]:
+    lines = [line.split("  #")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+    return [line for line in lines if line.startswith("headstart ")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A stranger's folder: the files that the README names, small."""
+    folder = write_reviews(tmp_path_factory.mktemp("stranger"), texts=200, train=260, test=40)
+    (folder / "texts.txt").rename(folder / "reviews.txt")
+    (folder / "headstart.toml").write_text(SMALL)
+    return folder
+
+
+def test_the_readme_shows_every_step_of_the_story():
+    assert [line.split()[1] for line in commands()] == [
+        "inspect",
+        "pretrain",
+        "finetune",
+        "predict",
+        "evaluate",
+        "generate",
+        "compare",
+        "export",
+    ]
+
+
+def test_the_readmes_commands_run_in_its_order(folder, monkeypatch, capsys):
+    """In this process, which saves starting torch for each; the pages of docs/ are run likewise by test_docs.py."""
+    from headstart.cli.main import run
+
+    monkeypatch.chdir(folder)
+    for line in commands():
+        code = run(shlex.split(line.replace("--seeds 5", "--seeds 2"))[1:])
+        assert code == 0, f"{line}\n{capsys.readouterr().err}"
+    assert (folder / "runs" / "cmp" / "report.html").is_file()
+
+
+def test_the_readmes_python_is_valid_and_its_names_exist():
+    import headstart
+
+    block = "\n".join(blocks("python"))
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "headstart"
+    }
+    assert used == {"pretrain", "finetune", "load", "explain", "error_analysis", "compare"}
+    assert all(callable(getattr(headstart, name)) for name in used)
+
+
+def test_the_readmes_python_runs(folder):
+    """The same lines with smaller settings: what they say must be accepted as it is written."""
+    block = (
+        "\n".join(blocks("python"))
+        .replace("runs/", "python/")
+        .replace("seeds=5", "seeds=1, settings={'loop.epochs': 1}")
+    )
+    small = "{'loop.epochs': 2, 'tokenizer.vocab_size': 300, 'model.width': 16, 'model.context': 24}"
+    block = block.replace("""settings={"loop.epochs": 2}""", f"settings={small}")
+    block = block.replace('test="test.csv")\nprint', 'test="test.csv", settings={"loop.epochs": 1})\nprint', 1)
+    done = subprocess.run([sys.executable, "-c", block], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Prediction(label=" in done.stdout
+    assert (folder / "python" / "cmp" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("target", ["demo", "test"])
+def test_the_two_commands_are_targets_of_the_makefile(target):
+    assert f"make {target}" in README
+    assert re.search(rf"^{target}:", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_ci_runs_the_readmes_test_command():
+    assert "make test" in (REPOSITORY / ".ci" / "run").read_text()
+
+
+def test_every_path_the_readme_links_to_is_there():
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    local = [link for link in links if "://" not in link]
+    assert len(local) >= 4
+    for link in local:
+        assert (REPOSITORY / link).exists(), link
+
+
+def test_the_tree_in_the_readme_is_the_tree():
+    tree = README.split("src/headstart/\n")[1].split("```")[0]
+    named = set(re.findall(r"\b(\w+)(?:/|\.py)", tree))
+    there = {
+        path.stem for path in (REPOSITORY / "src" / "headstart").iterdir() if not path.name.startswith(("__", "py."))
+    }
+    assert there - {"version"} <= named
+
+
+def test_what_is_pinned_satisfies_what_is_asked_for():
+    """A dependency without a pin would be whatever is newest on the day."""
+    import tomllib
+
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras = [name for group in project["optional-dependencies"].values() for name in group]
+    required = {re.split(r"[<>=\[]", line)[0].lower().replace("_", "-") for line in [*project["dependencies"], *extras]}
+    pins = (REPOSITORY / "constraints.txt").read_text().splitlines()
+    pinned = {line.split("==")[0].lower().replace("_", "-") for line in pins if "==" in line}
+    assert required <= pinned
