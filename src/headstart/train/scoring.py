@@ -18,7 +18,7 @@ from headstart.model.heads import ClassifierHead, LanguageHead, Model, NextSente
 from headstart.runtime import Runtime
 from headstart.train.distributed import SINGLE_PROCESS, ProcessGroup
 from headstart.train.objectives import class_logits, language_model_loss
-from headstart.train.transfer_batch import to_device
+from headstart.train.step import to_device
 
 GPU_TOKENS = 32768
 """Tokens per batch on a GPU where attention needs no mask; texts are batched by length, so there is little padding."""

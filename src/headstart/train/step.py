@@ -1,7 +1,7 @@
-"""One optimizer step: the `StepRunner` protocol, and `EagerStep`, which runs it with ordinary torch calls."""
+"""One optimizer step: the `StepRunner` protocol, `EagerStep`, which runs it with ordinary torch calls, and `to_device`."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,9 @@ from headstart.kernels.embedding import CachedGradEmbedding
 from headstart.runtime import Runtime
 from headstart.train.objectives import LossSum, Objective
 from headstart.train.parallel import ParallelStrategy, local_tensor
-from headstart.train.transfer_batch import to_device
 
 Notify = Callable[[str], None]
+BatchT = TypeVar("BatchT", bound=Batch)
 
 
 class StepRunner(Protocol):
@@ -98,6 +98,19 @@ class EagerStep:
     def grads(self) -> list[Tensor]:
         """Return the gradients that exist, in the order of the parameters."""
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
+
+def to_device(batch: BatchT, device: torch.device) -> BatchT:
+    """Copy a batch to a device; a batch that is there already is returned as it is.
+
+    For a GPU, everything that determines a shape is computed on the CPU first, and the copy is asynchronous, which
+    requires page-locked memory.
+    """
+    if device.type == batch.ids_BT.device.type:
+        return batch
+    if device.type == "cuda":
+        batch = batch.with_cu_seqlens().without_segments().pin_memory()
+    return batch.to(device, non_blocking=True)
 
 
 def zero_grads(grads: list[Tensor]) -> None:
