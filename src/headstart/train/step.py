@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from headstart.data.batch import Batch
+from headstart.kernels.dispatch import caches_embedding_grads, is_asynchronous, is_on_device
 from headstart.kernels.embedding import CachedGradEmbedding
 from headstart.runtime import Runtime
 from headstart.train.objectives import LossSum, Objective
@@ -52,7 +53,7 @@ class EagerStep:
 
     def cache_embedding_grads(self) -> None:
         """In a single process on a CPU, reuse the gradient tensors of embeddings: only the rows written are cleared."""
-        if type(self.strategy) is ParallelStrategy and self.runtime.device.type == "cpu":
+        if type(self.strategy) is ParallelStrategy and caches_embedding_grads(self.runtime.device):
             self._embeddings = [module for module in self.model.modules() if isinstance(module, CachedGradEmbedding)]
         for embedding in self._embeddings:
             embedding.keep()
@@ -106,9 +107,9 @@ def to_device(batch: BatchT, device: torch.device) -> BatchT:
     For a GPU, everything that determines a shape is computed on the CPU first, and the copy is asynchronous, which
     requires page-locked memory.
     """
-    if device.type == batch.ids_BT.device.type:
+    if is_on_device(batch.ids_BT, device):
         return batch
-    if device.type == "cuda":
+    if is_asynchronous(device):
         batch = batch.with_cu_seqlens().without_segments().pin_memory()
     return batch.to(device, non_blocking=True)
 
