@@ -36,7 +36,7 @@ from headstart.train.objectives import classification_loss, language_model_loss
 from headstart.train.optimizers import build_optimizer, set_trainable
 from headstart.train.parallel import SINGLE
 from headstart.train.scoring import score_texts
-from headstart.train.transfer_batch import to_device
+from headstart.train.step import to_device
 
 # importing the compiler warns about parts of torch that Headstart never touches
 pytestmark = [

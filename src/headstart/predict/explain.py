@@ -30,7 +30,7 @@ from headstart.predict.predictions import AnyPrediction, MultiLabelPrediction, P
 from headstart.predict.predictor import Predictor
 from headstart.tokenization.base import Tokenizer
 from headstart.train.objectives import class_logits
-from headstart.train.transfer_batch import to_device
+from headstart.train.step import to_device
 
 TOLERANCE = 0.01
 """The error of the sum, as a fraction of the change of the margin, above which the path is split further."""
