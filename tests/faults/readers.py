@@ -46,7 +46,7 @@ prompt = "the film"
 seed = 3
 [[stages]]
 texts = ["a.txt"]
-share = 0.5
+fraction = 0.5
 """
 
 
