@@ -202,6 +202,7 @@ TORCH_FREE = [
     "headstart.recipes.prepare",
     "headstart.recipes.forecast",
     "headstart.recipes.inspect",
+    "headstart.recipes.run_request",
 ]
 
 
