@@ -1,7 +1,7 @@
 """Tasks: single-label classification, multi-label classification and regression. No torch.
 
 A task determines the width of the head, what its logits mean, how labels become an array, and the metrics. The loss
-(`train.objectives`), the calibration (`train.calibration`) and the predictions (`predict.predictions`) follow from it.
+(`train.objectives`), the calibration (`train.calibration`) and the predictions (`predict.outputs`) follow from it.
 
 N texts, C outputs.
 """

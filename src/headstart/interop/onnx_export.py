@@ -27,7 +27,7 @@ from headstart.interop.hf_export import check_export_folder, check_expressible
 from headstart.interop.hf_tokenizers import to_hf_tokenizer
 from headstart.model.attention import build_attention_mask
 from headstart.model.heads import ClassifierHead, Model
-from headstart.predict.predictions import MultiLabelPrediction, RegressionPrediction, make_prediction
+from headstart.predict.outputs import MultiLabelPrediction, RegressionPrediction, make_prediction
 from headstart.predict.predictor import Predictor
 from headstart.runtime import setup_runtime
 from headstart.store.bundle import Bundle

@@ -26,7 +26,7 @@ from headstart.data.batch import Batch
 from headstart.data.labelled import TextInput
 from headstart.errors import DataError, UsageError
 from headstart.model.heads import ClassifierHead, Model
-from headstart.predict.predictions import AnyPrediction, MultiLabelPrediction, Prediction
+from headstart.predict.outputs import AnyPrediction, MultiLabelPrediction, Prediction
 from headstart.predict.predictor import Predictor
 from headstart.tokenization.base import Tokenizer
 from headstart.train.objectives import class_logits

@@ -22,7 +22,7 @@ from headstart.errors import HeadstartError
 from headstart.files import read_json, read_manifest
 from headstart.metrics import softmax
 from headstart.model.parameter_count import count_parameters
-from headstart.predict.predictions import AnyPrediction, make_prediction, single_texts
+from headstart.predict.outputs import AnyPrediction, make_prediction, single_texts
 from headstart.store.locate import find_bundle
 from headstart.tasks import SingleLabel
 from headstart.tokenization.base import Tokenizer

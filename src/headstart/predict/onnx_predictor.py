@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from headstart.errors import StoreError, UsageError
 from headstart.files import MANIFEST, read_json, read_manifest
-from headstart.predict.predictions import AnyPrediction, make_prediction, single_texts
+from headstart.predict.outputs import AnyPrediction, make_prediction, single_texts
 from headstart.runtime import free_cores
 from headstart.tasks import task_from
 

@@ -12,7 +12,7 @@ from headstart.config.schema import RuntimeConfig
 from headstart.data.datasets import LabelledDataset, encode_inputs
 from headstart.data.labelled import TextInput
 from headstart.errors import ConfigError, DataError, UsageError
-from headstart.predict.predictions import ABSTAIN, AnyPrediction, make_prediction
+from headstart.predict.outputs import ABSTAIN, AnyPrediction, make_prediction
 from headstart.runtime import Runtime, setup_runtime
 from headstart.store.bundle import Bundle, load_bundle
 from headstart.store.model_card import HELD_OUT

@@ -13,7 +13,7 @@ from headstart.errors import HeadstartError, StoreError
 from headstart.files import read_json
 from headstart.predict.explain import RATING, Explanation, explain_prediction
 from headstart.predict.generate import Sampling, generate_pieces, load_language_model, next_token_candidates
-from headstart.predict.predictions import AnyPrediction
+from headstart.predict.outputs import AnyPrediction
 from headstart.predict.predictor import Predictor
 from headstart.progress import pluralize
 from headstart.serve.batching import Batcher, PaddedShape
