@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "predict": BASE | {"runtime", "interrupts", "tokenization", "data", "model", "train", "store"},
     "interop": BASE | {"runtime", "interrupts", "tokenization", "data", "model", "train", "store", "predict"},
     "report": BASE | {"store"},
-    "serve": BASE | {"runtime", "interrupts", "tokenization", "store", "data", "predict"},
+    "serve": BASE | {"runtime", "interrupts", "tokenization", "store", "predict"},
     "recipes": BASE
     | {
         "runtime",

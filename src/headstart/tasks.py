@@ -26,6 +26,8 @@ from headstart.metrics import (
 )
 
 TaskName = Literal["classes", "labels", "rating"]
+TextInput = str | tuple[str, str]
+"""The input of a model: a text, or a pair of texts."""
 Label = Any
 """The label of a row: a name, a tuple of names, or a number."""
 AnyEvaluation = Evaluation | MultiLabelEvaluation | RegressionEvaluation

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headstart.config.schema import RuntimeConfig
-from headstart.data.labelled import TextInput
 from headstart.errors import HeadstartError, StoreError
 from headstart.files import read_json
 from headstart.predict.explain import RATING, Explanation, explain_prediction
@@ -22,6 +21,7 @@ from headstart.serve.middleware import HTTPError, ServerMetrics, deadline_error
 from headstart.store.bundle import Bundle
 from headstart.store.locate import find_bundle
 from headstart.store.run_folder import RunFolder
+from headstart.tasks import TextInput
 
 T = TypeVar("T")
 MAX_POINTS = 300
