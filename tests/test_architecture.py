@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "predict": BASE | {"runtime", "interrupts", "tokenization", "data", "model", "train", "store"},
     "interop": BASE | {"runtime", "interrupts", "tokenization", "data", "model", "train", "store", "predict"},
     "report": BASE | {"store"},
-    "serve": BASE | {"runtime", "interrupts", "tokenization", "store", "data", "predict"},
+    "serve": BASE | {"runtime", "interrupts", "tokenization", "store", "predict"},
     "recipes": BASE
     | {
         "runtime",
@@ -240,6 +240,7 @@ TORCH_FREE = [
     "headstart.recipes.prepare",
     "headstart.recipes.forecast",
     "headstart.recipes.inspect",
+    "headstart.recipes.run_request",
 ]
 
 

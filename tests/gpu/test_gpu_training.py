@@ -94,8 +94,8 @@ def test_pretraining_resumes_and_a_comparison_runs_on_a_gpu(tmp_path):
     )
     assert resumed == pytest.approx(uninterrupted, rel=1e-3)
     request = CompareRequest(
-        str(data / "train.csv"),
-        tmp_path / "cmp",
+        train=str(data / "train.csv"),
+        out=tmp_path / "cmp",
         backbones=(str(tmp_path / "uninterrupted"),),
         valid=str(data / "valid.csv"),
         test=str(data / "test.csv"),

@@ -321,7 +321,7 @@ class PretrainTrainer(Trainer[PretrainConfig]):
                 state = replace(self._new_state(), ema=None)
                 seconds += stage.fraction * self._seconds_per_step(state, stage.fetch, 2**31, budget / count)
         affordable = int(max(0.0, TRAINING_FRACTION * budget - (time.monotonic() - self.began)) / seconds)
-        plan = {"steps": max(count, affordable), "seconds_a_step": seconds}
+        plan = {"steps": max(count, affordable), "seconds_per_step": seconds}
         return self.group.broadcast(lambda: plan)
 
     def _report_start(self) -> None:
