@@ -97,9 +97,9 @@ def ours(
     config: FinetuneConfig, vocabulary: int, mean: float, runtime: Runtime, *, recorded: bool
 ) -> tuple[Step, GraphCache | None]:
     """Headstart's own loop with the settings of a preset."""
-    reading = "causal" if config.model.block == "classic" else "bidirectional"
+    attention = "causal" if config.model.block == "classic" else "bidirectional"
     backbone = build_backbone(config.model, vocabulary, 0)
-    model = Model(backbone, build_classifier_head(config.model, 2, 0, reading)).to(runtime.device)
+    model = Model(backbone, build_classifier_head(config.model, 2, 0, attention)).to(runtime.device)
     every, labels = texts(vocabulary, mean)
     rows = LabelledDataset(every, labels, SPECIAL, context=config.model.context)
     ema = EMA(model, config.optim.ema_decay) if config.optim.ema_decay else None
@@ -168,7 +168,7 @@ def row(name: str, runtime: Runtime, rounds: int) -> dict[str, Any]:
     batch = config.loop.batch_size
     result, ready = rates(arms, batch, rounds, steps)
     faster = {f"recorded / {arm}": round(result["recorded"] / result[arm], 2) for arm in arms if arm != "recorded"}
-    how_many = {"graphs": graphs.recorded, "failed": graphs.failed} if graphs else {}
+    how_many = {"graphs": graphs.num_graphs, "failed": graphs.failed} if graphs else {}
     return {
         "batch": batch,
         "tokens_per_text": mean,

@@ -100,7 +100,7 @@ def measure(preset: str, rows: int, compiled: bool, changes: dict, texts: Simple
         if on_gpu:
             torch.cuda.synchronize()
         seconds.append(clock() - last)
-        scored.append(report.scored)
+        scored.append(report.num_targets)
         last = clock()
     warm = max(2, steps // 3)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -74,9 +74,9 @@ def rehung(markdown: str, source: str, page: str) -> str:
 
 def commands() -> str:
     """Every command with its arguments and options, as its --help has them."""
-    from headstart.cli.main import COMMANDS, SUMMARY, build_app
+    from headstart.cli.main import COMMANDS, SUMMARY, build_command_app
 
-    text: str = build_app().generate_docs(output_format="markdown", recursive=True)
+    text: str = build_command_app().generate_docs(output_format="markdown", recursive=True)
     parts = re.split(r"^## headstart (\S+)$", text, flags=re.MULTILINE)[1:]
     match = dict(zip(parts[::2], parts[1::2], strict=True))
     pages = ["# Commands", SUMMARY + " Every command takes `--help`.", EXIT_CODES]

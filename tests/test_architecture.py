@@ -4,6 +4,8 @@ import ast
 import pkgutil
 import subprocess
 import sys
+from collections import Counter
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -35,7 +37,7 @@ MAY_IMPORT = {
     "predict": BASE | {"runtime", "interrupts", "tokenization", "data", "model", "train", "store"},
     "interop": BASE | {"runtime", "interrupts", "tokenization", "data", "model", "train", "store", "predict"},
     "report": BASE | {"store"},
-    "serve": BASE | {"runtime", "interrupts", "tokenization", "store", "data", "predict"},
+    "serve": BASE | {"runtime", "interrupts", "tokenization", "store", "predict"},
     "recipes": BASE
     | {
         "runtime",
@@ -105,6 +107,42 @@ def test_a_room_imports_only_what_lies_below(path):
             if name.startswith("headstart."):
                 other = name.split(".")[1]
                 assert other == room or other in MAY_IMPORT[room], f"{room} may not import {other}"
+
+
+MAX_FILES = 16
+MODULES = [path for path in FILES if path.stat().st_size and path.stem not in ("__init__", "__main__")]
+PARALLEL = {"run", "trainer", "attention", "mlp", "cross_entropy"}
+"""Names that parallel packages share for the same thing: recipes, trainers, and an operation beside its kernel."""
+SHARED_NAMES = {"add_norm", "concat_sum", "train_tokenizer"}
+"""Functions that two modules define for the same thing: an operation and its kernel, a verb and what it calls."""
+
+
+def test_no_package_is_wider_than_sixteen_files():
+    width = Counter(path.parent for path in MODULES)
+    assert [str(folder) for folder, files in width.items() if files > MAX_FILES and folder.name != "cli"] == []
+
+
+def test_no_file_name_is_used_for_two_things():
+    names = Counter(path.stem for path in MODULES if path.parent.name != "cli")
+    assert {name for name, files in names.items() if files > 1} == PARALLEL
+
+
+def test_no_two_files_of_a_package_share_a_stem():
+    siblings = [(one, other) for one, other in combinations(MODULES, 2) if one.parent == other.parent]
+    shared = [(one, other) for one, other in siblings if one.stem[:6] == other.stem[:6]]
+    assert [(one.stem, other.stem) for one, other in shared if one.parent.name != "cli"] == []
+
+
+def test_no_public_name_is_defined_in_two_modules():
+    """The commands and the Python verbs have the same names on purpose."""
+    names = Counter(
+        node.name
+        for path in MODULES
+        if path.parent.name != "cli"
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)) and not node.name.startswith("_")
+    )
+    assert {name for name, modules in names.items() if modules > 1} == SHARED_NAMES
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -202,6 +240,7 @@ TORCH_FREE = [
     "headstart.recipes.prepare",
     "headstart.recipes.forecast",
     "headstart.recipes.inspect",
+    "headstart.recipes.run_request",
 ]
 
 

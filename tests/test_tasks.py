@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from headstart.data.datasets import fair_lengths, truncate_pair
 from headstart.metrics import evaluate_regression
-from headstart.predict.predictions import make_prediction
+from headstart.predict.outputs import make_prediction
 from headstart.tasks import MultiLabel, Regression, SingleLabel, task_from
 from headstart.train.calibration import MIN_LABEL_ROWS, _choose_threshold, _f1, calibrate_task, reliability_of
 

@@ -19,7 +19,6 @@ from headstart.config.schema import (
     Section,
     TokenizerConfig,
 )
-from headstart.data.labelled import TextInput
 from headstart.data.shards import Shards
 from headstart.errors import ConfigError
 from headstart.interop.export import run_export
@@ -42,7 +41,7 @@ from headstart.recipes.tune import SEARCH_SPACE, TuneRequest, TuneResult, run_tu
 from headstart.serve.config import ServeCommandConfig
 from headstart.store.run_folder import RunFolder
 from headstart.store.tensors import Storage
-from headstart.tasks import AnyEvaluation
+from headstart.tasks import AnyEvaluation, TextInput
 from headstart.tokenization.tokenizer import TokenizerReport
 
 Paths = str | Path | Sequence[str | Path]

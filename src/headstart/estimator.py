@@ -21,7 +21,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from headstart.api import finetune_settings, pretrain
 from headstart.config.merge import Settings
 from headstart.config.schema import FinetuneConfig, RuntimeConfig
-from headstart.data.labelled import LabelledTexts, TextInput, infer_task, split_validation
+from headstart.data.labelled import LabelledTexts, infer_task, split_validation
 from headstart.errors import ConfigError, DataError, UsageError
 from headstart.interrupts import StopSignal
 from headstart.predict.predictor import Predictor
@@ -45,7 +45,7 @@ from headstart.runtime import setup_runtime
 from headstart.store.bundle import Bundle, load_bundle, save_bundle
 from headstart.store.locate import find_bundle
 from headstart.store.run_folder import RunFolder
-from headstart.tasks import Label, MultiLabel, SingleLabel, Task, TaskName
+from headstart.tasks import Label, MultiLabel, SingleLabel, Task, TaskName, TextInput
 from headstart.tokenization.base import Tokenizer
 from headstart.tokenization.bpe import train_tokenizer
 

@@ -1,7 +1,7 @@
 """Tasks: single-label classification, multi-label classification and regression. No torch.
 
 A task determines the width of the head, what its logits mean, how labels become an array, and the metrics. The loss
-(`train.objectives`), the calibration (`train.calibration`) and the predictions (`predict.predictions`) follow from it.
+(`train.objectives`), the calibration (`train.calibration`) and the predictions (`predict.outputs`) follow from it.
 
 N texts, C outputs.
 """
@@ -26,6 +26,8 @@ from headstart.metrics import (
 )
 
 TaskName = Literal["classes", "labels", "rating"]
+TextInput = str | tuple[str, str]
+"""The input of a model: a text, or a pair of texts."""
 Label = Any
 """The label of a row: a name, a tuple of names, or a number."""
 AnyEvaluation = Evaluation | MultiLabelEvaluation | RegressionEvaluation

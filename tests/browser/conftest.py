@@ -42,7 +42,10 @@ def comparison(tmp_path_factory) -> Path:
     options = {"seeds": 2, "label_budgets": (12, None), "arms": ARMS, "command": "headstart compare train.csv"}
     config = finetune_config(loop__epochs=2)
     backbones = (str(folder / "base"),)
-    run_compare(CompareRequest(str(folder / "train.csv"), folder / "cmp", backbones, **files, **options), config)
+    run_compare(
+        CompareRequest(train=str(folder / "train.csv"), out=folder / "cmp", backbones=backbones, **files, **options),
+        config,
+    )
     return folder / "cmp"
 
 

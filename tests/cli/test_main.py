@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from headstart.cli.main import COMMANDS, Terminated, build_app, explain, run
+from headstart.cli.main import COMMANDS, Terminated, build_command_app, describe_error, run
 from headstart.config.schema import ModelConfig
 from headstart.errors import ConfigError, DataError, Interrupted, StoreError, UsageError
 
@@ -100,7 +100,7 @@ def test_no_option_was_made_up_by_the_library(name, capsys, monkeypatch):
 
 @pytest.mark.parametrize("example", [example for *_, example in COMMANDS])
 def test_the_examples_in_the_help_are_understood(example):
-    _, bound, _ = build_app().parse_args(shlex.split(example)[1:], exit_on_error=False, print_error=False)
+    _, bound, _ = build_command_app().parse_args(shlex.split(example)[1:], exit_on_error=False, print_error=False)
     assert bound.arguments
 
 
@@ -235,7 +235,7 @@ def test_a_usage_error_gives_one_line(arguments, expected, capsys, monkeypatch, 
 
 
 def test_texts_may_begin_with_a_dash_behind_two_dashes():
-    _, bound, _ = build_app().parse_args(["predict", "m", "--", "-5 stars", "--quiet"], exit_on_error=False)
+    _, bound, _ = build_command_app().parse_args(["predict", "m", "--", "-5 stars", "--quiet"], exit_on_error=False)
     assert bound.arguments["texts"] == ("-5 stars", "--quiet")
 
 
@@ -287,7 +287,7 @@ MEMORY = "out of memory; try a smaller --loop.batch-size, --model.context or --m
     ids=lambda value: type(value).__name__,
 )
 def test_every_error_has_a_line_and_an_exit_code(error, expected):
-    assert explain(error) == expected
+    assert describe_error(error) == expected
 
 
 def test_a_traceback_is_shown_on_request(headstart):
@@ -299,7 +299,7 @@ def test_a_traceback_is_shown_on_request(headstart):
 
 
 def test_a_line_break_in_a_message_does_not_make_two_lines(capsys, monkeypatch):
-    monkeypatch.setattr("headstart.cli.main.build_app", lambda: _raise)
+    monkeypatch.setattr("headstart.cli.main.build_command_app", lambda: _raise)
     assert run([]) == 1
     assert capsys.readouterr().err == "headstart: first second\n"
 

@@ -102,7 +102,9 @@ def comparison(data, language_model, tmp_path_factory):
 def compare(data, out, source, test="test.csv", **options):
     files = {"valid": str(data / "valid.csv"), "test": str(data / test)}
     config = finetune_config(loop__watch_test=True, loop__epochs=4, optim__lr=2e-3)
-    run_compare(CompareRequest(str(data / "train.csv"), out, (str(source),), **files, **options), config)
+    run_compare(
+        CompareRequest(train=str(data / "train.csv"), out=out, backbones=(str(source),), **files, **options), config
+    )
 
 
 # 1. The classification vector was the last row of the padded batch.

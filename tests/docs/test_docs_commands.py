@@ -265,9 +265,9 @@ def parse(line: str) -> None:
     if not line.startswith("headstart "):
         check(line)
         return
-    from headstart.cli.main import build_app
+    from headstart.cli.main import build_command_app
 
-    function, bound, _ = build_app().parse_args(shlex.split(line)[1:], exit_on_error=False, print_error=False)
+    function, bound, _ = build_command_app().parse_args(shlex.split(line)[1:], exit_on_error=False, print_error=False)
     options = sys.modules[function.__module__].OPTIONS if hasattr(sys.modules[function.__module__], "OPTIONS") else None
     if options is not None:
         options.settings(bound.arguments.get("flags"), preset=bound.arguments.get("preset"))

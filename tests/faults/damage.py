@@ -166,7 +166,7 @@ def _run(work: Path) -> Subject:
         work / "a-run", kind="pretrain", command="x", config=pretrain_config(), inputs={"texts": ["a"]}
     )
     run.check_inputs_unchanged({"a": "b" * 64})
-    write_checksummed(run.path / "plan.json", {"steps": 100, "seconds_a_step": 0.25})
+    write_checksummed(run.path / "plan.json", {"steps": 100, "seconds_per_step": 0.25})
 
     def read() -> None:
         from headstart.files import read_checksummed

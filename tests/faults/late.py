@@ -54,7 +54,7 @@ def hear_the_export(reached: Callable[[str], None]) -> None:
 
     before(hf_export, "write_tokenizer", "export weights")
     before(onnx_export, "_write_graphs", "export graph")
-    before(onnx_export, "_compared", "export compare")
+    before(onnx_export, "_compare_files", "export compare")
 
 
 def compiling(scenes: Any) -> None:

@@ -46,7 +46,7 @@ prompt = "the film"
 seed = 3
 [[stages]]
 texts = ["a.txt"]
-share = 0.5
+fraction = 0.5
 """
 
 
@@ -104,7 +104,7 @@ def readers(data: Path, compared: Path, tuned: Path, work: Path) -> list[Reader]
     copy("bundle", base, weights, load_bundle)
     sealed("bundle", base, weights, load_bundle)
     sealed("classifier", tuned / "bundle", weights, load_bundle)
-    sealed("membership", base, ("membership.bin",), Membership.read)
+    sealed("membership", base, ("membership.bin",), Membership.load)
     arrays = ("offsets.bin", "tokens.bin", "digests.bin", "bytes.bin", MANIFEST, MANIFEST)
     sealed("shards", data / "base" / "tokens", arrays, _shards)
     sealed("labelled shards", tuned / "labelled", (*arrays, "labels.bin", "labels.bin"), _shards)

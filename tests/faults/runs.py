@@ -44,7 +44,9 @@ def go(kind: str, data: Path, out: Path, *, resume: bool, steps: int = STEPS) ->
         plan = {"seeds": 2, "label_budgets": (16, None), "arms": ("majority", "scratch", "pretrained")}
         config = finetune_config(loop__epochs=2)
         backbones = (str(data / "base"),)
-        request = CompareRequest(str(data / "train.csv"), out, backbones, resume=resume, **files, **plan)
+        request = CompareRequest(
+            train=str(data / "train.csv"), out=out, backbones=backbones, resume=resume, **files, **plan
+        )
         run_compare(request, config)
     else:
         settings = {"loop__steps": steps, **PRETRAINING[kind]}

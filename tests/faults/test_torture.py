@@ -130,7 +130,7 @@ LATE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "said", "code"), LATE)
+@pytest.mark.parametrize(("name", "output", "code"), LATE)
 def test_a_signal_or_a_limit_saves_the_state_and_says_how_to_go_on(table, name, output, code):
     result = scene(table, name)
     assert (result["said"], result["code"]) == (f"headstart: {output}", code)
@@ -143,7 +143,7 @@ COMPILING = [
 
 
 @pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler here, so torch compiles nothing")
-@pytest.mark.parametrize(("name", "said", "code"), COMPILING)
+@pytest.mark.parametrize(("name", "output", "code"), COMPILING)
 def test_a_signal_cuts_a_compiler_short(table, name, output, code):
     result = scene(table, name)
     assert (result["said"], result["code"], result["faults"]) == (f"headstart: {output}", code, [])
@@ -192,7 +192,7 @@ DISKS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "said", "code"), ENDS + DISKS)
+@pytest.mark.parametrize(("name", "output", "code"), ENDS + DISKS)
 def test_what_stops_a_run_is_told_in_one_line(table, name, output, code):
     if (name, output, code) in DISKS and not any(row["name"] == name for row in table["ends"]["rows"]):
         pytest.skip("a small file system may not be mounted here")

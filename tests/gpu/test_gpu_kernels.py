@@ -5,7 +5,7 @@ import torch
 
 from fixtures.tiny import network_configs
 from headstart.config.schema import GenericConfig, ModelConfig
-from headstart.kernels import dispatch, mlp, qkv, residual_norm
+from headstart.kernels import attention, dispatch, mlp, residual_norm
 from headstart.kernels.embedding import embedding_lookup
 from headstart.model.transformer import build_backbone
 
@@ -79,7 +79,7 @@ def test_products_with_an_activation_inside_are_those_of_torch(rows, width, feed
 @pytest.mark.parametrize("shape", SHAPES)
 def test_three_tensors_are_concatenated_and_summed(shape):
     tensors = randn(shape, shape, shape, dtype=BF16)
-    out, sums = qkv.concat_sum(*tensors)
+    out, sums = attention.concat_sum(*tensors)
     assert out.equal(torch.cat(tensors, dim=-1))
     assert relative_error(sums, out.cpu().double().flatten(0, -2).sum(dim=0)) < 1e-5
 

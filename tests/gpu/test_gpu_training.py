@@ -36,7 +36,7 @@ from headstart.train.objectives import classification_loss, language_model_loss
 from headstart.train.optimizers import build_optimizer, set_trainable
 from headstart.train.parallel import SINGLE
 from headstart.train.scoring import score_texts
-from headstart.train.transfer_batch import to_device
+from headstart.train.step import to_device
 
 # importing the compiler warns about parts of torch that Headstart never touches
 pytestmark = [
@@ -94,8 +94,8 @@ def test_pretraining_resumes_and_a_comparison_runs_on_a_gpu(tmp_path):
     )
     assert resumed == pytest.approx(uninterrupted, rel=1e-3)
     request = CompareRequest(
-        str(data / "train.csv"),
-        tmp_path / "cmp",
+        train=str(data / "train.csv"),
+        out=tmp_path / "cmp",
         backbones=(str(tmp_path / "uninterrupted"),),
         valid=str(data / "valid.csv"),
         test=str(data / "test.csv"),

@@ -1,4 +1,4 @@
-"""Only `kernels` imports triton or chooses an implementation by device; the network asks it for a plan."""
+"""Only `kernels` imports triton or chooses an implementation by device; the network and training ask it."""
 
 import ast
 import re
@@ -16,7 +16,16 @@ PACKAGE = Path(headstart.__file__).parent
 ASKS_FOR_DEVICE = re.compile(
     r"\bis_cuda\b|\bdevice\.type\b|\bget_device_(capability|properties)\b|\bcuda\.is_available\b"
 )
-DEVICE_FREE = sorted((PACKAGE / "model").rglob("*.py")) + sorted((PACKAGE / "data").rglob("*.py"))
+MAY_ASK = {"train/cuda_graphs.py", "train/distributed.py", "recipes/bench.py"}
+"""The files of these packages that may ask which device it is."""
+NO_CHOICE = {"train/parallel.py": "init_device_mesh(runtime.device.type,"}
+"""Code that hands the type of a device on and chooses nothing by it."""
+DEVICE_FREE = [
+    path
+    for package in ("model", "data", "train", "recipes")
+    for path in sorted((PACKAGE / package).rglob("*.py"))
+    if path.relative_to(PACKAGE).as_posix() not in MAY_ASK
+]
 
 
 def imported_modules(path):
@@ -42,14 +51,66 @@ def test_modules_of_kernels_import_triton_lazily():
 
 
 @pytest.mark.parametrize("path", DEVICE_FREE, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_model_and_data_ask_for_no_device(path):
-    assert not ASKS_FOR_DEVICE.search(path.read_text(encoding="utf-8"))
+def test_other_packages_ask_for_no_device(path):
+    allowed = NO_CHOICE.get(path.relative_to(PACKAGE).as_posix(), "")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if ASKS_FOR_DEVICE.search(line.replace(allowed, ""))] == []
+
+
+def test_every_exception_is_needed():
+    for name in MAY_ASK:
+        assert ASKS_FOR_DEVICE.search((PACKAGE / name).read_text(encoding="utf-8")), name
+    for name, code in NO_CHOICE.items():
+        assert (PACKAGE / name).read_text(encoding="utf-8").count(code) == 1, name
 
 
 def test_code_that_asks_for_a_device_is_recognized():
     for code in ("if x.is_cuda:", "x.device.type == 'cpu'", "torch.cuda.get_device_capability(device)"):
         assert ASKS_FOR_DEVICE.search(code)
     assert not ASKS_FOR_DEVICE.search("torch.arange(3, device=x.device)")
+
+
+CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
+
+
+@pytest.mark.parametrize(
+    ("predicate", "expected"),
+    [
+        (dispatch.is_asynchronous, {CUDA}),
+        (dispatch.supports_compiled_training, {CUDA}),
+        (dispatch.needs_full_batches, {CUDA}),
+        (dispatch.caches_embedding_grads, {CPU}),
+        (dispatch.supports_fused_adam, {CPU, CUDA}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_training_does_on_each_device(predicate, expected):
+    assert {device for device in (CPU, CUDA, MPS) if predicate(device)} == expected
+
+
+def test_a_tensor_is_on_a_type_of_device_whatever_its_index():
+    assert dispatch.is_on_device(IDS, CPU)
+    assert dispatch.is_on_device(IDS, torch.device("cpu", 0))
+    assert not dispatch.is_on_device(IDS, CUDA)
+
+
+def test_a_cpu_orthogonalizes_in_the_precision_of_the_matrix():
+    for dtype in (torch.float32, torch.float64):
+        assert dispatch.newton_schulz_dtype(torch.zeros(2, 2, dtype=dtype)) == dtype
+
+
+@pytest.mark.parametrize(
+    ("device", "bf16", "deterministic", "tokens"),
+    [
+        (CPU, True, False, 1024),
+        (CUDA, True, False, 32768),
+        (CUDA, False, False, 8192),
+        (CUDA, True, True, 8192),
+        (MPS, True, False, 8192),
+    ],
+)
+def test_batches_for_scoring_are_large_where_attention_needs_no_mask(device, bf16, deterministic, tokens):
+    assert dispatch.max_scoring_tokens(device, bf16=bf16, deterministic=deterministic) == tokens
 
 
 CONFIG = ModelConfig(block="modern", width=16, depth=2, heads=2, feedforward=24, context=12)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from headstart.kernels.attention import deferred_bias, project_out, split_qkv
 from headstart.kernels.dispatch import PLAIN, KernelPlan
-from headstart.kernels.qkv import deferred_bias, project_out, split_qkv
 
 CUDNN = KernelPlan(attention="cudnn")
 HEADS = {"round": (2, 32), "odd": (2, 40), "odd, many": (6, 30)}

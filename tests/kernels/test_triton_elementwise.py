@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("kernels run without a GPU under TRITON_INTERPRET=1 only", allow_module_level=True)
 
-from headstart.kernels import qkv, residual_norm
+from headstart.kernels import attention, residual_norm
 from headstart.kernels.triton import elementwise
 from headstart.kernels.triton import norm as triton_norm
 from headstart.kernels.triton.elementwise import RowTile
@@ -64,7 +64,7 @@ def test_the_kernel_of_the_backward_pass_agrees_with_its_reference(shape, center
 @pytest.mark.parametrize("shape", [*SHAPES, (2, 3, 20)])
 def test_three_tensors_are_concatenated_and_summed(shape):
     tensors = randn(shape, shape, shape)
-    assert_all_close(elementwise.concat_sum(*tensors), qkv.concat_sum(*tensors))
+    assert_all_close(elementwise.concat_sum(*tensors), attention.concat_sum(*tensors))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (64, 32), (200, 70)])

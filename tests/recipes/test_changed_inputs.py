@@ -53,12 +53,12 @@ def test_a_comparison_is_not_resumed_with_other_rows(reviews, tmp_path):
     files = {"valid": str(reviews / "valid.csv"), "test": str(reviews / "test.csv")}
     arms = ("majority", "scratch")
     with pytest.raises(Interrupted):
-        request = CompareRequest(str(reviews / "train.csv"), out, seeds=1, arms=arms, **files)
+        request = CompareRequest(train=str(reviews / "train.csv"), out=out, seeds=1, arms=arms, **files)
         run_compare(request, finetune_config(runtime__time_limit=1e-4))
     remove_time_limit(out)
     edit(reviews / "train.csv")
     with pytest.raises(HeadstartError):
-        run_compare(CompareRequest(None, out, resume=True), None)
+        run_compare(CompareRequest(out=out, resume=True), None)
 
 
 def test_macro_f1_is_one_measure_for_all_arms():
@@ -79,5 +79,5 @@ def test_a_comparison_with_a_wrong_class_weight_leaves_no_folder_behind(reviews,
     config = finetune_config(transfer__class_weights={"postive": 2.0})
     with pytest.raises(ConfigError):
         arms = ("majority", "scratch")
-        run_compare(CompareRequest(str(reviews / "train.csv"), tmp_path / "cmp", arms=arms, **files), config)
+        run_compare(CompareRequest(train=str(reviews / "train.csv"), out=tmp_path / "cmp", arms=arms, **files), config)
     assert not (tmp_path / "cmp").exists()

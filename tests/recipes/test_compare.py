@@ -47,7 +47,7 @@ def compare(reviews, out, *backbones, config=None, progress=None, **options):
 
 
 def resume(out, progress=None):
-    return run_compare(CompareRequest(None, out, resume=True), None, progress)
+    return run_compare(CompareRequest(out=out, resume=True), None, progress)
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,9 @@ def test_arms_of_a_seed_learn_from_the_same_rows_in_any_order_of_the_file(review
     files = {name: str(reviews / f"{name}.csv") for name in ("valid", "test")}
     arms = ("tfidf", "nbsvm")
     config = finetune_config()
-    request = CompareRequest(str(moved / "train.csv"), moved / "cmp", arms=arms, seeds=2, label_budgets=(12,), **files)
+    request = CompareRequest(
+        train=str(moved / "train.csv"), out=moved / "cmp", arms=arms, seeds=2, label_budgets=(12,), **files
+    )
     run_compare(request, config)
     for arm in arms:
         records = [json.loads((out / "cells" / f"{arm}-12-seed1.json").read_text()) for out in (two[0], moved / "cmp")]
@@ -249,7 +251,10 @@ def test_a_comparison_does_not_resume_with_another_model_under_the_same_name(rev
     files = {name: str(reviews / f"{name}.csv") for name in ("valid", "test")}
     config, arms = finetune_config(loop__epochs=1), ("majority", "pretrained")
     out = tmp_path / "cmp"
-    run_compare(CompareRequest(str(reviews / "train.csv"), out, (str(base),), arms=arms, seeds=1, **files), config)
+    run_compare(
+        CompareRequest(train=str(reviews / "train.csv"), out=out, backbones=(str(base),), arms=arms, seeds=1, **files),
+        config,
+    )
     (out / "result.json").unlink()
     resume(out)  # control
     (out / "result.json").unlink()
@@ -295,7 +300,9 @@ def test_the_probabilities_of_a_network_are_those_of_the_fine_tuned_classifier(r
     rows = [(reviews / f"{name}.csv").read_text().splitlines() for name in ("valid", "train")]
     (tmp_path / "valid.csv").write_text("\n".join([*rows[0], *rows[1][1:]]) + "\n")
     train, config, source = str(reviews / "train.csv"), finetune_config(loop__epochs=1), str(reviews / "small")
-    request = CompareRequest(train, tmp_path / "cmp", (source,), arms=("pretrained",), seeds=1, **files)
+    request = CompareRequest(
+        train=train, out=tmp_path / "cmp", backbones=(source,), arms=("pretrained",), seeds=1, **files
+    )
     run_compare(request, config)
     run = finetune_run(train, tmp_path / "run", config, backbone=source, **files)
     record = read_record(tmp_path / "cmp" / "cells" / "pretrained-all-seed0.json")
@@ -318,7 +325,9 @@ def test_prepared_rows_are_not_compared_with_another_tokenizer(reviews, tmp_path
         str(reviews / "train.csv"), shards, LabelledConfig(), tokenizer=reviews / "small", progress=SilentProgress()
     )
     backbones = tuple(str(reviews / name) for name in ("small", "other"))
-    request = CompareRequest(str(shards), tmp_path / "cmp", backbones, test=str(reviews / "test.csv"))
+    request = CompareRequest(
+        train=str(shards), out=tmp_path / "cmp", backbones=backbones, test=str(reviews / "test.csv")
+    )
     with pytest.raises(UsageError) as caught:
         run_compare(request, finetune_config())
     assert str(caught.value) == (
@@ -384,7 +393,9 @@ def test_labels_that_a_subset_lacks_have_probability_zero(reviews, tmp_path):
     arms = ("majority", "tfidf", "nbsvm", "naive_bayes")
     config = finetune_config()
     train = str(tmp_path / "train.csv")
-    run_compare(CompareRequest(train, tmp_path / "cmp", arms=arms, seeds=1, label_budgets=(2,), **files), config)
+    run_compare(
+        CompareRequest(train=train, out=tmp_path / "cmp", arms=arms, seeds=1, label_budgets=(2,), **files), config
+    )
     for record in load_comparison(tmp_path / "cmp").runs:
         assert {len(row) for row in record.probabilities} == {3}
         assert min(min(row) for row in record.probabilities) == 0.0

@@ -244,8 +244,8 @@ def test_a_label_typo_between_splits_names_the_row(reviews, tmp_path):
 
 def test_a_comparison_has_every_arm_over_paired_seeds(reviews, tmp_path):
     request = CompareRequest(
-        str(reviews / "train.csv"),
-        tmp_path / "cmp",
+        train=str(reviews / "train.csv"),
+        out=tmp_path / "cmp",
         backbones=(str(reviews / "base"),),
         valid=str(reviews / "valid.csv"),
         test=str(reviews / "test.csv"),
@@ -290,7 +290,7 @@ def test_a_wrong_comparison_is_refused_with_a_message(reviews, tmp_path, setting
         **settings,
     }
     with pytest.raises((ConfigError, UsageError)) as caught:
-        run_compare(CompareRequest(str(reviews / "train.csv"), tmp_path / "cmp", **fields), finetune_config())
+        run_compare(CompareRequest(train=str(reviews / "train.csv"), out=tmp_path / "cmp", **fields), finetune_config())
     assert str(caught.value) == message
 
 

@@ -175,8 +175,8 @@ def test_a_comparison_counts_near_duplicates_like_exact_ones(folder, tmp_path):
     copies = [TEXTS[5], edited(TEXTS[6], 0.05, "changed"), *TEXTS[:3], f"{TEXTS[0]} {TEXTS[7]}"]
     test = table(tmp_path / "test.csv", copies)
     request = CompareRequest(
-        train,
-        tmp_path / "cmp",
+        train=train,
+        out=tmp_path / "cmp",
         backbones=(str(folder / "clean"),),
         valid=valid,
         test=test,

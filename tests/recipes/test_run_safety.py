@@ -26,7 +26,7 @@ GRID = {"backbones": [], "seeds": 1, "labels": [None], "arms": ["majority"], "ch
 KINDS = {
     "pretrain": (lambda out: pretrain_run([], out, None, resume=True), TEXTS),
     "finetune": (lambda out: finetune_run(None, out, None, resume=True), LABELLED | {"backbone": "scratch"}),
-    "compare": (lambda out: run_compare(CompareRequest(None, out, resume=True), None), LABELLED | GRID),
+    "compare": (lambda out: run_compare(CompareRequest(out=out, resume=True), None), LABELLED | GRID),
 }
 
 

@@ -73,7 +73,9 @@ def test_a_resumed_run_skips_the_same_rows(tmp_path):
 
 @pytest.mark.usefixtures("mails")
 def test_a_comparison_notes_skipped_rows_for_its_report(tmp_path):
-    request = CompareRequest("train.csv", tmp_path / "cmp", test="test.csv", seeds=1, arms=("majority", "tfidf"))
+    request = CompareRequest(
+        train="train.csv", out=tmp_path / "cmp", test="test.csv", seeds=1, arms=("majority", "tfidf")
+    )
     run_compare(request, finetune_config(**SKIP))
     assert read_json(tmp_path / "cmp" / "data.json")["notes"][:2] == NOTES
     assert NOTES[0] in (tmp_path / "cmp" / "report.html").read_text(encoding="utf-8")
@@ -98,7 +100,9 @@ def test_a_search_records_the_setting_to_skip_empty_rows(tmp_path):
     pytest.importorskip("optuna", reason="needs the extra tune")
     listener = Listener()
     config = finetune_config(**SKIP)
-    tuned = run_tune(TuneRequest("train.csv", tmp_path / "tuned", "scratch", trials=1), config, listener)
+    tuned = run_tune(
+        TuneRequest(train="train.csv", out=tmp_path / "tuned", backbone="scratch", trials=1), config, listener
+    )
     assert [line for line in listener.lines if "left out" in line] == NOTES[:1]
     assert tomllib.loads(tuned.toml.read_text(encoding="utf-8"))["labelled"] == {"skip_empty": True}
 

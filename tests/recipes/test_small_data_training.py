@@ -126,7 +126,7 @@ def test_a_resumed_run_keeps_its_plan(reviews, tmp_path):
         finetune(reviews, tmp_path / "run", **settings)
     change_runtime(tmp_path / "run", time_limit=None)
     done = len(RunFolder(tmp_path / "run").metrics.read("epoch"))
-    write_checksummed(tmp_path / "run" / "plan.json", {"steps": 6 * done + 8, "seconds_a_step": 1.0})
+    write_checksummed(tmp_path / "run" / "plan.json", {"steps": 6 * done + 8, "seconds_per_step": 1.0})
     run = finetune_run(None, tmp_path / "run", None, resume=True)
     assert len(epochs(run)) == done + 2
 

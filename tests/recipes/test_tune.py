@@ -90,7 +90,7 @@ def test_a_stopped_search_resumes_and_repeats_no_trial(data, tmp_path, monkeypat
         f"SIGTERM after 1 trial; saved. Go on with: headstart tune --resume --out {tmp_path / 'part'}"
     )
     monkeypatch.setattr(TuneRun, "run_one", record)
-    resume = TuneRequest(None, tmp_path / "part", resume=True)
+    resume = TuneRequest(out=tmp_path / "part", resume=True)
     result = run_tune(resume, None)
     assert numbers == [0, 1, 1, 2]
     assert without_seconds(result.trials) == without_seconds(expected.trials)

@@ -79,7 +79,7 @@ def test_finetune_and_compare_take_a_starter_and_report_what_it_has_seen(home, t
     note = f"none of the 24 texts of {test} was in the pretraining text of starter:xx, word for word"
     assert note in read_json(run.path / "result.json")["notes"]
     plan = {"backbones": ("starter:xx",), "seeds": 1, "arms": ("pretrained",)}
-    page = run_compare(CompareRequest(train, tmp_path / "cmp", test=test, **plan), config)
+    page = run_compare(CompareRequest(train=train, out=tmp_path / "cmp", test=test, **plan), config)
     assert note in read_json(page.parent / "data.json")["notes"]
 
 

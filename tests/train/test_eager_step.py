@@ -1,14 +1,16 @@
-"""Scaling and clipping in one multiplication equals torch's own clipping."""
+"""Scaling and clipping in one multiplication equals torch's own clipping; batches are transferred to a device."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fixtures.tiny import CPU
+from fixtures.tiny import CPU, SPECIAL
+from headstart.data.datasets import LabelledDataset
 from headstart.train.parallel import SINGLE
-from headstart.train.step import EagerStep
+from headstart.train.step import EagerStep, to_device
 
 
 def network(size):
@@ -45,3 +47,16 @@ def test_a_gradient_that_is_not_finite_shows_in_the_norm(broken, clip):
     model = network(1.0)
     model[1].weight.grad[0, 0] = broken
     assert not EagerStep(model, None, CPU, SINGLE).scale_and_clip(0.1, clip).isfinite()
+
+
+def test_a_batch_that_stays_on_the_cpu_is_returned_unchanged():
+    batch = LabelledDataset([np.array([4, 5])], [0], SPECIAL, context=8).batch([0])
+    assert to_device(batch, torch.device("cpu")) is batch
+    assert batch.cu_seqlens is None
+
+
+def test_all_tensors_of_a_batch_are_transferred():
+    batch = LabelledDataset([np.array([4, 5])], [0], SPECIAL, context=8).batch([0])
+    moved = to_device(batch, torch.device("meta"))
+    assert moved.tensors().keys() == batch.tensors().keys() == {"ids_BT", "targets", "lengths_B"}
+    assert {tensor.device.type for tensor in moved.tensors().values()} == {"meta"}

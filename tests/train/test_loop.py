@@ -26,8 +26,7 @@ from headstart.train.optimizers import (
     restore_optimizer,
     set_trainable,
 )
-from headstart.train.step import EagerStep
-from headstart.train.transfer_batch import to_device
+from headstart.train.step import EagerStep, to_device
 
 SIZES = [3, 11, 7, 2, 9, 5, 8, 12, 4, 6, 10, 3]
 

@@ -47,7 +47,7 @@ def test_the_score_does_not_depend_on_the_batch_size(monkeypatch):
     model = language_model().eval()
     rows = PackedDataset(corpus([3, 9, 14, 6, 20]), np.arange(5), SPECIAL, context=12, layout="packed", seed=None)
     in_one_batch = score_language(model, rows, 100, CPU, lambda: None)
-    monkeypatch.setattr("headstart.train.scoring.CPU_TOKENS", 1)
+    monkeypatch.setattr("headstart.kernels.dispatch.CPU_SCORING_TOKENS", 1)
     assert score_language(model, rows, 100, CPU, lambda: None).loss == pytest.approx(in_one_batch.loss, rel=1e-6)
 
 

@@ -151,7 +151,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; every error becomes one line on stderr."""
     try:
         refuse_multi_process(arguments)
-        build_app()(_normalize(list(arguments)), exit_on_error=False, print_error=False, verbose=False)
+        build_command_app()(_normalize(list(arguments)), exit_on_error=False, print_error=False, verbose=False)
         sys.stdout.flush()
     except BrokenPipeError:
         # without this, Python would report the closed pipe once more when it flushes at exit
@@ -160,13 +160,13 @@ def run(arguments: Sequence[str]) -> int:
     except (Exception, KeyboardInterrupt, Terminated) as error:
         if os.environ.get("HEADSTART_TRACEBACK") == "1":
             traceback.print_exc()
-        message, exit_code = explain(error, _option_names(arguments), arguments)
+        message, exit_code = describe_error(error, _option_names(arguments), arguments)
         report_error_once(error, message, _print_error)
         return launcher_exit_code(error, exit_code)
     return 0
 
 
-def build_app() -> App:
+def build_command_app() -> App:
     """Build the app with all commands, none of them imported yet."""
     app = App(
         name="headstart",
@@ -221,7 +221,7 @@ def _option_names(arguments: Sequence[str]) -> Mapping[str, str]:
     return names
 
 
-def explain(
+def describe_error(
     error: BaseException, names: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
 ) -> tuple[str, int]:
     """Return the message and the exit code for an error; `names` are the command's options by setting name."""

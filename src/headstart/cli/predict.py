@@ -32,7 +32,7 @@ from headstart.files import os_error_reason
 if TYPE_CHECKING:
     from headstart.predict.explain import Explanation
     from headstart.predict.numpy_predictor import NumpyPredictor
-    from headstart.predict.predictions import AnyPrediction, TextPredictor
+    from headstart.predict.outputs import AnyPrediction, TextPredictor
     from headstart.predict.predictor import Predictor
 
 OPTIONS = Options(InferenceSettings, names=RUNTIME_OPTIONS)

@@ -13,7 +13,7 @@ from headstart.cli.console import printable
 if TYPE_CHECKING:
     from headstart.data.formats import CsvDialect
     from headstart.predict.explain import Explanation, WordWeight
-    from headstart.predict.predictions import AnyPrediction
+    from headstart.predict.outputs import AnyPrediction
     from headstart.tasks import Task
 
 _MIN_RELATIVE_WEIGHT = 0.15

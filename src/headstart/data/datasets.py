@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from headstart.config.schema import IGNORE_INDEX, PADDING_SEGMENT
 from headstart.data.batch import Batch
 from headstart.data.hashing import Ints, seeded_permutation
-from headstart.data.labelled import TextInput
+from headstart.tasks import TextInput
 from headstart.tokenization.base import SpecialIds, Tokenizer
 
 

@@ -271,7 +271,7 @@ def read_jsonl(path: str) -> Iterator[Row]:
                 yield Row(_checked_object(_parse_json(line, where), where), where)
 
 
-def read_json(path: str) -> Iterator[Row]:
+def read_json_rows(path: str) -> Iterator[Row]:
     """Read a list of objects; a file that does not begin a list is read as JSON lines, which are often named .json."""
     with open_input(path) as file:
         is_list = file.peek(1024)[:1024].lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
@@ -380,7 +380,7 @@ READERS: dict[str, Callable[[str], Iterator[Row]]] = {
     ".tsv": partial(read_csv, delimiter="\t"),
     ".jsonl": read_jsonl,
     ".ndjson": read_jsonl,
-    ".json": read_json,
+    ".json": read_json_rows,
     ".parquet": read_parquet,
     ".spm": read_spm,
 }

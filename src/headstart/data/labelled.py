@@ -31,10 +31,7 @@ from headstart.data.io import single_line, suffix_of
 from headstart.data.sources import expand_paths, read_rows
 from headstart.errors import DataError
 from headstart.metrics import number_bins
-from headstart.tasks import Label, MultiLabel, Regression, SingleLabel, Task, TaskName
-
-TextInput = str | tuple[str, str]
-"""The input of a model: a text, or a pair of texts."""
+from headstart.tasks import Label, MultiLabel, Regression, SingleLabel, Task, TaskName, TextInput
 
 _MIN_ROWS = 20
 """With at least this many rows, more labels than half of the rows mean a wrong label column."""

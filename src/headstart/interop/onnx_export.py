@@ -20,18 +20,17 @@ from torch import Tensor, nn
 
 from headstart.config.schema import PADDING_SEGMENT, CorpusConfig, RuntimeConfig
 from headstart.data.corpus import read_documents
-from headstart.data.labelled import TextInput
 from headstart.errors import StoreError, UsageError
 from headstart.files import atomic_folder, write_json
 from headstart.interop.hf_export import check_export_folder, check_expressible
 from headstart.interop.hf_tokenizers import to_hf_tokenizer
 from headstart.model.attention import build_attention_mask
 from headstart.model.heads import ClassifierHead, Model
-from headstart.predict.predictions import MultiLabelPrediction, RegressionPrediction, make_prediction
+from headstart.predict.outputs import MultiLabelPrediction, RegressionPrediction, make_prediction
 from headstart.predict.predictor import Predictor
 from headstart.runtime import setup_runtime
 from headstart.store.bundle import Bundle
-from headstart.tasks import Regression, Task
+from headstart.tasks import Regression, Task, TextInput
 from headstart.version import __version__
 
 OPSET = 18

@@ -1,7 +1,8 @@
 """Chooses the implementation of every operation of a forward pass.
 
 `plan` looks at the configuration, the device, autocast and the mode of training once per forward pass. The network hands
-the resulting `KernelPlan` on to the functions of this package and never asks for a device itself.
+the resulting `KernelPlan` on to the functions of this package and never asks for a device itself. What training and scoring
+do differently from one device to another is decided here as well, by one small function each.
 """
 
 from dataclasses import dataclass
@@ -24,6 +25,13 @@ _MAX_CUDNN_HEAD = 128
 _MLP_MULTIPLE = 8
 """Rows of the fused MLP must be a multiple of 16 bytes long, which the unit that loads tiles requires."""
 _AMPERE, _HOPPER = 8, 9
+
+GPU_SCORING_TOKENS = 32768
+"""Tokens per batch on a GPU where attention needs no mask; texts are batched by length, so there is little padding."""
+MASKED_SCORING_TOKENS = 8192
+"""Tokens per batch where it needs one: a mask grows with the square of the row length."""
+CPU_SCORING_TOKENS = 1024
+"""Tokens per batch on a CPU, where activations should stay in the cache: 1.3 to 1.8 times as fast (measured)."""
 
 AttentionKernel = Literal["sdpa", "cudnn", "varlen", "by_text"]
 """`sdpa`: torch's choice, with or without a mask. `cudnn`: full rows in bf16. `varlen`: documents end to end, separated by
@@ -104,6 +112,49 @@ def plan(
 def prefers_by_text(ids: Tensor, *, compiled: bool) -> bool:
     """Return whether texts of different lengths are faster one at a time than padded: on a CPU, without compilation."""
     return ids.device.type == "cpu" and not compiled
+
+
+def is_asynchronous(device: torch.device) -> bool:
+    """Return whether operations and copies from pinned memory are queued (CUDA), so that the host may work ahead."""
+    return device.type == "cuda"
+
+
+def is_on_device(x: Tensor, device: torch.device) -> bool:
+    """Return whether a tensor is on this type of device already, whatever its index."""
+    return device.type == x.device.type
+
+
+def caches_embedding_grads(device: torch.device) -> bool:
+    """Return whether the gradient tensors of embeddings are reused from step to step: on a CPU."""
+    return device.type == "cpu"
+
+
+def supports_compiled_training(device: torch.device) -> bool:
+    """Return whether the layers of a long run are compiled unless the settings say otherwise: on CUDA."""
+    return device.type == "cuda"
+
+
+def supports_fused_adam(device: torch.device) -> bool:
+    """Return whether torch's fused Adam is used: everywhere but on Apple's GPUs."""
+    return device.type != "mps"
+
+
+def newton_schulz_dtype(x: Tensor) -> torch.dtype:
+    """Return the precision of the matrix products that orthogonalize `x`: bf16 on CUDA, where that suffices."""
+    return torch.bfloat16 if x.is_cuda else x.dtype
+
+
+def needs_full_batches(device: torch.device) -> bool:
+    """Return whether steps are timed with full batches: a few rows would not fill a GPU. Elsewhere they suffice."""
+    return device.type == "cuda"
+
+
+def max_scoring_tokens(device: torch.device, *, bf16: bool, deterministic: bool) -> int:
+    """Return the number of padded tokens per batch for inference."""
+    if device.type == "cpu":
+        return CPU_SCORING_TOKENS
+    unmasked = device.type == "cuda" and bf16 and not deterministic
+    return GPU_SCORING_TOKENS if unmasked else MASKED_SCORING_TOKENS
 
 
 @cache

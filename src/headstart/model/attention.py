@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from headstart.config.schema import AttentionDirection
-from headstart.kernels.attention import AttentionContext, attention
+from headstart.kernels.attention import AttentionContext, attention, deferred_bias, project_out, split_qkv
 from headstart.kernels.dispatch import KernelPlan
-from headstart.kernels.qkv import deferred_bias, project_out, split_qkv
 
 KeyValues = tuple[Tensor, Tensor]
 """The keys and values of one layer, for generation."""

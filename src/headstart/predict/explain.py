@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headstart.data.batch import Batch
-from headstart.data.labelled import TextInput
 from headstart.errors import DataError, UsageError
 from headstart.model.heads import ClassifierHead, Model
-from headstart.predict.predictions import AnyPrediction, MultiLabelPrediction, Prediction
+from headstart.predict.outputs import AnyPrediction, MultiLabelPrediction, Prediction
 from headstart.predict.predictor import Predictor
+from headstart.tasks import TextInput
 from headstart.tokenization.base import Tokenizer
 from headstart.train.objectives import class_logits
-from headstart.train.transfer_batch import to_device
+from headstart.train.step import to_device
 
 TOLERANCE = 0.01
 """The error of the sum, as a fraction of the change of the margin, above which the path is split further."""

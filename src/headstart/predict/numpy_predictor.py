@@ -10,7 +10,7 @@ T tokens, D width, H heads, K width of one head, C labels.
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,11 @@ from headstart.errors import HeadstartError
 from headstart.files import read_json, read_manifest
 from headstart.metrics import softmax
 from headstart.model.parameter_count import count_parameters
-from headstart.predict.predictions import AnyPrediction, make_prediction, single_texts
+from headstart.predict.outputs import AnyPrediction, make_prediction, single_texts
 from headstart.store.locate import find_bundle
-from headstart.tasks import SingleLabel
+from headstart.tasks import SingleLabel, TextInput
 from headstart.tokenization.base import Tokenizer
 from headstart.tokenization.tokenizer import load_tokenizer
-
-if TYPE_CHECKING:
-    from headstart.data.labelled import TextInput
 
 Floats = NDArray[np.float32]
 Weights = Mapping[str, Floats]
@@ -236,7 +233,7 @@ class NumpyPredictor:
         except (HeadstartError, SafetensorError, OSError, KeyError, TypeError, ValueError):
             return None
 
-    def predict(self, texts: "Sequence[TextInput]", *, abstain: float | None = None) -> list[AnyPrediction]:
+    def predict(self, texts: Sequence[TextInput], *, abstain: float | None = None) -> list[AnyPrediction]:
         """Predict every text by itself, in order. It cannot abstain."""
         assert abstain is None
         encoded = self._tokenizer.encode_batch(single_texts(texts))

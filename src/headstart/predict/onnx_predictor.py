@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -11,12 +11,9 @@ from numpy.typing import NDArray
 
 from headstart.errors import StoreError, UsageError
 from headstart.files import MANIFEST, read_json, read_manifest
-from headstart.predict.predictions import AnyPrediction, make_prediction, single_texts
+from headstart.predict.outputs import AnyPrediction, make_prediction, single_texts
 from headstart.runtime import free_cores
-from headstart.tasks import task_from
-
-if TYPE_CHECKING:
-    from headstart.data.labelled import TextInput
+from headstart.tasks import TextInput, task_from
 
 FULL, INT8 = "model.onnx", "model.int8.onnx"
 BATCH_TOKENS = 1024
@@ -71,7 +68,7 @@ class OnnxPredictor:
         same, texts = self._file_facts["same_answers"], self._file_facts["texts"]
         return f"int8: {same:,} of {texts:,} answers as in full precision, on {self._compared_on}"
 
-    def predict(self, texts: "Sequence[TextInput]", *, abstain: float | None = None) -> list[AnyPrediction]:
+    def predict(self, texts: Sequence[TextInput], *, abstain: float | None = None) -> list[AnyPrediction]:
         """Predict every text, in order; texts of similar length are batched together. It cannot abstain."""
         assert abstain is None, "an export has no table of thresholds"
         ids = [np.asarray(row.ids, dtype=np.int64) for row in self._engine.encode_batch(single_texts(texts))]

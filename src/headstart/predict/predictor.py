@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from headstart.config.schema import RuntimeConfig
 from headstart.data.datasets import LabelledDataset, encode_inputs
-from headstart.data.labelled import TextInput
 from headstart.errors import ConfigError, DataError, UsageError
-from headstart.predict.predictions import ABSTAIN, AnyPrediction, make_prediction
+from headstart.predict.outputs import ABSTAIN, AnyPrediction, make_prediction
 from headstart.runtime import Runtime, setup_runtime
 from headstart.store.bundle import Bundle, load_bundle
 from headstart.store.model_card import HELD_OUT
+from headstart.tasks import TextInput
 from headstart.train.calibration import MIN_ROWS, Threshold
 from headstart.train.scoring import score_texts
 

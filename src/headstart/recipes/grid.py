@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from headstart.config.merge import merge_config
 from headstart.config.schema import FinetuneConfig
 from headstart.errors import Interrupted
 from headstart.files import write_json
@@ -186,7 +185,9 @@ def run_grid(
             return grid.finish()
 
 
-def open_grid(out: Path, command: str) -> tuple[RunFolder, FinetuneConfig, dict[str, Any]]:
-    """Open the folder of a grid: with its settings, and its inputs as JSON."""
-    folder = RunFolder.open(out, kind=command)
-    return folder, merge_config(FinetuneConfig, folder.settings), folder.facts["inputs"]
+def open_cell(path: Path, config: FinetuneConfig) -> tuple[RunFolder, bool]:
+    """Open or create the folder in which one run of a grid trains; the second value says whether the run resumes."""
+    if (path / "run.json").is_file():
+        return RunFolder.open(path, kind="cell"), True
+    shutil.rmtree(path, ignore_errors=True)
+    return RunFolder.create(path, kind="cell", command="", config=config, inputs={}), False

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic
 
 from headstart.config.merge import merge_config
 from headstart.config.schema import FinetuneConfig, PretrainConfig, RuntimeConfig
@@ -21,6 +21,7 @@ from headstart.files import read_checksummed, read_json, read_manifest
 from headstart.interrupts import StopRequested, StopSignal, step_context
 from headstart.model.heads import Model
 from headstart.progress import Progress
+from headstart.recipes.run_request import ConfigT, RequestT, begin_or_resume
 from headstart.runtime import Runtime, rank_info
 from headstart.store.checkpoint import CheckpointCheck, checkpoint_steps, load_checkpoint, resume_from, save_checkpoint
 from headstart.store.run_folder import ReadOnlyRunFolder, RunFolder
@@ -33,63 +34,6 @@ from headstart.train.optimizers import build_optimizer, optimizer_tensors, resto
 from headstart.train.parallel import SINGLE, ParallelStrategy
 
 PLAN_FILE = "plan.json"
-
-ConfigT = TypeVar("ConfigT", bound=PretrainConfig | FinetuneConfig)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """The request of a recipe that writes a run folder.
-
-    Subclasses add the inputs of the recipe, as the user wrote them. A request that resumes a run needs none of them:
-    `with_inputs` reads them back from run.json.
-    """
-
-    out: Path
-    resume: bool = False
-    """Continue the run in `out`."""
-    command: str = ""
-    """The command line, for the record; empty in Python."""
-
-    def inputs(self) -> dict[str, Any]:
-        """Return the inputs as the JSON values that run.json records."""
-        raise NotImplementedError
-
-    def with_inputs(self, inputs: Mapping[str, Any]) -> Self:
-        """Return this request with the inputs that run.json records."""
-        raise NotImplementedError
-
-
-RequestT = TypeVar("RequestT", bound=RunRequest)
-
-
-def begin_or_resume(
-    request: RequestT,
-    *,
-    kind: str,
-    config_class: type[ConfigT],
-    resolve: Callable[[], tuple[RequestT, ConfigT]],
-) -> tuple[RunFolder, RequestT, ConfigT]:
-    """Open the run in `request.out` if the request resumes it, else create it; returns it with its inputs and settings.
-
-    Args:
-        resolve: returns the request and the settings of a new run as they are recorded. It raises where something is
-            wrong with them, before anything is written.
-    """
-    if request.resume:
-        run = RunFolder.open(request.out, kind=kind)
-        return run, recorded_request(request, run), merge_config(config_class, run.settings)
-    request, config = resolve()
-    run = RunFolder.create(request.out, kind=kind, command=request.command, config=config, inputs=request.inputs())
-    return run, request, config
-
-
-def recorded_request(request: RequestT, run: RunFolder) -> RequestT:
-    """Return the request with the inputs that a run recorded when it began."""
-    try:
-        return request.with_inputs(run.facts["inputs"])
-    except (KeyError, TypeError):
-        raise StoreError(f"{run.path / 'run.json'} is damaged: it does not say what the run reads") from None
 
 
 @dataclass(frozen=True)

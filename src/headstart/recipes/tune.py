@@ -12,11 +12,12 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from headstart.config.merge import merge_config, nest
 from headstart.config.presets import preset_values
@@ -36,9 +37,10 @@ from headstart.recipes.finetune.dataset import (
     model_config_for,
     resolve_attention,
 )
-from headstart.recipes.finetune.run import SCRATCH, choose_tokenizer, load_backbone, resolve_config
+from headstart.recipes.finetune.run import SCRATCH, LoadBackbone, choose_tokenizer, load_backbone, resolve_config
 from headstart.recipes.finetune.trainer import FinetuneTrainer
-from headstart.recipes.grid import Grid, GridDisplay, grid_worker, open_grid, run_grid
+from headstart.recipes.grid import Grid, GridDisplay, grid_worker, open_cell, run_grid
+from headstart.recipes.run_request import RunRequest, begin_or_resume, open_recorded
 from headstart.recipes.workers import MakeWorker, RunJob
 from headstart.runtime import setup_runtime
 from headstart.store.bundle import Bundle
@@ -59,15 +61,14 @@ _MIN_TRIALS_TO_PRUNE = 4
 """Earlier trials with a result half-way that pruning needs."""
 
 
-@dataclass(frozen=True)
-class TuneRequest:
+@dataclass(frozen=True, kw_only=True)
+class TuneRequest(RunRequest):
     """The inputs and options of a search."""
 
-    train: str | None
-    """The labelled file to train on; None when a search is resumed, which reads it from its folder."""
-    out: Path
+    train: str | None = None
+    """The labelled file to train on; None if the request resumes a search."""
     backbone: str | None = None
-    """A pretrained folder, a starter, a model of transformers, or the word scratch."""
+    """A pretrained folder, a starter, a model of transformers, or the word scratch; None if the request resumes."""
     valid: str | None = None
     tokenizer: Path | None = None
     minutes: float | None = None
@@ -77,12 +78,9 @@ class TuneRequest:
     preset: str = "classic"
     """The preset of the settings, which best.toml is relative to."""
     executor: Executor = field(default_factory=Executor)
-    resume: bool = False
-    """Continue the search in `out`: what it searches is read from there."""
-    command: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return what run.json keeps: with the settings, all that the trials depend on."""
+    def inputs(self) -> dict[str, Any]:
+        """Return what run.json records: with the settings, all that the trials depend on."""
         return {
             "train": self.train,
             "valid": self.valid,
@@ -94,12 +92,11 @@ class TuneRequest:
             "preset": self.preset,
         }
 
-    @classmethod
-    def from_json(cls, out: Path, inputs: dict[str, Any]) -> "TuneRequest":
-        """Return the request of the search in `out` from the inputs of its run.json."""
-        return cls(
+    def with_inputs(self, inputs: Mapping[str, Any]) -> Self:
+        """Return this request with the inputs that run.json records."""
+        return replace(
+            self,
             train=inputs["train"],
-            out=out,
             backbone=inputs["backbone"],
             valid=inputs["valid"],
             tokenizer=Path(inputs["tokenizer"]) if inputs["tokenizer"] else None,
@@ -126,27 +123,36 @@ class TuneResult:
 def run_tune(request: TuneRequest, config: FinetuneConfig | None, progress: Progress | None = None) -> TuneResult:
     """Run the trials that are not finished, and write the best settings."""
     progress, since = progress or SilentProgress(), time.monotonic()
-    executor, out = request.executor, request.out
+    executor = request.executor
     executor.check()
     check_installed()
-    if request.resume:
-        folder, config, inputs = open_grid(out, TuneRun.command)
-        plan, bundle = TuneRequest.from_json(out, inputs), None
-    else:
-        if config is None or request.train is None or request.backbone is None:
-            raise UsageError("tune needs a labelled file, and --from with a pretrained folder or the word scratch")
-        _check(request, config)
-        plan, bundle = request, load_backbone(request.backbone)  # a wrong folder is refused before anything is written
-        config = resolve_config(with_threads(config, executor), bundle)
-        search_dimensions(config, bundle, plan.search)
-        kind, inputs = TuneRun.command, plan.to_json()
-        folder = RunFolder.create(out, kind=kind, command=request.command, config=config, inputs=inputs)
+    # the backbone is checked before a folder is made, and used after: load it once
+    load: LoadBackbone = cache(load_backbone)
+    folder, plan, resolved = begin_or_resume(
+        request,
+        kind=TuneRun.command,
+        config_class=FinetuneConfig,
+        resolve=lambda: _resolve(request, config, load),
+    )
 
-    def load() -> TuneRun:
+    def load_grid() -> TuneRun:
         deadline = _deadline(folder, plan.minutes, executor.jobs or 1)
-        return TuneRun.load(folder, config, plan, progress, deadline, bundle)
+        return TuneRun.load(folder, resolved, plan, progress, deadline, load)
 
-    return run_grid(folder, config, executor, load, resume=request.resume, since=since)
+    return run_grid(folder, resolved, executor, load_grid, resume=request.resume, since=since)
+
+
+def _resolve(
+    request: TuneRequest, config: FinetuneConfig | None, load: LoadBackbone
+) -> tuple[TuneRequest, FinetuneConfig]:
+    """Return the request and the settings of a new search, with all that the backbone and this machine decide."""
+    if config is None or request.train is None or request.backbone is None:
+        raise UsageError("tune needs a labelled file, and --from with a pretrained folder or the word scratch")
+    _check(request, config)
+    backbone = load(request.backbone)
+    config = resolve_config(with_threads(config, request.executor), backbone)
+    search_dimensions(config, backbone, request.search)
+    return request, config
 
 
 def _check(request: TuneRequest, config: FinetuneConfig) -> None:
@@ -298,8 +304,8 @@ def tune_worker(path: str, deadline: str) -> RunJob:
     Args:
         deadline: as `TuneRun` has it, or empty.
     """
-    folder, config, inputs = open_grid(Path(path), TuneRun.command)
-    request = TuneRequest.from_json(folder.path, inputs)
+    recorded = TuneRequest(out=Path(path), resume=True)
+    folder, request, config = open_recorded(recorded, kind=TuneRun.command, config_class=FinetuneConfig)
     tuning = TuneRun.load(folder, config, request, SilentProgress(), float(deadline) if deadline else None)
     return grid_worker(tuning, TrialSpec)
 
@@ -325,13 +331,13 @@ class TuneRun(Grid[TrialSpec, Trial, TuneResult]):
         request: TuneRequest,
         progress: Progress,
         deadline: float | None,
-        backbone: Bundle | None = None,
+        load: LoadBackbone = load_backbone,
     ) -> "TuneRun":
-        """Read and check everything that the trials need; `backbone` is loaded unless it is passed."""
+        """Read and check everything that the trials need."""
         runtime = setup_runtime(config.runtime)
         assert request.train is not None
         assert request.backbone is not None
-        backbone = backbone or load_backbone(request.backbone)
+        backbone = load(request.backbone)
         dimensions = search_dimensions(config, backbone, request.search)
         data = load_labelled_data(
             request.train,
@@ -426,7 +432,7 @@ class TuneRun(Grid[TrialSpec, Trial, TuneResult]):
         preset = merge_config(FinetuneConfig, preset_values(request.preset, "finetune"))
         content = _as_toml(self.trial_config(best.settings), preset, pretrained=request.backbone != SCRATCH)
         atomic_write(toml, content.encode("utf-8"))
-        inputs = request.to_json()
+        inputs = request.inputs()
         words = ["headstart", "finetune", inputs["train"], "--from", inputs["backbone"]]
         for name in ("valid", "tokenizer", "preset"):
             words += [f"--{name}", inputs[name]] if inputs[name] else []
@@ -457,12 +463,7 @@ class TuneRun(Grid[TrialSpec, Trial, TuneResult]):
         stop: StopSignal,
     ) -> Trial:
         start, config = time.perf_counter(), self.trial_config(settings)
-        resume = (path / "run.json").is_file()
-        if resume:
-            folder = RunFolder.open(path, kind="cell")
-        else:
-            shutil.rmtree(path, ignore_errors=True)
-            folder = RunFolder.create(path, kind="cell", command="", config=config, inputs={})
+        folder, resume = open_cell(path, config)
         half = _half_way_epoch(config)
 
         def prune(epoch: dict[str, Any]) -> None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.data.labelled import TextInput
 from headstart.serve.middleware import HTTPError, ServerMetrics, deadline_error
+from headstart.tasks import TextInput
 
 Ids = NDArray[np.int64]
 ProbabilityRows = NDArray[np.float64]

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headstart.config.schema import RuntimeConfig
-from headstart.data.labelled import TextInput
 from headstart.errors import HeadstartError, StoreError
 from headstart.files import read_json
 from headstart.predict.explain import RATING, Explanation, explain_prediction
 from headstart.predict.generate import Sampling, generate_pieces, load_language_model, next_token_candidates
-from headstart.predict.predictions import AnyPrediction
+from headstart.predict.outputs import AnyPrediction
 from headstart.predict.predictor import Predictor
 from headstart.progress import pluralize
 from headstart.serve.batching import Batcher, PaddedShape
@@ -22,6 +21,7 @@ from headstart.serve.middleware import HTTPError, ServerMetrics, deadline_error
 from headstart.store.bundle import Bundle
 from headstart.store.locate import find_bundle
 from headstart.store.run_folder import RunFolder
+from headstart.tasks import TextInput
 
 T = TypeVar("T")
 MAX_POINTS = 300

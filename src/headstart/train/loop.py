@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from headstart.config.schema import OptimConfig
 from headstart.data.batch import Batch
 from headstart.errors import TrainingError
+from headstart.kernels.dispatch import is_asynchronous
 from headstart.runtime import Runtime, seed_step
 from headstart.train.cuda_graphs import GraphCache
 from headstart.train.distributed import SINGLE_PROCESS, ProcessGroup
@@ -82,7 +83,7 @@ def fit(
         graphs: the CUDA graphs of the model; see `text_graphs` and `token_graphs`.
     """
     started = time.perf_counter()  # before the batches are fetched: waiting for them is part of a step
-    asynchronous, strategy = runtime.device.type == "cuda", state.strategy
+    asynchronous, strategy = is_asynchronous(runtime.device), state.strategy
     runner = _build_runner(state, objective, config, runtime, graphs)
     with Prefetcher(fetch, state.step, steps, runner.to_device, threaded=asynchronous) as prefetcher:
         for batches in prefetcher:
@@ -206,7 +207,7 @@ class Prefetcher:
 
 def _read_async(values: Tensor) -> Callable[[], list[float]]:
     """Start copying values to the host, and return a function that waits for this copy alone, not for later work."""
-    if not values.is_cuda:
+    if not is_asynchronous(values.device):
         return values.tolist
     host_values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host_values.copy_(values, non_blocking=True)

@@ -10,6 +10,7 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from headstart.config.schema import FinetuneLoop, OptimConfig, TransferConfig
 from headstart.errors import StoreError
+from headstart.kernels.dispatch import newton_schulz_dtype, supports_fused_adam
 from headstart.model.heads import Model
 from headstart.train.ema import EMA, EMA_PREFIX
 from headstart.train.parallel import is_sharded, local_tensor, reshard_like, shard_like
@@ -119,7 +120,7 @@ def _orthogonalize_sharded(momenta: Sequence[Tensor], parameters: Sequence[Tenso
 
 def orthogonalize(stack: Tensor) -> Tensor:
     """Move the singular values of each matrix near 1 by matrix products alone; in bf16 on a GPU, where that suffices."""
-    x = stack.bfloat16() if stack.is_cuda else stack
+    x = stack.to(newton_schulz_dtype(stack))
     transposed = x.shape[-2] > x.shape[-1]
     x = x.mT if transposed else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
@@ -187,7 +188,7 @@ def build_optimizer(model: Model, config: OptimConfig, layer_decay: float = 1.0)
         ]
 
     adam_class = Adam if config.optimizer == "adam" else AdamW
-    fused = model.backbone.embedding.weight.device.type != "mps"
+    fused = supports_fused_adam(model.backbone.embedding.weight.device)
     adam_optimizer = adam_class(param_groups(adam), lr=config.lr, betas=(0.9, config.beta2), fused=fused)
     if not muon:
         return adam_optimizer

@@ -14,26 +14,18 @@ from numpy.typing import NDArray
 from headstart.data.batch import Batch
 from headstart.data.datasets import LabelledDataset, PackedDataset
 from headstart.data.next_sentence import NextSentenceDataset
+from headstart.kernels.dispatch import max_scoring_tokens
 from headstart.model.heads import ClassifierHead, LanguageHead, Model, NextSentenceHead
 from headstart.runtime import Runtime
 from headstart.train.distributed import SINGLE_PROCESS, ProcessGroup
 from headstart.train.objectives import class_logits, language_model_loss
-from headstart.train.transfer_batch import to_device
-
-GPU_TOKENS = 32768
-"""Tokens per batch on a GPU where attention needs no mask; texts are batched by length, so there is little padding."""
-MASKED_TOKENS = 8192
-"""Tokens per batch where it needs one: a mask grows with the square of the row length."""
-CPU_TOKENS = 1024
-"""Tokens per batch on a CPU, where activations should stay in the cache: 1.3 to 1.8 times as fast (measured)."""
+from headstart.train.step import to_device
 
 
 def max_batch_tokens(runtime: Runtime) -> int:
     """Return the number of padded tokens per batch for inference."""
-    if runtime.device.type == "cpu":
-        return CPU_TOKENS
-    unmasked = runtime.device.type == "cuda" and runtime.bf16 and not torch.are_deterministic_algorithms_enabled()
-    return GPU_TOKENS if unmasked else MASKED_TOKENS
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return max_scoring_tokens(runtime.device, bf16=runtime.bf16, deterministic=deterministic)
 
 
 def without_compile(model: Model[Any]) -> AbstractContextManager[object]:

@@ -1,20 +1,21 @@
-"""One optimizer step: the `StepRunner` protocol, and `EagerStep`, which runs it with ordinary torch calls."""
+"""One optimizer step: the `StepRunner` protocol, `EagerStep`, which runs it with ordinary torch calls, and `to_device`."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from headstart.data.batch import Batch
+from headstart.kernels.dispatch import caches_embedding_grads, is_asynchronous, is_on_device
 from headstart.kernels.embedding import CachedGradEmbedding
 from headstart.runtime import Runtime
 from headstart.train.objectives import LossSum, Objective
 from headstart.train.parallel import ParallelStrategy, local_tensor
-from headstart.train.transfer_batch import to_device
 
 Notify = Callable[[str], None]
+BatchT = TypeVar("BatchT", bound=Batch)
 
 
 class StepRunner(Protocol):
@@ -52,7 +53,7 @@ class EagerStep:
 
     def cache_embedding_grads(self) -> None:
         """In a single process on a CPU, reuse the gradient tensors of embeddings: only the rows written are cleared."""
-        if type(self.strategy) is ParallelStrategy and self.runtime.device.type == "cpu":
+        if type(self.strategy) is ParallelStrategy and caches_embedding_grads(self.runtime.device):
             self._embeddings = [module for module in self.model.modules() if isinstance(module, CachedGradEmbedding)]
         for embedding in self._embeddings:
             embedding.keep()
@@ -98,6 +99,19 @@ class EagerStep:
     def grads(self) -> list[Tensor]:
         """Return the gradients that exist, in the order of the parameters."""
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
+
+def to_device(batch: BatchT, device: torch.device) -> BatchT:
+    """Copy a batch to a device; a batch that is there already is returned as it is.
+
+    For a GPU, everything that determines a shape is computed on the CPU first, and the copy is asynchronous, which
+    requires page-locked memory.
+    """
+    if is_on_device(batch.ids_BT, device):
+        return batch
+    if is_asynchronous(device):
+        batch = batch.with_cu_seqlens().without_segments().pin_memory()
+    return batch.to(device, non_blocking=True)
 
 
 def zero_grads(grads: list[Tensor]) -> None:

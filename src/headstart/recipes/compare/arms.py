@@ -36,10 +36,10 @@ from headstart.recipes.finetune.dataset import (
 )
 from headstart.recipes.finetune.run import SCRATCH
 from headstart.recipes.finetune.trainer import FinetuneOutcome, FinetuneTrainer
+from headstart.recipes.grid import open_cell
 from headstart.runtime import Runtime
 from headstart.store.bundle import Bundle
 from headstart.store.records import Budget, Epoch, RunRecord, Score, arm_type, record_path, round_probabilities
-from headstart.store.run_folder import RunFolder
 from headstart.tasks import AnyEvaluation
 from headstart.tokenization.base import Tokenizer
 from headstart.tokenization.tokenizer import load_tokenizer
@@ -270,13 +270,7 @@ def _trainer(
     progress: Progress,
 ) -> tuple[FinetuneTrainer, bool]:
     """Build the trainer of a candidate; the second value says whether it resumes."""
-    path = network_run.candidate_folder(index)
-    resume = (path / "run.json").is_file()
-    if resume:
-        folder = RunFolder.open(path, kind="cell")
-    else:
-        shutil.rmtree(path, ignore_errors=True)
-        folder = RunFolder.create(path, kind="cell", command="", config=config, inputs={})
+    folder, resume = open_cell(network_run.candidate_folder(index), config)
     spec, backbone = network_run.spec, network_run.backbone
     bundle = backbone.bundle if backbone else None
     model_config: ModelConfig = model_config_for(bundle, config.transfer) if bundle else config.model

@@ -5,11 +5,12 @@ The runs are a grid of arms, label budgets and seeds. See `headstart.store.recor
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from headstart.config.schema import FinetuneConfig
 from headstart.data.hashing import text_digest
@@ -42,7 +43,8 @@ from headstart.recipes.finetune.dataset import (
     resolve_attention,
 )
 from headstart.recipes.finetune.run import choose_tokenizer, resolve_config
-from headstart.recipes.grid import Grid, GridDisplay, grid_worker, open_grid, run_grid
+from headstart.recipes.grid import Grid, GridDisplay, grid_worker, run_grid
+from headstart.recipes.run_request import RunRequest, begin_or_resume, open_recorded
 from headstart.recipes.workers import MakeWorker, RunJob
 from headstart.report.error_tables import error_tables
 from headstart.report.load import load_comparison
@@ -61,14 +63,15 @@ from headstart.store.records import (
 )
 from headstart.store.run_folder import RunFolder
 
+LoadBackbones = Callable[[tuple[str, ...], Path | None], tuple[PretrainedBackbone, ...]]
 
-@dataclass(frozen=True)
-class CompareRequest:
+
+@dataclass(frozen=True, kw_only=True)
+class CompareRequest(RunRequest):
     """The inputs and options of a comparison."""
 
-    train: str | None
-    """The labelled file to train on; None when a comparison is resumed, which reads it from its folder."""
-    out: Path
+    train: str | None = None
+    """The labelled file to train on; None if the request resumes a comparison."""
     backbones: tuple[str, ...] = ()
     """Pretrained folders, starters or models of transformers; several are compared with each other."""
     valid: str | None = None
@@ -84,12 +87,9 @@ class CompareRequest:
     executor: Executor = field(default_factory=Executor)
     quote_texts: bool = True
     """Keep the beginnings of a few test texts, which the report quotes."""
-    resume: bool = False
-    """Continue the comparison in `out`: what it compares is read from there."""
-    command: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return what run.json keeps: with the settings, all that the runs depend on."""
+    def inputs(self) -> dict[str, Any]:
+        """Return what run.json records: with the settings, all that the runs depend on."""
         return {
             "train": self.train,
             "valid": self.valid,
@@ -103,12 +103,11 @@ class CompareRequest:
             "choose": self.choose,
         }
 
-    @classmethod
-    def from_json(cls, out: Path, inputs: dict[str, Any]) -> "CompareRequest":
-        """Return the request of the comparison in `out` from the inputs of its run.json."""
-        return cls(
+    def with_inputs(self, inputs: Mapping[str, Any]) -> Self:
+        """Return this request with the inputs that run.json records."""
+        return replace(
+            self,
             train=inputs["train"],
-            out=out,
             backbones=tuple(inputs["backbones"]),
             valid=inputs["valid"],
             test=inputs["test"],
@@ -124,31 +123,37 @@ class CompareRequest:
 def run_compare(request: CompareRequest, config: FinetuneConfig | None, progress: Progress | None = None) -> Path:
     """Run every arm at every label budget over paired seeds; returns the path of the report."""
     progress, since = progress or SilentProgress(), time.monotonic()
-    executor, out = request.executor, request.out
-    executor.check()
-    backbones: tuple[PretrainedBackbone, ...] | None = None
-    if request.resume:
-        folder, config, inputs = open_grid(out, ComparisonRun.command)
-        plan = CompareRequest.from_json(out, inputs)
-        if folder.finished:
-            progress.say(f"{out} is finished already")
-            return write_report(out)
-    else:
-        if config is None or request.train is None or request.test is None:
-            raise UsageError("compare needs a labelled file to train on and --test with one to be judged on")
-        paths = pretrained_paths(request.backbones)
-        plan = replace(request, backbones=paths, arms=expand_arms(request.arms, paths))
-        _check(plan, config)
-        # before the folder is created: a wrong path leaves nothing behind
-        backbones = load_backbones(paths, plan.tokenizer)
-        config = resolve_config(with_threads(config, executor), backbones[0].bundle if backbones else None)
-        kind, inputs = ComparisonRun.command, plan.to_json()
-        folder = RunFolder.create(out, kind=kind, command=request.command, config=config, inputs=inputs)
+    request.executor.check()
+    # the backbones are checked before a folder is made, and used after: load them once
+    load: LoadBackbones = cache(load_backbones)
+    folder, plan, resolved = begin_or_resume(
+        request,
+        kind=ComparisonRun.command,
+        config_class=FinetuneConfig,
+        resolve=lambda: _resolve(request, config, load),
+    )
+    if folder.finished:
+        progress.say(f"{request.out} is finished already")
+        return write_report(request.out)
 
-    def load() -> ComparisonRun:
-        return ComparisonRun.load(folder, config, plan, progress, backbones)
+    def load_grid() -> ComparisonRun:
+        return ComparisonRun.load(folder, resolved, plan, progress, load)
 
-    return run_grid(folder, config, executor, load, resume=request.resume, since=since)
+    return run_grid(folder, resolved, request.executor, load_grid, resume=request.resume, since=since)
+
+
+def _resolve(
+    request: CompareRequest, config: FinetuneConfig | None, load: LoadBackbones
+) -> tuple[CompareRequest, FinetuneConfig]:
+    """Return the request and the settings of a new comparison, with all that its backbones and this machine decide."""
+    if config is None or request.train is None or request.test is None:
+        raise UsageError("compare needs a labelled file to train on and --test with one to be judged on")
+    paths = pretrained_paths(request.backbones)
+    request = replace(request, backbones=paths, arms=expand_arms(request.arms, paths))
+    _check(request, config)
+    backbones = load(paths, request.tokenizer)
+    first = backbones[0].bundle if backbones else None
+    return request, resolve_config(with_threads(config, request.executor), first)
 
 
 def _check(request: CompareRequest, config: FinetuneConfig) -> None:
@@ -163,8 +168,8 @@ def _check(request: CompareRequest, config: FinetuneConfig) -> None:
 
 def compare_worker(path: str) -> RunJob:
     """Load the comparison in a folder and return the function that does its runs, in another process or machine."""
-    folder, config, inputs = open_grid(Path(path), ComparisonRun.command)
-    request = CompareRequest.from_json(folder.path, inputs)
+    recorded = CompareRequest(out=Path(path), resume=True)
+    folder, request, config = open_recorded(recorded, kind=ComparisonRun.command, config_class=FinetuneConfig)
     # the first process has looked for duplicates
     comparison = ComparisonRun.load(folder, config, request, SilentProgress(), find_duplicates=False)
     return grid_worker(comparison, RunSpec)
@@ -191,14 +196,13 @@ class ComparisonRun(Grid[RunSpec, RunRecord, Path]):
         config: FinetuneConfig,
         request: CompareRequest,
         progress: Progress,
-        backbones: tuple[PretrainedBackbone, ...] | None = None,
+        load: LoadBackbones = load_backbones,
         *,
         find_duplicates: bool = True,
     ) -> "ComparisonRun":
-        """Read and check everything that the runs need; `backbones` are loaded unless they are passed."""
+        """Read and check everything that the runs need."""
         runtime = setup_runtime(config.runtime)
-        if backbones is None:
-            backbones = load_backbones(request.backbones, request.tokenizer)
+        backbones = load(request.backbones, request.tokenizer)
         first = backbones[0].bundle if backbones else None
         assert request.train is not None
         data = load_labelled_data(

@@ -22,7 +22,6 @@ from headstart.data.datasets import LabelledDataset, encode_inputs
 from headstart.data.decontamination import Membership
 from headstart.data.labelled import (
     LabelledTexts,
-    TextInput,
     check_task,
     describe_balance,
     infer_task,
@@ -38,7 +37,7 @@ from headstart.model.transformer import build_backbone
 from headstart.progress import Progress
 from headstart.store.bundle import Bundle
 from headstart.store.transfer import TransferReceipt, transfer
-from headstart.tasks import Task
+from headstart.tasks import Task, TextInput
 from headstart.tokenization.base import Tokenizer
 from headstart.tokenization.bpe import train_tokenizer
 from headstart.tokenization.tokenizer import load_tokenizer

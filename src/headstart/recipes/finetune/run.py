@@ -24,8 +24,8 @@ from headstart.recipes.finetune.dataset import (
     resolve_attention,
 )
 from headstart.recipes.finetune.trainer import FinetuneOutcome, FinetuneTrainer
+from headstart.recipes.run_request import RunRequest
 from headstart.recipes.trainer import (
-    RunRequest,
     StartedRun,
     check_fsdp,
     distributed_run,

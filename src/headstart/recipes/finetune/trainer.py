@@ -214,7 +214,7 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
             seconds = self._seconds_per_step(self._new_state(), self._fetch, self.steps, budget)
         available = max(0.0, TRAINING_FRACTION * budget - (time.monotonic() - self.began) - evaluation)
         affordable = int(available / (evaluation + self.epoch_steps * seconds) * self.epoch_steps)
-        plan = {"steps": max(1, min(self.steps, affordable)), "seconds_a_step": seconds}
+        plan = {"steps": max(1, min(self.steps, affordable)), "seconds_per_step": seconds}
         return self.group.broadcast(lambda: plan)
 
     def _run_epochs(self) -> None:

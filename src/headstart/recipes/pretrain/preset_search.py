@@ -9,6 +9,7 @@ from headstart.config.presets import PRESET_SIZES, preset_values
 from headstart.config.schema import IGNORE_INDEX, PretrainConfig
 from headstart.data.batch import Batch
 from headstart.errors import UsageError
+from headstart.kernels.dispatch import needs_full_batches
 from headstart.model.heads import LanguageHead, Model, build_language_head
 from headstart.model.transformer import build_backbone
 from headstart.progress import Progress, pluralize
@@ -70,7 +71,7 @@ def _time_preset(preset: str, minutes: float, config: PretrainConfig, runtime: R
     model: Model[LanguageHead] = Model(
         build_backbone(trial.model, vocab_size, 0), build_language_head(trial.model, vocab_size, 0)
     ).to(runtime.device)
-    rows = trial.loop.batch_size if runtime.device.type == "cuda" else max(1, _CPU_TOKENS // context)
+    rows = trial.loop.batch_size if needs_full_batches(runtime.device) else max(1, _CPU_TOKENS // context)
     batch = _random_batch(rows, context, vocab_size, trial.masking.rate)
     state = TrainState(model, build_optimizer(model, trial.optim), 0)
     steps = _WARMUP_STEPS + _TIMED_STEPS

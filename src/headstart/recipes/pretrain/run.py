@@ -22,8 +22,8 @@ from headstart.recipes.pretrain.trainer import (
     check_teacher_weight,
     prepare_pretraining,
 )
+from headstart.recipes.run_request import RunRequest
 from headstart.recipes.trainer import (
-    RunRequest,
     StartedRun,
     check_fsdp,
     distributed_run,

@@ -17,6 +17,7 @@ from headstart.data.provenance import source_names
 from headstart.data.shards import Shards
 from headstart.errors import ConfigError, UsageError
 from headstart.interrupts import StopSignal
+from headstart.kernels.dispatch import supports_compiled_training
 from headstart.model.heads import LanguageHead, Model, NextSentenceHead, build_language_head
 from headstart.model.transformer import build_backbone
 from headstart.predict.generate import Sampling, generate_text
@@ -89,8 +90,8 @@ def should_compile(
     runtime = config.runtime
     if runtime.compile is not None:
         return runtime.compile
-    supported = device.type == "cuda" and single_process and not runtime.deterministic and not runtime.recompute
-    if not (supported and compile_pays(config, model, stages)):
+    plain_run = single_process and not runtime.deterministic and not runtime.recompute
+    if not (supports_compiled_training(device) and plain_run and compile_pays(config, model, stages)):
         return False
     error = compiler_error(device)
     if error:
@@ -320,7 +321,7 @@ class PretrainTrainer(Trainer[PretrainConfig]):
                 state = replace(self._new_state(), ema=None)
                 seconds += stage.fraction * self._seconds_per_step(state, stage.fetch, 2**31, budget / count)
         affordable = int(max(0.0, TRAINING_FRACTION * budget - (time.monotonic() - self.began)) / seconds)
-        plan = {"steps": max(count, affordable), "seconds_a_step": seconds}
+        plan = {"steps": max(count, affordable), "seconds_per_step": seconds}
         return self.group.broadcast(lambda: plan)
 
     def _report_start(self) -> None:

@@ -2,15 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.tasks import MultiLabel, Regression, Task
-
-if TYPE_CHECKING:  # the readers of labelled files would delay a first prediction
-    from headstart.data.labelled import TextInput
+from headstart.tasks import MultiLabel, Regression, Task, TextInput
 
 Floats = NDArray[np.float64]
 ABSTAIN = "abstain"
@@ -66,7 +63,7 @@ class TextPredictor(Protocol):
     def task(self) -> Task:
         """The task that the model was trained for."""
 
-    def predict(self, texts: "Sequence[TextInput]", *, abstain: float | None = None) -> list[AnyPrediction]:
+    def predict(self, texts: Sequence[TextInput], *, abstain: float | None = None) -> list[AnyPrediction]:
         """Predict every text, in order.
 
         Args:
@@ -92,7 +89,7 @@ def make_prediction(task: Task, probabilities: Floats, truncated: bool, min_prob
     return Prediction(label, float(probabilities.max()), by_label, truncated, abstained)
 
 
-def single_texts(texts: "Sequence[TextInput]") -> list[str]:
+def single_texts(texts: Sequence[TextInput]) -> list[str]:
     """Return the texts as a list, for a predictor that reads no pairs."""
     singles = [text for text in texts if isinstance(text, str)]
     assert len(singles) == len(texts), "this predictor reads no pairs of texts"
