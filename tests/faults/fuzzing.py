@@ -90,14 +90,14 @@ def _chunk(
     reader: Reader, numbers: range, target_folder: Path, reached: Reached | None = None
 ) -> list[tuple[int, str]] | None:
     """The cases of a bite, in a child; None when it did not come back."""
-    heard, message = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(heard)
-        _in_the_child(reader, numbers, target_folder / str(os.getpid()), message, reached)
-    os.close(message)
+        os.close(read_end)
+        _in_the_child(reader, numbers, target_folder / str(os.getpid()), write_end, reached)
+    os.close(write_end)
     deadline = time.monotonic() + 60 + 0.2 * len(numbers) + 6 * SECONDS
-    with os.fdopen(heard, "rb") as pipe:
+    with os.fdopen(read_end, "rb") as pipe:
         os.set_blocking(pipe.fileno(), False)
         content = b""
         while time.monotonic() < deadline:
@@ -113,11 +113,11 @@ def _chunk(
         return None
     answers, lines = json.loads(content)
     if reached:
-        reached.hear(lines)
+        reached.merge(lines)
     return [(number, what) for number, what in answers]
 
 
-def _in_the_child(reader: Reader, numbers: range, target_folder: Path, message: int, reached: Reached | None) -> None:
+def _in_the_child(reader: Reader, numbers: range, target_folder: Path, write_end: int, reached: Reached | None) -> None:
     code = 70
     try:
         with open("/proc/self/statm") as file:
@@ -145,8 +145,8 @@ def _in_the_child(reader: Reader, numbers: range, target_folder: Path, message: 
                 signal.setitimer(signal.ITIMER_PROF, 0)
             answers.append((number, what))
         shutil.rmtree(target_folder, ignore_errors=True)
-        with os.fdopen(message, "wb") as pipe:
-            pipe.write(json.dumps([answers, reached.message() if reached else []]).encode())
+        with os.fdopen(write_end, "wb") as pipe:
+            pipe.write(json.dumps([answers, reached.dump() if reached else []]).encode())
         code = 0
     finally:
         os._exit(code)

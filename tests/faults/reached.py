@@ -21,7 +21,7 @@ Code = tuple[str, str, int]
 
 
 class Reached:
-    """While it is entered, lines are noted; survives a fork by `told` and `hear`."""
+    """While it is entered, lines are noted; survives a fork by `dump` and `merge`."""
 
     def __init__(self, rooms: tuple[str, ...] = ROOMS) -> None:
         self.rooms = rooms
@@ -68,13 +68,13 @@ class Reached:
             self.every[key], self.left[key] = frozenset(lines), set(lines)
         return self.left[key]
 
-    def message(self) -> list[Any]:
+    def dump(self) -> list[Any]:
         """For another process, as JSON."""
         return [[*key, sorted(self.every[key]), sorted(self.left[key])] for key in sorted(self.every)]
 
-    def hear(self, message: list[Any]) -> None:
+    def merge(self, dumped: list[Any]) -> None:
         """What another process, forked from this one, has reached."""
-        for file, name, first, every, left in message:
+        for file, name, first, every, left in dumped:
             key = (file, name, first)
             self.every[key] = frozenset(every)
             self.left[key] = set(left) & self.left.get(key, set(left))

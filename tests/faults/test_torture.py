@@ -77,7 +77,7 @@ def test_lines_are_told_apart(tmp_path):
         read_json(path)
     assert good.row()["lines"] == bad.row()["lines"] > good.row()["lines_reached"]
     assert numbers(bad.row()["reached"]["files.py"]) - numbers(good.row()["reached"]["files.py"])
-    good.hear(json.loads(json.dumps(bad.told())))
+    good.merge(json.loads(json.dumps(bad.dump())))
     both = numbers(bad.row()["reached"]["files.py"]) | numbers(good.row()["reached"]["files.py"])
     assert numbers(good.row()["reached"]["files.py"]) == both
 
