@@ -33,7 +33,7 @@ test-distributed: $(VENV)/.dev
 
 # on a machine with a CUDA device and a Python that has torch and pytest already
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu
+	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu tests/gpu tests/kernels tests/model tests/train tests/recipes tests/distributed
 
 # the same kernels without a GPU, by triton's interpreter: wants triton, and a numpy before 2.4
 test-kernels:

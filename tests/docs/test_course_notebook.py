@@ -51,19 +51,19 @@ def test_the_notebook_runs_and_complains_of_nothing(executed):
     assert errors == []
 
 
-def test_it_draws_the_mask_the_positions_and_the_curves(executed):
+def test_the_notebook_draws_the_mask_the_positions_and_the_curves(executed):
     assert len(outputs(executed, "image/png")) == 4
     (curves,) = outputs(executed, "image/svg+xml")
     assert "accuracy on validation" in curves
 
 
-def test_it_counts_the_published_parameters(executed):
+def test_the_notebook_counts_the_published_parameters(executed):
     text = "".join(outputs(executed, "stream"))
     assert "21,018,401" in text
     assert "10,968,602" in text
 
 
-def test_it_shows_the_receipt_the_verdict_and_both_protocols(executed):
+def test_the_notebook_shows_the_receipt_the_verdict_and_both_protocols(executed):
     text = "".join(outputs(executed, "stream"))
     assert "25 tensors moved, 2 new" in text
     assert "3 paired seeds" in text
@@ -71,5 +71,5 @@ def test_it_shows_the_receipt_the_verdict_and_both_protocols(executed):
     assert text.count("course 0.") + text.count("course 1.") == 2
 
 
-def test_an_answer_is_the_same_alone_and_in_company(executed):
+def test_the_notebook_shows_that_a_prediction_does_not_depend_on_its_batch(executed):
     assert any(text.endswith(", True)") for text in outputs(executed, "text/plain"))

@@ -42,7 +42,7 @@ def test_the_commands_run_in_their_order(folder, capsys):
             assert run(shlex.split(line)[1:]) == 0, f"{line}\n{capsys.readouterr().err}"
 
 
-def test_the_python_runs_too(folder, capsys):
+def test_the_python_of_the_labels_page_runs(folder, capsys):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     with chdir(folder):
         exec(code.replace('out="runs/stars"', 'out="runs/stars-python"'), {})

@@ -62,7 +62,7 @@ def test_a_reason_for_lines_that_are_not_there_is_refused():
     assert str(caught.value) == words
 
 
-def test_lines_are_told_apart(tmp_path):
+def test_reached_and_missed_lines_are_distinguished(tmp_path):
     """The kit itself: what was reached, what was not, and both in another process's words."""
     from headstart.errors import StoreError
     from headstart.files import read_json
