@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # threads that spin while waiting slow small machines down; the command line sets this for itself
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test lint types unit test-all test-distributed test-gpu test-kernels torture torture-full docs clean
+.PHONY: demo test lint types unit test-slow test-all test-distributed test-gpu test-kernels torture torture-full docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/headstart demo --out demo-run
@@ -24,6 +24,10 @@ types: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu"
 
+# what `make test` leaves out: further compilations, exports, killed processes and repeated runs
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -n 2 -m "slow and not gpu"
+
 test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n 2 -m "not gpu"
 
@@ -33,7 +37,7 @@ test-distributed: $(VENV)/.dev
 
 # on a machine with a CUDA device and a Python that has torch and pytest already
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu tests/gpu tests/kernels tests/model tests/train tests/recipes tests/distributed
+	PYTHONPATH=src:starters/src $(PYTHON) -m pytest -q -m gpu tests/gpu tests/kernels tests/model tests/train tests/recipes tests/distributed
 
 # the same kernels without a GPU, by triton's interpreter: wants triton, and a numpy before 2.4
 test-kernels:
@@ -43,7 +47,7 @@ test-kernels:
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-# kills, full disks, damaged files and bad bytes: minutes, and an hour with the figures of RESULTS.md
+# kills, full disks, damaged files and bad bytes: minutes, and an hour with the figures of docs/results/robustness.md
 torture: $(VENV)/.dev
 	$(BIN)/python tests/faults/torture.py --size usual --out build/torture.json
 
@@ -55,16 +59,16 @@ $(VENV)/bin/python:
 	$(PYTHON) -c "import sys; sys.exit('Headstart needs Python 3.11 or newer, this is ' + sys.version.split()[0] if sys.version_info < (3, 11) else 0)"
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo]"
+$(VENV)/.demo: $(VENV)/bin/python pyproject.toml starters/pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo]" -e ./starters
 	touch $@
 
 $(VENV)/.docs: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@
 
-$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,dev,docs,fast,hf,onnx,serve,tune,url]"
+$(VENV)/.dev: $(VENV)/bin/python pyproject.toml starters/pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,dev,docs,fast,hf,onnx,serve,tune,url]" -e ./starters
 	touch $@
 
 clean:

@@ -464,7 +464,7 @@ CASES = {
                 "compare",
                 ("classes.csv",),
                 {"test": "classes-test.csv", "from": "modern", "labels": "100,all", "seeds": 2, "epochs": 2}
-                | {"arms": "majority,tfidf,nbsvm,scratch,frozen,pretrained", "min_steps": 0},
+                | {"arms": "majority,linear,nbsvm,scratch,frozen,pretrained", "min_steps": 0},
                 "comparison",
                 ("results", "cells"),
             ),

@@ -3,7 +3,7 @@
 python benchmarks/make_starter.py en runs/en --held-out en/judged.jsonl --held-out DATA/imdb/test.parquet
 python benchmarks/make_starter.py fr runs/fr --weights int8 --seen DATA/french-novels/paragraphs.parquet --held-out DATA/cls-books/test.jsonl
 
-writes src/headstart/starters/NAME (or --out). docs/starters.md has the commands that come before.
+writes starters/src/headstart_starters/NAME (or --out). docs/starters.md has the commands that come before.
 """
 
 import argparse
@@ -19,10 +19,10 @@ from headstart.data.hashing import text_digest
 from headstart.files import read_json
 from headstart.interop.export import export_compact
 from headstart.store.bundle import load_bundle
-from headstart.store.locate import STARTERS_FOLDER
 from headstart.store.model_card import base_name
 from headstart.store.run_folder import RunFolder
 
+STARTERS_FOLDER = Path(__file__).resolve().parent.parent / "starters" / "src" / "headstart_starters"
 MOST = 16_000_000
 """Bytes that a starter may weigh."""
 LICENCE = (
@@ -32,7 +32,7 @@ LICENCE = (
 )
 FACTS = {
     "en": {
-        "language": "en",
+        "languages": ["en"],
         "licence": "apache-2.0",
         "prompt": "The film is",
         "text": [
@@ -51,7 +51,7 @@ FACTS = {
         ),
     },
     "fr": {
-        "language": "fr",
+        "languages": ["fr"],
         "licence": "apache-2.0",
         "prompt": "Ce livre est",
         "text": [

@@ -136,7 +136,12 @@ class Rows(torch.utils.data.Dataset):
 
 
 def trainer_step(shape: Shape) -> Step:
-    """The same GPT-2 in transformers' own Trainer, with its own settings but for rate, clipping and order of rows.
+    """The same GPT-2 in transformers' own Trainer, with its own settings but for rate, clipping and order of rows."""
+    return steps_of_trainer(gpt2(shape), Rows(shape), shape.batch)
+
+
+def steps_of_trainer(model: Any, rows: Any, batch: int, *, bf16: bool = False, clip: float = 0.5) -> Step:
+    """Return the steps of a Trainer.
 
     Its loop cannot be asked for one step. So it runs in a thread of its own, which a callback stops at the end of every
     step until the next one is wanted: a step is all from there to the next end, the laying out of its batch included.
@@ -152,22 +157,22 @@ def trainer_step(shape: Shape) -> Step:
             done.release()
             wanted.acquire()
 
-    model = gpt2(shape)
     model.register_forward_hook(lambda _, __, out: losses.append(out.loss.detach()))
     with tempfile.TemporaryDirectory() as folder:  # it asks for one, and writes nothing there
         settings = TrainingArguments(
             folder,
             max_steps=1 << 20,
-            per_device_train_batch_size=shape.batch,
+            per_device_train_batch_size=batch,
             learning_rate=3e-4,
-            max_grad_norm=0.5,
+            max_grad_norm=clip,
             train_sampling_strategy="sequential",
             use_cpu=True,
+            bf16=bf16,
             report_to=[],
             save_strategy="no",
             disable_tqdm=True,
         )
-        trainer = Trainer(model, settings, train_dataset=Rows(shape), callbacks=[Stop()])
+        trainer = Trainer(model, settings, train_dataset=rows, callbacks=[Stop()])
 
     def train() -> None:
         wanted.acquire()
@@ -207,7 +212,7 @@ def headstart_step(shape: Shape) -> Step:
     config = ModelConfig(
         width=shape.width, depth=shape.depth, heads=shape.heads, feedforward=shape.width, context=shape.length
     )
-    runtime = setup_runtime(RuntimeConfig(device="cpu", threads=torch.get_num_threads()))
+    runtime = setup_runtime(RuntimeConfig(device="cpu", threads=torch.get_num_threads(), precision="fp32"))
     model = Model(build_backbone(config, shape.vocabulary, 0), build_language_head(config, shape.vocabulary, 0))
 
     def fetch(step: int) -> list[Batch]:

@@ -23,7 +23,8 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 from headstart.config.schema import IGNORE_INDEX, PADDING_SEGMENT, MaskingConfig, ModelConfig, TokenizerConfig
 from headstart.data.batch import Batch
 from headstart.data.masking import mask_tokens
-from headstart.model.attention import apply_rotary, build_attention_mask, rotary_cos_sin
+from headstart.kernels.attention import apply_rotary
+from headstart.model.attention import build_attention_mask, rotary_cos_sin
 from headstart.model.heads import Model, build_classifier_head, build_language_head
 from headstart.model.parameter_count import count_parameters
 from headstart.model.transformer import build_backbone, sinusoids
@@ -318,13 +319,14 @@ def rounded(tensor: torch.Tensor, digits: int = DIGITS) -> np.ndarray:
     return np.round(tensor.numpy().astype(np.float64), digits) + 0.0
 
 
-BASE = ("errors", "version", "config", "files", "progress", "metrics", "tasks")
+BASE = ("errors", "version", "config", "files", "progress", "metrics", "tasks", "language")
 """The modules and packages that all others may import; the picture shows them as one box."""
 
 
 COLUMNS = {
     "tokenization": 0.15,
     "data": 0.15,
+    "linear": 0.4,
     "store": 0.35,
     "predict": 0.35,
     "serve": 0.12,

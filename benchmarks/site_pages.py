@@ -20,14 +20,14 @@ PAGES = {
 }
 """Pages of the site, and the files of the repository that they are."""
 EXIT_CODES = """\
-| exit code | |
+| exit code | meaning |
 |---|---|
-| 0 | done |
-| 1 | tried and failed |
-| 2 | ask differently: an option, a setting, a path, a file |
+| 0 | finished |
+| 1 | failed |
+| 2 | wrong usage: an option, a setting, a path or a file |
 | 75 | stopped at `--runtime.time-limit`, saved |
-| 130, 143 | interrupted (Ctrl-C), terminated (SIGTERM); in training saved first |
-| 141 | nobody reads the output |"""
+| 130, 143 | interrupted (Ctrl-C), terminated (SIGTERM); a training is saved first |
+| 141 | the reader of the output has closed the pipe |"""
 _LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
 
 
@@ -74,13 +74,14 @@ def rehung(markdown: str, source: str, page: str) -> str:
 
 def commands() -> str:
     """Every command with its arguments and options, as its --help has them."""
-    from headstart.cli.main import COMMANDS, SUMMARY, build_command_app
+    from headstart.cli.commands import COMMANDS, SUMMARY
+    from headstart.cli.main import build_command_app
 
     text: str = build_command_app().generate_docs(output_format="markdown", recursive=True)
     parts = re.split(r"^## headstart (\S+)$", text, flags=re.MULTILINE)[1:]
     match = dict(zip(parts[::2], parts[1::2], strict=True))
-    pages = ["# Commands", SUMMARY + " Every command takes `--help`.", EXIT_CODES]
-    for name, usage, summary, example in COMMANDS:
+    pages = ["# Commands", SUMMARY + " Every command takes `--help` and `--help-all`.", EXIT_CODES]
+    for name, usage, summary, (example, *_), _ in COMMANDS:
         options = match[name].split(f"Example: {example}", 1)[1].strip()
         pages += [
             f"## headstart {name}",
@@ -105,8 +106,8 @@ def settings() -> str:
     pages = [
         "# Settings",
         "A setting has one name everywhere: `--model.depth 6` on the command line, `depth = 6` under `[model]` in `headstart.toml`, "
-        '`{"model.depth": 6}` in Python. In TOML, `[pretrain.model]` and `[finetune.model]` hold for that command alone. What stands '
-        "later in this list wins: defaults, `--preset`, the TOML file, the command line.",
+        '`{"model.depth": 6}` in Python. In TOML, `[pretrain.model]` and `[finetune.model]` apply to that command only. If a setting is '
+        "given several times, the last of these wins: defaults, `--preset`, the TOML file, the command line.",
     ]
     seen: set[tuple[str, str]] = set()
     for title, kind in kinds:
@@ -167,7 +168,7 @@ def _presets() -> str:
     from headstart.config.presets import PRESET_NAMES, preset_values
     from headstart.config.schema import FinetuneConfig, PretrainConfig
 
-    pages = ["## Presets", "What `--preset NAME` sets; empty where it leaves the default."]
+    pages = ["## Presets", "The values that `--preset NAME` sets. An empty cell is the default."]
     for command, kind in (("pretrain", PretrainConfig), ("finetune", FinetuneConfig)):
         arguments = {name: preset_values(name, command) for name in PRESET_NAMES}
         lines = [f"| {command} | {' | '.join(PRESET_NAMES)} |", "|---" * (1 + len(PRESET_NAMES)) + "|"]

@@ -1,4 +1,4 @@
-"""What the starters are worth: tables for RESULTS.md, kept in docs/results/starters.json.
+"""What the starters are worth: tables for docs/results/starters.md, kept in docs/results/starters.json.
 
 python benchmarks/starters.py demo   --work runs/starters                 200 and 1,000 labels of the demo's data, 5 seeds
 python benchmarks/starters.py books  --work runs/starters --data DATA     cls-books from starter:fr, 4 epochs, 2 seeds
@@ -28,7 +28,7 @@ from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.executors import Executor
 from headstart.report.load import load_comparison
 from headstart.report.statistics import paired_difference, summaries
-from headstart.store.locate import STARTERS_FOLDER, starters
+from headstart.store.locate import starter_folder, starters
 
 FOLDS, FOLD = 5, (340, 50)
 """Of cls-books without its test part: how many, and rows of each to learn and to choose from."""
@@ -146,8 +146,9 @@ def about() -> list[dict]:
     """The starters themselves."""
     result = []
     for name in starters():
-        facts = read_json(STARTERS_FOLDER / name / "bundle.json")
-        size = sum(path.stat().st_size for path in (STARTERS_FOLDER / name).rglob("*") if path.is_file())
+        folder = starter_folder(f"starter:{name}")
+        facts = read_json(folder / "bundle.json")
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         message = facts["about"]
         bundle = load_model_source(f"starter:{name}")
         result.append(
@@ -192,7 +193,7 @@ def main() -> None:
     parser.add_argument("--device")
     parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
-    arms, few = ("tfidf", "scratch", "pretrained"), demo.FINETUNE_SETTINGS
+    arms, few = ("linear", "scratch", "pretrained"), demo.FINETUNE_SETTINGS
     if arguments.part == "about":
         result: dict | list = about()
     elif arguments.part == "demo":
@@ -211,7 +212,7 @@ def main() -> None:
     elif arguments.part == "books":
         files = {name: str(arguments.data / "cls-books" / f"{name}.jsonl") for name in ("train", "valid", "test")}
         quick = {"loop": {"epochs": 4}}  # chosen on validation
-        arms = ("tfidf", "pretrained")
+        arms = ("linear", "pretrained")
         result = compare(
             files, arguments.work / "books", arguments, Aloud(), quick, backbones=("starter:fr",), arms=arms, seeds=2
         )
@@ -219,11 +220,11 @@ def main() -> None:
         folders = [arguments.work / "folds" / str(fold) for fold in range(FOLDS)]
         for fold, folder in enumerate(folders):
             files = fold_files(arguments.data, folder / "rows", fold)
-            ways = {"backbones": tuple(arguments.way), "arms": ("tfidf", "pretrained"), "seeds": 3}
+            ways = {"backbones": tuple(arguments.way), "arms": ("linear", "pretrained"), "seeds": 3}
             compare(files, folder / "compared", arguments, Aloud(), {}, **ways)
         result = pooled([folder / "compared" for folder in folders])
     else:
-        files, arms = demo_data(arguments.work), ("tfidf", "pretrained")
+        files, arms = demo_data(arguments.work), ("linear", "pretrained")
         ways = {"backbones": tuple(arguments.way), "label_budgets": (200,), "arms": arms, "seeds": 5}
         result = compare(files, arguments.work / "ways", arguments, Aloud(), few, **ways)
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from fixtures.processes import end_survivors, mark_processes
+
 REPOSITORY = Path(__file__).parent.parent
 
 # a shell starts what runs in its background deaf to Ctrl-C, and every process of a test would inherit that
@@ -17,6 +19,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # no test asserts how long something takes, and a busy machine must not fail one
 settings.register_profile("any time", deadline=None)
 settings.load_profile("any time")
+
+
+mark_processes()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_survives_the_session() -> Iterator[None]:
+    """Tests and fixtures end what they start. This fixture is set up first, and therefore torn down last."""
+    yield
+    survivors = end_survivors(set())
+    assert not survivors, "still running after the last test: " + "; ".join(survivors)
 
 
 @pytest.fixture(autouse=True)

@@ -47,9 +47,10 @@ def test_a_shape_beside_a_pretrained_folder_is_refused(reviews, tmp_path, settin
     base = reviews / "base"
     with pytest.raises(ConfigError) as caught:
         api.finetune(reviews / "train.csv", out=tmp_path / "clf", backbone=base, settings=settings)
+    name = next(iter(settings))
     assert (
         str(caught.value)
-        == f"{next(iter(settings))} is set, but {base} brings its own; leave it out, or use backbone='scratch'"
+        == f"{name} cannot be used with {base}, which has its own {name.split('.')[0]}; remove it, or use backbone='scratch'"
     )
     assert not (tmp_path / "clf").exists()
 
@@ -62,11 +63,11 @@ def test_a_comparison_uses_the_requested_seeds_budgets_and_arms(reviews, tmp_pat
         valid=reviews / "valid.csv",
         seeds=2,
         label_budgets=(12,),
-        arms=("majority", "tfidf"),
+        arms=("majority", "linear"),
         settings={"runtime.threads": 1, "tokenizer.vocab_size": 300},
     )
     names = sorted(path.stem for path in (tmp_path / "cmp" / "cells").iterdir())
-    assert names == [f"{arm}-12-seed{seed}" for arm in ("majority", "tfidf") for seed in (0, 1)]
+    assert names == [f"{arm}-12-seed{seed}" for arm in ("linear", "majority") for seed in (0, 1)]
 
 
 def test_several_pretrained_folders_are_passed_on(reviews, tmp_path):
@@ -77,7 +78,7 @@ def test_several_pretrained_folders_are_passed_on(reviews, tmp_path):
             test=reviews / "test.csv",
             backbone=[reviews / "base", reviews / "base" / ".." / "base"],
         )
-    assert str(caught.value) == f"--from names {reviews / 'base'} twice; once is enough"
+    assert str(caught.value) == f"--from names {reviews / 'base'} twice; give each folder once"
 
 
 def test_choosing_is_passed_on(reviews, tmp_path):

@@ -15,7 +15,7 @@ import headstart
 PACKAGE = Path(__file__).parent.parent / "src" / "headstart"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"errors", "version", "config", "files", "progress", "metrics", "tasks"}
+BASE = {"errors", "version", "config", "files", "progress", "metrics", "tasks", "language"}
 MAY_IMPORT = {
     "__init__": {"version", "api", "estimator"},
     "__main__": {"cli"},
@@ -26,16 +26,18 @@ MAY_IMPORT = {
     "progress": set(),
     "metrics": set(),
     "tasks": {"metrics"},
+    "language": set(),
     "runtime": BASE,
     "interrupts": BASE | {"runtime"},
     "tokenization": BASE,
     "kernels": BASE,
+    "linear": BASE,
     "data": BASE | {"tokenization"},
     "model": BASE | {"kernels"},
     "train": BASE | {"runtime", "interrupts", "data", "kernels", "model"},
-    "store": BASE | {"tokenization", "model"},
-    "predict": BASE | {"runtime", "interrupts", "tokenization", "data", "model", "train", "store"},
-    "interop": BASE | {"runtime", "interrupts", "tokenization", "data", "model", "train", "store", "predict"},
+    "store": BASE | {"tokenization", "model", "linear"},
+    "predict": BASE | {"runtime", "interrupts", "tokenization", "data", "linear", "model", "train", "store"},
+    "interop": BASE | {"runtime", "interrupts", "tokenization", "data", "linear", "model", "train", "store", "predict"},
     "report": BASE | {"store"},
     "serve": BASE | {"runtime", "interrupts", "tokenization", "store", "predict"},
     "recipes": BASE
@@ -45,6 +47,7 @@ MAY_IMPORT = {
         "tokenization",
         "data",
         "kernels",
+        "linear",
         "model",
         "train",
         "store",
@@ -78,8 +81,10 @@ CATCHES_ALL = {
     "interrupts.py:handle_signals": "a process of several ignores signals while it ends; raised again",
     "recipes/workers.py:_worker_main": "an error of a job, of whatever kind, is raised in the parent",
     "recipes/workers.py:_error_reply": "an error that does not survive pickling is replaced by its text",
+    "serve/middleware.py:__call__": "a client gets an answer in JSON whatever happens; a panic is no Exception",
     "store/run_folder.py:remove_on_error": "an interruption, too, leaves no new folder behind; raised again",
     "store/run_folder.py:record_failure": "notes the kind of error in the folder; raised again",
+    "tokenization/base.py:library_panics": "a panic is no Exception, and has no class to import; all others are raised again",
     "tokenization/hf.py:read_engine": "the tokenizers library raises Exception itself; all others are raised again",
     "train/distributed.py:broadcast": "the other processes must hear that the first one failed; raised again",
 }
@@ -240,6 +245,8 @@ TORCH_FREE = [
     "headstart.recipes.prepare",
     "headstart.recipes.forecast",
     "headstart.recipes.inspect",
+    "headstart.recipes.starter_choice",
+    "headstart.language",
     "headstart.recipes.run_request",
 ]
 

@@ -27,7 +27,7 @@ SMALL = {**NETWORK, "model.context": 24, "runtime.threads": 1}
 
 
 def small(**settings) -> TextClassifier:
-    return TextClassifier(**{"settings": SMALL, "epochs": 6, "lr": 0.01, **settings})
+    return TextClassifier(**{"backbone": "scratch", "settings": SMALL, "epochs": 6, "lr": 0.01, **settings})
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_a_grid_search_finds_the_better_learning_rate(processes):
 def test_the_state_of_an_estimator_is_parameters_classes_and_bytes(fitted):
     state = fitted.__getstate__()
     assert {type(content) for content in state["files_"].values()} == {bytes}
-    assert set(state) == {*fitted.get_params(), "files_", "classes_"}
+    assert set(state) == {*fitted.get_params(), "backbone_", "files_", "classes_"}
     copy = TextClassifier()
     copy.__setstate__(state)
     assert (copy.predict_proba(TEXTS) == fitted.predict_proba(TEXTS)).all()
@@ -120,7 +120,7 @@ def test_a_saved_folder_answers_the_same_here_and_on_the_command_line(fitted, tm
     assert [answer.label for answer in answers] == fitted.predict(TEXTS).tolist()
     with pytest.raises(UsageError) as caught:
         fitted.save(folder)
-    assert str(caught.value) == f"{folder} is there already and not empty; choose another folder"
+    assert str(caught.value) == f"{folder} already exists and is not empty; choose another folder"
 
 
 def test_a_run_folder_of_the_command_can_be_loaded(base, tmp_path):
@@ -169,7 +169,8 @@ NOT_FOR_TEXT = {
 
 
 def test_an_estimator_passes_the_checks_of_scikit_learn_that_suit_text():
-    estimator = Numbers(settings=SMALL | {"model.width": 8, "tokenizer.vocab_size": 260}, epochs=1, batch_size=64)
+    settings = SMALL | {"model.width": 8, "tokenizer.vocab_size": 260}
+    estimator = Numbers("scratch", settings=settings, epochs=1, batch_size=64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         results = check_estimator(estimator, expected_failed_checks=NOT_FOR_TEXT, on_skip=None)
@@ -190,8 +191,8 @@ def test_a_clone_is_not_fitted(fitted):
     [
         ("one text", ["a"], "X must be a sequence of texts, got 'one text'"),
         (["a", 3], ["x", "y"], "X[1] is 3, expected a text"),
-        (["a", "  "], ["x", "y"], "X[1] is empty; there is nothing to read"),
-        ([], [], "X holds no texts"),
+        (["a", "  "], ["x", "y"], "X[1] is empty"),
+        ([], [], "X contains no texts"),
         ([["a"], ["b"]], ["x", "y"], "X[0] is ['a'], expected a text"),
         (
             np.array([["a"], ["b"]]),
@@ -217,14 +218,15 @@ def test_wrong_texts_or_labels_get_one_line(texts, labels, message):
 def test_a_setting_that_has_a_parameter_of_its_own_is_refused():
     with pytest.raises(ConfigError) as caught:
         small(settings=SMALL | {"loop.epochs": 3}).fit(TEXTS, LABELS)
-    assert str(caught.value) == "settings has loop.epochs, which is a parameter of its own: epochs"
+    assert str(caught.value) == "settings has loop.epochs, which is a separate parameter: epochs"
 
 
 def test_a_shape_beside_a_backbone_is_refused(base):
     with pytest.raises(ConfigError) as caught:
         TextClassifier(base, settings={"model.width": 8}).fit(TEXTS, LABELS)
     assert (
-        str(caught.value) == f"model.width is set, but {base} brings its own; leave it out, or use backbone='scratch'"
+        str(caught.value)
+        == f"model.width cannot be used with {base}, which has its own model; remove it, or use backbone='scratch'"
     )
 
 
@@ -296,8 +298,8 @@ def test_pairs_of_texts_are_tuples():
     [
         ([["a"], "b", ["a"], []], "y[1] is 'b', expected a list of label names"),
         ([["a"], [1], ["a"], []], "y[1] is [1], expected a list of label names"),
-        ([[], [], [], []], "y has no label in any row; there is nothing to learn"),
-        (np.array([[0, 1], [2, 0], [1, 0], [0, 0]]), "y has a column a label and must hold 0 and 1 alone"),
+        ([[], [], [], []], "y has no label in any row; a classifier needs at least two labels"),
+        (np.array([[0, 1], [2, 0], [1, 0], [0, 0]]), "y has one column per label and must contain 0 and 1 only"),
         ([["a"], ["b"]], "X has 4 texts and y 2 labels; expected one each"),
     ],
 )
@@ -312,7 +314,7 @@ def test_wrong_lists_of_labels_get_one_line(labels, message):
     [
         ([1.0, float("inf"), 2.0, 3.0], "y[1] is inf, expected a finite number"),
         (["a", "b", "c", "d"], "y must be a number for each text"),
-        ([2, 2, 2, 2], "y has one number only, 2; there is nothing to tell apart"),
+        ([2, 2, 2, 2], "y has one number only, 2; a model cannot be trained on it"),
         (None, "TextRegressor requires y to be passed, but the target y is None"),
     ],
 )

@@ -8,14 +8,53 @@ import pytest
 import torch
 
 from headstart import runtime
-from headstart.config.schema import RuntimeConfig
+from headstart.config.schema import ModelConfig, RuntimeConfig
 from headstart.interrupts import StopSignal, handle_signals
-from headstart.runtime import environment, free_cores, resolve_threads, seed_step, setup_runtime
+from headstart.runtime import (
+    describe_threads,
+    environment,
+    free_cores,
+    resolve_precision,
+    resolve_threads,
+    seed_step,
+    setup_runtime,
+)
 
 
 @pytest.mark.parametrize(("precision", "bf16"), [("auto", False), ("fp32", False), ("bf16", True)])
 def test_the_configured_precision_is_used(precision, bf16):
     assert setup_runtime(RuntimeConfig(device="cpu", precision=precision, threads=1)).bf16 is bf16
+
+
+@pytest.mark.parametrize(
+    ("settings", "width", "fast", "precision"),
+    [
+        ({}, 128, True, "bf16"),
+        ({}, 128, False, "fp32"),
+        ({}, 64, True, "fp32"),
+        ({"compile": True}, 128, True, "fp32"),
+        ({"precision": "bf16"}, 64, False, "bf16"),
+        ({"precision": "fp32"}, 128, True, "fp32"),
+    ],
+)
+def test_a_cpu_trains_in_bf16_where_that_is_faster_unless_told_otherwise(settings, width, fast, precision, monkeypatch):
+    monkeypatch.setattr(runtime, "_is_bf16_fast", lambda: fast)
+    assert resolve_precision(RuntimeConfig(device="cpu", **settings), ModelConfig(width=width)) == precision
+
+
+def test_the_speed_of_bf16_is_measured_once():
+    runtime._is_bf16_fast.cache_clear()
+    answers = {runtime._is_bf16_fast() for _ in range(3)}
+    assert len(answers) == 1
+    assert runtime._is_bf16_fast.cache_info().misses == 1
+
+
+def test_a_cpu_scores_in_fp32_what_it_trains_in_bf16():
+    low = setup_runtime(RuntimeConfig(device="cpu", precision="bf16", threads=1))
+    with low.autocast():
+        assert torch.is_autocast_enabled("cpu")
+    with low.autocast(scoring=True):
+        assert not torch.is_autocast_enabled("cpu")
 
 
 def test_determinism_and_threads_are_set_for_the_process(monkeypatch):
@@ -44,6 +83,7 @@ def test_busy_cores_are_not_free(monkeypatch):
 
 def test_resolving_the_threads_changes_neither_torch_nor_the_environment(monkeypatch):
     monkeypatch.setattr(runtime, "free_cores", lambda: 6)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     threads, variables = torch.get_num_threads(), dict(os.environ)
     assert resolve_threads(RuntimeConfig(threads=3, deterministic=True)) == 3
     assert resolve_threads(RuntimeConfig(deterministic=True)) == 6
@@ -52,6 +92,33 @@ def test_resolving_the_threads_changes_neither_torch_nor_the_environment(monkeyp
     for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
     assert resolve_threads(RuntimeConfig()) == 1  # four processes on this machine have six cores
+
+
+def test_omp_num_threads_is_kept_unless_a_launcher_has_set_it(monkeypatch):
+    monkeypatch.setattr(runtime, "free_cores", lambda: 1)
+    for value, threads in (("2", 2), ("8,4", 8), ("0", 1), ("many", 1), ("", 1)):
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+        assert resolve_threads(RuntimeConfig()) == threads
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert resolve_threads(RuntimeConfig(threads=3)) == 3
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert resolve_threads(RuntimeConfig()) == 2
+    monkeypatch.setattr(runtime, "free_cores", lambda: 6)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # what torchrun sets for several processes
+    assert resolve_threads(RuntimeConfig()) == 3
+
+
+def test_fewer_threads_than_cores_are_explained_unless_they_were_chosen(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert describe_threads(RuntimeConfig(), 3) == (
+        "training uses 3 of 8 cores: the other cores are busy; set runtime.threads or OMP_NUM_THREADS to change it"
+    )
+    assert describe_threads(RuntimeConfig(), 8) is None
+    assert describe_threads(RuntimeConfig(threads=3), 3) is None
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert describe_threads(RuntimeConfig(), 3) is None
 
 
 def test_a_time_limit_is_in_minutes(monkeypatch):

@@ -1,4 +1,4 @@
-"""The course's data folder in small: made up on the spot, or cut out of the real one. Same files, same names.
+"""Small data folders for the course experiment, generated or cut from the real one, with the same file names.
 
 cls-books/       {train,valid,test}.review.spm and .label, sentencepiece.french.model, dict.txt
 french-novels/   paragraphs.parquet
@@ -38,7 +38,7 @@ _NOVEL = (
 
 
 def write_mini(folder: Path, *, documents: int = 200, train: int = 48, valid: int = 32, test: int = 40) -> Path:
-    """Write made-up reviews and paragraphs. Three texts of test also appear in train, as in the real files."""
+    """Write generated reviews and paragraphs. Three texts of test also appear in train, as in the real files."""
     chance = random.Random(3)
     books = folder / "cls-books"
     books.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def write_mini(folder: Path, *, documents: int = 200, train: int = 48, valid: in
 
 
 def cut(data: Path, folder: Path, *, documents: int = 200, train: int = 48, valid: int = 32, test: int = 40) -> Path:
-    """Write a small part of a real data folder: the first documents, and labelled rows from all over the files."""
+    """Write a small part of a real data folder: the first documents, and every n-th labelled row."""
     books = folder / "cls-books"
     books.mkdir(parents=True, exist_ok=True)
     for name in (MODEL, "dict.txt"):
@@ -77,7 +77,7 @@ def cut(data: Path, folder: Path, *, documents: int = 200, train: int = 48, vali
 
 
 def _review(chance: random.Random, positive: bool) -> str:
-    """Two to four sentences, one in five of which says the opposite of the label: nobody gets all of these right."""
+    """Return two to four sentences, one in five of which has the opposite sentiment, so that no classifier is perfect."""
     sentences = []
     for _ in range(chance.randint(2, 4)):
         words = _GOOD if positive == (chance.random() < 0.8) else _BAD
@@ -87,7 +87,7 @@ def _review(chance: random.Random, positive: bool) -> str:
 
 
 def _train_pieces(texts: Sequence[str], folder: Path) -> sentencepiece.SentencePieceProcessor:
-    """A small SentencePiece model, and the dict.txt that lists its pieces by how often they occur."""
+    """Train a small SentencePiece model, and write the dict.txt that lists its pieces by frequency."""
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts),
         model_prefix=str(folder / "pieces"),

@@ -2,8 +2,8 @@
 
     python examples/course/run.py DATA --out runs/course
 
-DATA is a folder as `minidata.py` describes it. Called again, it goes on where it stopped. Every command it runs is
-printed first, so each can be typed by hand too.
+DATA is a folder with the files that `minidata.py` describes. If the script is started again, it continues where it
+stopped. It prints every `headstart` command before running it.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from headstart.report.page import write_report
 
 CONFIG = Path(__file__).with_name("course.toml")
 PROMPT = "Bonjour les"
-ARMS = "majority,naive_bayes,tfidf,scratch,pretrained"
+ARMS = "majority,naive_bayes,linear,scratch,pretrained"
 TINY_PRETRAIN = (
     "--model.width 16 --model.depth 1 --model.feedforward 16 --model.context 64 --corpus.held-out 0.1 "
     "--loop.batch-size 8 --loop.steps 20 --loop.evaluate-every 10 --optim.lr 0.01 --runtime.threads 1"
@@ -33,7 +33,7 @@ TINY_COMPARE = "--loop.epochs 2 --optim.lr 0.01 --runtime.threads 1"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the experiment that the command line asks for."""
+    """Run the experiment with the options of the command line."""
     options = parse(arguments)
     data, out = options.data, options.out
     if options.tiny:
@@ -79,7 +79,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def start_or_resume(command: str, *words: object, out: Path) -> None:
-    """Run a command that writes a run folder, or go on with the run that is there."""
+    """Run a command that writes a run folder, or resume the existing run."""
     if (out / "run.json").is_file():
         headstart(command, "--resume", "--out", out)
     else:
@@ -87,7 +87,7 @@ def start_or_resume(command: str, *words: object, out: Path) -> None:
 
 
 def headstart(*words: object) -> None:
-    """Run one headstart command; the first that fails ends the experiment with its exit code."""
+    """Run one headstart command; a failure ends the experiment with the exit code of the command."""
     typed = [str(word) for word in words]
     print(f"\n$ {shlex.join(['headstart', *typed])}", flush=True)
     sys.argv = ["headstart", *typed]  # what run folders record as their command

@@ -3,7 +3,7 @@
 Packages, bottom up: `config` (settings), `tokenization` (text to ids), `data` (files to batches), `kernels` (fused
 operations), `model` (the Transformer), `train` (the training loop), `store` (what is on disk), `predict` (predictions),
 `interop` (import and export), `report` (comparison folders to pages), `recipes` (the commands' work), `serve` (HTTP),
-`cli` (one module per command). `starters` holds pretrained models.
+`cli` (one module per command).
 
 The functions below are imported on first use: `import headstart` alone does not import torch.
 """
@@ -15,6 +15,7 @@ from headstart.version import __version__
 
 if TYPE_CHECKING:
     from headstart.api import (
+        auto,
         bench,
         compare,
         error_analysis,
@@ -38,6 +39,7 @@ __all__ = [
     "TextClassifier",
     "TextRegressor",
     "__version__",
+    "auto",
     "bench",
     "compare",
     "error_analysis",

@@ -7,6 +7,7 @@ Settings have the names they have everywhere, in a mapping, with dots or nested 
     headstart.load("runs/clf").predict(["un livre magnifique"])
 """
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,21 +23,26 @@ from headstart.config.schema import (
 from headstart.data.shards import Shards
 from headstart.errors import ConfigError
 from headstart.interop.export import run_export
+from headstart.predict.bundle_predictor import AnyPredictor, load_predictor
 from headstart.predict.error_analysis import ErrorAnalysis
 from headstart.predict.explain import Explanation, explain_prediction
 from headstart.predict.generate import Sampling, run_generate
-from headstart.predict.predictor import Predictor
 from headstart.progress import Progress, SilentProgress
+from headstart.recipes.auto.finish import AutoResult
+from headstart.recipes.auto.run import AutoRequest, default_out, run_auto
 from headstart.recipes.bench import Bench, run_bench
 from headstart.recipes.compare.arms import DEFAULT_ARMS
 from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.evaluate import EvaluateRequest, run_error_analysis, run_evaluate
 from headstart.recipes.executors import Executor
-from headstart.recipes.finetune.run import FinetuneRequest, default_preset, run_finetune
+from headstart.recipes.finetune.backbone_preset import default_preset
+from headstart.recipes.finetune.run import FinetuneRequest, run_finetune
 from headstart.recipes.inspect import Inspection, InspectRequest, run_inspect
 from headstart.recipes.prepare import PrepareRequest, run_merge, run_prepare, run_tokenizer
+from headstart.recipes.pretrain.continued import continued_settings
 from headstart.recipes.pretrain.preset_search import AUTO_PRESET, choose_preset
-from headstart.recipes.pretrain.run import PretrainRequest, default_objective, run_pretrain
+from headstart.recipes.pretrain.run import PretrainRequest, run_pretrain
+from headstart.recipes.starter_choice import corpus_texts, resolve_starter, table_texts
 from headstart.recipes.tune import SEARCH_SPACE, TuneRequest, TuneResult, run_tune
 from headstart.serve.config import ServeCommandConfig
 from headstart.store.run_folder import RunFolder
@@ -142,7 +148,7 @@ def pretrain(
     tokenizer: str | Path | None = None,
     teacher: str | Path | None = None,
     teacher_weight: float | None = None,
-    preset: str = "classic",
+    preset: str | None = None,
     settings: Settings | None = None,
     resume: bool = False,
     progress: Progress | None = None,
@@ -155,23 +161,33 @@ def pretrain(
         backbone: a language model to continue: a folder, a starter such as "starter:en", or `hf:` and a folder.
         teacher: a larger language model with the same tokenizer, to learn from beside the text.
         teacher_weight: the weight of the teacher's loss, from 0 to 1; one half by default.
-        preset: auto takes the largest size that settings["loop.minutes"] allow on this machine.
+        preset: named settings; None takes those that fit `backbone`, or classic. auto takes the largest size that
+            settings["loop.minutes"] allow on this machine.
     """
+    began = time.monotonic()
     refuse_model_settings(backbone, settings)
     if preset == AUTO_PRESET and not resume:
         preset = choose_preset(
             resolve_settings(PretrainConfig, "classic", "pretrain", settings), progress or SilentProgress()
         )
+    source = _text(backbone)
+    if not resume:
+        source = resolve_starter(
+            source,
+            lambda: corpus_texts(list(_paths(texts)), resolve_settings(PretrainConfig, None, "pretrain", settings)),
+            progress or SilentProgress(),
+        )
     request = PretrainRequest(
         texts=tuple(_paths(texts)),
         out=Path(out),
-        backbone=_text(backbone),
+        backbone=source,
         tokenizer=None if tokenizer is None else Path(tokenizer),
         teacher=_text(teacher),
         teacher_weight=teacher_weight,
         resume=resume,
+        began=began,
     )
-    config = resolve_settings(PretrainConfig, preset, "pretrain", settings, default_objective(request.backbone))
+    config = resolve_settings(PretrainConfig, preset, "pretrain", settings, continued_settings(request.backbone))
     return run_pretrain(request, config, progress)
 
 
@@ -191,7 +207,8 @@ def finetune(
     """Fine-tune a classifier; returns its run folder.
 
     Args:
-        backbone: a pretrained folder, a starter such as "starter:en", `hf:` and a folder, or "scratch" for random weights.
+        backbone: a pretrained folder, a starter such as "starter:en" ("starter:auto": by the language of `train`), `hf:` and
+            a folder, or "scratch" for random weights.
         valid: labelled text that selects the epoch; without it, a fraction of `train` is held out.
         test: labelled text to score once, at the end.
         preset: named settings; None takes those of the backbone's type.
@@ -200,7 +217,7 @@ def finetune(
     request = FinetuneRequest(
         train=str(train),
         out=Path(out),
-        backbone=str(backbone),
+        backbone=_table_backbone(str(backbone), train, settings, progress),
         valid=_text(valid),
         test=_text(test),
         tokenizer=None if tokenizer is None else Path(tokenizer),
@@ -240,9 +257,9 @@ def compare(
         engine: "ray" makes the runs on the Ray cluster at `address`, or on one that is started here.
         quote_texts: quote the beginnings of a few mistakes in the report; without it no text is kept.
     """
-    backbones = tuple(_paths(() if backbone is None else backbone))
-    first = next(iter(backbones), None)
-    refuse_model_settings(first, settings)
+    names = tuple(_paths(() if backbone is None else backbone))
+    refuse_model_settings(next(iter(names), None), settings)
+    backbones = tuple(_table_backbone(name, train, settings, progress) for name in names)
     request = CompareRequest(
         train=str(train),
         out=Path(out),
@@ -257,8 +274,45 @@ def compare(
         quote_texts=quote_texts,
         resume=resume,
     )
-    config = resolve_settings(FinetuneConfig, preset or default_preset(first), "finetune", settings)
+    config = resolve_settings(
+        FinetuneConfig, preset or default_preset(next(iter(backbones), None)), "finetune", settings
+    )
     return run_compare(request, config, progress)
+
+
+def auto(
+    table: str | Path,
+    *,
+    out: str | Path | None = None,
+    texts: Paths = (),
+    test: str | Path | None = None,
+    minutes: float = 10.0,
+    backbone: str | Path | None = None,
+    settings: Settings | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> AutoResult:
+    """Find the best classifier for a table: a linear model, a network, or the blend of both.
+
+    Args:
+        out: the folder to write; runs/auto-NAME by default, after the name of the table.
+        texts: further text of the same kind, without labels.
+        test: labelled text to judge on, once; without it, rows of the table are set aside.
+        minutes: the time for everything.
+        backbone: the network to start from, or "none" for no network; by default the starter that fits the language.
+        settings: the columns and the runtime, as in {"labelled.label_column": "product", "runtime.threads": 2}.
+    """
+    request = AutoRequest(
+        table=str(table),
+        out=default_out(str(table)) if out is None else Path(out),
+        texts=tuple(_paths(texts)),
+        test=_text(test),
+        minutes=minutes,
+        backbone=_text(backbone),
+        settings=nest_settings(FinetuneConfig, settings),
+        resume=resume,
+    )
+    return run_auto(request, progress)
 
 
 def tune(
@@ -289,11 +343,12 @@ def tune(
         engine: "ray" makes the trials on the Ray cluster at `address`, or on one that is started here.
     """
     refuse_model_settings(backbone, settings)
-    preset = preset or default_preset(str(backbone))
+    source = _table_backbone(str(backbone), train, settings, progress)
+    preset = preset or default_preset(source)
     request = TuneRequest(
         train=str(train),
         out=Path(out),
-        backbone=str(backbone),
+        backbone=source,
         valid=_text(valid),
         tokenizer=None if tokenizer is None else Path(tokenizer),
         minutes=minutes,
@@ -307,9 +362,18 @@ def tune(
     return run_tune(request, config, progress)
 
 
-def load(folder: str | Path) -> Predictor:
-    """Load a classifier: `load("runs/clf").predict(texts)`."""
-    return Predictor.load(Path(folder))
+def _table_backbone(backbone: str, train: str | Path, settings: Settings | None, progress: Progress | None) -> str:
+    """Return the backbone, with `starter:auto` replaced by the starter for the language of a labelled file."""
+    return resolve_starter(
+        backbone,
+        lambda: table_texts(str(train), resolve_settings(FinetuneConfig, None, "finetune", settings).labelled),
+        progress or SilentProgress(),
+    )
+
+
+def load(folder: str | Path) -> AnyPredictor:
+    """Load a classifier of any kind: `load("runs/clf").predict(texts)`."""
+    return load_predictor(Path(folder))
 
 
 def evaluate(
@@ -320,6 +384,7 @@ def evaluate(
     label_column: str | None = None,
     second_column: str | None = None,
     separator: str | None = None,
+    encoding: str | None = None,
     skip_empty: bool = False,
 ) -> AnyEvaluation:
     """Evaluate a model on a labelled file; columns that are not named are those of its training file.
@@ -327,6 +392,7 @@ def evaluate(
     Args:
         second_column: the column of the second text, for a model that reads pairs.
         separator: the text between the labels of a cell that holds several.
+        encoding: the encoding of a file that is not UTF-8.
         skip_empty: skip rows without a text or a label instead of refusing them.
     """
     columns = {
@@ -334,6 +400,7 @@ def evaluate(
         "label_column": label_column,
         "second_column": second_column,
         "separator": separator,
+        "encoding": encoding,
     }
     labelled = merge_config(LabelledConfig, columns, {"skip_empty": skip_empty})
     return run_evaluate(EvaluateRequest(Path(folder), str(file), labelled))
@@ -347,6 +414,7 @@ def error_analysis(
     mistakes: int = 10,
     text_column: str | None = None,
     label_column: str | None = None,
+    encoding: str | None = None,
     skip_empty: bool = False,
 ) -> ErrorAnalysis:
     """Analyse a classifier's mistakes on a labelled file: confusions, the most confident ones, and slices of the rows.
@@ -357,14 +425,17 @@ def error_analysis(
     """
     if isinstance(columns, str):
         raise ConfigError(f"columns must be a list of names, as in [{columns!r}], got {columns!r}")
-    labelled = LabelledConfig(text_column=text_column, label_column=label_column, skip_empty=skip_empty)
+    labelled = merge_config(
+        LabelledConfig,
+        {"text_column": text_column, "label_column": label_column, "encoding": encoding, "skip_empty": skip_empty},
+    )
     request = EvaluateRequest(Path(folder), str(file), labelled, columns=columns, mistakes=mistakes)
     return run_error_analysis(request)
 
 
 def explain(folder: str | Path, text: TextInput, *, label: str | None = None) -> Explanation:
     """Return how much each word of a text contributes to the classifier's prediction, or to another label."""
-    return explain_prediction(Predictor.load(Path(folder)), text, label)
+    return explain_prediction(load_predictor(Path(folder)), text, label)
 
 
 def generate(folder: str | Path, prompt: str, *, samples: int = 1, sampling: Sampling | None = None) -> list[str]:

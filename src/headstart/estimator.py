@@ -1,6 +1,6 @@
 """scikit-learn estimators for texts in memory: TextClassifier and TextRegressor, and the checks of their input.
 
-    TextClassifier(backbone="runs/base", epochs=4).fit(texts, labels).predict(["a text you wonder about"])
+    TextClassifier(backbone="runs/base", epochs=4).fit(texts, labels).predict(["a text to classify"])
 
 A fitted estimator holds its model as the files of a bundle, so that `save` and `load`, the command line and joblib's
 copies between processes all read the same bytes. Nothing is pickled here.
@@ -24,26 +24,28 @@ from headstart.config.schema import FinetuneConfig, RuntimeConfig
 from headstart.data.labelled import LabelledTexts, infer_task, split_validation
 from headstart.errors import ConfigError, DataError, UsageError
 from headstart.interrupts import StopSignal
-from headstart.predict.predictor import Predictor
+from headstart.predict.bundle_predictor import AnyPredictor, load_predictor
 from headstart.progress import SilentProgress
+from headstart.recipes.finetune.backbone_preset import SCRATCH
 from headstart.recipes.finetune.dataset import (
     LabelledData,
     build_classifier,
+    check_training_memory,
     class_weights,
     encode_split,
     resolve_attention,
 )
 from headstart.recipes.finetune.run import (
-    SCRATCH,
     backbone_preset,
     classifier_bundle,
     load_backbone,
     resolve_config,
 )
 from headstart.recipes.finetune.trainer import FinetuneTrainer
+from headstart.recipes.starter_choice import resolve_starter
 from headstart.runtime import setup_runtime
-from headstart.store.bundle import Bundle, load_bundle, save_bundle
-from headstart.store.locate import find_bundle
+from headstart.store.bundle import Bundle, load_classifier, save_bundle
+from headstart.store.locate import STARTER_AUTO, find_bundle
 from headstart.store.run_folder import RunFolder
 from headstart.tasks import Label, MultiLabel, SingleLabel, Task, TaskName, TextInput
 from headstart.tokenization.base import Tokenizer
@@ -70,10 +72,10 @@ def check_texts(X: Iterable[Any], name: str) -> list[TextInput]:
             if not isinstance(text, str):
                 raise InputError(f"{name}[{index}] is {item!r:.40}, expected a text")
             if not text.strip():
-                raise InputError(f"{name}[{index}] is empty; there is nothing to read")
+                raise InputError(f"{name}[{index}] is empty")
         texts.append((str(item[0]), str(item[1])) if pair else str(item))  # numpy.str_ is a subclass of str
     if not texts:
-        raise InputError(f"{name} holds no texts")
+        raise InputError(f"{name} contains no texts")
     return texts
 
 
@@ -102,7 +104,7 @@ def _check_indicators(y: np.ndarray, rows: int) -> tuple[TaskName, np.ndarray, l
     """Check a label indicator matrix, as scikit-learn has it: a column per label, 1 where a row has the label."""
     _check_count(len(y), rows)
     if not np.isin(y, (0, 1)).all():
-        raise InputError("y has a column a label and must hold 0 and 1 alone")
+        raise InputError("y has one column per label and must contain 0 and 1 only")
     classes = np.arange(y.shape[1])
     names = class_names("labels", classes)
     return "labels", classes, [tuple(names[column] for column in np.flatnonzero(row)) for row in y]
@@ -176,17 +178,17 @@ def _build_task(rows: LabelledTexts, names: tuple[str, ...], config: FinetuneCon
         return SingleLabel(names, pair)
     if rows.task_name == "labels":
         if not names:
-            raise InputError("y has no label in any row; there is nothing to learn")
+            raise InputError("y has no label in any row; a classifier needs at least two labels")
         return MultiLabel(names, pair)
     if len(set(rows.labels)) < 2:
-        raise InputError(f"y has one number only, {rows.labels[0]:g}; there is nothing to tell apart")
+        raise InputError(f"y has one number only, {rows.labels[0]:g}; a model cannot be trained on it")
     return infer_task(rows, config.labelled)
 
 
 _NETWORK_SETTINGS = ("model.", "tokenizer.")
 _ARGUMENTS = """    Args:
         backbone: a pretrained folder, a starter ("starter:en"), `hf:` and a folder of transformers, or "scratch" for random
-            weights.
+            weights. "starter:auto" takes the starter for the language of the texts; `backbone_` has its name.
         unlabelled: texts to pretrain on first, starting from `backbone`. This happens in every `fit`, so that a search over
             many settings is faster with a folder that `headstart.pretrain` made once.
         preset: named settings to start from; None takes those of the backbone's type, as `headstart finetune` does.
@@ -208,7 +210,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        backbone: str | Path = SCRATCH,
+        backbone: str | Path = STARTER_AUTO,
         *,
         unlabelled: Iterable[str] | None = None,
         preset: str | None = None,
@@ -239,13 +241,16 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         """Fine-tune on checked texts and labels, and keep the bundle."""
         with tempfile.TemporaryDirectory(prefix="headstart-") as name:
             work = Path(name)
+            joined = (text if isinstance(text, str) else "\n".join(text) for text in texts)
+            self.backbone_ = resolve_starter(str(self.backbone), lambda: joined, SilentProgress())
             backbone = load_backbone(self._pretrain(work))
             config = resolve_config(self._config(backbone), backbone)
             names = () if classes is None else class_names(task_name, classes)
             data = build_dataset(texts, labels, task_name, names, config, backbone)
             class_weights(config, data.task, data.train)  # raises if a name is wrong
             attention = resolve_attention(config, backbone)
-            model, _ = build_classifier(config.model, data, backbone, str(self.backbone), self.seed, attention)
+            check_training_memory(config, data, backbone)
+            model, _ = build_classifier(config.model, data, backbone, self.backbone_, self.seed, attention)
             run = RunFolder.create(work / "run", kind="cell", command="", config=config, inputs={})
             trainer = FinetuneTrainer(
                 run, config, data, model, setup_runtime(config.runtime), StopSignal(), SilentProgress(), quiet=True
@@ -256,6 +261,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
                 "classes": None if classes is None else classes.tolist(),
                 "parameters": self._json_params(),
                 "best_epoch": outcome.best_epoch,
+                "select": config.loop.select,
                 "calibration": calibration.as_dict() if calibration else None,
                 "valid": outcome.valid.as_dict(),
             }
@@ -279,14 +285,14 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         path = Path(folder)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UsageError(f"{path} is there already and not empty; choose another folder")
+            raise UsageError(f"{path} already exists and is not empty; choose another folder")
         _write_files(self.files_, path)
         return path
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
         """Return a fitted estimator from a folder that `save` or `headstart finetune` wrote."""
-        bundle = load_bundle(Path(folder), head_type="classify")
+        bundle = load_classifier(Path(folder))
         task_name = bundle.task.kind
         if task_name not in cls._TASK_NAMES:
             raise UsageError(f"{folder} gives {_OUTPUTS[task_name]}; load it with {_COUNTERPART[cls.__name__]}")
@@ -312,12 +318,13 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         self.__dict__.pop("_loaded", None)
         self._predictor()
 
-    def _predictor(self) -> Predictor:
+    def _predictor(self) -> AnyPredictor:
         """Return the loaded model; a copy in another process loads its own when it is first used."""
         if "_loaded" not in self.__dict__:
             with tempfile.TemporaryDirectory(prefix="headstart-") as name:
                 _write_files(self.files_, Path(name))
-                self._loaded = Predictor.load(Path(name), RuntimeConfig(device=self.device, threads=self._threads()))
+                runtime = RuntimeConfig(device=self.device, threads=self._threads())
+                self._loaded: AnyPredictor = load_predictor(Path(name), runtime)
         return self._loaded
 
     def _threads(self) -> int | None:
@@ -326,16 +333,16 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
     def _pretrain(self, work: Path) -> str:
         """Return the folder to start from, pretrained on the unlabelled texts if there are any."""
         if self.unlabelled is None:
-            return str(self.backbone)
+            return self.backbone_
         lines = [json.dumps({"text": text}) for text in check_texts(self.unlabelled, "unlabelled")]
         (work / "unlabelled.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        scratch = str(self.backbone) == SCRATCH
+        scratch = self.backbone_ == SCRATCH
         network = self._network_settings() if scratch else {}
         runtime = {"runtime.seed": self.seed, "runtime.device": self.device, "runtime.threads": self._threads()}
         pretrain(
             work / "unlabelled.jsonl",
             out=work / "base",
-            backbone=None if scratch else self.backbone,
+            backbone=None if scratch else self.backbone_,
             preset=self.preset or backbone_preset(None),
             settings={**network, **runtime, **(self.pretraining or {})},
         )
@@ -356,7 +363,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         settings = dict(self.settings or {})
         for name in params:
             if name in settings:
-                raise ConfigError(f"settings has {name}, which is a parameter of its own: {name.split('.')[-1]}")
+                raise ConfigError(f"settings has {name}, which is a separate parameter: {name.split('.')[-1]}")
         if backbone and self.unlabelled is not None and str(self.backbone) == SCRATCH:
             # pretraining has used them
             settings = {name: value for name, value in settings.items() if name not in self._network_settings()}

@@ -115,7 +115,7 @@ def read_manifest(folder: Path, *, kind: str, deep: bool = True) -> dict[str, An
         raise StoreError(f"{folder} {wrong_format_error(manifest.get('format'), 'make it anew')}")
     _verify_checksum(path, raw, manifest)
     if manifest.get("kind") != kind:
-        raise UsageError(f"{folder} is a folder of Headstart's, but of kind {manifest.get('kind')}; this needs {kind}")
+        raise UsageError(f"{folder} is a Headstart folder of kind {manifest.get('kind')}; this needs {kind}")
     for name, facts in manifest["files"].items():
         if name != README:
             _check_file(folder, name, facts, deep=deep)
@@ -217,11 +217,11 @@ def read_json(path: Path) -> Any:
 def _read_json(path: Path) -> tuple[bytes, Any]:
     try:
         if path.exists() and not path.is_file():
-            raise StoreError(f"{path} is not a file; expected JSON of Headstart's")
+            raise StoreError(f"{path} is not a file; expected a JSON file of Headstart")
         with path.open("rb") as file:
             raw = file.read(_JSON_LIMIT + 1)
         if len(raw) > _JSON_LIMIT:
-            raise StoreError(f"{path} is damaged: more than {_JSON_LIMIT} bytes are too many for a JSON file of ours")
+            raise StoreError(f"{path} is damaged: it is larger than {_JSON_LIMIT} bytes")
         return raw, json.loads(raw.decode("utf-8"))
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
@@ -251,13 +251,13 @@ def is_pickled(path: Path) -> bool:
 
 def pickle_error(path: Path | str, remedy: str) -> str:
     """Return the message that refuses a pickle."""
-    return f"{path} is a pickle, which may run code when it is opened; Headstart opens none. {remedy}"
+    return f"{path} is a pickle, which may run code when it is opened; Headstart does not open pickles. {remedy}"
 
 
 def pickled_weights(path: Path) -> str:
     """Return the message that refuses pickled weights and shows how a user who trusts them converts them."""
     convert = (
-        'Where you trust it, convert it once: python -c "import torch, safetensors.torch as s; '
+        'If you trust it, convert it once: python -c "import torch, safetensors.torch as s; '
         f"d = torch.load('{path.name}', map_location='cpu', weights_only=True); "
         f"s.save_file({{k: v.contiguous() for k, v in d.get('model_state_dict', d).items()}}, '{path.stem}.safetensors')\", "
         "then see headstart import --help"

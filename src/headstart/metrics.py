@@ -24,6 +24,7 @@ Ints = NDArray[np.int64]
 NUM_BINS = 15
 _Z95 = 1.959964  # 95 %, two-sided
 _MAX_EXACT_INTEGER = 2**53  # a float holds every integer up to here exactly
+TEMPERATURE_RANGE = (0.05, 20.0)
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,16 @@ def log_loss(logits: Floats, gold: Ints) -> float:
     shifted = logits - logits.max(axis=1, keepdims=True)
     losses = np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(gold)), gold]
     return float(losses.mean())
+
+
+def best_temperature(logits: Floats, gold: Ints) -> float:
+    """Return the number between 0.05 and 20 by which logits are divided for the lowest log-loss."""
+    from scipy.optimize import minimize_scalar
+
+    # over the logarithm, where halving and doubling are equally far; the log-loss has a single minimum there
+    bounds = tuple(map(math.log, TEMPERATURE_RANGE))
+    minimum = minimize_scalar(lambda log: log_loss(logits / math.exp(log), gold), bounds=bounds, method="bounded")
+    return math.exp(float(minimum.x))
 
 
 def confusion_matrix(gold: Sequence[int] | Ints, predictions: Sequence[int] | Ints, num_labels: int) -> Ints:

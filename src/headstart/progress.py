@@ -22,8 +22,13 @@ def pluralize(count: float, noun: str) -> str:
 class ProgressTask(Protocol):
     """One stretch of long work, drawn as a bar."""
 
-    def advance(self, amount: float = 1, note: str = "") -> None:
-        """Report that `amount` more units are done; `note` is a short value to show, such as a loss."""
+    def advance(self, amount: float = 1, note: str = "", total: float | None = None) -> None:
+        """Report that `amount` more units are done.
+
+        Args:
+            note: a short value to show, such as a loss.
+            total: the units of the whole work, if that number has changed.
+        """
 
 
 RunKey = tuple[str, str]
@@ -58,7 +63,7 @@ class Progress(Protocol):
 
 
 class _SilentTask:
-    def advance(self, amount: float = 1, note: str = "") -> None:
+    def advance(self, amount: float = 1, note: str = "", total: float | None = None) -> None:
         """Show nothing."""
 
 

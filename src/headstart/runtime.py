@@ -7,14 +7,23 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from headstart.config.schema import RuntimeConfig
+from headstart.config.schema import ModelConfig, RuntimeConfig
 from headstart.errors import ConfigError
 from headstart.version import __version__
 
 if TYPE_CHECKING:
     import torch
+
+
+_MIN_BF16_WIDTH = 128
+"""The narrowest network that trains in bf16 on a CPU unless the settings say so: products of narrower ones take less time
+than the calls around them."""
+_MIN_BF16_SPEED = 1.5
+"""How many times as fast as in fp32 a CPU must multiply in bf16. With native instructions it is 3 to 5 times."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +59,15 @@ class Runtime:
     bf16: bool
     threads: int
 
-    def autocast(self) -> AbstractContextManager[None]:
-        """Run matrix products in bf16 if that was chosen; weights and sums stay in fp32."""
+    def autocast(self, *, scoring: bool = False) -> AbstractContextManager[None]:
+        """Run matrix products in bf16 if that was chosen; weights and sums stay in fp32.
+
+        Args:
+            scoring: nothing is trained inside the block; a CPU then computes in fp32.
+        """
         import torch
 
-        if not self.bf16:
+        if not self.bf16 or (scoring and self.device.type == "cpu"):
             return nullcontext()
         context: AbstractContextManager[None] = torch.autocast(self.device.type, dtype=torch.bfloat16)
         return context
@@ -90,9 +103,60 @@ def setup_runtime(config: RuntimeConfig) -> Runtime:
     return Runtime(device, bf16, threads)
 
 
+def resolve_precision(config: RuntimeConfig, model: ModelConfig) -> Literal["auto", "fp32", "bf16"]:
+    """Return the precision that a new run records, so that resuming it and its workers have the same one.
+
+    On a CPU, `auto` becomes bf16 if that is faster for this network; other devices decide by themselves. It changes nothing.
+    """
+    if config.precision != "auto" or resolve_device(config).type != "cpu":
+        return config.precision
+    return "bf16" if model.width >= _MIN_BF16_WIDTH and not config.compile and _is_bf16_fast() else "fp32"
+
+
+@cache
+def _is_bf16_fast() -> bool:
+    """Time a matrix product in both precisions: without native instructions, bf16 is emulated and slow."""
+    import torch
+
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = torch.ones(512, 256, dtype=dtype), torch.ones(256, 704, dtype=dtype)
+        times = []
+        for _ in range(8):
+            started = time.perf_counter()
+            a @ b
+            times.append(time.perf_counter() - started)
+        seconds[dtype] = min(times)
+    return seconds[torch.float32] > _MIN_BF16_SPEED * seconds[torch.bfloat16]
+
+
 def resolve_threads(config: RuntimeConfig) -> int:
-    """Return the thread count of the settings, or this process's part of the free cores. It changes nothing."""
-    return config.threads or max(1, free_cores() // rank_info().local_world_size)
+    """Return the threads of the settings, of OMP_NUM_THREADS, or this process's part of the free cores. It changes nothing."""
+    return config.threads or _environment_threads() or max(1, free_cores() // rank_info().local_world_size)
+
+
+def describe_threads(config: RuntimeConfig, threads: int) -> str | None:
+    """Say why `threads` are fewer than the cores; None where the user has set them, or all cores are used."""
+    cores, processes = _num_cores(), rank_info().local_world_size
+    if config.threads or _environment_threads() or threads * processes >= cores:
+        return None
+    used = (
+        f"{threads} of {cores} cores"
+        if processes == 1
+        else f"{threads} of {cores} cores in each of {processes} processes"
+    )
+    return f"training uses {used}: the other cores are busy; set runtime.threads or OMP_NUM_THREADS to change it"
+
+
+def _environment_threads() -> int | None:
+    """Return OMP_NUM_THREADS as it is set; torchrun sets 1 by itself for several processes, which is nobody's choice."""
+    value = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    threads = int(value) if value.isascii() and value.isdecimal() else 0
+    return None if threads == 0 or (threads == 1 and rank_info().local_world_size > 1) else threads
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_cores() -> int:
@@ -161,6 +225,89 @@ def _rank_device(name: str) -> "torch.device":
             f"try torchrun --nproc-per-node {max(gpus, 1)}, or runtime.device cpu"
         )
     return torch.device("cuda", info.local_rank)
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """The memory that a process can have at most."""
+
+    bytes: int
+    owner: str
+    """What has or sets it, as the subject of a sentence: "this machine has"."""
+
+
+def gpu_memory(config: RuntimeConfig) -> MemoryLimit | None:
+    """Return the memory of the CUDA device that the settings choose; None for any other device."""
+    import torch
+
+    device = resolve_device(config)
+    if device.type != "cuda":
+        return None
+    return MemoryLimit(torch.cuda.get_device_properties(device).total_memory, f"{device} has")
+
+
+def machine_memory(root: Path = Path("/")) -> MemoryLimit | None:
+    """Return the memory of this machine with its swap, or less if the container or a ulimit allows less.
+
+    Args:
+        root: where the files of the system are found.
+    """
+    memory, swap = _machine_memory(root)
+    limits = [MemoryLimit(memory + swap, "this machine has")] if memory else []
+    limits += [MemoryLimit(size, "this container may use") for size in _cgroup_limits(root, swap)]
+    try:
+        import resource
+    except ImportError:  # Windows has no resource module
+        return min(limits, key=lambda limit: limit.bytes, default=None)
+    for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+        size = resource.getrlimit(kind)[0]
+        if size != resource.RLIM_INFINITY:
+            limits.append(MemoryLimit(size, "the ulimit of this process is"))
+    return min(limits, key=lambda limit: limit.bytes, default=None)
+
+
+def _machine_memory(root: Path) -> tuple[int, int]:
+    """Return the bytes of memory and of swap; 0 where the system does not say."""
+    sizes = {}
+    for line in _system_lines(root / "proc/meminfo"):
+        name, _, value = line.partition(":")
+        number = value.removesuffix(" kB").strip()
+        sizes[name] = 1024 * int(number) if number.isdecimal() else 0
+    if sizes.get("MemTotal"):
+        return sizes["MemTotal"], sizes.get("SwapTotal", 0)
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0
+    except (AttributeError, ValueError, OSError):
+        return 0, 0
+
+
+def _cgroup_limits(root: Path, swap: int) -> list[int]:
+    """Return the limits of the control groups of this process and their parents (versions 1 and 2), swap included."""
+    limits = []
+    for line in _system_lines(root / "proc/self/cgroup"):
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        mount = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
+        name, swap_name = ("memory.limit_in_bytes", "") if controllers else ("memory.max", "memory.swap.max")
+        group = mount / path.lstrip("/")
+        for folder in (group, *group.parents):
+            allowed = min([swap, *(_numbers_in(folder / swap_name) if swap_name else ())])
+            limits += [limit + allowed for limit in _numbers_in(folder / name)]
+            if folder == mount:
+                break
+    return limits
+
+
+def _numbers_in(path: Path) -> list[int]:
+    return [int(line) for line in _system_lines(path) if line.isdecimal()]
+
+
+def _system_lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def seed_step(seed: int, step: int, rank: int = 0) -> None:

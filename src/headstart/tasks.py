@@ -30,6 +30,8 @@ TextInput = str | tuple[str, str]
 """The input of a model: a text, or a pair of texts."""
 Label = Any
 """The label of a row: a name, a tuple of names, or a number."""
+UNBOUNDED = float(np.finfo(np.float32).max)
+"""The bound of a rating whose model names none: nothing is clipped."""
 AnyEvaluation = Evaluation | MultiLabelEvaluation | RegressionEvaluation
 
 
@@ -196,16 +198,17 @@ def task_from(facts: Mapping[str, Any] | None, labels: tuple[str, ...]) -> Task:
         return SingleLabel(labels, pair)
     if name == "labels":
         thresholds = facts["thresholds"]
-        if set(thresholds) != set(labels) or not all(_is_number(thresholds[label]) for label in labels):
+        if set(thresholds) != set(labels) or not all(is_number(thresholds[label]) for label in labels):
             raise ValueError("the thresholds are not those of its labels")
         return MultiLabel(labels, pair, tuple(float(thresholds[label]) for label in labels))
     if name == "rating":
         numbers = [facts[name] for name in ("lowest", "highest", "mean", "spread")]
-        if labels or not all(map(_is_number, numbers)) or not numbers[0] < numbers[1] or not numbers[3] > 0:
+        if labels or not all(map(is_number, numbers)) or not numbers[0] < numbers[1] or not numbers[3] > 0:
             raise ValueError(f"a rating between {numbers[0]!r} and {numbers[1]!r}, with {len(labels)} labels")
         return Regression((), pair, *map(float, numbers))
     raise ValueError(f"an unknown kind of answer {name!r}")
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Whether a JSON value is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and bool(np.isfinite(value))

@@ -1,6 +1,6 @@
 """The benchmark of a GPU runs from end to end on a CPU too, in shapes so small that its figures mean nothing."""
 
-import importlib.util
+import importlib
 import json
 import os
 import subprocess
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from fixtures.waiting import PATIENCE
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -19,7 +21,7 @@ def done(tmp_path_factory):
     settings = ["--rounds", "1", "--steps", "1", "--warm", "1", "--commit", "abc1234", "--out", str(out)]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "src")}
     finished = subprocess.run(
-        [*command, *settings], capture_output=True, text=True, check=True, timeout=300, env=environment
+        [*command, *settings], capture_output=True, text=True, check=True, timeout=PATIENCE, env=environment
     )
     return finished.stdout, json.loads(out.read_text())
 
@@ -47,19 +49,18 @@ def test_packed_documents_cost_less_attention_than_full_rows(done):
 
 
 def test_the_page_of_results_is_made_from_them(done, tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("results", REPOSITORY / "benchmarks" / "results.py")
-    results = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(results)
-    monkeypatch.setattr(results, "RESULTS", tmp_path)
-    assert results.gpu() is None  # control: no figures, no section
-    assert "Not measured yet" in results.gpu_table()
+    monkeypatch.syspath_prepend(REPOSITORY / "benchmarks")
+    gpu, markdown = (importlib.import_module(f"result_pages.{name}") for name in ("gpu", "markdown"))
+    monkeypatch.setattr(markdown, "RESULTS", tmp_path)
+    assert gpu.pretraining_step() == gpu.by_size() == gpu.finetuning() == gpu.seeds() == []  # control: no figures
+    assert "Not measured yet" in gpu.kernel_table()
     (tmp_path / "gpu.json").write_text(json.dumps(done[1]))
-    page = results.gpu()
-    assert page.startswith("## Speed on a GPU\n")
+    page = "\n".join([*gpu.pretraining_step(), *gpu.by_size()])
+    assert page.startswith("## Pretraining step\n")
     assert "| the course's language model | Headstart | " in page
     order = "python benchmarks/gpu.py classic gpt2 modern --rounds 1 --steps 1 --warm 1 --variants --profile"
-    assert f"`{order} --out docs/results/gpu.json` (commit abc1234, " in page
-    assert "`python benchmarks/gpu.py curves --curve vocabulary --curve batch --out " in page
-    assert "| memory, GiB | seconds until ready |" in page
+    assert f"{order} --out docs/results/gpu.json  # commit abc1234, " in page
+    assert "python benchmarks/gpu.py curves --curve vocabulary --curve batch --out " in page
+    assert "| memory, GiB | seconds to start |" in page
     assert "| vocabulary | 101 | " in page
-    assert "Its longest kernels" in results.gpu_table()
+    assert "Longest kernels" in gpu.kernel_table()

@@ -7,10 +7,11 @@ import pytest
 
 from fixtures.recipes import pretrain_run
 from fixtures.tiny import finetune_config, pretrain_config, write_reviews
+from fixtures.waiting import PATIENCE
 from headstart.recipes.compare.run import CompareRequest, run_compare
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-ARMS = ("majority", "tfidf", "scratch", "pretrained")
+ARMS = ("majority", "linear", "scratch", "pretrained")
 
 
 @pytest.fixture(scope="module")  # an open browser keeps an event loop running, so no other could be started
@@ -58,7 +59,7 @@ def browser_page(browser):
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(180_000)
+        page.set_default_timeout(1000 * PATIENCE)
         page.errors, page.requested = [], []
         page.on("console", lambda message: message.type == "error" and page.errors.append(message.text))
         page.on("pageerror", lambda error: page.errors.append(str(error)))

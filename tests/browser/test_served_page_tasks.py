@@ -51,9 +51,9 @@ def test_a_multi_label_answer_has_a_bar_and_a_threshold_per_label(servers, brows
     answer = type_texts(page, servers["several"], "the battle army of a battle")
     bars = page.locator("#probabilities li").all_inner_texts()
     assert len(bars) == 3
-    assert all("(from " in bar for bar in bars)
+    assert all("(threshold " in bar for bar in bars)
     ticked = [bar.split("\n")[0].strip() for bar in bars if "✓" in bar]
-    assert answer == (", ".join(ticked) or "None of its labels")
+    assert answer == (", ".join(ticked) or "No label")
     assert not page.locator("#second").is_visible()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
@@ -63,7 +63,7 @@ def test_a_rating_is_shown_as_a_number_on_a_bar(servers, browser_page):
     answer = type_texts(page, servers["rating"], "great great great great")
     assert 1 <= float(answer) <= 5
     assert page.locator("#probabilities li").all_inner_texts()[0].split()[:3] == ["1", "to", "5"]
-    assert page.locator("#why-title").inner_text() == "Words that pushed “rating”"
+    assert page.locator("#why-title").inner_text() == "Words that influenced “rating”"
 
 
 def test_a_text_pair_is_typed_into_two_boxes(servers, browser_page):
@@ -72,7 +72,7 @@ def test_a_text_pair_is_typed_into_two_boxes(servers, browser_page):
     assert answer.split(",")[0] in ("other", "same")
     page.locator("#second").fill("")
     page.wait_for_selector("#why", state="hidden")
-    assert page.locator("#answer").inner_text() == "Nothing typed yet."
+    assert page.locator("#answer").inner_text() == "No text yet."
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -6,11 +6,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import chdir
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fixtures.waiting import PATIENCE
+from headstart.cli import predict as predict_command
 from headstart.cli.main import run
+from headstart.predict.bundle_predictor import AnyPredictor, BundlePredictor
+from headstart.predict.outputs import AnyPrediction
 
 SOURCE = Path(__file__).parents[2] / "src"
 Typed = Callable[[str], tuple[int, str, str]]
@@ -36,7 +42,7 @@ def headstart(tmp_path: Path, environment: dict[str, str]) -> Callable[..., "sub
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
-            timeout=120,
+            timeout=PATIENCE,
         )
 
     return call
@@ -84,3 +90,22 @@ def write_texts(folder: Path) -> None:
     for name, part in (("train.csv", rows[:40]), ("test.csv", rows[40:60])):
         table = "".join(f"{text},{label}\n" for text, label in part)
         (folder / name).write_text(f"text,label\n{table}", encoding="utf-8")
+
+
+@pytest.fixture
+def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+    """End the run when it predicts for the n-th time, or never; windows have 8 rows."""
+    predict = BundlePredictor.predict
+
+    def arm(calls: int | None) -> None:
+        left = count(calls if calls is not None else sys.maxsize, -1)
+
+        def stopping(self: AnyPredictor, *arguments: Any, **options: Any) -> list[AnyPrediction | None]:
+            if next(left) == 0:
+                raise KeyboardInterrupt
+            return predict(self, *arguments, **options)
+
+        monkeypatch.setattr(BundlePredictor, "predict", stopping)
+
+    monkeypatch.setattr(predict_command, "WINDOW_ROWS", 8)
+    return arm

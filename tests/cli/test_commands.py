@@ -1,14 +1,16 @@
 """The commands on tiny data, as a person would type them."""
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from fixtures.waiting import PATIENCE, wait_until
 
 TINY = "--model.width 16 --model.depth 1 --model.feedforward 16 --model.context 32 --runtime.threads 1"
 
@@ -24,14 +26,14 @@ def test_a_tokenizer_is_trained_and_shown(typed, tmp_path):
 
 def test_a_tokenizer_smaller_than_requested_reports_its_size(typed, tmp_path):
     _, out, _ = typed(f"tokenizer train.csv --out {tmp_path / 'tok'}")
-    match = re.search(r"^entries +(\d+) of 16,384 asked for$", out, re.MULTILINE)
+    match = re.search(r"^entries +(\d+) of 16,384 requested$", out, re.MULTILINE)
     assert match, out
     assert 260 < int(match[1]) < 500
 
 
 def test_a_tokenizer_is_not_replaced(typed):
     code, _, err = typed("tokenizer corpus.txt --out tok")
-    assert (code, err) == (2, "headstart: tok already holds a tokenizer; choose another --out\n")
+    assert (code, err) == (2, "headstart: tok already contains a tokenizer; choose another --out\n")
 
 
 def test_texts_are_prepared_once(typed, tmp_path):
@@ -68,7 +70,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(typed):
     code, _, err = typed(f"pretrain corpus.txt --out base {TINY}")
     assert (code, err) == (
         2,
-        "headstart: base already holds a run; continue it with --resume, or choose another --out\n",
+        "headstart: base already contains a run; continue it with --resume, or choose another --out\n",
     )
 
 
@@ -76,9 +78,9 @@ def test_resuming_takes_the_same_texts_or_none_and_no_others(typed):
     assert typed("pretrain --resume --out base")[0] == 0
     assert typed("pretrain corpus.txt --resume --out base")[0] == 0
     code, _, err = typed("pretrain train.csv --resume --out base")
-    assert (code, err) == (2, "headstart: --resume goes on with corpus.txt, as base was started; got train.csv\n")
+    assert (code, err) == (2, "headstart: --resume uses the recorded files of base, corpus.txt; got train.csv\n")
     code, _, err = typed("finetune test.csv --resume --out clf")
-    assert (code, err) == (2, "headstart: --resume goes on with train.csv, as clf was started; got test.csv\n")
+    assert (code, err) == (2, "headstart: --resume uses the recorded files of clf, train.csv; got test.csv\n")
 
 
 def test_a_classifier_is_trained_from_scratch(typed, tmp_path):
@@ -86,7 +88,12 @@ def test_a_classifier_is_trained_from_scratch(typed, tmp_path):
         f"finetune train.csv --from scratch --tokenizer tok --out {tmp_path / 'clf'} --loop.epochs 1 {TINY}"
     )
     assert (code, out) == (0, "")
-    assert err.splitlines()[-1].startswith("best epoch 1 by validation, accuracy ")
+    *_, epoch, quality = err.splitlines()
+    assert epoch.startswith("best epoch 1 by validation, accuracy ")
+    assert re.match(
+        r"validation accuracy \d\.\d{4}; always predicting '\w+' gives \d\.\d{4}, a linear model trained on the same rows",
+        quality,
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,10 +114,13 @@ def test_a_classifier_is_trained_from_scratch(typed, tmp_path):
             "compare train.csv --test test.csv --out x",
             "compare needs --from with a pretrained folder or a starter such as starter:en, or --arms without pretrained",
         ),
-        ("compare train.csv --test test.csv --from base,base --out x", "--from names base twice; once is enough"),
+        (
+            "compare train.csv --test test.csv --from base,base --out x",
+            "--from names base twice; give each folder once",
+        ),
         (
             "compare train.csv --test test.csv --from base --from ./base --out x",
-            "--from names base twice; once is enough",
+            "--from names base twice; give each folder once",
         ),
         ("compare train.csv --test test.csv --from base --from no --out x", "no such folder: no"),
         (
@@ -119,13 +129,14 @@ def test_a_classifier_is_trained_from_scratch(typed, tmp_path):
         ),
         (
             "compare train.csv --test test.csv --from base --choose --loop.watch-test --out x",
-            "--choose and --loop.watch-test exclude each other: what is tried may not see test",
+            "--choose and --loop.watch-test exclude each other: test data may not influence the choice",
         ),
         ("evaluate runs/no test.csv", "no such folder: runs/no"),
         ("evaluate clf else/a.csv", "no such file: else/a.csv (there is no folder else)"),
         (
             "evaluate base test.csv",
-            "base holds a language model (from headstart pretrain); this needs a classifier (from headstart finetune)",
+            "base contains a language model (from headstart pretrain); this command needs a classifier (from "
+            "headstart finetune)",
         ),
         ("predict runs/no hello", "no such folder: runs/no"),
         ("predict clf --input else/a.csv", "no such file: else/a.csv (there is no folder else)"),
@@ -138,12 +149,12 @@ def test_a_classifier_is_trained_from_scratch(typed, tmp_path):
             "--out train.csv is the file of --input, which would be lost; choose another --out",
         ),
         ("predict clf --input base", "base is a folder; --input takes one file"),
-        ("pretrain base --out x", "base is a Headstart run folder, not text; name the text files"),
+        ("pretrain base --out x", "base is a Headstart run folder, not text; give the text files"),
         (
             "finetune corpus.txt --from base --out x",
-            "corpus.txt: a .txt file has no labels; give a csv, tsv, jsonl or parquet file with a column of them",
+            "corpus.txt: a .txt file has no labels; give a csv, tsv, jsonl or parquet file with a label column",
         ),
-        ("demo --data no --out x", "no such folder: no; the demo wants one with a labelled train.csv in it"),
+        ("demo --data no --out x", "no such folder: no; the demo needs a folder with a labelled train.csv"),
         ("generate runs/no hello", "no such folder: runs/no"),
         ("generate base hello --tokens 0", "--tokens must be at least 1, got 0"),
         ("generate base hello --top-p 2", "--top-p must be above 0 and at most 1, got 2.0"),
@@ -153,6 +164,13 @@ def test_a_missing_file_is_named_as_it_was_typed(typed, line, expected, tmp_path
     code, out, err = typed(line.replace("--out x", f"--out {tmp_path / 'x'}"))
     assert (code, out) == (2, "")
     assert err.splitlines()[-1] == f"headstart: {expected}"
+
+
+def test_a_named_pipe_is_refused_and_not_waited_for(typed, tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    code, out, err = typed(f"predict clf --input {tmp_path / 'pipe.csv'}")
+    assert (code, out) == (2, "")
+    assert err == f"headstart: {tmp_path / 'pipe.csv'} is neither a file nor a folder; --input takes one file\n"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +214,9 @@ def test_evaluation_is_shown_as_tables(typed):
         "true",
         "negative",
         "positive",
+        "always",
     ]
+    assert re.match(r"always predicting '\w+' gives 0\.\d{4}: ", lines[-1])
 
 
 def test_evaluation_is_printed_for_programs(typed):
@@ -218,7 +238,7 @@ def test_a_language_model_goes_on_from_a_prompt(typed):
 
 def test_parameters_are_counted_as_published(typed):
     code, out, err = typed("params --preset classic --vocab-size 50001")
-    totals = [line.split()[-1] for line in out.splitlines() if line.startswith("all ")]
+    totals = [line.split()[-1] for line in out.splitlines() if line.startswith("total ")]
     assert (code, err, totals) == (0, "", ["21,018,401", "10,968,602"])
 
 
@@ -255,7 +275,7 @@ def test_a_comparison_ends_in_words_a_table_and_a_page(typed, tmp_path):
 
 def test_a_report_may_go_elsewhere_and_needs_no_torch(typed, environment, tmp_path):
     folder = tmp_path / "cmp"
-    line = f"compare train.csv --test test.csv --seeds 1 --arms majority,tfidf --from base --out {folder} --quiet"
+    line = f"compare train.csv --test test.csv --seeds 1 --arms majority,linear --from base --out {folder} --quiet"
     code, _, err = typed(line)
     assert (code, err) == (0, "")
     code = (
@@ -271,17 +291,17 @@ def test_a_report_may_go_elsewhere_and_needs_no_torch(typed, environment, tmp_pa
 
 def test_a_report_prints_its_numbers_for_programs(typed, tmp_path):
     folder = tmp_path / "cmp"
-    line = f"compare train.csv --test test.csv --seeds 1 --arms majority,tfidf --from base --out {folder} --quiet"
+    line = f"compare train.csv --test test.csv --seeds 1 --arms majority,linear --from base --out {folder} --quiet"
     assert typed(f"{line} --no-texts")[0] == 0
     code, out, err = typed(f"report {folder} --json")
     assert (code, err) == (0, "")
     assert json.loads(out) == json.loads((folder / "results.json").read_text())
-    assert json.loads(out)["arms"][1]["arm"] == "tfidf"
+    assert json.loads(out)["arms"][1]["arm"] == "linear"
 
 
 def test_no_texts_is_refused_for_a_resumed_comparison(typed, tmp_path):
     _, _, err = typed(f"compare --resume --no-texts --out {tmp_path}")
-    assert err == f"headstart: --resume goes on with the settings of {tmp_path}; leave out --no-texts\n"
+    assert err == f"headstart: --resume uses the recorded settings of {tmp_path}; remove --no-texts\n"
 
 
 @pytest.mark.slow
@@ -293,7 +313,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(trained, environment, tmp
     steps = []
     for name, line in (("SIGTERM", first), ("Ctrl-C", again)):
         match = re.fullmatch(
-            rf"headstart: {name} at step (\d+) of 100000; saved\. Go on with: headstart pretrain --resume --out run",
+            rf"headstart: {name} at step (\d+) of 100000; saved\. Continue with: headstart pretrain --resume --out run",
             line,
         )
         assert match, line
@@ -312,9 +332,8 @@ def stopped_on_the_way(line: str, number: signal.Signals, environment: dict[str,
         stderr=subprocess.PIPE,
         encoding="utf-8",
     )
-    while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > before + 1000):
-        time.sleep(0.05)
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size > before + 1000, process)
     process.send_signal(number)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + number
     return stderr.splitlines()[-1]

@@ -31,22 +31,23 @@ def test_findings_are_shown_on_a_line_each_and_are_no_failure(typed, files):
     assert out.splitlines() == [
         f"{train}: 5 rows",
         "  labels        negative 3 (60.0 %), positive 2 (40.0 %)",
-        "  characters    median 17, nine in ten up to 21, longest 21",
-        "  words         median 5, nine in ten up to 5, longest 5",
-        "  ! text empty  1 row has no text; training stops at the first, or leaves them out with --labelled.skip-empty: row 4",
-        "  ! duplicates  1 row repeats an earlier row word for word (1 text in 2 rows): row 3 = row 2",
+        "  characters    median 17, 90th percentile 21, maximum 21",
+        "  words         median 5, 90th percentile 5, maximum 5",
+        "  ! text empty  1 row has no text; training stops at the first such row, or skips them with "
+        "--labelled.skip-empty: row 4",
+        "  ! duplicates  1 row repeats an earlier row verbatim (1 text in 2 rows): row 3 = row 2",
         "  ! encoding    1 row with mojibake: row 5 (Ã©)",
-        "  pretraining   1 of the 4 rows is a document of corpus.txt, train.csv word for word, 0 more almost "
-        "are, or appear inside one: row 1 = corpus.txt, line 1 there",
+        "  pretraining   of the 4 rows, 1 is identical to a document of corpus.txt, train.csv, and none are "
+        "near-duplicates of one or part of one: row 1 = corpus.txt, line 1 there",
         "",
         f"{test}: 2 rows",
         "  labels         positive 2 (100.0 %)",
-        "  characters     median 3, nine in ten up to 21, longest 21",
-        "  words          median 1, nine in ten up to 5, longest 5",
+        "  characters     median 3, 90th percentile 21, maximum 21",
+        "  words          median 1, 90th percentile 5, maximum 5",
         "  ! labels       every row has the label 'positive'",
-        "  ! overlap      1 row (1 different text) appears word for word in a.csv, in 1 row there: row 1 = row 1 there",
-        "  ! pretraining  1 of the 2 rows is a document of corpus.txt, train.csv word for word, 0 more almost "
-        "are, or appear inside one: row 1 = corpus.txt, line 1 there",
+        "  ! overlap      1 row (1 different text) appears verbatim in a.csv, in 1 row there: row 1 = row 1 there",
+        "  ! pretraining  of the 2 rows, 1 is identical to a document of corpus.txt, train.csv, and none are "
+        "near-duplicates of one or part of one: row 1 = corpus.txt, line 1 there",
     ]
     assert f"reading {train}\n" in err
 
@@ -70,7 +71,7 @@ def test_json_lists_the_files_and_findings(typed, files):
 def test_inspect_with_a_model_reports_tokens_context_and_pretraining_overlap(typed):
     code, out, _ = typed("inspect train.csv --test test.csv --from base -q")
     assert code == 0
-    assert "; 0 beyond the context of 32\n" in out
+    assert "; 0 longer than the context of 32\n" in out
     assert re.search(
         r"pretraining +none of the 20 rows was among the 200 different documents that base was pretrained on", out
     )
@@ -81,16 +82,16 @@ def test_a_file_in_another_encoding_is_reported_as_incomplete(typed, tmp_path, m
     path = tmp_path / "a.csv"
     path.write_bytes(b"text;label\nfine;1\n\xe9t\xe9;0\ndull;0\n")
     code, out, err = typed(f"inspect {path} -q{more}")
-    assert (code, err) == (2, f"headstart: {path}: reading stopped at row 2; the report is about what comes before\n")
+    assert (code, err) == (2, f"headstart: {path}: reading stopped at row 2; the report covers the rows before it\n")
     why = (
-        f"reading stopped at row 2: {path}, line 3: not UTF-8 (0xe9 is byte 1 of it); save it from the spreadsheet as "
-        f"CSV UTF-8, or, if it is Windows-1252, try: iconv -f cp1252 -t utf-8 {path} > new.csv"
+        f"reading stopped at row 2: {path}, line 3: not UTF-8 (0xe9 is byte 1 of it); it looks like Windows-1252 "
+        "('été;0 dull;0'): add labelled.encoding cp1252, or save the spreadsheet as CSV UTF-8"
     )
     if more:
         assert json.loads(out)["findings"][0]["message"] == why
     else:
         assert out.splitlines()[0] == f"{path}: 1 row, then unreadable"
-        assert out.splitlines()[4] == f"  ! cut short  {why}"
+        assert out.splitlines()[4] == f"  ! cut short  {why.replace('labelled.encoding', '--encoding')}"
 
 
 def test_a_clean_file_has_no_findings(typed):
@@ -116,7 +117,7 @@ def test_inspect_wraps_lines_in_their_column(headstart, files, columns):
         ("inspect", "inspect needs TRAIN; see headstart inspect --help"),
         ("inspect else/a.csv", "no such file: else/a.csv (there is no folder else)"),
         ("inspect corpus.txt", "corpus.txt: a .txt file has no labels; give unlabelled text with --texts"),
-        ("inspect train.csv --context 9", "--context counts tokens; give --tokenizer or --from with it"),
+        ("inspect train.csv --context 9", "--context counts tokens and needs --tokenizer or --from"),
         (
             "inspect train.csv --text-column txt",
             "train.csv has no column 'txt'; its columns are text, label; did you mean 'text'?",
@@ -124,12 +125,12 @@ def test_inspect_wraps_lines_in_their_column(headstart, files, columns):
         ("inspect train.csv --from runs/no", "no such folder: runs/no"),
         (
             "inspect base/tokens",
-            "base/tokens is prepared already: its text is tokens now; give the file it was made from",
+            "base/tokens is prepared already: it contains tokens, not text; give the file it was made from",
         ),
         ("pretrain corpus.txt --out x --exclude tast.csv", "no such file: tast.csv; did you mean test.csv?"),
         (
             "prepare train.csv --labelled --tokenizer tok --out x --exclude test.csv",
-            "prepare --labelled keeps every row; --exclude is for the text that a model is pretrained on",
+            "--exclude cannot be used with --labelled; it is for pretraining text",
         ),
     ],
 )
@@ -154,4 +155,4 @@ def test_prepare_excludes_texts_from_the_command_line(typed, tmp_path):
     )
     assert code == 0
     assert out.startswith(f"{tmp_path / 'tokens'}: 200 documents, ")
-    assert "left out because of train.csv: 40 documents that appear there and 0 that almost do; 200 kept" in err
+    assert "excluded because of train.csv: 40 documents that appear there and 0 that almost do; 200 kept" in err

@@ -4,7 +4,6 @@ import importlib
 import keyword
 import os
 import resource
-import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +12,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from headstart.cli.main import COMMANDS, Terminated, build_command_app, describe_error, run
+from headstart.cli.commands import COMMANDS
+from headstart.cli.main import Terminated, build_command_app, describe_error, run
 from headstart.config.schema import ModelConfig
 from headstart.errors import ConfigError, DataError, Interrupted, StoreError, UsageError
 
@@ -35,7 +35,18 @@ def test_every_command_has_a_module_with_its_function(name):
 
 def test_every_module_of_the_package_is_a_command_or_a_helper():
     modules = {path.stem for path in (SOURCE / "headstart" / "cli").glob("*.py")}
-    helpers = {"__init__", "main", "console", "distributed", "options", "prediction_output", "text_input"}
+    helpers = {
+        "__init__",
+        "main",
+        "console",
+        "distributed",
+        "options",
+        "partial_output",
+        "prediction_output",
+        "text_input",
+        "commands",
+        "help",
+    }
     assert modules - {in_python(name) for name, *_ in COMMANDS} == helpers
 
 
@@ -70,68 +81,6 @@ def test_help_is_there_in_half_a_second(headstart, arguments):
     assert min(seconds() for _ in range(3)) < 0.5
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
-@pytest.mark.parametrize("name", ["", *(name for name, *_ in COMMANDS)])
-def test_help_fits_the_window(name, columns, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    assert run([name, "--help"] if name else ["--help"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert max(map(len, shown)) <= columns
-    assert any(line.startswith("╭─ Options" if name else "╭─ Commands") for line in shown)
-
-
-@pytest.mark.parametrize(
-    ("name", "summary", "example"), [(name, summary, example) for name, _, summary, example in COMMANDS]
-)
-def test_a_command_s_help_opens_with_what_it_does_and_an_example(name, summary, example, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    run([name, "--help"])
-    shown = capsys.readouterr().out
-    assert f"\n{summary}\n\nExample: {example}\n" in shown
-
-
-@pytest.mark.parametrize("name", [name for name, *_ in COMMANDS])
-def test_no_option_was_made_up_by_the_library(name, capsys, monkeypatch):
-    """It offers one that empties a list unless told not to."""
-    monkeypatch.setenv("COLUMNS", "120")
-    run([name, "--help"])
-    assert "--empty-" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("example", [example for *_, example in COMMANDS])
-def test_the_examples_in_the_help_are_understood(example):
-    _, bound, _ = build_command_app().parse_args(shlex.split(example)[1:], exit_on_error=False, print_error=False)
-    assert bound.arguments
-
-
-def test_the_help_shows_the_default_a_setting_really_has(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    run(["pretrain", "--help"])
-    assert "Peak learning rate. [default: 0.0003]" in capsys.readouterr().out
-    run(["finetune", "--help"])
-    assert "Peak learning rate. [default: 0.0001]" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("command", ["finetune", "compare", "tune"])
-def test_the_help_says_whose_defaults_it_shows(command, capsys, monkeypatch):
-    from headstart.config import presets
-    from headstart.config.merge import merge_config
-    from headstart.config.schema import FinetuneConfig
-    from headstart.recipes.finetune.run import default_preset
-
-    monkeypatch.setenv("COLUMNS", "100")
-    run([command, "--help"])
-    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert (
-        "Named settings to start from. Without it they follow --from: classic, whose defaults are shown here, for scratch and "
-        "for a model of that preset; modern for the starters and all others." in words
-    )
-    values = presets.preset_values("classic", "finetune")
-    shown = {name: part for name, part in values.items() if name in FinetuneConfig.model_fields}
-    assert merge_config(FinetuneConfig, shown) == FinetuneConfig()
-    assert (default_preset("scratch"), default_preset("starter:en")) == ("classic", "modern")
-
-
 def test_the_version_is_printed_alone(headstart):
     from headstart import __version__
 
@@ -141,23 +90,26 @@ def test_the_version_is_printed_alone(headstart):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["pretrian"], "there is no command 'pretrian'; did you mean pretrain?"),
-        (["frobnicate"], "there is no command 'frobnicate'; see headstart --help"),
+        (["pretrian"], "unknown command 'pretrian'; did you mean pretrain?"),
+        (["frobnicate"], "unknown command 'frobnicate'; see headstart --help"),
         (["pretrain"], "pretrain needs --out; see headstart pretrain --help"),
         (["pretrain", "a.txt", "--out"], "--out needs a value; see headstart pretrain --help"),
-        (["pretrain", "--out", "x"], "pretrain needs TEXTS, or one prepared folder; see headstart pretrain --help"),
+        (
+            ["pretrain", "--out", "x"],
+            "pretrain needs TEXTS, text files or one prepared folder; see headstart pretrain --help",
+        ),
         (["pretrain", "a.txt", "--oot", "x"], "pretrain has no option --oot; did you mean --out?"),
         (
             ["pretrain", "a.txt", "--out", "x", "--model.widht=3"],
             "pretrain has no option --model.widht; did you mean --model.width?",
         ),
         (["params", "--xyzzy"], "params has no option --xyzzy; see headstart params --help"),
-        (["params", "--preset", "a", "--preset", "b"], "--preset is given more than once"),
-        (["params", "--vocab-size", "x"], "--vocab-size must be a whole number, got 'x'"),
+        (["params", "--preset", "a", "--preset", "b"], "--preset was given more than once"),
+        (["params", "--vocab-size", "x"], "--vocab-size must be an integer, got 'x'"),
         (["params", "--vocab-size", "0"], "--vocab-size must be at least 1, got 0"),
         (["params", "--convention", "half"], "--convention must be full or weights-only, got 'half'"),
-        (["params", "more"], "params takes no further argument, got 'more'"),
-        (["params", "--model.width", "x"], "--model.width must be a whole number, got 'x'"),
+        (["params", "more"], "params got an unexpected argument 'more'"),
+        (["params", "--model.width", "x"], "--model.width must be an integer, got 'x'"),
         (["params", "--config", "no.toml"], "cannot read no.toml: No such file or directory"),
         (["tokenizer", "--out", "x"], "tokenizer needs TEXTS; see headstart tokenizer --help"),
         (
@@ -167,48 +119,48 @@ def test_the_version_is_printed_alone(headstart):
         (["tokenizer", "no.txt", "--out", "x"], "no such file: no.txt"),
         (
             ["prepare", "a.csv", "--labelled", "--out", "x"],
-            "prepare --labelled needs --tokenizer: that of the model which will read the shards",
+            "prepare --labelled needs --tokenizer, the tokenizer of the model that will use the shards",
         ),
         (
             ["prepare", "a.csv", "b.csv", "--labelled", "--tokenizer", "t", "--out", "x"],
-            "prepare --labelled takes one file, so that its labels have one order; got 2",
+            "prepare --labelled needs exactly one file, got 2",
         ),
         (["finetune", "--out", "x"], "finetune needs TRAIN, a labelled file; see headstart finetune --help"),
         (
             ["finetune", "a.csv", "--out", "x"],
-            "finetune needs --from: a pretrained folder, as in --from runs/base, a starter, as in --from starter:en (or "
-            "starter:fr), or --from scratch",
+            "finetune needs --from: a pretrained folder such as runs/base, a starter such as starter:en or starter:fr, "
+            "or scratch",
         ),
         (
             ["finetune", "a.csv", "--from", "base", "--out", "x", "--model.width", "8"],
-            "--model.width cannot be set beside --from; base brings its own model",
+            "--model.width cannot be used with --from base, which has its own model",
         ),
         (
             ["compare", "a.csv", "--test", "b.csv", "--from", "base", "--out", "x", "--tokenizer.vocab-size", "300"],
-            "--tokenizer.vocab-size cannot be set beside --from; base brings its own tokenizer",
+            "--tokenizer.vocab-size cannot be used with --from base, which has its own tokenizer",
         ),
         (["compare", "--out", "x"], "compare needs TRAIN, a labelled file; see headstart compare --help"),
         (
             ["compare", "a.csv", "--out", "x"],
-            "compare needs --test, a labelled file to measure on; see headstart compare --help",
+            "compare needs --test, a labelled file; see headstart compare --help",
         ),
         (
             ["compare", "a.csv", "--test", "b.csv", "--out", "x", "--labels", "50,many"],
-            "--labels must be whole numbers and all, as in 50,200,all, got 'many'",
+            "--labels must be positive integers or all, such as 50,200,all, got 'many'",
         ),
         (
             ["pretrain", "--resume", "--out", "x", "--model.width", "8"],
-            "--resume goes on with the settings of x; leave out --model.width",
+            "--resume uses the recorded settings of x; remove --model.width",
         ),
         (
             ["finetune", "--resume", "--out", "x", "--from", "base"],
-            "--resume goes on with the settings of x; leave out --from",
+            "--resume uses the recorded settings of x; remove --from",
         ),
         (
             ["compare", "--resume", "--out", "x", "--seeds", "3"],
-            "--resume goes on with the settings of x; leave out --seeds",
+            "--resume uses the recorded settings of x; remove --seeds",
         ),
-        (["pretrain", "--resume", "--out", "x"], "x holds no run; start one without --resume"),
+        (["pretrain", "--resume", "--out", "x"], "x contains no run; start one without --resume"),
         (["evaluate", "runs/no"], "evaluate needs FILE; see headstart evaluate --help"),
         (["predict", "runs/no", "a", "--input", "b.csv"], "predict takes texts or --input, not both"),
         (["predict", "runs/no"], "predict needs texts: as arguments, on standard input, or --input FILE"),
@@ -217,7 +169,8 @@ def test_the_version_is_printed_alone(headstart):
             ["predict", "runs/no", "a", "--json", "--out", "b.csv"],
             "--json does not go with --out b.csv; choose a .jsonl file",
         ),
-        (["predict", "runs/no", "a", " "], "text 2: the text is empty; there is nothing to classify"),
+        (["predict", "runs/no", " "], "the text is empty; there is nothing to classify"),
+        (["predict", "runs/no", "", " "], "all texts are empty; there is nothing to classify"),
         (["generate", "runs/no", "a", "--samples", "0"], "--samples must be at least 1, got 0"),
         (["report", "runs/no"], "runs/no is not a folder; expected one that `headstart compare` wrote"),
     ],
@@ -251,7 +204,7 @@ def test_help_works_as_a_command(capsys, arguments, same):
 def test_quiet_may_come_first(capsys):
     assert run(["--quiet", "params", "--vocab-size", "300"]) == 0
     assert run(["-q"]) == 2
-    assert capsys.readouterr().err == "headstart: there is no command '-q'; see headstart --help\n"
+    assert capsys.readouterr().err == "headstart: unknown command '-q'; see headstart --help\n"
 
 
 def validation_error() -> ValidationError:
@@ -264,7 +217,7 @@ class OutOfMemoryError(RuntimeError):
     """As torch names its own."""
 
 
-MEMORY = "out of memory; try a smaller --loop.batch-size, --model.context or --model.width"
+MEMORY = "out of memory; try a smaller --batch-size, --model.context or --model.width"
 
 
 @pytest.mark.parametrize(
@@ -281,8 +234,8 @@ MEMORY = "out of memory; try a smaller --loop.batch-size, --model.context or --m
         (OutOfMemoryError("CUDA out of memory."), (MEMORY, 1)),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), (MEMORY, 1)),
         (PermissionError(13, "Permission denied", "a.txt"), ("a.txt: Permission denied", 1)),
-        (ValueError("what"), ("unexpected ValueError: what; HEADSTART_TRACEBACK=1 shows where", 1)),
-        (validation_error(), ("width must be a whole number, got 'x'", 2)),
+        (ValueError("what"), ("unexpected ValueError: what; set HEADSTART_TRACEBACK=1 for the traceback", 1)),
+        (validation_error(), ("width must be an integer, got 'x'", 2)),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -300,7 +253,7 @@ def test_a_traceback_is_shown_on_request(headstart):
 
 def test_a_line_break_in_a_message_does_not_make_two_lines(capsys, monkeypatch):
     monkeypatch.setattr("headstart.cli.main.build_command_app", lambda: _raise)
-    assert run([]) == 1
+    assert run(["params"]) == 1
     assert capsys.readouterr().err == "headstart: first second\n"
 
 
@@ -330,3 +283,16 @@ def test_a_signal_ends_a_command_with_one_line(number, expected, environment):
         [sys.executable, "-c", code, "params"], capture_output=True, encoding="utf-8", env=environment
     )
     assert (done.stderr, done.returncode, done.stdout) == (*expected, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_standard_output_on_a_full_disk_is_one_line():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "headstart", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "headstart: cannot write: No space left on device\n")

@@ -21,11 +21,11 @@ FLAGS = "--from scratch --out x --quiet"
             "compare has no option --labels-column; did you mean --label-column?",
         ),
         ("finetune train.csv --context 64 --out x", "finetune has no option --context; did you mean --model.context?"),
-        ("finetune train.csv --epoch 3 --out x", "finetune has no option --epoch; did you mean --loop.epochs?"),
+        ("finetune train.csv --epoch 3 --out x", "finetune has no option --epoch; did you mean --epochs?"),
         ("finetune train.csv --model.lr 1 --out x", "finetune has no option --model.lr; did you mean --optim.lr?"),
         (
             "prepare a.csv --label-column k --out x",
-            "prepare has no option --label-column; did you mean --labelled.label-column?",
+            "no such file: a.csv",
         ),
         ("finetune train.csv --from starter --out x", "no such folder: starter; did you mean starter:en?"),
         ("finetune train.csv --from en --out x", "no such folder: en; did you mean starter:en?"),
@@ -33,12 +33,11 @@ FLAGS = "--from scratch --out x --quiet"
         ("finetune train.csv --from runs/starter --out x", "no such folder: runs/starter"),
         (
             "tune train.csv --out x",
-            "tune needs --from: a pretrained folder, as in --from runs/base, a starter, as in --from starter:en (or "
-            "starter:fr), or --from scratch",
+            "tune needs --from: a pretrained folder such as runs/base, a starter such as starter:en or starter:fr, or scratch",
         ),
         (
             "predict clf hello --abstain 0.9",
-            "clf/bundle was chosen on 8 validation rows, too few to say how sure is sure enough; there are 40 labelled "
+            "clf/bundle was chosen on 8 validation rows, too few to choose a threshold; there are 40 labelled "
             "rows: label more, so that 50 can be held out",
         ),
         ("pretrain corpus.txt --minutes -1 --out x", "--minutes must be greater than 0, got '-1'"),
@@ -54,11 +53,11 @@ FLAGS = "--from scratch --out x --quiet"
         ),
         (
             "finetune --resume --label-column kind --out clf",
-            "--resume goes on with the settings of clf; leave out --label-column",
+            "--resume uses the recorded settings of clf; remove --label-column",
         ),
         (
             "finetune --resume --labelled.label-column kind --out clf",
-            "--resume goes on with the settings of clf; leave out --labelled.label-column",
+            "--resume uses the recorded settings of clf; remove --labelled.label-column",
         ),
     ],
 )
@@ -92,7 +91,7 @@ def test_the_part_after_the_dot_is_compared_first(name, expected):
 @pytest.mark.parametrize("command", ["finetune", "compare", "tune"])
 def test_short_and_long_option_are_on_one_line_of_the_help(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    run([command, "--help"])
+    run([command, "--help-all"])
     lines = capsys.readouterr().out.splitlines()
     for short, name in (("--label-column", "--labelled.label-column"), ("--skip-empty", "--labelled.skip-empty")):
         assert sum(short in line and name in line for line in lines) == 1
@@ -111,10 +110,12 @@ def test_a_few_labelled_rows_of_many_are_enough(typed, trained):
     )
     code, _, shown = typed(f"{line} --runtime.threads 1 --skip-empty")
     assert code == 0
-    assert "16 rows of mails.csv have no label, 1 no text; they are left out\n" in shown
+    assert "16 rows of mails.csv have no label, 1 no text; they are skipped\n" in shown
     code, out, shown = typed("evaluate few mails.csv --skip-empty")
     assert (code, out.splitlines()[0].split()[-2:]) == (0, ["rows", "24"])
-    assert shown == "16 rows of mails.csv have no label, 1 no text; they are left out\n"
+    skipped, quality = shown.splitlines()
+    assert skipped == "16 rows of mails.csv have no label, 1 no text; they are skipped"
+    assert quality.startswith("when few was trained: validation accuracy ")
 
 
 def test_a_share_that_is_large_enough_to_abstain_is_named(typed, trained):
@@ -127,7 +128,7 @@ def test_a_share_that_is_large_enough_to_abstain_is_named(typed, trained):
     assert typed("predict few-held hello --abstain 0.9") == (
         2,
         "",
-        "headstart: few-held/bundle was chosen on 24 validation rows, too few to say how sure is sure enough; fine-tune "
+        "headstart: few-held/bundle was chosen on 24 validation rows, too few to choose a threshold; fine-tune "
         "with --labelled.valid-fraction 0.43, which holds out 50 of the 120 labelled rows\n",
     )
     assert typed(f"{line} --out many-held --labelled.valid-fraction 0.43")[0] == 0
@@ -140,7 +141,8 @@ def test_a_scale_read_as_names_is_remarked_on_while_training(typed, trained):
     code, _, shown = typed("finetune stars.csv --from base --out stars --loop.epochs 1 --runtime.threads 1")
     assert code == 0
     assert (
-        "the labels of stars.csv are 4 whole numbers (stars), read as names without an order; --labelled.task rating reads "
+        "the labels of stars.csv are 4 whole numbers (stars), read as class names without an order; "
+        "--labelled.task rating reads "
         "them as numbers\n"
     ) in shown
 
@@ -168,7 +170,7 @@ def test_counts_of_one_use_the_singular(typed, tmp_path):
     code, _, err = typed(f"pretrain {tmp_path / 't.txt'} --out {out} {options}")
     assert code == 0, err
     first = err.splitlines()[0]
-    assert first.startswith("1 document to learn from, 2 held out; ")
+    assert first.startswith("1 document for training, 2 held out; ")
     assert first.endswith(" parameters; 1 step on cpu, 1 thread")
     card = (out / "bundle" / "README.md").read_text()
     assert "tokens in 1 step." in card

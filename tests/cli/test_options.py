@@ -10,8 +10,8 @@ from headstart.config.merge import iter_fields
 from headstart.config.schema import FinetuneConfig, PretrainConfig
 from headstart.errors import ConfigError, UsageError
 
-PRETRAIN = Options(PretrainConfig, preset="pretrain")
-FINETUNE = Options(FinetuneConfig, preset="finetune")
+PRETRAIN = Options(PretrainConfig, recipe="pretrain")
+FINETUNE = Options(FinetuneConfig, recipe="finetune")
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +112,7 @@ def test_class_weights_are_typed_as_pairs_or_as_a_word():
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        (["--model.width", "x"], "--model.width must be a whole number, got 'x'"),
+        (["--model.width", "x"], "--model.width must be an integer, got 'x'"),
         (["--model.width", "15"], "--model.width must be a multiple of --model.heads, got 15 and 2"),
         (["--model.dropout", "1.5"], "--model.dropout must be less than 1, got '1.5'"),
         (["--corpus.layout", "model.width"], "--corpus.layout must be packed or documents, got 'model.width'"),
@@ -130,10 +130,10 @@ def test_a_wrong_flag_is_named_as_it_was_typed(typed, expected):
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("even", "--transfer.class-weights must be NAME=FLOAT,...|balanced (as in a=1,b=2.5), got 'even'"),
-        ("a=1,b", "--transfer.class-weights must be NAME=FLOAT,...|balanced (as in a=1,b=2.5), got 'a=1,b'"),
+        ("even", "--transfer.class-weights must be NAME=FLOAT,...|balanced (for example a=1,b=2.5), got 'even'"),
+        ("a=1,b", "--transfer.class-weights must be NAME=FLOAT,...|balanced (for example a=1,b=2.5), got 'a=1,b'"),
         ("a=much", "--transfer.class-weights.a must be a number, got 'much'"),
-        ("a=-1", "--transfer.class-weights must all be above 0, got {'a': -1.0}"),
+        ("a=-1", "--transfer.class-weights must all be greater than 0, got {'a': -1.0}"),
     ],
 )
 def test_wrong_class_weights_give_an_example_of_the_format(typed, expected):
@@ -160,7 +160,7 @@ def test_an_unknown_preset_error_lists_the_presets():
 
 def test_a_mistake_in_the_file_is_named_with_the_file():
     Path("headstart.toml").write_text('[model]\nwidth = "wide"\n')
-    assert message(PRETRAIN) == "headstart.toml: model.width must be a whole number, got 'wide'"
+    assert message(PRETRAIN) == "headstart.toml: model.width must be an integer, got 'wide'"
     assert use_option_names(message(PRETRAIN)) == message(PRETRAIN)  # nobody typed --model.width
 
 
@@ -171,10 +171,10 @@ def test_a_file_that_is_not_there_is_named():
 def test_resuming_refuses_settings_and_names_the_first():
     with pytest.raises(UsageError) as caught:
         PRETRAIN.refuse_with_resume(parse(PRETRAIN, "--model.width", "16"), Path("runs/a"), preset="classic")
-    assert str(caught.value) == "--resume goes on with the settings of runs/a; leave out --model.width"
+    assert str(caught.value) == "--resume uses the recorded settings of runs/a; remove --model.width"
     with pytest.raises(UsageError) as caught:
         PRETRAIN.refuse_with_resume(None, Path("runs/a"), preset="classic")
-    assert str(caught.value) == "--resume goes on with the settings of runs/a; leave out --preset"
+    assert str(caught.value) == "--resume uses the recorded settings of runs/a; remove --preset"
     PRETRAIN.refuse_with_resume(None, Path("runs/a"), preset=None)
 
 

@@ -38,7 +38,7 @@ def test_texts_that_are_not_sure_enough_get_no_answer(sure, typed):
     first, last = err.splitlines()
     assert re.fullmatch(
         r"answers below 0\.\d{3} are withheld: of 240 validation rows \d+ % were answered, "
-        r"[\d.]+ % of those rightly \(95 % interval [\d.]+ to [\d.]+\)",
+        r"[\d.]+ % of those correctly \(95 % interval [\d.]+ to [\d.]+\)",
         first,
     )
     assert last == f"{240 - len(kept)} of 240 rows not sure enough to be answered"
@@ -76,9 +76,9 @@ def test_colours_are_for_terminals():
 def test_mistakes_are_shown_in_tables_and_words(sure, typed):
     code, out, _ = typed("evaluate sure many.csv --errors --mistakes 2")
     assert code == 0
-    for part in ("calibration error ", "by length ", "by label ", "the surest mistakes:", "95 % interval"):
+    for part in ("calibration error ", "by length ", "by label ", "most confident errors:", "95 % interval"):
         assert part in out
-    assert len(re.findall(r"^0\.\d{3}  \w+ \(right: \w+\)  many\.csv, row \d+$", out, re.MULTILINE)) == 2
+    assert len(re.findall(r"^0\.\d{3}  \w+ \(true: \w+\)  many\.csv, row \d+$", out, re.MULTILINE)) == 2
     plain = typed("evaluate sure many.csv")[1]
     assert out.startswith(plain)  # what was there before is there still
     _, out, _ = typed("evaluate sure many.csv --errors --slice text --json")
@@ -92,11 +92,11 @@ def test_mistakes_are_shown_in_tables_and_words(sure, typed):
     [
         (
             "predict clf hello --abstain 0.9",
-            "clf/bundle was chosen on 8 validation rows, too few to say how sure is sure",
+            "clf/bundle was chosen on 8 validation rows, too few to choose a threshold",
         ),
-        ("predict sure hello --abstain 2", "--abstain is a wanted precision between 0 and 1, such as 0.95, got 2"),
-        ("predict sure --input many.csv --explain", "--explain gives more than a csv can hold; add --json, or"),
-        ("evaluate sure many.csv --slice shop", "--slice goes with --errors; add it"),
+        ("predict sure hello --abstain 2", "--abstain must be a precision between 0 and 1, such as 0.95, got 2"),
+        ("predict sure --input many.csv --explain", "--explain does not fit into a csv; add --json, or"),
+        ("evaluate sure many.csv --slice shop", "--slice needs --errors"),
         ("evaluate sure many.csv --errors --slice shop", "many.csv has no column 'shop'; its columns are text, label"),
     ],
 )

@@ -3,10 +3,12 @@
 import csv
 import io
 import json
+from contextlib import chdir
 
 import pytest
 
 from headstart.cli import predict as room
+from headstart.cli.main import run
 from headstart.data.sources import read_rows
 
 
@@ -42,8 +44,15 @@ def test_a_blank_line_has_an_empty_prediction(typed, monkeypatch):
     assert [lines[index].split(maxsplit=2)[2] for index in (0, 2)] == ["the film is dull", "the film is superb"]
 
 
+def test_a_blank_argument_among_several_has_an_empty_prediction(typed):
+    code, out, err = typed("predict clf 'the film is dull' ' '")
+    assert (code, err) == (0, "1 of 2 rows has no text; it is left without an answer\n")
+    assert out.splitlines()[1] == "-"
+    assert out.splitlines()[0].endswith("the film is dull")
+
+
 def test_a_csv_file_keeps_its_columns_and_gains_the_answer(typed, tmp_path, monkeypatch):
-    monkeypatch.setattr(room, "CHUNK", 7)  # several chunks, the last one short
+    monkeypatch.setattr(room, "WINDOW_ROWS", 7)  # several chunks, the last one short
     (tmp_path / "in.csv").write_text('id,text\n7,"the film, is superb"\n8,the film is dull\n' + "9,more\n" * 20)
     code, out, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {tmp_path / 'out.csv'}")
     assert (code, out, err) == (0, "", f"22 rows written to {tmp_path / 'out.csv'}\n")
@@ -85,14 +94,14 @@ def test_a_broken_file_leaves_no_output(typed, tmp_path):
     assert (code, err) == (
         2,
         f"headstart: {tmp_path / 'in.csv'}, row 2: 2 cells where the header has 1; "
-        'put a text that holds the separator between quotes: "..."\n',
+        'put a text that contains the separator between quotes: "..."\n',
     )
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 def test_rows_without_text_are_kept_without_an_answer(typed, tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(room, "CHUNK", 2)
+    monkeypatch.setattr(room, "WINDOW_ROWS", 2)
     (tmp_path / "in.csv").write_text('id,text\n1,""\n2,the film is dull\n3," "\n4,\n5,the film is superb\n')
     out = tmp_path / f"out.{suffix}"
     code, _, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {out}")
@@ -118,7 +127,7 @@ def test_an_end_that_was_not_read_is_marked(typed, tmp_path):
 def test_an_empty_file_is_named(typed, tmp_path):
     (tmp_path / "in.txt").write_text("")
     code, _, err = typed(f"predict clf --input {tmp_path / 'in.txt'}")
-    assert (code, err) == (2, f"headstart: {tmp_path / 'in.txt'} holds no texts\n")
+    assert (code, err) == (2, f"headstart: {tmp_path / 'in.txt'} contains no texts\n")
 
 
 def test_the_folder_of_the_output_is_made(typed, tmp_path):
@@ -182,3 +191,90 @@ def test_the_input_is_not_written_over(typed, tmp_path):
         f"headstart: --out {other} is the file of --input, which would be lost; choose another --out\n",
     )
     assert (tmp_path / "in.csv").read_text() == "text\nthe film\n"
+
+
+@pytest.fixture(scope="module")
+def topics(trained):
+    """A classifier trained on a file whose columns have no usual names, beside a column that has one."""
+    with chdir(trained):
+        rows = list(csv.DictReader((trained / "train.csv").read_text().splitlines()))
+        with (trained / "mails.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["text", "mail", "topic"])
+            writer.writerows(["a subject", row["text"], row["label"]] for row in rows)
+        line = "finetune mails.csv --text-column mail --label-column topic --from base --out topics --quiet --loop.epochs 1"
+        assert run([*line.split(), "--runtime.threads", "1"]) == 0
+    return "topics"
+
+
+MAILS = "text,mail,topic\nx,the film is superb,\nx,the film is dull,negative\nx,  ,\nx,  ,positive\nx,more, \n"
+
+
+def answers(out):
+    return [row["label"] for row in csv.DictReader(out.splitlines())]
+
+
+def test_the_text_column_of_training_is_the_default(typed, topics, tmp_path):
+    (tmp_path / "in.csv").write_text("text,mail\nthe film is dull,the film is superb\n")
+    _, by_default, _ = typed(f"predict {topics} --input {tmp_path / 'in.csv'}")
+    _, named, _ = typed(f"predict {topics} --input {tmp_path / 'in.csv'} --text-column mail")
+    _, other, _ = typed(f"predict {topics} --input {tmp_path / 'in.csv'} --text-column text")
+    assert by_default == named != other
+    (tmp_path / "plain.csv").write_text("id,text\n7,the film is dull\n")  # without it, a usual name
+    code, out, _ = typed(f"predict {topics} --input {tmp_path / 'plain.csv'}")
+    assert (code, out.splitlines()[1].split(",")[:2]) == (0, ["7", "the film is dull"])
+
+
+def test_rows_that_have_a_label_are_predicted_too_with_a_note(typed, topics, tmp_path):
+    (tmp_path / "in.csv").write_text(MAILS)
+    code, out, err = typed(f"predict {topics} --input {tmp_path / 'in.csv'}")
+    assert (code, err) == (
+        0,
+        "2 of 5 rows have a value in the label column 'topic'; they were predicted too; --only-unlabelled leaves such rows "
+        "as given\n2 of 5 rows have no text; they are left without an answer\n",
+    )
+    assert [bool(answer) for answer in answers(out)] == [True, True, False, False, True]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_only_unlabelled_copies_rows_that_have_a_label_without_predicting_them(typed, topics, tmp_path, suffix):
+    (tmp_path / "in.csv").write_text(MAILS)
+    out_file = tmp_path / f"out.{suffix}"
+    code, _, err = typed(f"predict {topics} --input {tmp_path / 'in.csv'} --only-unlabelled --out {out_file}")
+    assert (code, err) == (
+        0,
+        "2 of 5 rows have a value in the label column 'topic'; they were left as given\n"
+        f"2 of 5 rows have no text; they are left without an answer\n5 rows written to {out_file}\n",
+    )
+    content = out_file.read_text()
+    rows = [json.loads(line) for line in content.splitlines()] if suffix == "jsonl" else None
+    labels = answers(content) if rows is None else [row["label"] for row in rows]
+    assert [bool(label) for label in labels] == [True, False, False, False, True]
+    kept = list(csv.DictReader(content.splitlines())) if rows is None else rows
+    assert [row["topic"].strip() for row in kept] == ["", "negative", "", "positive", ""]
+
+
+def test_a_label_column_with_a_usual_name_or_a_typed_one_is_known_too(typed, tmp_path):
+    (tmp_path / "in.csv").write_text("text,Label,mine\nthe film is superb,,a\nthe film is dull,negative,\n")
+    _, out, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --only-unlabelled")
+    assert err == "1 of 2 rows has a value in the label column 'Label'; it was left as given\n"
+    assert [bool(answer) for answer in answers(out)] == [True, False]
+    _, out, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --only-unlabelled --label-column mine")
+    assert err == "1 of 2 rows has a value in the label column 'mine'; it was left as given\n"
+    assert [bool(answer) for answer in answers(out)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("'a text' --only-unlabelled", "--only-unlabelled is for the rows of a file; give one with --input"),
+        (
+            "--input corpus.txt --only-unlabelled",
+            "corpus.txt has no label column for --only-unlabelled; name it with --label-column",
+        ),
+        ("--input test.csv --label-column kind", "test.csv has no column 'kind'; its columns are text, label"),
+    ],
+)
+def test_labels_that_cannot_be_found_are_one_line(typed, options, message):
+    code, out, err = typed(f"predict clf {options}")
+    assert (code != 0, out, err) == (True, "", f"headstart: {message}\n")

@@ -52,11 +52,11 @@ def test_nested_and_dotted_settings_of_a_section_are_merged():
     [
         ([("model.width", 64)], "settings must be a mapping such as {'model.width': 64}, got [('model.width', 64)]"),
         ("model.width", "settings must be a mapping such as {'model.width': 64}, got 'model.width'"),
-        ({3: 64}, "the name of a setting is text such as 'model.width', got 3"),
-        ({"model": 64}, "model is a group of settings; give a mapping of them, got 64"),
+        ({3: 64}, "the name of a setting must be a string such as 'model.width', got 3"),
+        ({"model": 64}, "model is a group of settings and must be a mapping, got 64"),
         ({"model": {"widht": 64}}, "unknown setting model.widht; did you mean model.width?"),
         ({"model.widht": 64}, "unknown setting model.widht; did you mean model.width?"),
-        ({"model.width": [64]}, "model.width must be a whole number, got [64]"),
+        ({"model.width": [64]}, "model.width must be an integer, got [64]"),
     ],
 )
 def test_wrong_settings_in_python_give_one_line(values, message):
@@ -66,7 +66,7 @@ def test_wrong_settings_in_python_give_one_line(values, message):
 @pytest.mark.parametrize("values", [{"model.depth": 3}, {"model": {"depth": 3}}])
 def test_model_settings_beside_a_backbone_are_refused_nested_or_dotted(tmp_path, values):
     assert message_of(lambda: headstart.finetune("a.csv", out=tmp_path, backbone="runs/base", settings=values)) == (
-        "model.depth is set, but runs/base brings its own; leave it out, or use backbone='scratch'"
+        "model.depth cannot be used with runs/base, which has its own model; remove it, or use backbone='scratch'"
     )
 
 

@@ -43,6 +43,20 @@ def typed(folder, monkeypatch, capsys):
     return call
 
 
+@pytest.mark.parametrize(
+    ("model", "file"), [("several", "labels-test.jsonl"), ("rating", "ratings-test.csv"), ("pair", "pairs-test.csv")]
+)
+def test_an_interrupted_file_is_resumed_to_the_same_bytes(typed, model, file, tmp_path, stop_after):
+    whole, out = (tmp_path / f"{name}.csv" for name in ("whole", "out"))
+    stop_after(None)
+    assert typed(f"predict {model} --input {file} --out {whole}")[0] == 0
+    stop_after(1)
+    assert typed(f"predict {model} --input {file} --out {out}")[0] == 130
+    stop_after(None)
+    assert typed(f"predict {model} --input {file} --out {out} --resume")[0] == 0
+    assert out.read_bytes() == whole.read_bytes()
+
+
 def test_a_list_and_a_string_with_a_separator_are_the_same_labels(typed, folder):
     code, _, err = typed("finetune labels.csv --labelled.separator ; --from scratch --out text --loop.epochs 1")
     assert code == 0
@@ -64,13 +78,14 @@ def test_labels_are_learnt_measured_and_answered_by_their_thresholds(typed, fold
     assert code == 0
     assert json.loads(shown) == result["test"]
     code, shown, _ = typed("evaluate several labels-test.csv --separator ;")
-    first, _, header, *rows = shown.splitlines()
+    first, _, header, *rows, _, quality = shown.splitlines()
     assert (
         first == f"micro-F1 {result['test']['micro_f1']:.4f}   macro-F1 {result['test']['macro_f1']:.4f}   exact match "
         f"{result['test']['exact']:.4f}   rows 60"
     )
     assert header.split() == ["label", "precision", "recall", "F1", "rows", "threshold"]
     assert [row.split()[0] for row in rows] == ["crime", "love", "war"]
+    assert quality.endswith(": the model is better")
     code, shown, _ = typed("predict several --input labels-test.jsonl")
     hits = 0
     for line in map(json.loads, shown.splitlines()):
@@ -122,9 +137,12 @@ def test_a_rating_is_a_number_within_the_range_of_train(typed, folder):
     output = result["test"]
     assert shown.splitlines() == [
         f"RMSE {output['rmse']:.4f}   MAE {output['mae']:.4f}   Spearman {output['spearman']:.4f}   rows 60",
-        f"always answering the mean of train: RMSE {output['baseline_rmse']:.4f}   MAE {output['baseline_mae']:.4f}"
-        f"   Pearson of the answers {output['pearson']:.4f}",
+        f"Pearson correlation {output['pearson']:.4f}   always predicting the training mean: "
+        f"RMSE {output['baseline_rmse']:.4f}   MAE {output['baseline_mae']:.4f}",
+        "",
+        f"always predicting the training mean gives {output['baseline_rmse']:.4f}: the model is better",
     ]
+    assert result["baselines"]["mean"]["test"] == {"rmse": output["baseline_rmse"], "mae": output["baseline_mae"]}
     _, shown, _ = typed("predict rating --json 'great great great great' 'awful awful awful awful'")
     high, low = (json.loads(line)["value"] for line in shown.splitlines())
     assert 1 <= low < 2 < 4 < high <= 5
@@ -172,12 +190,12 @@ def test_the_model_card_describes_the_task(folder):
     several, rating, pair = (
         (folder / name / "bundle" / "README.md").read_text() for name in ("several", "rating", "pair")
     )
-    assert "It gives a text any number of 3 labels, or none: `crime`, `love`, `war`." in several
+    assert "It assigns any number of 3 labels, or none, to a text: `crime`, `love`, `war`." in several
     assert "| label | precision | recall | F1 | rows | threshold |" in several
-    assert "It gives a text a number between 1 and 5." in rating
+    assert "It predicts a number between 1 and 5 for a text." in rating
     assert "| split | mean absolute error | root mean squared error | Spearman | Pearson | rows |" in rating
     assert "## Calibration" not in rating
-    assert "It gives a pair of texts one of 2 labels: `other`, `same`." in pair
+    assert "It assigns one of 2 labels to a pair of texts: `other`, `same`." in pair
     assert 'headstart predict path/to/this/folder "the first text" "the second"' in pair
     assert "| label | precision | recall | F1 | rows |\n" in pair
 
@@ -192,7 +210,7 @@ BAD = {
     "wrong type": (
         "",
         LABEL % '["war", {"a": 1}]',
-        "bad.jsonl, line 1: the labels hold {'a': 1}, expected strings or numbers in the list",
+        "bad.jsonl, line 1: the labels contain {'a': 1}, expected strings or numbers in the list",
     ),
     "nothing": (
         "",
@@ -203,8 +221,8 @@ BAD = {
     "no list": (
         "",
         LABEL % '"war;love"',
-        "bad.jsonl, line 1: the labels are 'war;love', expected a list; name what stands between them with "
-        "--labelled.separator",
+        "bad.jsonl, line 1: the labels are 'war;love', expected a list; set --labelled.separator to the "
+        "character that separates them",
     ),
     "an empty name": (
         "",
@@ -220,7 +238,7 @@ BAD = {
     "a decimal comma": (
         "rating",
         RATE % '"3,5"',
-        "bad.jsonl, line 1: the rating is '3,5', expected a number; write a point for the decimal comma",
+        "bad.jsonl, line 1: the rating is '3,5', expected a number; use a decimal point, not a comma",
     ),
     "no number at all": (
         "rating",
@@ -265,42 +283,43 @@ def test_a_bad_label_gets_one_line(typed, folder, case):
 
 REFUSED = {
     "compare labels.jsonl --test labels-test.jsonl --arms majority,scratch --out cmp -q": (
-        "compare is for one class a text, and labels.jsonl has several labels a text; run finetune with --test once with "
+        "compare is for one class per text, and labels.jsonl has several labels per text; run finetune with --test once with "
         "--from a pretrained folder and once with --from scratch, over several --runtime.seed, and compare their result.json"
     ),
     "predict several 'a film' --abstain 0.9": (
-        "--abstain is for one class a text, and several/bundle gives any number of labels"
+        "--abstain is for one class per text, and several/bundle gives any number of labels"
     ),
-    "predict rating 'a film' --abstain 0.9": "--abstain is for one class a text, and rating/bundle gives a rating",
+    "predict rating 'a film' --abstain 0.9": "--abstain is for one class per text, and rating/bundle gives a rating",
     "predict pair 'a film'": "this model reads pairs of texts: give two for each answer, got 1",
-    "predict several 'a film' --second-column b": "several reads one text; leave out --second-column",
+    "predict several 'a film' --second-column b": "several reads single texts; omit --second-column",
     "evaluate rating ratings-test.csv --errors": (
-        "--errors is for one class a text; of rating evaluate tells each label, or the errors, without it"
+        "--errors is for one class per text; without it, evaluate reports each label or the errors of rating"
     ),
     "evaluate rating ratings-test.csv --task labels": (
-        "--task is labels, but rating/bundle answers rating; leave it out"
+        "--task is labels, but rating/bundle predicts rating; omit the setting"
     ),
-    "evaluate several labels-test.jsonl --second-column text": "several/bundle reads one text; leave out --second-column",
+    "evaluate several labels-test.jsonl --second-column text": "several/bundle reads single texts; omit --second-column",
     "finetune ratings.csv --task rating --transfer.class-weights balanced --from scratch --out x -q": (
-        "--transfer.class-weights is for labels, and a rating has none; leave it out"
+        "--transfer.class-weights is for labels, and a rating has none; omit it"
     ),
     "finetune ratings.csv --labelled.lowest 1 --from scratch --out x": (
-        "--labelled.lowest is for numbers; add --labelled.task rating, got auto"
+        "--labelled.lowest is for ratings and needs --labelled.task rating, got auto"
     ),
     "finetune ratings.csv --task rating --labelled.separator ; --from scratch --out x": (
-        "--labelled.separator is for several labels a text, got --task rating"
+        "--labelled.separator is for texts with several labels, but --task is rating"
     ),
     "finetune ratings.csv --task rating --labelled.lowest 5 --labelled.highest 1 --from scratch --out x": (
         "--labelled.lowest must be below --labelled.highest, got 5 and 1"
     ),
     f"finetune pairs.csv {PAIR} --labelled.long-texts windows --from scratch --out x": (
-        "--labelled.long-texts windows does not go with --labelled.second-column: a window would hold one text of a pair"
+        "--labelled.long-texts windows cannot be used with --labelled.second-column: a window would split the pair"
     ),
     "finetune pairs.csv --labelled.text-column premise --labelled.second-column premise --from scratch --out x -q": (
-        "pairs.csv: 'premise' is both texts of a pair; name the other with --labelled.text-column"
+        "pairs.csv: 'premise' would be both texts of a pair; name the other column with --labelled.text-column"
     ),
     "prepare labels.jsonl --labelled --tokenizer several/bundle/tokenizer --out shards -q": (
-        "labels.jsonl has several labels a text; prepared folders hold one class a text: give the file itself to finetune"
+        "labels.jsonl has several labels per text; prepared folders support one class per text only: give "
+        "the original file to finetune"
     ),
 }
 
@@ -315,11 +334,11 @@ def test_ratings_of_test_beyond_those_of_train_are_counted(typed, folder):
     (folder / "wide.csv").write_text("text,stars\ngreat great,9\nawful film,1\n")
     code, _, err = typed("evaluate rating wide.csv")
     assert code == 0
-    assert "1 of 2 ratings of wide.csv lie outside of 1 to 5, which no answer does\n" in err
+    assert "1 of 2 ratings of wide.csv are outside 1 to 5, the range of predictions\n" in err
 
 
 def test_pairs_are_compared_like_any_classes(typed, folder):
-    options = "--arms majority,tfidf,scratch --seeds 1 --out cmp -q --loop.epochs 1"
+    options = "--arms majority,linear,scratch --seeds 1 --out cmp -q --loop.epochs 1"
     assert typed(f"compare pairs.csv {PAIR} --test pairs-test.csv {options}")[0] == 0
     assert (folder / "cmp" / "report.html").is_file()
 
@@ -332,7 +351,9 @@ def test_a_compact_export_keeps_the_task_the_figures_and_the_card(typed, folder,
     assert (code, err) == (0, "")
     assert shown.endswith(f" MB in whole-{name} (fp32)\n")
     columns = f" {PAIR}" if name == "pair" else ""
-    assert typed(f"evaluate whole-{name} {test}{columns} --json") == typed(f"evaluate {name} {test}{columns} --json")
+    exported, original = (typed(f"evaluate {model} {test}{columns} --json") for model in (f"whole-{name}", name))
+    assert exported[:2] == original[:2]
+    assert exported[2] == original[2].replace(f"when {name} was", f"when whole-{name} was")
     code, _, err = typed(f"export {name} --to compact --out half-{name}")
     assert (code, err) == (0, "")
     whole, half = load_bundle(folder / name), load_bundle(folder / f"half-{name}")

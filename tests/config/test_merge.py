@@ -12,7 +12,7 @@ def test_a_number_in_quotes_is_refused(tmp_path):
     path.write_text('[model]\nwidth = "64"\n')
     with pytest.raises(ConfigError) as caught:
         read_toml(path, PretrainConfig)
-    assert str(caught.value) == f"{path}: model.width must be a whole number, got '64'"
+    assert str(caught.value) == f"{path}: model.width must be an integer, got '64'"
 
 
 def test_a_table_of_the_command_wins_over_the_general_one(tmp_path):

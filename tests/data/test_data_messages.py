@@ -1,6 +1,5 @@
 """The complete messages about wrong paths, unreadable files and files that do not fit together."""
 
-import gzip
 import json
 
 import pytest
@@ -36,10 +35,38 @@ def test_a_missing_file_is_reported_with_a_similar_name(tmp_path):
     assert read("dat/reviews.csv") == "no such file: dat/reviews.csv (there is no folder dat)"
 
 
+@pytest.mark.parametrize("missing", ["test.csv", "labels.csv", ".csv", "r.csv"])
+def test_a_name_that_shares_little_but_its_suffix_is_not_suggested(tmp_path, missing):
+    for name in ("three.csv", "reviews.csv", "labelled-rows-of-june.csv"):
+        (tmp_path / name).write_bytes(GOOD)
+    assert message_of(lambda: read_labelled(missing, LabelledConfig())) == f"no such file: {missing}"
+
+
+def test_the_same_name_with_another_suffix_is_suggested(tmp_path):
+    (tmp_path / "train.csv").write_bytes(GOOD)
+    (tmp_path / "train.jsonl.gz").write_bytes(b"")
+    read = lambda path: message_of(lambda: read_labelled(path, LabelledConfig()))  # noqa: E731
+    assert read("train.jsonl") == "no such file: train.jsonl; did you mean train.jsonl.gz?"
+    assert read("Train.CSV.gz") == "no such file: Train.CSV.gz; did you mean train.csv?"
+
+
+def test_a_symbolic_link_that_leads_nowhere_is_called_one(tmp_path):
+    (tmp_path / "loop.csv").symlink_to("loop.csv")
+    (tmp_path / "a.csv").symlink_to("b.csv")
+    (tmp_path / "b.csv").symlink_to("a.csv")
+    (tmp_path / "gone.csv").symlink_to("moved.csv")
+    read = lambda path: message_of(lambda: read_labelled(path, LabelledConfig()))  # noqa: E731
+    looped = "{} is a symbolic link to {}, and leads back to itself; create the link again"
+    assert read("loop.csv") == looped.format("loop.csv", "loop.csv")
+    assert read("a.csv") == looped.format("a.csv", "b.csv")
+    missing = "gone.csv is a symbolic link to moved.csv, which does not exist; create the link again"
+    assert read("gone.csv") == missing
+
+
 def test_a_folder_is_refused_as_labelled_file(tmp_path):
     (tmp_path / "data").mkdir()
     assert message_of(lambda: read_labelled("data", LabelledConfig())) == (
-        "data is a folder; labelled text is one file, or a pattern such as data/train-*.csv"
+        "data is a folder; labelled text must be one file, or a pattern such as data/train-*.csv"
     )
 
 
@@ -62,14 +89,14 @@ def write_headstart_folder(folder, name: str = "run.json", kind: str = "pretrain
 def test_a_folder_that_headstart_wrote_is_not_text(tmp_path, name, kind, shown):
     write_headstart_folder(tmp_path / "own", name, kind)
     message = message_of(lambda: list(read_documents(["own"], CorpusConfig())))
-    assert message == f"own is a Headstart {shown} folder, not text; name the text files"
+    assert message == f"own is a Headstart {shown} folder, not text; give the text files"
 
 
 def test_folders_that_headstart_wrote_are_skipped(tmp_path):
     write_headstart_folder(tmp_path / "data" / "runs" / "base")
     write_headstart_folder(tmp_path / "data" / "tok", "manifest.json", "tokenizer")
     message = message_of(lambda: list(read_documents(["data"], CorpusConfig())))
-    assert message == "data holds no text, only folders that Headstart wrote"
+    assert message == "data contains no text, only folders that Headstart wrote"
     (tmp_path / "data" / "texts").mkdir()
     (tmp_path / "data" / "texts" / "a.txt").write_text("fine\n")
     # a web page's manifest.json is not one of ours
@@ -86,36 +113,20 @@ def test_shards_without_their_manifest_are_not_text(tmp_path, content, state):
     if content:
         (tmp_path / "tokens" / "manifest.json").write_text(content)
     assert message_of(lambda: list(read_documents(["tokens"], CorpusConfig()))) == (
-        f"tokens holds prepared shards, but their manifest.json is {state}; prepare them again"
-    )
-
-
-@pytest.mark.parametrize(
-    ("path", "command"),
-    [
-        ("a.txt", "iconv -f cp1252 -t utf-8 a.txt > new.txt"),
-        ("my texts.txt", "iconv -f cp1252 -t utf-8 'my texts.txt' > new.txt"),
-        ("a.jsonl.gz", "gunzip -c a.jsonl.gz | iconv -f cp1252 -t utf-8 > new.jsonl"),
-    ],
-)
-def test_the_suggested_conversion_to_utf_8_can_be_copied(tmp_path, path, command):
-    content = b'{"text": "\xe9t\xe9"}\n'
-    (tmp_path / path).write_bytes(gzip.compress(content) if path.endswith(".gz") else content)
-    assert message_of(lambda: list(read_documents([path], CorpusConfig()))) == (
-        f"{path}, line 1: not UTF-8 (0xe9 is byte 11 of it); if it is Windows-1252, try: {command}"
+        f"tokens contains prepared shards, but their manifest.json is {state}; prepare them again"
     )
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([], f"data holds no readable file; found: nothing; known: {KNOWN_SUFFIXES}"),
-        (["a.md", "b.pdf"], f"data holds no readable file; found: a.md, b.pdf; known: {KNOWN_SUFFIXES}"),
+        ([], f"data contains no readable file; found: nothing; known: {KNOWN_SUFFIXES}"),
+        (["a.md", "b.pdf"], f"data contains no readable file; found: a.md, b.pdf; known: {KNOWN_SUFFIXES}"),
         (
             ["a.xlsx"],
-            f"data holds no readable file; found: a.xlsx; known: {KNOWN_SUFFIXES}; save spreadsheets as CSV UTF-8",
+            f"data contains no readable file; found: a.xlsx; known: {KNOWN_SUFFIXES}; save spreadsheets as CSV UTF-8",
         ),
-        (list("abcdefg"), f"data holds no readable file; found: a, b, c, d, e and 2 more; known: {KNOWN_SUFFIXES}"),
+        (list("abcdefg"), f"data contains no readable file; found: a, b, c, d, e and 2 more; known: {KNOWN_SUFFIXES}"),
     ],
 )
 def test_a_folder_without_a_readable_file_is_reported_with_its_content(tmp_path, names, message):
@@ -133,7 +144,7 @@ def test_a_folder_without_a_readable_file_is_reported_with_its_content(tmp_path,
         ("memory://nowhere/a.csv", "no such file: memory://nowhere/a.csv"),
         (
             "memory://nowhere/*.csv",
-            f"memory://nowhere/*.csv holds no readable file; found: nothing; known: {KNOWN_SUFFIXES}",
+            f"memory://nowhere/*.csv contains no readable file; found: nothing; known: {KNOWN_SUFFIXES}",
         ),
         ("memory://nowhere/a", f"memory://nowhere/a: no reader for this suffix; known: {KNOWN_SUFFIXES}"),
     ],
@@ -153,19 +164,19 @@ def test_an_unknown_protocol_is_reported():
 def test_a_corpus_without_text_is_reported(tmp_path, name, content, documents):
     (tmp_path / name).write_bytes(content)
     message = message_of(lambda: list(read_documents([name], CorpusConfig(documents=documents))))
-    assert message == "a.txt: no text in there; every document is empty"
+    assert message == "a.txt: contains no text; every document is empty"
 
 
 @pytest.mark.parametrize(
     ("name", "content", "documents", "message"),
     [
-        ("a.txt", b"short\n" + b"x" * 101, "line", "a.txt, line 2: longer than 100 bytes; break it into lines"),
-        ("a.txt", b"x" * 101, "file", "a.txt: longer than 100 bytes; read its lines as documents, or cut it"),
+        ("a.txt", b"short\n" + b"x" * 101, "line", "a.txt, line 2: longer than 100 bytes; split it into lines"),
+        ("a.txt", b"x" * 101, "file", "a.txt: longer than 100 bytes; read its lines as documents, or split the file"),
         (
             "a.jsonl",
             json.dumps({"text": "x" * 100}).encode(),
             "line",
-            "a.jsonl, line 1: longer than 100 bytes; break it into lines",
+            "a.jsonl, line 1: longer than 100 bytes; split it into lines",
         ),
         (
             "a.csv",
@@ -184,8 +195,8 @@ def test_a_line_beyond_the_limit_is_refused(tmp_path, monkeypatch, name, content
 @pytest.mark.parametrize(
     ("texts", "labels", "message"),
     [
-        (3, 2, "r.review.spm, line 3: r.label has no such line; the two must pair up line by line"),
-        (1, 2, "r.label, line 2: r.review.spm has no such line; the two must pair up line by line"),
+        (3, 2, "r.review.spm, line 3: r.label has no such line; the two files must have the same number of lines"),
+        (1, 2, "r.label, line 2: r.review.spm has no such line; the two files must have the same number of lines"),
     ],
 )
 def test_pieces_and_labels_must_pair_up(tmp_path, texts, labels, message):

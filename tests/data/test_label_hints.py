@@ -23,8 +23,8 @@ SINGLE_LABELS = ["complaint", "loan"] * 19
 
 def test_joined_labels_give_a_hint_about_the_separator(tmp_path):
     assert hints(tmp_path, [*SINGLE_LABELS, "complaint|loan", "loan | complaint"]) == [
-        "2 of 40 rows of mails.csv have labels such as 'complaint|loan', whose parts are labels too; if a text may have "
-        "several, add labelled.separator '|'"
+        "2 of 40 rows of mails.csv have labels such as 'complaint|loan', whose parts are labels too; if a text "
+        "may have several labels, set labelled.separator '|'"
     ]
 
 
@@ -46,7 +46,7 @@ def test_other_labels_give_no_hint_about_a_separator(tmp_path, labels, settings)
 @pytest.mark.parametrize("column", ["stars", "Rating", "score"])
 def test_stars_read_as_names_give_a_hint_about_ratings(tmp_path, column):
     assert hints(tmp_path, [1, 2, 3, 4, 5, 5], column) == [
-        f"the labels of mails.csv are 5 whole numbers ({column}), read as names without an order; "
+        f"the labels of mails.csv are 5 whole numbers ({column}), read as class names without an order; "
         "labelled.task rating reads them as numbers"
     ]
 

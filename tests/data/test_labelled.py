@@ -88,7 +88,7 @@ def test_nearly_as_many_labels_as_rows_are_taken_for_a_wrong_column():
     with pytest.raises(DataError) as caught:
         LabelSet.from_training(rows_of(texts, [str(number // 2 if number < 18 else number) for number in range(20)]))
     assert str(caught.value) == (
-        "train.csv: 11 different labels in 20 rows; is this the label column? name another with labelled.label_column"
+        "train.csv: 11 different labels in 20 rows; is this the label column? select another with labelled.label_column"
     )
 
 

@@ -105,5 +105,5 @@ def test_a_tokenizer_without_a_mask_token_is_refused():
     with pytest.raises(UsageError) as caught:
         mask_token(SpecialIds(sos=0, pad=1, eos=2, mask=None, unknown=3))
     assert str(caught.value) == (
-        "this tokenizer has no mask token, which masked objectives need; train one with headstart tokenizer"
+        "this tokenizer has no mask token, which masked objectives need; train a tokenizer with headstart tokenizer"
     )

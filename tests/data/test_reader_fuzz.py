@@ -103,13 +103,13 @@ def read_all_ways(name: str, content: bytes, labels: bytes = b"1\n0\n") -> int:
 
 
 @pytest.mark.parametrize("name", FILES)
-@settings(max_examples=100, deadline=5000)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_a_damaged_file_is_read_or_refused(name, data):
     read_all_ways(name, data.draw(damaged(FILES[name])))
 
 
-@settings(max_examples=50, deadline=5000)
+@settings(max_examples=50)
 @given(labels=damaged(b"1\n0\n"))
 def test_damaged_labels_are_read_or_refused(labels):
     read_all_ways("a.review.spm", FILES["a.review.spm"], labels)

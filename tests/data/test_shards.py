@@ -23,7 +23,7 @@ def write(texts: list[str], tokenizer, folder: Path, **options) -> Shards:
     )
 
 
-@settings(max_examples=50, deadline=2000)
+@settings(max_examples=50)
 @given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), min_size=1, max_size=8))
 def test_shards_hold_exactly_the_tokens_of_the_documents(tokenizer, texts):
     with tempfile.TemporaryDirectory() as folder:
@@ -219,7 +219,7 @@ def test_a_manifest_with_missing_or_wrong_entries_is_refused(tokenizer, tmp_path
     )
 
 
-@settings(max_examples=50, deadline=2000)
+@settings(max_examples=50)
 @given(
     numbers=st.lists(st.integers(0, 12), min_size=2, max_size=30).filter(lambda numbers: len(set(numbers)) > 1),
     held_out=st.floats(0.001, 0.999),
@@ -264,7 +264,7 @@ def test_a_single_document_cannot_be_split(tokenizer, tmp_path):
     with pytest.raises(DataError) as caught:
         shards.split(0.5, 0)
     assert str(caught.value) == (
-        f"{tmp_path / 's'} holds one document only, duplicates aside; there is nothing to hold out"
+        f"{tmp_path / 's'} contains a single document without duplicates; no document can be held out"
     )
 
 

@@ -68,7 +68,7 @@ def test_each_skipped_row_is_counted_once():
     Path("mails.csv").write_text("text,label\nfine,1\n,0\n,\nno label,\nnone either,  \ndull,0\n")
     kept = read_labelled("mails.csv", SKIP)
     assert kept.texts == ("fine", "dull")
-    assert kept.skip_note == "2 rows of mails.csv have no label, 2 no text; they are left out"
+    assert kept.skip_note == "2 rows of mails.csv have no label, 2 no text; they are skipped"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_half_a_pair_is_skipped():
     rows = [{"text": "a", "other": "b", "label": "x"}, {"text": "a", "other": "", "label": "x"}]
     kept = read_labelled(written(rows), LabelledConfig(skip_empty=True, second_column="other"))
     assert kept.pairs == (("a", "b"),)
-    assert kept.skip_note == "1 row of mails.jsonl has no text; it is left out"
+    assert kept.skip_note == "1 row of mails.jsonl has no text; it is skipped"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_half_a_pair_is_skipped():
     [
         (
             SKIP,
-            "mails.csv: every row lacks a text or a label, and labelled.skip_empty leaves all of them out",
+            "mails.csv: every row lacks a text or a label, and such rows are skipped",
         ),
         (
             LabelledConfig(),

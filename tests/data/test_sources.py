@@ -129,7 +129,8 @@ def test_rows_are_streamed(tmp_path, suffix):
     rows = read_rows(f"r{suffix}")
     assert next(rows).values["text"]
     with pytest.raises(
-        DataError, match=r"^r\.(txt|csv|jsonl), line 1001: not UTF-8|^r\.parquet is not whole parquet after row"
+        DataError,
+        match=r"^r\.(txt|csv|jsonl), line 1001: not UTF-8|^r\.parquet is not a complete parquet file after row",
     ):
         list(rows)
 

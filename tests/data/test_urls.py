@@ -56,7 +56,8 @@ def test_the_packages_that_urls_need_are_named(monkeypatch):
     with pytest.raises(DataError) as caught:
         list(read_documents(["https://example.org/a.txt"], CorpusConfig()))
     assert str(caught.value) == (
-        'cannot open https://example.org/a.txt: reading URLs needs two more packages; run: pip install "headstart[url]"'
+        "cannot open https://example.org/a.txt: reading URLs needs two more packages; install them with: pip "
+        'install "headstart[url]"'
     )
 
 

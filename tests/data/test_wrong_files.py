@@ -67,7 +67,7 @@ LABELLED = [
         "r.txt",
         b"fine\n",
         {},
-        "r.txt: a .txt file has no labels; give a csv, tsv, jsonl or parquet file with a column of them",
+        "r.txt: a .txt file has no labels; give a csv, tsv, jsonl or parquet file with a label column",
     ),
     (
         "an empty text",
@@ -124,36 +124,69 @@ LABELLED = [
         "r.csv",
         GOOD + "un chef-d'œuvre raté é,negative\n".encode("cp1252"),
         {},
-        "r.csv, line 4: not UTF-8 (0x9c is byte 11 of it); save it from the spreadsheet as CSV UTF-8, or, "
-        "if it is Windows-1252, try: iconv -f cp1252 -t utf-8 r.csv > new.csv",
+        "r.csv, line 4: not UTF-8 (0x9c is byte 11 of it); it looks like Windows-1252 ('chef-d'œuvre raté é') or "
+        "Windows-1250 ('chef-d'śuvre raté é'): add labelled.encoding cp1252 or cp1250, or "
+        "save the spreadsheet as CSV UTF-8",
     ),
     (
         "UTF-16",
         "r.csv",
         GOOD.decode().encode("utf-16"),
         {},
-        "r.csv, line 1: UTF-16, expected UTF-8; try: iconv -f utf-16 -t utf-8 r.csv > new.csv",
+        "r.csv, line 1: UTF-16, expected UTF-8; it looks like UTF-16 ('text,label a fine bo'): "
+        "add labelled.encoding utf-16, or save the spreadsheet as CSV UTF-8",
+    ),
+    (
+        "UTF-32, whose byte order mark begins like that of UTF-16",
+        "r.csv",
+        GOOD.decode().encode("utf-32"),
+        {},
+        "r.csv, line 1: UTF-32, expected UTF-8; add labelled.encoding utf-32, or save the spreadsheet as CSV UTF-8",
+    ),
+    (
+        "a label that is infinite, which is not an empty one",
+        "r.jsonl",
+        b'{"text": "a fine book", "label": 1e999}\n',
+        {},
+        "r.jsonl, line 1: the label is inf, expected a string or a number",
+    ),
+    (
+        "a parquet column of a type that is not read",
+        "r.parquet",
+        parquet_of({"text": ["a fine book"], "label": [["positive"]]}),
+        {},
+        "r.parquet has no column with a usual name for the label; its columns are text; name one with "
+        "labelled.label_column; not read, because of their type: 'label' (list<element: string>); "
+        "store strings or numbers in them",
+    ),
+    (
+        "a parquet column of a type that is not read, by name",
+        "r.parquet",
+        parquet_of({"text": [b"a fine book"], "label": ["positive"]}),
+        {"text_column": "text"},
+        "r.parquet has no column 'text'; its columns are label; not read, because of their type: 'text' (binary); "
+        "store strings or numbers in them",
     ),
     (
         "a NUL byte",
         "r.csv",
         GOOD + b"a\0b,positive\n",
         {},
-        "r.csv, line 4: holds a NUL byte; is it UTF-16, or not text at all?",
+        "r.csv, line 4: contains a NUL byte; is this a text file?",
     ),
     (
         "too many cells",
         "r.csv",
         GOOD + b"nice, really,positive\n",
         {},
-        'r.csv, row 3: 3 cells where the header has 2; put a text that holds the separator between quotes: "..."',
+        'r.csv, row 3: 3 cells where the header has 2; put a text that contains the separator between quotes: "..."',
     ),
     (
         "too few cells",
         "r.tsv",
         b"text\tlabel\nfine\n",
         {},
-        'r.tsv, row 1: 1 cell where the header has 2; put a text that holds the separator (a tab) between quotes: "..."',
+        'r.tsv, row 1: 1 cell where the header has 2; put a text that contains the separator (a tab) between quotes: "..."',
     ),
     (
         "too many cells between semicolons",
@@ -161,7 +194,7 @@ LABELLED = [
         b"text;label\nfine;1\nnice; really;1\n",
         {},
         "r.csv, row 2: 3 cells where the header has 2; "
-        'put a text that holds the separator (a semicolon) between quotes: "..."',
+        'put a text that contains the separator (a semicolon) between quotes: "..."',
     ),
     (
         "commas where the header has semicolons",
@@ -169,14 +202,14 @@ LABELLED = [
         b"text;label\nfine,1\n",
         {},
         "r.csv, row 1: 1 cell where the header has 2; "
-        'put a text that holds the separator (a semicolon) between quotes: "..."',
+        'put a text that contains the separator (a semicolon) between quotes: "..."',
     ),
     (
         "semicolons where the header has commas",
         "r.csv",
         b"text,label\nfine;1\n",
         {},
-        'r.csv, row 1: 1 cell where the header has 2; put a text that holds the separator between quotes: "..."',
+        'r.csv, row 1: 1 cell where the header has 2; put a text that contains the separator between quotes: "..."',
     ),
     (
         "a quote not closed",
@@ -191,6 +224,14 @@ LABELLED = [
         GOOD + b'"so "good" it hurts",positive\n',
         {},
         "r.csv, row 3: ',' expected after '\"'; a quote inside a quoted text is written twice: \"\"",
+    ),
+    (
+        "lines that end with a carriage return alone",
+        "r.csv",
+        b"text,label\rfine,1\rdull,0\r",
+        {},
+        "r.csv, row 1: a line ends with a carriage return (CR) alone, which is not supported; save the "
+        "spreadsheet as CSV UTF-8",
     ),
     (
         "another separator",
@@ -269,10 +310,10 @@ LABELLED = [
         "r.jsonl",
         rb'{"text": "fine \ud83d", "label": 1}' + b"\n",
         {},
-        "r.jsonl, line 1: \\ud83d is half of a character; was the text cut in the middle of one?",
+        "r.jsonl, line 1: \\ud83d is an unpaired surrogate; was the text cut inside a character?",
     ),
-    ("an empty file", "r.csv", b"", {}, "r.csv holds no rows; expected a text and a label in each"),
-    ("a header alone", "r.csv", b"text,label\n", {}, "r.csv holds no rows; expected a text and a label in each"),
+    ("an empty file", "r.csv", b"", {}, "r.csv contains no rows; expected a text and a label in each row"),
+    ("a header alone", "r.csv", b"text,label\n", {}, "r.csv contains no rows; expected a text and a label in each row"),
     (
         "an unknown suffix",
         "r.xlsx",
@@ -285,21 +326,21 @@ LABELLED = [
         "r.csv.gz",
         gzip.compress(GOOD, mtime=0)[:-9],
         {},
-        "r.csv.gz is cut short: the gzip stream does not end; fetch or compress it again",
+        "r.csv.gz is truncated: the gzip stream does not end; download or compress it again",
     ),
     (
         "gzip in name only",
         "r.csv.gz",
         GOOD,
         {},
-        "r.csv.gz is not whole gzip (Not a gzipped file (b'te')); fetch or compress it again",
+        "r.csv.gz is not a complete gzip file (Not a gzipped file (b'te')); download or compress it again",
     ),
     (
         "not parquet",
         "r.parquet",
         GOOD,
         {},
-        "r.parquet is not whole parquet: Parquet magic bytes not found in footer. "
+        "r.parquet is not a complete parquet file: Parquet magic bytes not found in footer. "
         "Either the file is corrupted or this is not a parquet file",
     ),
     (
@@ -307,7 +348,7 @@ LABELLED = [
         "r.parquet",
         INTACT_PARQUET[:-20],
         {},
-        "r.parquet is not whole parquet: Parquet magic bytes not found in footer. "
+        "r.parquet is not a complete parquet file: Parquet magic bytes not found in footer. "
         "Either the file is corrupted or this is not a parquet file",
     ),
     (

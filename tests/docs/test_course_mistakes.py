@@ -162,8 +162,10 @@ def test_2_test_texts_that_stand_in_train_are_found_and_the_figure_is_given_with
 
 def test_3_one_seed_is_told_that_it_cannot_show_luck(comparison, tmp_path):
     words = " ".join(verdict(comparison))
-    assert "over the test texts alone: one seed cannot show the luck of training" in words
-    assert "One seed: the intervals cover the choice of test texts, not the luck of training." in render(comparison)
+    assert "over the test texts only: one seed does not show the variation between training runs" in words
+    assert (
+        "One seed: the intervals cover the choice of test texts, not the variation between training runs."
+    ) in render(comparison)
     answers = {arm: dict.fromkeys((0, 1), "11101100") for arm in ("scratch", "pretrained")}
     assert "2 paired seeds" in " ".join(verdict(load_comparison(write_answers(tmp_path, answers))))
 
@@ -177,7 +179,7 @@ def test_3_a_comparison_runs_several_seeds_unless_told_otherwise(function):
 
 
 def test_4_the_linear_arm_runs_without_being_asked_for(comparison):
-    assert comparison.arms == ("majority", "tfidf", "scratch", "pretrained")
+    assert comparison.arms == ("majority", "linear", "scratch", "pretrained")
     assert comparison.missing == ()
     assert inspect.signature(api.compare).parameters["arms"].default == tuple(TYPED_ARMS.split(","))
 
@@ -185,12 +187,12 @@ def test_4_the_linear_arm_runs_without_being_asked_for(comparison):
 def test_4_the_verdict_names_the_linear_arm_when_it_wins(tmp_path):
     answers = {
         "majority": {0: "10" * 20},
-        "tfidf": {0: "1" * 38 + "00"},
+        "linear": {0: "1" * 38 + "00"},
         "scratch": {0: "10" * 10 + "1" * 8 + "0" * 12, 1: "10" * 10 + "1" * 7 + "0" * 13},
         "pretrained": {0: "10" * 10 + "1" * 11 + "0" * 9, 1: "10" * 10 + "1" * 12 + "0" * 8},
     }
     assert verdict(load_comparison(write_answers(tmp_path, answers)))[0] == (
-        "TF-IDF + logistic regression won: 95.0 % on test, 41.2 points above the pretrained network (53.8 %)."
+        "The linear model is best: 95.0 % on test, 41.2 points above the pretrained network (53.8 %)."
     )
 
 

@@ -68,8 +68,9 @@ SMALLER = (
 )
 """Numbers that are taken down; everything else of a line is as it is written."""
 FEW = " --loop.epochs 1 --loop.min-steps 0"
-"""For the presets of the starters, which take minutes."""
+"""For the presets of the starters and of runs/mine, which continues one: they take minutes."""
 SMALLER_PYTHON = (
+    ("minutes=10,", "minutes=0.01,"),
     ('settings={"loop.epochs": 2}', "settings={'loop.steps': 2, 'tokenizer.vocab_size': 300, 'model.width': 16}"),
     ('backbone="python/base")', 'backbone="python/base", settings={"loop.epochs": 1})'),
 )
@@ -99,7 +100,7 @@ def blocks(page: str) -> list[Block]:
 def smaller(line: str) -> str:
     if line.startswith("headstart compare") and "--seeds" not in line and "--resume" not in line:
         line += " --seeds 5"
-    if "starter:" in line:
+    if "starter:" in line or "--from runs/mine" in line:
         line += {"compare": FEW, "finetune": FEW, "pretrain": " --loop.steps 2"}.get(line.split()[1], "")
     for pattern, replacement in SMALLER:
         line = re.sub(pattern, replacement, line)
@@ -337,9 +338,9 @@ def test_a_wrong_line_would_be_noticed(folder, capsys):
     from headstart.errors import ConfigError
 
     reader = Reader(folder, capsys)
-    with pytest.raises(AssertionError, match="pretrain has no option --epochs"):
-        reader.read(Block("sh", "headstart pretrain reviews.txt --epochs 3 --out runs/x\n", None))
-    with pytest.raises(ConfigError, match=r"--loop\.batch-size must be a whole number"):
+    with pytest.raises(AssertionError, match="pretrain has no option --passes"):
+        reader.read(Block("sh", "headstart pretrain reviews.txt --passes 3 --out runs/x\n", None))
+    with pytest.raises(ConfigError, match=r"--loop\.batch-size must be an integer"):
         reader.read(Block("sh", "headstart pretrain x --loop.batch-size big --out y\n", "needs a GPU"))
     with pytest.raises(AssertionError, match="nobody runs 'rm -rf"):
         reader.read(Block("sh", "rm -rf runs\n", None))
@@ -365,7 +366,7 @@ def test_a_page_of_serving_is_true(files):
 
 
 def test_the_script_for_a_queue_stops_at_its_limit_asks_for_another_turn_and_goes_on(folder):
-    (script,) = (block.text for block in blocks("how-to/cluster.md") if block.language == "bash")
+    (script,) = (block.text for block in blocks("cluster.md") if block.language == "bash")
     assert "--runtime.time-limit 230" in script
     Path("job").write_text(script.replace("--runtime.time-limit 230", "--runtime.time-limit 0.0001"))
     shutil.rmtree("runs/base")

@@ -38,7 +38,7 @@ def test_the_commands_run_in_their_order(folder, capsys):
     with chdir(folder):
         for line in lines:
             capsys.readouterr()
-            line = line.replace("--seeds 3", "--seeds 1 --arms tfidf,pretrained")
+            line = line.replace("--seeds 3", "--seeds 1 --arms linear,pretrained")
             assert run(shlex.split(line)[1:]) == 0, f"{line}\n{capsys.readouterr().err}"
 
 

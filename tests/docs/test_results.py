@@ -12,19 +12,50 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 
 
-def load_results_script():
+@pytest.fixture
+def script(monkeypatch):
+    """The script that generates the pages."""
+    monkeypatch.syspath_prepend(REPOSITORY / "benchmarks")
     spec = importlib.util.spec_from_file_location("results", REPOSITORY / "benchmarks" / "results.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_every_page_of_results_is_up_to_date_with_docs_results():
-    script = load_results_script()
-    pages = script.pages() | script.shown_reports()
-    assert len(pages) == 5
+def test_every_page_of_results_is_up_to_date_with_docs_results(script):
+    pages = script.pages()
+    assert len(pages) == 1 + len(script.PAGES) + len(script.PARTS)
     for path, text in pages.items():
         assert path.read_text(encoding="utf-8") == text, f"run python benchmarks/results.py: {path.name} is out of date"
+
+
+def test_every_page_of_results_is_registered_in_the_navigation_and_in_the_headlines(script):
+    names = {f"{name}.md" for name in script.PAGES}
+    assert {path.name for path in (REPOSITORY / "docs" / "results").glob("*.md")} == names
+    navigation = re.findall(r"results/([\w-]+\.md)", (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert sorted(navigation) == sorted(names)
+    headlines = (REPOSITORY / "RESULTS.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\(docs/results/([\w-]+\.md)\)", headlines)) == names
+
+
+def test_a_section_is_added_to_a_page_by_its_registration(script, monkeypatch):
+    title, sections = script.PAGES["serving"]
+    added = (*sections, lambda: ["## Added", "", "One table."], list)
+    monkeypatch.setitem(script.PAGES, "serving", (title, added))
+    page = script.pages()[REPOSITORY / "docs" / "results" / "serving.md"]
+    published = (REPOSITORY / "docs" / "results" / "serving.md").read_text(encoding="utf-8")
+    assert page == f"{published}\n## Added\n\nOne table.\n"
+
+
+def test_the_headlines_fit_on_a_screen(script):
+    assert len((REPOSITORY / "RESULTS.md").read_text(encoding="utf-8").splitlines()) <= 80
+
+
+def test_every_link_of_the_headlines_leads_to_a_file():
+    links = re.findall(r"\]\(([^)#\s]+)", (REPOSITORY / "RESULTS.md").read_text(encoding="utf-8"))
+    assert links
+    for link in links:
+        assert (REPOSITORY / link).is_file(), link
 
 
 def test_the_report_of_the_course_can_be_regenerated(tmp_path):
@@ -124,46 +155,75 @@ def test_a_report_that_quotes_texts_would_be_noticed():
     assert "<blockquote" in page
 
 
-def test_the_accuracies_of_the_readme_are_those_of_the_reports():
-    readme = " ".join((REPOSITORY / "README.md").read_text(encoding="utf-8").split())
-    films, books = (load_published(name)[1]["results"]["arms"] for name in ("imdb", "cls-books"))
+def percent_of(results, arm, labels):
+    """Return a test accuracy of a comparison in per cent, as the pages show it."""
+    accuracy = next(row["test_accuracy"] for row in results["arms"] if (row["arm"], row["labels"]) == (arm, labels))
+    return f"{100 * accuracy['mean']:.1f}"
 
-    def percent(arms, arm, labels, what="mean"):
-        accuracy = next(row["test_accuracy"] for row in arms if (row["arm"], row["labels"]) == (arm, labels))
-        return f"{100 * accuracy[what]:.1f}"
 
-    few, low, high = (percent(films, "pretrained", 100, what) for what in ("mean", "low", "high"))
-    sentences = (
-        f"100 labels give {few} % ({low} to {high}), and all 24,000 give {percent(films, 'pretrained', 'all')} %.",
-        f"If it begins with random weights, the same network gets {percent(films, 'scratch', 100)} % from 100 labels and "
-        f"{percent(films, 'scratch', 'all')} % from all; TF-IDF + logistic regression gets {percent(films, 'tfidf', 100)} % "
-        f"and {percent(films, 'tfidf', 'all')} %.",
+def read_folded(name):
+    """Return a document with single spaces."""
+    return " ".join((REPOSITORY / name).read_text(encoding="utf-8").split())
+
+
+def test_the_accuracies_of_the_readme_are_those_of_the_reports(script):
+    films, readme = script.linear.label_curve("imdb"), read_folded("README.md")
+    (few, everything), (scratch_few, scratch), (linear_few, linear) = (
+        [percent_of(films, arm, labels) for labels in (100, "all")] for arm in ("pretrained", "scratch", "linear")
     )
-    assert " ".join(sentences) in readme
-    first_page = " ".join((REPOSITORY / "docs" / "index.md").read_text(encoding="utf-8").split())
     assert (
-        f"100 labels give {few} %. From 24,000, the same network gets {percent(films, 'scratch', 'all')} % if it begins with "
-        f"random weights, and a linear model {percent(films, 'tfidf', 'all')} % (" in first_page
+        f"reaches {few} % with 100 labelled reviews and {everything} % with 24,000. The same network from random weights "
+        f"reaches {scratch_few} % and {scratch} %, a linear model {linear_few} % and {linear} %." in readme
     )
-    assert f"{load_published('imdb')[1]['about']['pretraining']['minutes']:g} minutes of pretraining" in readme
-    assert f"{percent(books, 'pretrained', 50)} % with 50 labels" in readme
-    assert "TF-IDF + logistic regression about 980 " in " ".join(load_published("cls-books")[1]["results"]["verdict"])
-    assert "needs about 980." in readme
+    assert (
+        f"{load_published('imdb')[1]['about']['pretraining']['minutes']:g} minutes on one GPU (pretraining)" in readme
+    )
 
 
-def test_the_speeds_of_the_readme_are_the_measured_ones():
-    readme = " ".join((REPOSITORY / "README.md").read_text(encoding="utf-8").split())
-    folder = REPOSITORY / "docs" / "results"
-    gpu, cpu = (json.loads((folder / name).read_text(encoding="utf-8")) for name in ("gpu.json", "cpu.json"))
-    sides, memory = gpu["classic"]["sides"], cpu["memory"]["mib"]
-    ours, theirs = sides["headstart"], sides["transformers"]
-    ratio = ours["tokens_per_second"] / theirs["tokens_per_second"]
-    assert f"is {ratio:.1f} times as fast as transformers' compiled GPT-2 of that size, in about a quarter" in readme
-    assert f"on two CPU cores it is {cpu['step_2']['ratios']['trainer']['wall']:.1f} times as fast as its `Tr" in readme
-    assert 0.22 < ours["gib"] / theirs["gib"] < 0.28
-    assert 0.22 < memory["headstart"]["peak"] / memory["trainer"]["peak"] < 0.28
-    assert all(row["wall"] > 10 for row in cpu["cold"]["rows"] if row["who"] == "transformers")
-    assert "the first answer of `predict` is there ten times sooner" in readme
+def test_the_accuracies_of_the_first_page_are_those_of_the_reports(script):
+    films = script.linear.label_curve("imdb")
+    caption = re.search(r"\*English film reviews[^*]+\*", read_folded("docs/index.md"))[0]
+    accuracies = (("pretrained", 100), ("scratch", "all"), ("linear", "all"))
+    assert re.findall(r"\d+\.\d(?= %)", caption) == [percent_of(films, *accuracy) for accuracy in accuracies]
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_linear_model_was_fitted_on_the_rows_of_the_published_arms(name, script):
+    arms = script.linear.label_curve(name)["arms"]
+    earlier, linear = ({arm["labels"]: arm for arm in arms if arm["arm"] == kind} for kind in ("tfidf", "linear"))
+    assert list(linear) == list(earlier) == SHOWN[name]
+    for labels, arm in earlier.items():
+        assert (linear[labels]["rows"], linear[labels]["seeds"]) == (arm["rows"], arm["seeds"])
+        assert linear[labels]["test_accuracy"]["texts"] == arm["test_accuracy"]["texts"]
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_sentence_of_the_published_comparisons_names_no_earlier_linear_arm(name, script):
+    curve = script.linear.label_curve(name)
+    sentences = " ".join(curve["verdict"])
+    assert "TF-IDF" not in sentences
+    assert f"points above the linear model ({percent_of(curve, 'linear', 'all')} %)." in sentences
+    for gain in curve["gain"]:
+        needed = gain["linear_labels"]["needed"]["at"]
+        if needed is not None:
+            assert f"the linear model about {script.reviews.round_to_two_figures(needed)} " in sentences
+
+
+def test_no_statement_of_the_headlines_compares_with_the_earlier_linear_arm():
+    assert "TF-IDF" not in (REPOSITORY / "RESULTS.md").read_text(encoding="utf-8")
+
+
+def test_auto_on_cpu_cores_has_a_table_once_it_is_measured(script, tmp_path, monkeypatch):
+    monkeypatch.setattr("result_pages.markdown.RESULTS", tmp_path)
+    assert script.auto.two_cores() == []
+    run = {"set": "complaints", "seed": 0, "labels": 600, "rows": 8000, "minutes": 10.0, "seconds": 570.0}
+    scores = {"majority": {"test": 0.25}, "linear": {"test": 0.5}}
+    run |= {"winner": "linear", "scores": scores, "threads": 2, "load": [0.5, 1.5]}
+    about = {"command": "python benchmarks/auto_cpu.py --data DATA", "cores": 2, "python": "3.11.7", "commit": "abc"}
+    (tmp_path / "auto_cpu.json").write_text(json.dumps({"about": about, "runs": [run]}), encoding="utf-8")
+    lines = script.auto.two_cores()
+    assert lines[0] == "## 2 CPU cores"
+    assert "| complaints | 0 | 600 of 8,000 | 25.0 % | 50.0 % | – | – | linear model | 9.5 of 10 |" in lines
 
 
 def test_the_corpus_benchmark_has_equal_ids_and_several_turns():

@@ -153,7 +153,7 @@ def _checkpoint(work: Path) -> Subject:
 
 
 def _best(work: Path) -> Subject:
-    folder = work / "best-epoch-0003"
+    folder = work / "best-0003"
     model = language_model()
     with atomic_folder(folder, kind="best") as draft:
         save_tensors(draft / "backbone.safetensors", model.backbone.state_dict())

@@ -74,8 +74,8 @@ class Moments:
                 self.bar, self.name = bar, name
                 moments.reached(f"begin {name}")
 
-            def advance(self, amount: float = 1, note: str = "") -> None:
-                self.bar.advance(amount, note)
+            def advance(self, amount: float = 1, note: str = "", total: float | None = None) -> None:
+                self.bar.advance(amount, note, total)
                 moments.reached(self.name)
 
         def saving(path: Path, content: Any) -> None:
@@ -164,7 +164,7 @@ class Scenes:
         self.commands = {
             "pretrain": [texts, *learn, *every],
             "finetune": [train, "--from", "scratch", "--loop.epochs", "3", *files, *every],
-            "compare": [train, "--arms", "tfidf,scratch", "--seeds", "1", "--loop.epochs", "2", *files, *every],
+            "compare": [train, "--arms", "linear,scratch", "--seeds", "1", "--loop.epochs", "2", *files, *every],
             "tokenizer": [texts, "--vocab-size", "300"],
             "prepare": [texts, "--tokenizer.vocab-size", "300"],
         }

@@ -17,6 +17,7 @@ from typing import Any
 from faults.mutate import mutate
 from faults.reached import Reached
 from faults.readers import Reader, fresh
+from fixtures.waiting import PATIENCE
 from headstart.errors import HeadstartError
 
 CHUNK = 500
@@ -96,7 +97,7 @@ def _chunk(
         os.close(read_end)
         _in_the_child(reader, numbers, target_folder / str(os.getpid()), write_end, reached)
     os.close(write_end)
-    deadline = time.monotonic() + 60 + 0.2 * len(numbers) + 6 * SECONDS
+    deadline = time.monotonic() + 2 * PATIENCE
     with os.fdopen(read_end, "rb") as pipe:
         os.set_blocking(pipe.fileno(), False)
         content = b""
@@ -136,7 +137,7 @@ def _in_the_child(reader: Reader, numbers: range, target_folder: Path, write_end
         signal.signal(signal.SIGPROF, hang)
         answers = []
         for number in numbers:
-            signal.alarm(6 * SECONDS)
+            signal.alarm(PATIENCE)
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             try:
                 what = try_one(reader, *case(reader, number), target_folder, reached)

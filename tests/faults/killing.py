@@ -18,11 +18,9 @@ from typing import Any
 
 from faults.disk import Disk, killed
 from faults.runs import go, outcome
+from fixtures.waiting import PATIENCE
 from headstart.errors import HeadstartError, StoreError
 from headstart.files import MANIFEST, read_json, read_manifest
-
-PATIENCE = 120.0
-"""Seconds after which an attempt that was not to be killed has hung."""
 
 
 def attempt(work: Callable[[], None], log: Path, kill_after: float | None = None) -> int:

@@ -13,9 +13,10 @@ from unittest.mock import patch
 from faults.asking import requests
 from faults.damage import started
 from faults.reached import ROOMS
+from fixtures.small_models import blend, linear
 from fixtures.tiny import language_model
 from headstart.config.merge import merge_config, read_toml
-from headstart.config.schema import CorpusConfig, FinetuneConfig, LabelledConfig, PretrainConfig
+from headstart.config.schema import CorpusConfig, FinetuneConfig, LabelledConfig, PretrainConfig, RuntimeConfig
 from headstart.data import formats
 from headstart.data import io as opening
 from headstart.data.corpus import read_documents
@@ -24,6 +25,8 @@ from headstart.data.labelled import read_labelled
 from headstart.data.shards import Shards
 from headstart.errors import HeadstartError
 from headstart.files import FORMAT, MANIFEST, _canonical_json, _checksum, read_json, read_manifest, sha256_of
+from headstart.predict.bundle_predictor import load_predictor
+from headstart.predict.explain import explain_prediction
 from headstart.store.bundle import load_bundle
 from headstart.store.checkpoint import checkpoint_steps, load_checkpoint
 from headstart.store.records import read_comparison_data, read_excerpts, read_record
@@ -116,6 +119,21 @@ def readers(data: Path, compared: Path, tuned: Path, work: Path) -> list[Reader]
     return made
 
 
+def _linear_and_blend(sealed: Callable[..., None], work: Path) -> None:
+    linear(work / "linear-as-it-was")
+    blend(work / "blend-as-it-was")
+    files = ("linear.json", "linear.safetensors", "linear.safetensors", "bundle.json")
+    for kind in ("linear", "blend"):
+        sealed(kind, work / f"{kind}-as-it-was", files, _answer)
+
+
+def _answer(folder: Path) -> None:
+    """Load a classifier of any kind and use it: what was read in must also be usable."""
+    predictor = load_predictor(folder, RuntimeConfig(threads=1, device="cpu"))
+    predictor.predict(["a wonderful film", 'n° 1, "drôle"'])
+    explain_prediction(predictor, "a wonderful film")
+
+
 def _tokenizers(add: Callable[..., None], base: Path) -> None:
     add("tokenizer", "tokenizer.json", (base / "tokenizer" / "tokenizer.json").read_bytes(), _tokenizer)
     model, dictionary = sentencepiece_model()
@@ -154,6 +172,7 @@ def _tables(add: Callable[..., None]) -> None:
 
 
 def _runs(add: Callable[..., None], sealed: Callable[..., None], data: Path, work: Path) -> None:
+    _linear_and_blend(sealed, work)
     run = started(work / "run")
     config, facts = (run.path / "config.json").read_bytes(), _without_seal(data / "base" / "run.json")
     add("config.json", "config.json", config, _config, _run_of)

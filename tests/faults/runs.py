@@ -8,6 +8,7 @@ from pathlib import Path
 from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.tiny import finetune_config, pretrain_config, write_reviews
 from headstart.progress import SilentProgress
+from headstart.recipes.auto.run import AutoRequest, run_auto
 from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.prepare import run_prepare_labelled
 
@@ -22,7 +23,7 @@ PRETRAINING = {
     "accumulate": {"loop__accumulate": 3},
     "muon": {"optim__optimizer": "muon", "model__block": "modern"},
 }
-KINDS = (*PRETRAINING, "finetune", "compare")
+KINDS = (*PRETRAINING, "finetune", "compare", "auto")
 
 
 def write_data(folder: Path) -> Path:
@@ -48,6 +49,10 @@ def go(kind: str, data: Path, out: Path, *, resume: bool, steps: int = STEPS) ->
             train=str(data / "train.csv"), out=out, backbones=backbones, resume=resume, **files, **plan
         )
         run_compare(request, config)
+    elif kind == "auto":
+        settings = {"loop": {"epochs": 2}, "optim": {"lr": 5e-3}, "runtime": {"threads": 1}}
+        table, base = str(data / "train.csv"), str(data / "base")
+        run_auto(AutoRequest(table=table, out=out, backbone=base, settings=settings, resume=resume))
     else:
         settings = {"loop__steps": steps, **PRETRAINING[kind]}
         if kind == "stages":
@@ -56,7 +61,7 @@ def go(kind: str, data: Path, out: Path, *, resume: bool, steps: int = STEPS) ->
 
 
 def outcome(out: Path) -> dict[str, bytes]:
-    """All that a finished run must have in common with one that nobody touched; times are not part of it."""
+    """All that a finished run must have in common with one that nobody touched; times is not part of this export."""
     kept = [
         *out.glob("bundle/*.safetensors"),
         *out.glob("bundle/*.bin"),

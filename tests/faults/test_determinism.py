@@ -11,7 +11,8 @@ from faults.runs import KINDS, go, outcome, write_data
 from fixtures.recipes import pretrain_run
 from fixtures.tiny import pretrain_config, write_reviews
 from headstart import runtime
-from headstart.cli.main import COMMANDS, run
+from headstart.cli.commands import COMMANDS
+from headstart.cli.main import run
 from headstart.config.schema import CorpusConfig, TokenizerConfig
 from headstart.files import read_json
 from headstart.progress import SilentProgress
@@ -85,8 +86,9 @@ def commands(data, out):
         ["pretrain", str(out / "tokens"), "--preset", "modern", "--loop.steps", "3", "--corpus.held-out", "0.1", *SHAPE,
          "--out", base, *SMALL],
         ["finetune", train, *files, "--from", base, "--out", clf, *few],
-        ["compare", train, *files, "--from", base, "--seeds", "1", "--arms", "tfidf,pretrained", "--out", cmp, *few],
+        ["compare", train, *files, "--from", base, "--seeds", "1", "--arms", "linear,pretrained", "--out", cmp, *few],
         ["report", cmp, "--json", "--quiet"],
+        ["auto", train, "--test", test, "--from", "none", "--out", str(out / "auto"), *SMALL],
         *([["tune", train, "--valid", valid, "--from", base, "--trials", "2", "--out", str(out / "tuned"), *few]]
           if TUNES else []),
         ["evaluate", clf, test, "--errors", "--json", "--runtime.threads", "1"],

@@ -46,7 +46,7 @@ PICKLES = {
     "legacy": lambda path: torch.save({"a": torch.zeros(2)}, path, _use_new_zipfile_serialization=False),
     "pickle": lambda path: path.write_bytes(pickle.dumps({"a": 1})),
 }
-WORDS = "is a pickle, which may run code when it is opened; Headstart opens none."
+WORDS = "is a pickle, which may run code when it is opened; Headstart does not open pickles."
 
 
 def refused(kind, work, *arguments):
@@ -60,7 +60,7 @@ def test_a_pickle_is_refused_wherever_it_is_given(kind, tmp_path):
     path = tmp_path / "weights.pt"
     PICKLES[kind](path)
     convert = (
-        'Where you trust it, convert it once: python -c "import torch, safetensors.torch as s; '
+        'If you trust it, convert it once: python -c "import torch, safetensors.torch as s; '
         "d = torch.load('weights.pt', map_location='cpu', weights_only=True); "
         "s.save_file({k: v.contiguous() for k, v in d.get('model_state_dict', d).items()}, 'weights.safetensors')\", "
         "then see headstart import --help"
@@ -72,7 +72,7 @@ def test_a_pickle_is_refused_wherever_it_is_given(kind, tmp_path):
     for name in ("weights.pt", "texts.txt", "table.csv", "rows.jsonl", "list.json"):
         target_folder = path.rename(tmp_path / name)
         assert refused(DataError, texts, target_folder) == (
-            f"{target_folder} {WORDS} Where you trust it, save its texts as .jsonl or .csv"
+            f"{target_folder} {WORDS} If you trust it, save its texts as .jsonl or .csv"
         )
         path = target_folder
 
@@ -97,7 +97,7 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path, monkeypatch):
     bomb.write_bytes(gzip.compress(b"a line\n" * 1_000_000))
     text.write_bytes(gzip.compress("".join(f"line {number}\n" for number in range(20_000)).encode()))
     assert refused(DataError, texts, bomb) == (
-        f"{bomb} unpacks to more than 200 times its size, as no text does; unpack it yourself to read it"
+        f"{bomb} unpacks to more than 200 times its size, which text does not; decompress it yourself to read it"
     )
     assert len(texts(text)) == 20_000  # control
 
@@ -126,7 +126,7 @@ def test_a_folder_that_is_a_link_out_is_refused(tmp_path):
 
 def test_a_device_in_the_place_of_a_file_is_refused(tmp_path):
     (tmp_path / "run.json").symlink_to("/dev/zero")
-    message = f"{tmp_path / 'run.json'} is not a file; expected JSON of Headstart's"
+    message = f"{tmp_path / 'run.json'} is not a file; expected a JSON file of Headstart"
     assert refused(StoreError, read_json, tmp_path / "run.json") == message
 
 
@@ -143,7 +143,7 @@ def test_a_shape_that_asks_for_all_memory_is_refused_before_it_is_built(tmp_path
     summary = count_parameters(ModelConfig(**facts["model"]), 10**12, None).total
     saved = count_parameters(ModelConfig(**facts["model"]), VOCABULARY, None).total
     assert refused(StoreError, load_bundle, folder) == (
-        f"{folder / 'bundle.json'} is damaged: it speaks of {summary:,} parameters, the files hold {saved:,}"
+        f"{folder / 'bundle.json'} is damaged: it describes {summary:,} parameters, and the files contain {saved:,}"
     )
 
 

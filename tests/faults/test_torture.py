@@ -16,7 +16,23 @@ def table(once):
     return json.loads(once("torture.py", "--size", "sample", "--out", "{folder}/answer.json"))
 
 
-@pytest.mark.parametrize("part", ["kills", "operations", "workers", "writes", "damage", "bytes", "text", "ends"])
+PARTS = [
+    "kills",
+    "operations",
+    "workers",
+    "floats",
+    "memory",
+    "bytes",
+    "damage",
+    "writes",
+    "text",
+    "slow_heads",
+    "hostile_patterns",
+    "ends",
+]
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_nothing_gives(table, part):
     rows = table[part]["rows"]
     assert {row["name"]: row[name] for row in rows for name in FAULTS if row.get(name)} == {}
@@ -34,6 +50,9 @@ def test_there_was_something_that_could_have_given(table):
         "starting": 1,
         "stopping": 2,
     }
+    assert sum(of("floats", "cases")) >= 12
+    assert min(sum(of("floats", "refused")), sum(of("floats", "worked"))) > 2
+    assert of("memory", "code") == [2, 2, 2]
     assert min(of("writes", "failed")) >= 2
     assert of("writes", "failed") == of("writes", "kept")
     assert len(of("damage", "damaged")) == 10
@@ -41,6 +60,9 @@ def test_there_was_something_that_could_have_given(table):
     assert set(of("bytes", "cases")) == {20}
     assert sum(of("bytes", "refused")) > 250
     assert sum(of("bytes", "read")) > 25  # control: some changes do no harm
+    assert of("slow_heads", "answered") == [10, 10, 10, 0]
+    assert of("slow_heads", "connections") == [500, 500, 500, 0]
+    assert of("hostile_patterns", "refused") == [True, True, False, False]
 
 
 def test_every_reader_was_reached(table):
@@ -120,7 +142,7 @@ def test_a_signal_before_anything_is_worth_keeping_leaves_nothing(table, name, w
     assert (result["said"], result["code"], result["left"]) == (f"headstart: {word}", code, None)
 
 
-GO_ON = "saved. Go on with: headstart {} --resume --out OUT"
+GO_ON = "saved. Continue with: headstart {} --resume --out OUT"
 LATE = [
     ("pretrain pretraining SIGTERM", "SIGTERM at step 4 of 12; " + GO_ON.format("pretrain"), 143),
     ("pretrain measuring SIGINT", "Ctrl-C at step 12 of 12; " + GO_ON.format("pretrain"), 130),
@@ -181,14 +203,14 @@ def test_a_second_signal_ends_at_once_and_the_state_before_it_stays(table):
 
 
 ENDS = [
-    ("vanished", "OUT is gone: it was moved or deleted while the run was under way", 1),
+    ("vanished", "OUT is missing: it was moved or deleted during the run", 1),
     ("in use", "OUT is in use by another process; wait for it, or choose another --out", 2),
-    ("taken", "OUT already holds a run; continue it with --resume, or choose another --out", 2),
+    ("taken", "OUT already contains a run; continue it with --resume, or choose another --out", 2),
 ]
 DISKS = [
     ("full", "cannot write OUT/checkpoints/step-00000006: No space left on device; nothing was changed", 1),
     ("read-only", "cannot write in OUT: Read-only file system", 1),
-    ("new on read-only", "cannot make the folder OUT: Read-only file system", 2),
+    ("new on read-only", "cannot create the folder OUT: Read-only file system", 2),
 ]
 
 

@@ -15,7 +15,7 @@ from faults.damage import save_step, started
 from faults.disk import Disk, broken, full
 from faults.readers import seal
 from faults.runs import write_data
-from fixtures.recipes import finetune_run
+from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.tiny import SPECIAL, Listener, finetune_config, language_model, pretrain_config
 from headstart.config.merge import read_toml
 from headstart.config.schema import PretrainConfig
@@ -123,7 +123,7 @@ def test_a_disk_that_cannot_read_a_checkpoint_gives_the_one_before(tmp_path, mon
     monkeypatch.setattr(files, "sha256_of", worn)
     output = []
     assert newest_valid(run, output.append) == checkpoint_steps(run)[0]
-    assert output == [f"cannot read {bad}: Input/output error; trying the checkpoint before it"]
+    assert output == [f"cannot read {bad}: Input/output error; trying the previous checkpoint"]
 
 
 class StopAt(StopSignal):
@@ -152,12 +152,12 @@ def test_a_run_whose_best_epoch_is_damaged_starts_over_and_ends_the_same(data, t
     with pytest.raises(Interrupted):
         finetune_run(str(data / "train.csv"), tmp_path / "run", finetune_config(), **settings)
     monkeypatch.undo()
-    (best,) = (tmp_path / "run").glob("best-epoch-*")
+    (best,) = (tmp_path / "run").glob("best-0*")
     (best / "head.safetensors").write_bytes(b"")
     output = Listener()
     finetune_run(None, tmp_path / "run", None, resume=True, progress=output)
     assert any(line.startswith(f"{best / 'head.safetensors'} is damaged: 0 bytes where") for line in output.lines)
-    assert f"no whole checkpoint is left in {tmp_path / 'run'}: starting from step 0" in output.lines
+    assert f"no complete checkpoint is left in {tmp_path / 'run'}: starting from step 0" in output.lines
     assert (tmp_path / "run" / "result.json").read_bytes() == (whole.path / "result.json").read_bytes()
 
 
@@ -214,7 +214,7 @@ def test_settings_changed_under_a_run_are_noticed(tmp_path):
     path = run.path / "config.json"
     path.write_text(path.read_text().replace('"steps": 14', '"steps": 15'))
     assert refused(StoreError, lambda: run.settings) == (
-        f"{path} is not what {run.path} was started with; put it back, or start another run"
+        f"{path} is not what {run.path} was started with; restore it, or start another run"
     )
 
 
@@ -286,8 +286,8 @@ def test_a_tokenizer_whose_steps_multiply_a_text_is_refused(tmp_path):
     with pytest.raises(StoreError) as caught:
         read_engine(settings, "imported.json")
     assert str(caught.value) == (
-        "imported.json is not a tokenizer that can be trusted: its steps may make a text 1,073,741,824 times as long, "
-        "and 64 is the most"
+        "imported.json is not a safe tokenizer: its steps may make a text 1,073,741,824 times "
+        "as long, and the limit is 64"
     )
 
 
@@ -295,3 +295,18 @@ def test_a_tokenizer_whose_steps_multiply_a_text_is_refused(tmp_path):
 def test_a_tokenizer_whose_steps_are_none_is_refused_in_a_line(steps):
     with pytest.raises(StoreError, match=r"^imported\.json is not a tokenizer that the tokenizers library can read: "):
         read_engine({"version": "1.0", "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}, "imported.json")
+
+
+def test_a_step_in_which_no_token_is_masked_is_a_step(data, tmp_path):
+    config = pretrain_config(loop__steps=2, objective="masked", masking__rate=5e-324)
+    run = pretrain_run([str(data / "texts.txt")], tmp_path / "out", config)
+    assert [line["loss"] for line in run.metrics.read("step")] == [0, 0]
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e308])
+def test_a_temperature_at_the_edge_of_floating_point_draws_a_token(temperature):
+    scores, chance = torch.tensor([0.0, 0.0, 0.0, 0.0, 3.0, 1.0]), torch.Generator().manual_seed(0)
+    drawn = {
+        sample_token(scores.clone(), SPECIAL, Sampling(tokens=1, temperature=temperature), chance) for _ in range(50)
+    }
+    assert drawn == ({4} if temperature < 1 else {2, 4, 5})

@@ -31,7 +31,7 @@ import torch
 
 torch.set_num_threads(1)
 
-from faults import damage, fuzzing, hostile, worker_kills, writing
+from faults import damage, edges, fuzzing, hostile, hostile_patterns, slow_heads, worker_kills, writing
 from faults.ends import SMALL
 from faults.killing import Torture, attempt
 from faults.readers import readers
@@ -40,8 +40,10 @@ from faults.unreached import unreached
 
 SIZES: dict[str, dict[str, Any]] = {
     "sample": {"kills": 2, "kinds": ("pairs", "finetune"), "operations": {"finetune": 59}, "cuts": 4, "flips": 10, "cases": 20,
+               "connections": 500, "floats": 11, "memory": 3,
                "workers": {"busy": 2, "idle": 2, "starting": 1, "stopping": 2}},
     "usual": {"kills": 20, "kinds": KINDS, "operations": {"finetune": 7}, "cuts": 50, "flips": 200, "cases": 5_000,
+              "connections": 1100, "floats": 1, "memory": 99,
               "workers": {"busy": 10, "idle": 10, "starting": 5, "stopping": 5, "compare": 2}},
     "full": {
         "kills": 60,
@@ -50,6 +52,9 @@ SIZES: dict[str, dict[str, Any]] = {
         "cuts": 50,
         "flips": 200,
         "cases": 50_000,
+        "connections": 1100,
+        "floats": 1,
+        "memory": 99,
         "workers": {"busy": 110, "idle": 80, "starting": 50, "stopping": 50, "compare": 10},
     },
 }  # fmt: skip
@@ -87,6 +92,18 @@ class Session:
                 torture = worker_kills.RealKills(self.data, work, SMALL) if real else worker_kills.Kills(kind, work)
                 yield {"name": kind, **torture.go(kills)}
 
+    def floats(self) -> Rows:
+        """Numbers at the edge of floating point in every option that takes one."""
+        numbers = edges.NUMBERS if self.size["floats"] == 1 else ("inf", "1e308", "5e-324")
+        yield from edges.torture_floats(self.data, self.work / "floats", every=self.size["floats"], numbers=numbers)
+
+    def memory(self) -> Rows:
+        """Settings and models that no memory holds."""
+        work = self.work / "memory"
+        work.mkdir()
+        self._in_a_child(lambda: edges.write_models(work))
+        yield from edges.torture_memory(self.data, work, self.size["memory"])
+
     def writes(self) -> Rows:
         """Every operation of every kind of save fails in turn."""
         for save in writing.saves(self.data):
@@ -116,6 +133,16 @@ class Session:
         """Hostile text through both tokenizers."""
         yield from hostile.torture(self.data, 100_000 if self.size["cases"] < 100 else 1_000_000)
 
+    def slow_heads(self) -> Rows:
+        """Connections that send less than the head of a request."""
+        yield from slow_heads.torture(self.data / "base", self.size["connections"])
+
+    def hostile_patterns(self) -> Rows:
+        """Regular expressions that explode, in tokenizers of models from elsewhere."""
+        folder = self.work / "patterns"
+        folder.mkdir()
+        yield from hostile_patterns.torture(folder, 2 if self.size["cases"] < 100 else 99)
+
     def ends(self) -> Rows:
         """Signals, full disks and lost folders at every phase of the commands."""
         folder = self.work / "ends"
@@ -143,7 +170,20 @@ class Session:
         assert code == 0, log.read_text()[-2000:]
 
 
-PARTS = ("kills", "operations", "workers", "bytes", "damage", "writes", "text", "ends")
+PARTS = (
+    "kills",
+    "operations",
+    "workers",
+    "floats",
+    "memory",
+    "bytes",
+    "damage",
+    "writes",
+    "text",
+    "slow_heads",
+    "hostile_patterns",
+    "ends",
+)
 """In this order: what forks comes before what runs torch in this process."""
 FAULTS = ("lost", "torn", "different", "faults", "accepted", "hung")
 

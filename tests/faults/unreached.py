@@ -20,7 +20,6 @@ LOCATIONS = {
     **dict.fromkeys(
         (
             "data/io.py:_open_raw",
-            "data/io.py:_iconv_command",
             "data/io.py:missing_file_error",
             "store/locate.py:find_bundle",
         ),

@@ -14,10 +14,11 @@ from typing import Any
 
 from faults import polling
 from faults.runs import outcome
+from fixtures.waiting import PATIENCE
 
-PATIENCE = 300.0
-"""Seconds after which a command has hung."""
-ENDED = "a process was ended from outside (out of memory?); finished runs are kept. Go on with: "
+ENDED = "a worker process was killed (out of memory?); finished runs are kept. Continue with: "
+LONG = str(2 * PATIENCE)
+"""Seconds of a job that ends only because it is stopped."""
 LOOP = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(100_000))"
 
 
@@ -113,7 +114,7 @@ class Kills:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self.record["runs"] += 1
-        seconds = ["0", "60", "60"] if self.kind == "idle" else ["60"] * 3
+        seconds = ["0", LONG, LONG] if self.kind == "idle" else [LONG] * 3
         group = Group(self._command(3, *seconds), self.folder / "log.txt")
         try:
             killed = getattr(self, f"_{self.kind}")(group, chance)

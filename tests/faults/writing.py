@@ -146,5 +146,5 @@ def _a_cell() -> Any:
     from headstart.store.records import RunRecord, Score
 
     score = Score(accuracy=0.5, macro_f1=0.5, confusion=((1, 0), (1, 0)))
-    return RunRecord(arm="tfidf", labels="all", rows=2, seed=0, setting={}, epochs=(), best_epoch=None, valid=score,
+    return RunRecord(arm="linear", labels="all", rows=2, seed=0, setting={}, epochs=(), best_epoch=None, valid=score,
                 test=score, predictions=(0, 0), seconds=1.0)  # fmt: skip

@@ -200,7 +200,7 @@ LAYER = "base.transformer_encoder.layers"
         ),
         (
             lambda t: t.update({"base.transformer_encoder.norm.weight": torch.ones(WIDTH)}),
-            "base.transformer_encoder.norm.weight is not part of it",
+            "base.transformer_encoder.norm.weight is not part of the model",
         ),
         (
             lambda t: [renamed(t, name, name.replace("layers.2.", "layers.7.")) for name in list(t)],
@@ -222,7 +222,7 @@ LAYER = "base.transformer_encoder.layers"
         ),
         (
             lambda t: t.update({"encoder.weight": t["base.encoder.weight"].clone()}),
-            "encoder.weight and base.encoder.weight are the same tensor twice",
+            "encoder.weight and base.encoder.weight are two copies of the same tensor",
         ),
         (
             lambda t: t.update({"base.encoder.weight": torch.ones(5)}),
@@ -230,7 +230,7 @@ LAYER = "base.transformer_encoder.layers"
         ),
         (
             lambda t: t.update({"base.pos_encoder.pe": 2 * t["base.pos_encoder.pe"]}),
-            "base.pos_encoder.pe is not the table of sines and cosines that the formula gives",
+            "base.pos_encoder.pe is not the table of sinusoidal positions",
         ),
     ],
 )
@@ -264,7 +264,8 @@ def test_a_pickled_file_is_not_opened_and_the_line_says_how_to_convert_it(vocabu
     path = tmp_path / f"lab.{suffix}"
     path.write_bytes(b"not opened, so anything")
     assert refusal(path, vocabulary, tmp_path / "out", UsageError) == (
-        f"{path} is a pickle, which may run code when it is opened; Headstart opens none. Where you trust it, convert it once: "
+        f"{path} is a pickle, which may run code when it is opened; Headstart does not open pickles. If you "
+        f"trust it, convert it once: "
         'python -c "import torch, safetensors.torch as s; '
         f"d = torch.load('lab.{suffix}', map_location='cpu', weights_only=True); "
         "s.save_file({k: v.contiguous() for k, v in d.get('model_state_dict', d).items()}, 'lab.safetensors')\", "
@@ -290,7 +291,7 @@ def test_the_lines_that_convert_do_convert(course, vocabulary, tmp_path, inside,
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("lab.npz", "{path} is not a .safetensors file; import reads the course's weights in that form only"),
+        ("lab.npz", "{path} is not a .safetensors file; import reads the course's weights in this format only"),
         ("lab.safetensors", "no such file: {path}"),
     ],
 )

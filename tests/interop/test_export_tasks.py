@@ -71,7 +71,7 @@ def test_a_stock_class_answers_as_we_do(transformers, tmp_path, name, kind):
         with pytest.raises(UsageError) as caught:
             export_hf(bundle, tmp_path / "theirs")
         assert str(caught.value) == (
-            f"{tmp_path / 'ours'} gives a rating by a head with a bias, which the head of a stock Llama lacks; "
+            f"{tmp_path / 'ours'} gives a rating with a head that has a bias, which the head of a stock Llama lacks; "
             "fine-tune with --transfer.attention bidirectional to export, or use --to onnx"
         )
         return
@@ -104,7 +104,7 @@ def test_the_pipeline_of_the_exported_readme_gives_our_numbers(transformers, tmp
     code = code.replace("print(", "printed.append(")
     printed = []
     exec(code, {"printed": printed})
-    text = ("the first text", "the second") if bundle.task.pair else "a text you wonder about"
+    text = ("the first text", "the second") if bundle.task.pair else "a text to classify"
     predictor = Predictor(bundle, CPU)
     (ours,) = predictor.probabilities(predictor.encode([text]))
     rows = printed[0] if isinstance(printed[0], list) else [printed[0]]

@@ -88,7 +88,7 @@ def test_a_stock_class_scores_the_vocabulary_as_we_do(transformers, tmp_path, ki
         ours = lm_logits(bundle.model, hidden)[real]
     assert float((ours - theirs).abs().max()) < 1e-5 * float(ours.abs().max())
     readme = (tmp_path / "theirs" / "README.md").read_text()
-    assert ("the scores at a place are for the token after it" in readme) == (kind[1] == "hybrid")
+    assert ("the logits at a position are for the next token" in readme) == (kind[1] == "hybrid")
 
 
 def test_an_opt_is_exact_beyond_rounding(transformers, tmp_path):
@@ -231,8 +231,8 @@ def test_a_classic_network_that_reads_both_ways_is_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         export_hf(bundle, tmp_path / "theirs")
     assert str(caught.value) == (
-        f"{tmp_path / 'ours'} is a classic network that reads both ways, which no stock architecture can express; "
-        "modern presets can be exported, and classic ones that read causally"
+        f"{tmp_path / 'ours'} is a classic network with bidirectional attention, which no stock architecture can "
+        "express; modern presets can be exported, and classic ones with causal attention"
     )
 
 
@@ -247,6 +247,6 @@ def test_the_command_writes_what_needs_no_transformers(tmp_path, capsys):
     assert run(arguments) == 2  # control: nothing is written over
     assert run(["export", str(tmp_path / "ours"), "--to", "tflite", "--out", str(tmp_path / "x")]) == 2
     assert capsys.readouterr().err == (
-        f"headstart: {tmp_path / 'theirs'} is there already and not empty; choose another --out\n"
+        f"headstart: {tmp_path / 'theirs'} already exists and is not empty; choose another --out\n"
         "headstart: --to must be one of hf, onnx, compact, got 'tflite'\n"
     )

@@ -221,8 +221,8 @@ def test_a_classifier_whose_tokenizer_adds_no_start_token_is_refused(transformer
     with pytest.raises(UsageError) as caught:
         load_model_source(f"hf:{tmp_path}")
     assert str(caught.value) == (
-        f"hf:{tmp_path} reads texts without a start token, and a classifier's rows have one here: its answers would not "
-        "be those it gave there; import its language model and fine-tune that"
+        f"hf:{tmp_path} reads texts without a start token, which classifiers add here, so its predictions would "
+        "change; import its language model and fine-tune it"
     )
 
 
@@ -233,22 +233,22 @@ REFUSED = [
     (
         "bert",
         {"position_embedding_type": "relative_key"},
-        'has position_embedding_type "relative_key", which our bert has not',
+        'has position_embedding_type "relative_key", which our bert does not support',
     ),
     ("bert", {"hidden_act": "gelu_fast"}, f"has hidden_act gelu_fast, which is none of {NAMED}"),
-    ("bert", {"is_decoder": True}, "has is_decoder true, which our bert has not"),
-    ("roberta", {"add_cross_attention": True}, "has add_cross_attention true, which our roberta has not"),
+    ("bert", {"is_decoder": True}, "has is_decoder true, which our bert does not support"),
+    ("roberta", {"add_cross_attention": True}, "has add_cross_attention true, which our roberta does not support"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, None),
-    ("gpt2", {"scale_attn_weights": False}, "has scale_attn_weights false, which our gpt2 has not"),
+    ("gpt2", {"scale_attn_weights": False}, "has scale_attn_weights false, which our gpt2 does not support"),
     ("opt", {"word_embed_proj_dim": 8}, "has word_embed_proj_dim 8, not hidden_size: embeddings of another width"),
     ("opt", {"layer_norm_elementwise_affine": False}, None),
     ("modernbert", {"mlp_bias": True}, None),
-    ("modernbert", {"rope_parameters": YARN}, "has rope_type yarn, which our modernbert has not"),
+    ("modernbert", {"rope_parameters": YARN}, "has rope_type yarn, which our modernbert does not support"),
     ("bert", {"num_hidden_layers": None}, None),
     ("bert", {"num_attention_heads": 3}, None),
     ("bert", {"num_hidden_layers": 3}, None),
     ("gpt2", {"n_positions": 40}, None),
-    ("bert", {"model_type": "mamba"}, f"is a mamba, whose layers are not those of Headstart ({KNOWN} are)"),
+    ("bert", {"model_type": "mamba"}, f"is a mamba, whose layers Headstart does not support ({KNOWN} are)"),
 ]
 
 

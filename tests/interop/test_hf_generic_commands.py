@@ -120,17 +120,18 @@ def test_an_objective_that_the_imported_head_was_not_made_for_is_refused(sources
     with pytest.raises(ConfigError) as caught:
         api.pretrain(data / "texts.txt", out=tmp_path / "one", backbone=source, settings={"objective": "causal"})
     assert str(caught.value) == (
-        f"objective must be masked, got causal: {source} is a bert, whose language head names a masked token at its own place"
+        f"objective must be masked, got causal: {source} is a bert, whose language head predicts a masked "
+        f"token at its own position"
     )
     pairs = {"objective": "masked", "next_sentence.weight": 1.0}
     with pytest.raises(ConfigError) as caught:
         api.pretrain(data / "texts.txt", out=tmp_path / "one", backbone=source, settings=pairs)
-    assert str(caught.value) == f"next_sentence.weight is not for {source}, a bert: leave it out"
+    assert str(caught.value) == f"next_sentence.weight is not for {source}, a bert: omit it"
     source = sources("gpt2")
     with pytest.raises(ConfigError) as caught:
         api.pretrain(data / "texts.txt", out=tmp_path / "one", backbone=source, settings={"objective": "hybrid"})
     assert str(caught.value) == (
-        f"objective must be causal, got hybrid: {source} is a gpt2, whose language head names the next token"
+        f"objective must be causal, got hybrid: {source} is a gpt2, whose language head predicts the next token"
     )
     assert not (tmp_path / "one").exists()
 
@@ -141,7 +142,7 @@ def test_learned_positions_bound_the_context(sources, data, tmp_path):
     with pytest.raises(ConfigError) as caught:
         api.finetune(data / "train.csv", out=tmp_path / "clf", backbone=source, settings=wanted)
     assert str(caught.value) == (
-        f"transfer.context must be at most 48, the positions that {source} has learnt, got {LONGEST + 1}"
+        f"transfer.context must be at most 48, the number of positions of {source}, got {LONGEST + 1}"
     )
     assert not (tmp_path / "clf").exists()
     shorter = SMALL | {"transfer.context": 8, "transfer.dropout": 0.25}
@@ -153,9 +154,9 @@ def test_learned_positions_bound_the_context(sources, data, tmp_path):
 def test_a_context_typed_beside_from_gets_a_line(sources, data, tmp_path, capsys):
     arguments = ["finetune", str(data / "train.csv"), "--from", sources("bert"), "--out", str(tmp_path / "clf")]
     assert run([*arguments, "--model.context", "512"]) == 2
-    assert "--model.context cannot be set beside --from" in capsys.readouterr().err
+    assert "--model.context cannot be used with --from" in capsys.readouterr().err
     assert run([*arguments, "--transfer.context", "512"]) == 2
-    assert "--transfer.context must be at most 48, the positions that" in capsys.readouterr().err
+    assert "--transfer.context must be at most 48, the number of positions of" in capsys.readouterr().err
 
 
 def test_a_causal_imported_model_continues_a_prompt_until_its_positions_end(sources):
@@ -169,7 +170,7 @@ def test_a_causal_imported_model_continues_a_prompt_until_its_positions_end(sour
     assert len(ids) + len(with_cache) == LONGEST + 1  # the last place is read, and one more token said
     with pytest.raises(UsageError) as caught:
         next_token_candidates(bundle.model, bundle.tokenizer, "film " * 60, 3, CPU)
-    assert str(caught.value) == "the prompt is 62 tokens with its start, and the model has learnt 48 positions"
+    assert str(caught.value) == "the prompt is 62 tokens with its start, and the model has 48 positions"
 
 
 def test_a_token_that_is_both_start_and_end_may_end_a_generated_text(sources):
@@ -185,7 +186,7 @@ def test_the_card_of_an_imported_model_says_where_it_came_from(transformers, tmp
     assert run(["import", f"hf:{tmp_path / 'theirs'}", "--out", str(tmp_path / "ours"), "--quiet"]) == 0
     card = (tmp_path / "ours" / "bundle" / "README.md").read_text()
     assert "from `hf:theirs`, a BertForSequenceClassification." in card
-    assert "It was trained elsewhere and not measured here." in card
+    assert "It was trained elsewhere and has not been evaluated here." in card
     assert "Fine-tuned with Headstart" not in card
     assert str(tmp_path) not in card
 
@@ -200,7 +201,7 @@ def test_params_lists_the_parameters_of_an_imported_model(sources, capsys):
 
 def test_the_generic_block_cannot_be_chosen_without_an_imported_model(capsys):
     assert run(["params", "--model.block", "generic"]) == 2
-    assert "--model.block generic is the kind of imported models: bring one with --from hf:FOLDER" in (
+    assert "--model.block generic is for imported models only; load one with --from hf:FOLDER" in (
         capsys.readouterr().err
     )
 

@@ -70,7 +70,7 @@ def test_onnxruntime_answers_as_we_do(exported, kind):
     assert exact["same_answers"] == exact["texts"] == 64
     assert 1e-5 < small["largest_difference"] < 0.2  # control: the small graph is another one
     assert small["bytes"] < exact["bytes"]
-    assert lines[-1] == f"in probability, on 64 texts made up from the vocabulary; opset 18; in {folder}"
+    assert lines[-1] == f"in probability, on 64 texts generated from the vocabulary; opset 18; in {folder}"
 
 
 def test_a_graph_tells_nothing_of_the_machine_it_was_made_on(onnx, exported):
@@ -169,8 +169,9 @@ def test_int8_says_how_well_it_agreed(exported, capsys):
     assert run(["predict", str(folder), TEXTS[0], "--int8"]) == 0
     row = json.loads((folder / "headstart.json").read_text())["files"][1]
     assert capsys.readouterr().err == (
-        f"int8: {row['same_answers']} of {row['texts']} answers as in full precision, on {row['texts']} texts made up from "
-        "the vocabulary\n"
+        f"int8: {row['same_answers']} of {row['texts']} answers are the same as in full precision, on "
+        f"{row['texts']} texts generated "
+        "from the vocabulary\n"
     )
 
 

@@ -94,9 +94,10 @@ def test_a_tensor_is_on_a_type_of_device_whatever_its_index():
     assert not dispatch.is_on_device(IDS, CUDA)
 
 
-def test_a_cpu_orthogonalizes_in_the_precision_of_the_matrix():
+def test_a_cpu_orthogonalizes_in_the_precision_of_the_matrix_unless_it_trains_in_bf16():
     for dtype in (torch.float32, torch.float64):
-        assert dispatch.newton_schulz_dtype(torch.zeros(2, 2, dtype=dtype)) == dtype
+        assert dispatch.newton_schulz_dtype(torch.zeros(2, 2, dtype=dtype), bf16=False) == dtype
+    assert dispatch.newton_schulz_dtype(torch.zeros(2, 2), bf16=True) == torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -122,6 +123,20 @@ def test_a_cpu_runs_plain_torch():
     assert dispatch.plan(CONFIG, IDS, training=True, has_cu_seqlens=True) == PLAIN
 
 
+@pytest.mark.parametrize("layout", [{}, {"has_segments": True}, {"by_text": True}, {"causal": False}])
+def test_a_cpu_under_autocast_casts_weights_once_and_groups_documents(layout):
+    grouped = KernelPlan(attention="grouped", cast_weights=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert dispatch.plan(CONFIG, IDS, training=True, **layout) == grouped
+        assert dispatch.plan(CONFIG, IDS, training=True, compiled=True, **layout).cast_weights is False
+
+
+def test_attention_weights_that_are_dropped_are_not_grouped():
+    config = CONFIG.model_copy(update={"block": "classic", "dropout": 0.1})
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert dispatch.plan(config, IDS, training=True) == KernelPlan(cast_weights=True)
+
+
 def test_bidirectional_attention_and_segments_need_a_mask_on_a_cpu():
     masked = KernelPlan(segment_mask=True)
     assert dispatch.plan(CONFIG, IDS, causal=False) == masked
@@ -137,7 +152,7 @@ def test_compiled_pre_norm_layers_are_made_alike(block, uniform):
 
 def test_full_rows_in_training_use_cudnn_unless_steps_are_recorded(monkeypatch):
     monkeypatch.setattr(dispatch, "supports_cudnn_attention", lambda *_: True)
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: True)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
     assert dispatch.plan(CONFIG, IDS, training=True).attention == "cudnn"
     assert dispatch.plan(CONFIG, IDS).attention == "sdpa"
     assert dispatch.plan(CONFIG, IDS[:, 1:], training=True).attention == "sdpa"

@@ -126,3 +126,29 @@ def test_chunks_are_alike_and_stay_within_the_memory_budget(count, columns):
     assert rows * columns * 2 <= cross_entropy._CHUNK_BYTES
     number = -(-count // rows)
     assert number * rows - count < 128 * number  # the last chunk is not much smaller
+
+
+@pytest.mark.parametrize("rows", [0, 1, 30, 600])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_cpu_computes_the_loss_in_bf16_within_rounding(rows, has_bias):
+    inputs = linear_loss_inputs(rows, 40, 70, has_bias=has_bias, scale=0.5)
+    hidden, weight, bias = (None if tensor is None else tensor.requires_grad_() for tensor in inputs[:3])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        total = cross_entropy.linear_cross_entropy(hidden, weight, bias, inputs[3])
+    total.backward()
+    results = [total.detach(), hidden.grad, weight.grad, None if bias is None else bias.grad]
+    assert all(result.dtype == torch.float32 for result in results if result is not None)
+    expected = reference_loss(*(None if tensor is None else tensor.detach() for tensor in inputs))
+    if rows:
+        errors = relative_errors(results, expected)
+        assert errors[0] < 2e-3
+        assert max(errors[1:]) < 2e-2
+    else:
+        assert not any(result.any() for result in results if result is not None)
+
+
+def test_a_bias_is_not_rounded_in_bf16():
+    """A bias of 8 would be rounded by up to 0.016, and the logarithm of every probability with it."""
+    bias = 8 + torch.rand(64, generator=torch.Generator().manual_seed(0))
+    low = cross_entropy._with_bias_columns(torch.zeros(64, 8), bias, sharded=False)
+    torch.testing.assert_close(low[:, 8].float() + low[:, 9].float(), bias, rtol=0, atol=1e-4)

@@ -1,5 +1,7 @@
 """The fused MLP computes what torch's operations compute, forward and backward."""
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -33,14 +35,27 @@ def test_in_bf16_activation_and_derivative_are_rounded_once(tanh):
         assert ours.equal(exact.bfloat16())
 
 
+CASES = list(product([True, False], [(True, True), (True, False), (False, False)], [True, False]))
+QUICK = [(True, (True, True), True), (False, (False, False), False)]
+"""The cases that are compiled by `make test`; a compilation takes seconds, and `make test-slow` has the others."""
+
+
+@pytest.mark.parametrize(("tanh", "biases", "fused_mlp"), CASES)
+def test_the_fused_mlp_and_its_gradients_are_those_of_torch(tanh, biases, fused_mlp):
+    check_mlp(tanh, *biases, fused_mlp=fused_mlp, compiled=False)
+
+
 @IGNORE_COMPILER
-@pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("fused_mlp", [True, False])
-@pytest.mark.parametrize(("bias", "defer_bias"), [(True, True), (True, False), (False, False)])
-@pytest.mark.parametrize("tanh", [True, False])
-def test_the_fused_mlp_and_its_gradients_are_those_of_torch(tanh, bias, defer_bias, fused_mlp, compiled):
-    if compiled:
-        torch._dynamo.reset()
+@pytest.mark.parametrize(
+    ("tanh", "biases", "fused_mlp"),
+    [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
+)
+def test_the_compiled_mlp_and_its_gradients_are_those_of_torch(tanh, biases, fused_mlp):
+    torch._dynamo.reset()
+    check_mlp(tanh, *biases, fused_mlp=fused_mlp, compiled=True)
+
+
+def check_mlp(tanh, bias, defer_bias, *, fused_mlp, compiled):
     plan = KernelPlan(fused_residual=True, fused_mlp=fused_mlp, defer_bias=defer_bias)
     activation = "gelu_tanh" if tanh else "gelu"
     results = []

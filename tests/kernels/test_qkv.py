@@ -6,6 +6,7 @@ from torch import nn
 
 from headstart.kernels.attention import deferred_bias, project_out, split_qkv
 from headstart.kernels.dispatch import PLAIN, KernelPlan
+from headstart.model.attention import rotary_cos_sin
 
 CUDNN = KernelPlan(attention="cudnn")
 HEADS = {"round": (2, 32), "odd": (2, 40), "odd, many": (6, 30)}
@@ -18,7 +19,7 @@ def attend(query, key, value, width):
 
 
 def project_padded(x, qkv_proj, out_proj, heads):
-    query, key, value = split_qkv(x, qkv_proj, heads, CUDNN, pad_heads=True)
+    query, key, value = split_qkv(x, qkv_proj, heads, CUDNN)
     assert query.shape[-1] % 8 == 0
     return project_out(attend(query, key, value, x.shape[-1] // heads), out_proj, heads, CUDNN)
 
@@ -63,7 +64,8 @@ def test_compiled_projections_of_padded_heads_give_the_same_outputs_and_gradient
 
 
 def test_rotary_heads_keep_their_width():
-    query, key, value = split_qkv(torch.randn(1, 4, 40), nn.Linear(40, 120), 2, CUDNN, pad_heads=False)
+    rotary = rotary_cos_sin(torch.arange(4), 20)
+    query, key, value = split_qkv(torch.randn(1, 4, 40), nn.Linear(40, 120), 2, CUDNN, rotary)
     assert query.shape == key.shape == value.shape == (1, 2, 4, 20)
 
 
@@ -74,7 +76,7 @@ def test_concatenated_gradients_of_query_key_and_value_are_summed_up(bias):
         torch.manual_seed(0)
         x, qkv_proj = torch.randn(3, 5, 32, requires_grad=True), nn.Linear(32, 96, bias=bias)
         plan = KernelPlan(attention="cudnn", fused_residual=fused)
-        parts = split_qkv(x, qkv_proj, 4, plan, pad_heads=True)
+        parts = split_qkv(x, qkv_proj, 4, plan)
         sum((part * torch.randn_like(part)).sum() for part in parts).backward()
         results.append([*parts, x.grad, *(parameter.grad for parameter in qkv_proj.parameters())])
     for ours, theirs in zip(*results, strict=True):

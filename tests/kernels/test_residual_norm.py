@@ -23,6 +23,19 @@ NORMS = {
 IGNORE_COMPILER = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own modules
 
 
+def test_a_cast_rms_norm_has_the_outputs_and_gradients_of_fp32():
+    results = []
+    for plan in (KernelPlan(cast_weights=True), PLAIN):
+        torch.manual_seed(0)
+        norm = randomize(RMSNorm(24, eps=1e-6))
+        hidden, residual = torch.randn(3, 5, 24, requires_grad=True), torch.randn(3, 5, 24, requires_grad=True)
+        normed, total = add_norm(hidden, residual, norm, plan, dtype=torch.float32)
+        ((total * torch.randn_like(total)).sum() + (normed * torch.randn_like(normed)).sum()).backward()
+        results.append([total, normed, hidden.grad, residual.grad, norm.weight.grad])
+    assert_all_close(*results)
+    assert add_norm(hidden, residual, norm, KernelPlan(cast_weights=True))[0].dtype == torch.bfloat16
+
+
 def randomize(norm):
     """Weights that are not all ones, or a mistake with them would not show."""
     for parameter in norm.parameters():
@@ -169,8 +182,17 @@ def test_dropout_applies_to_deferred_biases_too(monkeypatch):
 
 @IGNORE_COMPILER
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("name", ["gpt2", "modern", "classic"])
+@pytest.mark.parametrize(
+    ("name", "fused"),
+    [
+        ("gpt2", True),
+        ("classic", False),
+        *(
+            pytest.param(name, fused, marks=pytest.mark.slow)  # a compilation takes seconds
+            for name, fused in (("gpt2", False), ("modern", True), ("modern", False), ("classic", True))
+        ),
+    ],
+)
 def test_all_layers_use_one_compiled_graph(name, fused, monkeypatch):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

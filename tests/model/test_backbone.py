@@ -10,7 +10,8 @@ from torch import nn
 from fixtures.tiny import SHAPE, SPECIAL, VOCABULARY, classifier, language_model, network_configs
 from headstart.config.schema import PADDING_SEGMENT, ModelConfig
 from headstart.data.datasets import LabelledDataset
-from headstart.model.attention import apply_rotary, build_attention_mask, rotary_cos_sin
+from headstart.kernels.attention import apply_rotary
+from headstart.model.attention import build_attention_mask, rotary_cos_sin
 from headstart.model.heads import Model, build_classifier_head, lm_logits
 from headstart.model.transformer import build_backbone, positions_in_segments, sinusoids
 from headstart.train.objectives import class_logits

@@ -1,5 +1,7 @@
 """Without a kernel for documents end to end, a CPU processes texts one at a time, and no padding."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from fixtures.tiny import SPECIAL, VOCABULARY, network_configs
 from headstart.config.schema import PADDING_SEGMENT
 from headstart.data.datasets import LabelledDataset
-from headstart.kernels.attention import AttentionContext
+from headstart.kernels.attention import AttentionContext, attention
 from headstart.kernels.dispatch import KernelPlan
 from headstart.model.heads import Model, build_classifier_head
 from headstart.model.transformer import build_backbone
@@ -105,14 +107,29 @@ def test_windows_of_a_text_are_processed_one_at_a_time(attention):
 def test_attention_dropout_applies_to_texts_processed_one_at_a_time():
     shape = SHAPES["classic"].model_copy(update={"dropout": 0.5})
     model = Model(build_backbone(shape, VOCABULARY, 0), build_classifier_head(shape, 2, 0, "bidirectional")).train()
-    attention, batch = model.backbone.layers[0].attention, texts().batch(range(5))
-    assert attention.dropout == 0.5
+    layer, batch = model.backbone.layers[0].attention, texts().batch(range(5))
+    assert layer.dropout == 0.5
     hidden = torch.randn(1, 12, 16)
     context = AttentionContext(KernelPlan(attention="by_text"), lengths=(5, 7), causal=False)
-    first, second = (attention(hidden, context) for _ in range(2))
+    first, second = (layer(hidden, context) for _ in range(2))
     assert not torch.equal(first, second)
-    attention.eval()
-    assert torch.equal(attention(hidden, context), attention(hidden, context))  # control
+    layer.eval()
+    assert torch.equal(layer(hidden, context), layer(hidden, context))  # control
     model.backbone.recompute = True
     classification_loss(model, batch).total.backward()
     assert model.backbone.layers[0].attention.qkv_proj.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_documents_of_the_same_length_share_a_call_and_attend_to_themselves(causal):
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 22, 2, 8)
+    plan = KernelPlan(attention="by_text")
+    together = attention(query, key, value, AttentionContext(plan, lengths=(5, 5, 7, 5), causal=causal), head_width=8)
+    ends = (0, 5, 10, 17, 22)
+    alone = [
+        attention(*(part[start:end] for part in (query, key, value)), context, head_width=8)
+        for start, end in pairwise(ends)
+        for context in [AttentionContext(plan, lengths=(end - start,), causal=causal)]
+    ]
+    assert torch.equal(together, torch.cat(alone, dim=1))

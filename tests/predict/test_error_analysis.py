@@ -13,8 +13,9 @@ from headstart.config.schema import RuntimeConfig
 from headstart.errors import ConfigError, DataError, UsageError
 from headstart.files import read_json
 from headstart.metrics import number_bins, wilson
+from headstart.predict.bundle_predictor import threshold_for
 from headstart.predict.error_analysis import most_confident_mistakes, slice_accuracy, slices_by_column
-from headstart.predict.predictor import Predictor, threshold_for
+from headstart.predict.predictor import Predictor
 from headstart.recipes.evaluate import EvaluateRequest, run_evaluate
 from headstart.store.bundle import load_bundle
 
@@ -75,13 +76,13 @@ def test_few_validation_rows_leave_probabilities_alone_and_say_so(trained, tmp_p
     )
     more = "a larger validation file or labelled.valid_fraction gives more"
     reason = f"30 validation rows are too few to fit on (at least 50; {more})"
-    assert f"probabilities as they came (temperature 1): {reason}" in listener.lines
+    assert f"probabilities not calibrated (temperature 1): {reason}" in listener.lines
     result = read_json(tmp_path / "clf" / "result.json")
     assert (result["temperature"], result["calibration"]["reason"]) == (1.0, reason)
     with pytest.raises(UsageError) as caught:
         Predictor.load(tmp_path / "clf", ONE).predict(["a film"], abstain=0.9)
     assert str(caught.value) == (
-        f"{tmp_path / 'clf' / 'bundle'} was chosen on 30 validation rows, too few to say how sure is sure enough; "
+        f"{tmp_path / 'clf' / 'bundle'} was chosen on 30 validation rows, too few to choose a threshold; "
         "fine-tune with a validation file of at least 50"
     )
 
@@ -112,9 +113,12 @@ def test_an_answer_that_is_not_sure_enough_is_withheld(trained):
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (1.0, "--abstain is a wanted precision between 0 and 1, such as 0.95, got 1"),
-        (95.0, "--abstain is a wanted precision between 0 and 1, such as 0.95, got 95"),
-        (0.999, "no threshold gave a precision of 0.999 on the 120 validation rows of {bundle}; the most was {most:g}"),
+        (1.0, "--abstain must be a precision between 0 and 1, such as 0.95, got 1"),
+        (95.0, "--abstain must be a precision between 0 and 1, such as 0.95, got 95"),
+        (
+            0.999,
+            "no threshold gave a precision of 0.999 on the 120 validation rows of {bundle}; the highest was {most:g}",
+        ),
     ],
 )
 def test_a_precision_that_no_threshold_reaches_is_refused(trained, wanted, message):

@@ -14,8 +14,9 @@ from headstart.data.datasets import LabelledDataset
 from headstart.errors import DataError, UsageError
 from headstart.model.heads import Model, build_classifier_head
 from headstart.model.transformer import build_backbone
-from headstart.predict import explain
-from headstart.predict.explain import attribute, baseline_and_input, explain_prediction, margins, merge_pieces
+from headstart.predict import integrated_gradients
+from headstart.predict.explain import explain_prediction
+from headstart.predict.integrated_gradients import attribute, baseline_and_input, margins, merge_pieces
 from headstart.predict.predictor import Predictor
 from headstart.tokenization.tokenizer import load_tokenizer
 from headstart.train.objectives import class_logits
@@ -86,7 +87,7 @@ def test_a_margin_that_jumps_is_followed_closely():
 @pytest.mark.parametrize(("block", "attention"), KINDS)
 def test_token_weights_equal_those_of_captum(block, attention, monkeypatch):
     attr = pytest.importorskip("captum.attr")
-    monkeypatch.setattr(explain, "TOLERANCE", 1e-4)
+    monkeypatch.setattr(integrated_gradients, "TOLERANCE", 1e-4)
     model, batch = network(block, attention).eval(), batch_of([5, 9, 4, 16, 8, 7, 7])
     baseline, embedded = baseline_and_input(model, batch, SPECIAL.pad)
     theirs = attr.IntegratedGradients(lambda vectors: margins(model, batch, 2, vectors[:, None])).attribute(
@@ -134,7 +135,7 @@ def test_a_label_may_be_asked_about_and_the_other_side_is_the_opposite(trained):
     assert str(caught.value) == "there is no label 'neutral'; the labels are negative, positive"
     with pytest.raises(DataError) as empty:
         api.explain(trained / "clf", " ")
-    assert str(empty.value) == "the text is empty; there is nothing to explain"
+    assert str(empty.value) == "the text is empty"
 
 
 words = st.lists(st.text("abcé.!-'", min_size=1, max_size=12), min_size=1, max_size=8)

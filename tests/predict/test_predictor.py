@@ -7,9 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fixtures.recipes import finetune_run, pretrain_run
+from fixtures.small_models import TEXTS, classifier
 from fixtures.tiny import CPU, SPECIAL, VOCABULARY, finetune_config, language_model, pretrain_config, write_reviews
 from headstart.config.schema import RuntimeConfig
 from headstart.errors import ConfigError, DataError, UsageError
+from headstart.kernels.packed_linear import has_bf16_products, has_packed_products
 from headstart.predict.generate import Sampling, generate_ids, run_generate, sample_token
 from headstart.predict.predictor import Predictor
 
@@ -45,6 +47,25 @@ def test_a_prediction_is_the_same_alone_and_in_any_batch(trained, kind, text, ot
     assert alone.truncated == among.truncated == first.truncated
 
 
+BF16 = RuntimeConfig(threads=1, device="cpu", precision="bf16")
+
+
+@pytest.mark.skipif(not (has_packed_products() and has_bf16_products()), reason="needs a processor with bf16 products")
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+def test_in_bf16_too_a_prediction_is_the_same_alone_and_in_any_batch(tmp_path, attention):
+    classifier(tmp_path / "clf", "modern", attention)
+    exact, rounded = (Predictor.load(tmp_path / "clf", runtime) for runtime in (ONE, BF16))
+    texts = [*TEXTS, *(" ".join(TEXTS[:length]) for length in range(1, 9)), TEXTS[0]]
+    encoded = rounded.encode(texts)
+    together = rounded.logits(encoded)
+    alone = np.concatenate([rounded.logits([text]) for text in encoded])
+    reversed_rows = rounded.logits(encoded[::-1])[::-1]
+    assert np.abs(alone - together).max() < 1e-6
+    assert np.abs(reversed_rows - together).max() < 1e-6
+    difference = np.abs(together - exact.logits(encoded)).max()
+    assert 1e-6 < difference < 0.5  # it is bf16, and close to fp32
+
+
 def test_answers_come_in_the_order_of_the_texts(trained):
     predictor = Predictor.load(trained / "cut", ONE)
     texts = ["wonderful " * length for length in (9, 1, 5, 2)]
@@ -78,6 +99,15 @@ def test_a_text_of_nothing_known_is_answered(trained):
     assert Predictor.load(trained / "cut", ONE).predict(["\u200b", "🙂"])[1].label in {"negative", "positive"}
 
 
+def test_a_blank_text_has_none_in_its_place_and_the_others_their_predictions(trained):
+    predictor = Predictor.load(trained / "cut", ONE)
+    alone = predictor.predict(["a lovely story", "a dull plot"])
+    assert None not in alone
+    assert predictor.predict(["", "a lovely story", " \n", "a dull plot"]) == [None, alone[0], None, alone[1]]
+    assert predictor.predict([" "]) == [None]
+    assert predictor.predict([]) == []
+
+
 def test_a_bare_text_is_not_read_letter_by_letter(trained):
     with pytest.raises(UsageError) as caught:
         Predictor.load(trained / "cut", ONE).predict("a lovely story")
@@ -89,8 +119,6 @@ def test_a_bare_text_is_not_read_letter_by_letter(trained):
     [
         (None, "texts[1] is None, expected a string"),
         (b"bytes", "texts[1] is b'bytes', expected a string"),
-        ("", "texts[1] is empty; there is nothing to classify"),
-        (" \n", "texts[1] is empty; there is nothing to classify"),
     ],
 )
 def test_an_input_that_is_not_a_text_is_named_by_its_index(trained, text, message):

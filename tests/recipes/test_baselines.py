@@ -8,8 +8,11 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from headstart.errors import UsageError
+from headstart.linear.classifier import fit_linear
+from headstart.metrics import softmax
 from headstart.recipes.compare import baselines
-from headstart.recipes.compare.baselines import BASELINES, run_baseline, score_predictions, tfidf
+from headstart.recipes.compare.baselines import BASELINES, LINEAR, nbsvm, run_baseline, score_predictions
+from headstart.store.records import round_probabilities
 
 GOOD, BAD = ["a great book", "great fun", "truly great"], ["a dull book", "dull and long", "truly dull"]
 TRAIN = (GOOD + BAD, [1, 1, 1, 0, 0, 0])
@@ -26,7 +29,7 @@ def without_seconds(record):
     return record.model_dump(exclude={"seconds"})
 
 
-@pytest.mark.parametrize("arm", ["naive_bayes", "nbsvm", "tfidf"])
+@pytest.mark.parametrize("arm", ["naive_bayes", "nbsvm", "linear"])
 def test_a_baseline_learns_words(arm):
     record = run(arm)
     assert record.predictions == (1, 0, 1)
@@ -42,29 +45,45 @@ def test_the_majority_class_is_that_of_train_and_a_tie_goes_to_the_first_label()
 
 
 def test_validation_chooses_c_and_a_tie_goes_to_the_smaller():
-    assert run("tfidf").setting == {"C": 1}  # all three are right on both validation texts
+    assert run("nbsvm").setting == {"C": 1}  # all three are right on both validation texts
 
     # one "great" among rows of the other label outweighs them only where C is large
     train = (["great", "plain", "plain", "plain", "plain", "plain"], [1, 0, 0, 0, 0, 0])
     valid = (["great", "plain"], [1, 0])
-    is_correct = [list(candidate.predict_proba(valid[0]).argmax(axis=1)) == valid[1] for candidate in tfidf(train, 2)]
+    is_correct = [list(candidate.predict_proba(valid[0]).argmax(axis=1)) == valid[1] for candidate in nbsvm(train, 2)]
     assert is_correct == [False, True, True]
-    assert run("tfidf", train=train, valid=valid).setting == {"C": 10}
+    assert run("nbsvm", train=train, valid=valid).setting == {"C": 10}
+
+
+def test_the_linear_arm_is_the_linear_classifier_with_its_own_temperature():
+    fit = fit_linear(*TRAIN, 2, seed=3)
+    record = run("linear", seed=3)
+    assert record.setting | {"temperature": record.temperature} == fit.setting
+    assert record.probabilities == round_probabilities(softmax(fit.classifier.logits(TEST[0])).tolist())
+    assert record.tried == ()
+
+
+def test_the_linear_arm_is_interrupted_between_fits():
+    def check():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_baseline("linear", TRAIN, VALID, TEST, LABELS, 0, check=check)
 
 
 def test_the_fit_does_not_depend_on_test_texts():
-    record = run("tfidf")
-    other = run("tfidf", test=(["so great", "dull dull dull unseen", "zzz"], [0, 0, 0]))
+    record = run("linear")
+    other = run("linear", test=(["so great", "dull dull dull unseen", "zzz"], [0, 0, 0]))
     assert (record.valid, record.setting) == (other.valid, other.setting)
     assert record.predictions[0] == other.predictions[0]
 
 
-@pytest.mark.parametrize("arm", BASELINES)
+@pytest.mark.parametrize("arm", [*BASELINES, LINEAR])
 def test_a_baseline_is_deterministic(arm):
     assert without_seconds(run(arm, seed=3)) == without_seconds(run(arm, seed=3))
 
 
-@pytest.mark.parametrize("arm", BASELINES)
+@pytest.mark.parametrize("arm", [*BASELINES, LINEAR])
 def test_a_baseline_takes_labels_that_are_not_in_train(arm):
     words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven"]
     train = ([f"{word} {word}" for word in words[:10]], list(range(10)))
@@ -81,12 +100,12 @@ def test_texts_without_words_predict_the_most_frequent_label(arm, texts):
     assert record.predictions == (1, 1, 1)
 
 
-@pytest.mark.parametrize("arm", BASELINES)
+@pytest.mark.parametrize("arm", [*BASELINES, LINEAR])
 def test_a_train_set_of_one_label_predicts_that_label(arm):
     assert run(arm, train=(["some words", "more words"], [1, 1])).predictions == (1, 1, 1)
 
 
-@pytest.mark.parametrize("arm", BASELINES)
+@pytest.mark.parametrize("arm", [*BASELINES, LINEAR])
 def test_predictions_are_the_most_probable_labels(arm):
     record = run(arm, train=(["great fun", "dull", "so dull", "odd"], [1, 0, 0, 2]), labels=(*LABELS, "other"))
     probabilities = np.array(record.probabilities)
@@ -97,19 +116,19 @@ def test_predictions_are_the_most_probable_labels(arm):
 
 
 def test_of_two_labels_the_probability_of_the_second_is_recorded():
-    record = run("tfidf")
+    record = run("linear")
     assert [probability > 0.5 for probability in record.probabilities] == [bool(label) for label in record.predictions]
     assert run("majority", train=(["x"] * 4, [1, 0, 0, 0])).probabilities == (0.25, 0.25, 0.25)
 
 
 def test_many_validation_probabilities_are_not_recorded(monkeypatch):
     monkeypatch.setattr(baselines, "MAX_VALID_PROBABILITIES", 3)
-    assert run("tfidf").valid_probabilities is None
-    assert run("tfidf").probabilities is not None
+    assert run("linear").valid_probabilities is None
+    assert run("linear").probabilities is not None
 
 
 def test_candidates_are_recorded_where_there_are_several():
-    assert run("tfidf").tried == tuple({"C": strength, "valid_accuracy": 1.0} for strength in (1, 10, 100))
+    assert run("nbsvm").tried == tuple({"C": strength, "valid_accuracy": 1.0} for strength in (1, 10, 100))
     assert run("majority").tried == ()
 
 
@@ -130,11 +149,11 @@ def test_nbsvm_separates_long_texts_by_one_word():
 
 
 def test_the_vocabulary_is_bounded_only_for_large_texts(monkeypatch):
-    expected = without_seconds(run("tfidf"))
+    expected = without_seconds(run("nbsvm"))
     monkeypatch.setattr(baselines, "MAX_TERMS", 2)
-    assert without_seconds(run("tfidf")) == expected  # little text: nothing changes
+    assert without_seconds(run("nbsvm")) == expected  # little text: nothing changes
     monkeypatch.setattr(baselines, "MAX_UNBOUNDED_CHARACTERS", 10)
-    bounded = run("tfidf")
+    bounded = run("nbsvm")
     assert without_seconds(bounded) != expected  # control
     assert bounded.predictions == (1, 0, 1)  # the two terms are great and dull, the most frequent
 
@@ -177,15 +196,14 @@ def test_macro_f1_excludes_a_label_that_never_occurs():
 def test_an_unknown_baseline_is_refused_by_name():
     with pytest.raises(UsageError) as error:
         run("svm")
-    assert str(error.value) == "unknown baseline svm; known: majority, naive_bayes, nbsvm, tfidf"
+    assert str(error.value) == "unknown baseline svm; known: majority, naive_bayes, nbsvm, linear"
 
 
 @pytest.mark.data
-def test_tfidf_on_the_french_books_has_its_known_validation_accuracy(real_data):
+def test_linear_on_the_french_books_has_its_known_validation_accuracy(real_data):
     train, valid = (_read(real_data / "cls-books" / f"{name}.jsonl") for name in ("train", "valid"))
-    record = run("tfidf", train=train, valid=valid, test=([], []))
-    assert record.setting == {"C": 100}
-    assert record.valid.accuracy == pytest.approx(0.8375, abs=0.005)
+    record = run("linear", train=train, valid=valid, test=([], []))
+    assert record.valid.accuracy == pytest.approx(0.86, abs=0.02)
 
 
 def _read(path):

@@ -25,7 +25,7 @@ from headstart.report.load import load_comparison
 from headstart.store.bundle import load_bundle
 from headstart.store.records import RunRecord, read_record
 
-ARMS = ("majority", "tfidf", "naive_bayes", "nbsvm", "scratch", "frozen", "pretrained")
+ARMS = ("majority", "linear", "naive_bayes", "nbsvm", "scratch", "frozen", "pretrained")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def two(reviews):
 def test_each_of_several_pretrained_folders_is_an_arm(two):
     comparison = load_comparison(two[0])
     linear, networks = ARMS[:4], ["scratch", *(f"{arm}:{name}" for arm in ARMS[5:] for name in ("other", "small"))]
-    assert comparison.arms == ("majority", "naive_bayes", "nbsvm", "tfidf", *networks)
+    assert comparison.arms == ("majority", "naive_bayes", "nbsvm", "linear", *networks)
     assert comparison.missing == ()
     assert len(comparison.runs) == 3 * len(linear) + 4 * len(networks)
     assert sorted(path.name for path in two[0].glob("receipt*.json")) == ["receipt-other.json", "receipt.json"]
@@ -82,8 +82,8 @@ def test_a_comparison_within_minutes_notes_it(reviews, tmp_path):
     listener, config = Listener(), finetune_config(loop__epochs=1, loop__minutes=0.5)
     compare(reviews, tmp_path / "cmp", "small", config=config, arms=("pretrained",), seeds=1, progress=listener)
     note = (
-        "every network was given 0.5 minutes (--minutes) in place of all its epochs, which may be too few to learn "
-        "anything"
+        "the first network of each seed was given 0.5 minutes (--minutes), which may be too short to learn "
+        "anything; the other networks of the seed were trained for the same number of steps"
     )
     assert note in listener.lines
     assert note in read_json(tmp_path / "cmp" / "data.json")["notes"]
@@ -145,9 +145,9 @@ def test_without_quote_texts_no_file_contains_a_text(reviews, tmp_path):
 
 
 def test_the_table_of_runs_shows_every_run_also_when_resumed(reviews, tmp_path):
-    options = {"arms": ("majority", "tfidf", "scratch"), "seeds": 2, "label_budgets": (12, None)}
+    options = {"arms": ("majority", "linear", "scratch"), "seeds": 2, "label_budgets": (12, None)}
     planned = {(arm, budget): 2 for budget in ("12", "all") for arm in options["arms"]}
-    planned |= {("majority", "all"): 1, ("tfidf", "all"): 1}
+    planned |= {("majority", "all"): 1, ("linear", "all"): 1}
     first = RecordedProgress()
     compare(reviews, tmp_path / "cmp", progress=first, **options)
     assert first.planned == planned
@@ -184,7 +184,7 @@ def test_arms_of_a_seed_learn_from_the_same_rows_in_any_order_of_the_file(review
     moved.mkdir()
     (moved / "train.csv").write_text("\n".join([lines[0], *reversed(lines[1:])]) + "\n")
     files = {name: str(reviews / f"{name}.csv") for name in ("valid", "test")}
-    arms = ("tfidf", "nbsvm")
+    arms = ("linear", "nbsvm")
     config = finetune_config()
     request = CompareRequest(
         train=str(moved / "train.csv"), out=moved / "cmp", arms=arms, seeds=2, label_budgets=(12,), **files
@@ -199,7 +199,7 @@ def test_a_copied_comparison_resumes_from_its_records_alone(reviews, two, tmp_pa
     """It is copied without weights, and with records missing at the start, in the middle and at the end."""
     out = tmp_path / "elsewhere"
     shutil.copytree(two[0], out, ignore=shutil.ignore_patterns("work", "result.json", "report.html", "figures"))
-    lost = ["majority-12-seed0", "pretrained@small-12-seed1", "frozen@other-all-seed1", "tfidf-all-seed0"]
+    lost = ["majority-12-seed0", "pretrained@small-12-seed1", "frozen@other-all-seed1", "linear-all-seed0"]
     before = {path.stem: path.read_bytes() for path in (out / "cells").iterdir()}
     for name in lost:
         (out / "cells" / f"{name}.json").unlink()
@@ -215,9 +215,9 @@ def test_a_copied_comparison_resumes_from_its_records_alone(reviews, two, tmp_pa
 
 
 def test_a_run_that_another_machine_finished_meanwhile_is_not_repeated(reviews, tmp_path):
-    options = {"arms": ("majority", "tfidf"), "seeds": 2, "label_budgets": (12,)}
+    options = {"arms": ("majority", "linear"), "seeds": 2, "label_budgets": (12,)}
     compare(reviews, tmp_path / "there", **options)
-    first, last = ("tfidf-12-seed0.json", "tfidf-12-seed1.json")
+    first, last = ("linear-12-seed0.json", "linear-12-seed1.json")
 
     class CopiesARecord(SilentProgress):
         def say(self, line):
@@ -237,12 +237,12 @@ def test_a_damaged_record_is_named_before_any_run_begins(two, tmp_path):
     shutil.copytree(two[0], out, ignore=shutil.ignore_patterns("result.json"))
     path = out / "cells" / "majority-12-seed0.json"
     path.write_text(path.read_text()[:100])
-    (out / "cells" / "tfidf-all-seed0.json").unlink()
+    (out / "cells" / "linear-all-seed0.json").unlink()
     with pytest.raises(StoreError) as caught:
         resume(out)
     assert str(caught.value).startswith(f"{path} is damaged: ")
-    assert str(caught.value).endswith("; take the file away, and --resume repeats that run")
-    assert not (out / "cells" / "tfidf-all-seed0.json").exists()
+    assert str(caught.value).endswith("; delete the file, and --resume repeats that run")
+    assert not (out / "cells" / "linear-all-seed0.json").exists()
 
 
 def test_a_comparison_does_not_resume_with_another_model_under_the_same_name(reviews, tmp_path):
@@ -262,7 +262,7 @@ def test_a_comparison_does_not_resume_with_another_model_under_the_same_name(rev
     pretrain_run([str(reviews / "texts.txt")], base, pretrain_config(loop__steps=4))
     with pytest.raises(UsageError) as caught:
         resume(out)
-    assert str(caught.value) == f"{base} is not what {out} was started with; put it back, or start another run"
+    assert str(caught.value) == f"{base} is not what {out} was started with; restore it, or start another run"
 
 
 def test_with_choose_validation_chooses_the_learning_rate_and_test_does_not(reviews, tmp_path):
@@ -299,7 +299,7 @@ def test_the_probabilities_of_a_network_are_those_of_the_fine_tuned_classifier(r
     files = {"valid": str(tmp_path / "valid.csv"), "test": str(reviews / "test.csv")}
     rows = [(reviews / f"{name}.csv").read_text().splitlines() for name in ("valid", "train")]
     (tmp_path / "valid.csv").write_text("\n".join([*rows[0], *rows[1][1:]]) + "\n")
-    train, config, source = str(reviews / "train.csv"), finetune_config(loop__epochs=1), str(reviews / "small")
+    train, config, source = str(reviews / "train.csv"), finetune_config(loop__epochs=4), str(reviews / "small")
     request = CompareRequest(
         train=train, out=tmp_path / "cmp", backbones=(source,), arms=("pretrained",), seeds=1, **files
     )
@@ -313,10 +313,27 @@ def test_the_probabilities_of_a_network_are_those_of_the_fine_tuned_classifier(r
     assert record.probabilities == pytest.approx(expected, abs=1e-4)
 
 
+def test_a_comparison_without_networks_counts_its_runs(reviews, tmp_path):
+    totals = []
+
+    @contextmanager
+    def task(name, total, unit):
+        totals.append((name, total, unit))
+        with SilentProgress().task(name, total, unit) as bar:
+            yield bar
+
+    listener = Listener()
+    listener.task = task
+    compare(reviews, tmp_path / "cmp", arms=("majority", "naive_bayes"), progress=listener, seeds=1)
+    assert ("comparing", 2.0, "runs") in totals
+
+
 def test_choosing_while_watching_test_is_refused(reviews, tmp_path):
     with pytest.raises(ConfigError) as caught:
         compare(reviews, tmp_path / "cmp", "small", choose=True, config=finetune_config(loop__watch_test=True))
-    assert str(caught.value) == "--choose and loop.watch_test exclude each other: what is tried may not see test"
+    assert (
+        str(caught.value) == "--choose and loop.watch_test exclude each other: test data may not influence the choice"
+    )
 
 
 def test_prepared_rows_are_not_compared_with_another_tokenizer(reviews, tmp_path):
@@ -331,7 +348,7 @@ def test_prepared_rows_are_not_compared_with_another_tokenizer(reviews, tmp_path
     with pytest.raises(UsageError) as caught:
         run_compare(request, finetune_config())
     assert str(caught.value) == (
-        f"{shards} was prepared with another tokenizer than {reviews / 'other'}'s; give the file itself"
+        f"{shards} was prepared with another tokenizer than {reviews / 'other'}'s; give the original file"
     )
     assert not (tmp_path / "cmp").exists()
 
@@ -340,15 +357,15 @@ def test_folders_are_named_by_the_shortest_unique_end_of_their_paths():
     assert backbone_names(["runs/base"]) == ("base",)
     assert backbone_names(["a/x/base", "b/x/base"]) == ("a-x-base", "b-x-base")
     assert backbone_names(["a/été 1", "a/b"]) == ("t_1", "b")
-    assert expand_arms(("pretrained", "pretrained", "tfidf"), ["one"]) == ("pretrained", "tfidf")
+    assert expand_arms(("pretrained", "pretrained", "linear"), ["one"]) == ("pretrained", "linear")
     with pytest.raises(UsageError) as caught:
         backbone_names(["runs/base", "runs/../runs/base"])
-    assert str(caught.value) == "--from names runs/base twice; once is enough"
+    assert str(caught.value) == "--from names runs/base twice; give each folder once"
 
 
 def run_record(**changed):
     values = {
-        "arm": "tfidf",
+        "arm": "linear",
         "labels": "all",
         "rows": 4,
         "seed": 0,
@@ -367,14 +384,14 @@ def run_record(**changed):
     ("changed", "message"),
     [
         ({"probabilities": [0.7]}, "probabilities are 1 for 2 predictions"),
-        ({"probabilities": [0.7, 0.7]}, "the prediction 0 is not the likeliest of probabilities 0.7"),
+        ({"probabilities": [0.7, 0.7]}, "the prediction 0 is not the most likely of the probabilities 0.7"),
         (
             {"valid_probabilities": [[0.2, 0.3, 0.5]]},
-            "valid_probabilities holds (0.2, 0.3, 0.5), which does not share 1 among 2 labels",
+            "valid_probabilities holds (0.2, 0.3, 0.5), which does not sum to 1 over 2 labels",
         ),
         (
             {"probabilities": [[0.2, 0.7], [0.9, 0.1]]},
-            "probabilities holds (0.2, 0.7), which does not share 1 among 2 labels",
+            "probabilities holds (0.2, 0.7), which does not sum to 1 over 2 labels",
         ),
     ],
 )
@@ -390,7 +407,7 @@ def test_labels_that_a_subset_lacks_have_probability_zero(reviews, tmp_path):
     rows = [f"{text},{label}" for text, label in zip(texts.texts, texts.labels, strict=True)]
     (tmp_path / "train.csv").write_text("\n".join(["text,label", *rows, "the film a,odd", "the film b,odd"]) + "\n")
     files = {"valid": str(reviews / "valid.csv"), "test": str(reviews / "test.csv")}
-    arms = ("majority", "tfidf", "nbsvm", "naive_bayes")
+    arms = ("majority", "linear", "nbsvm", "naive_bayes")
     config = finetune_config()
     train = str(tmp_path / "train.csv")
     run_compare(

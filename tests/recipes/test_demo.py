@@ -1,6 +1,9 @@
 """The demo resumes with the data it began with, writes in no other folder, and ends with the gain from pretraining."""
 
 import json
+import os
+import signal
+import sys
 
 import pytest
 
@@ -10,7 +13,7 @@ from headstart.data.corpus import read_reviews
 from headstart.data.decontamination import Membership
 from headstart.data.hashing import text_digest
 from headstart.data.near_duplicates import overlap_rows
-from headstart.errors import UsageError
+from headstart.errors import Interrupted, UsageError
 from headstart.files import FORMAT, read_json
 from headstart.recipes import demo
 from headstart.recipes.demo import DemoRequest, run_demo
@@ -64,13 +67,13 @@ def test_a_demo_of_own_data_runs_every_arm_and_ends_with_the_gain(tmp_path, base
     result = run_demo(DemoRequest(tmp_path / "out", "mine", base))
     records = sorted(path.name for path in (tmp_path / "out" / "comparison" / "cells").iterdir())
     assert records == [
+        "linear-all-seed0.json",
         *(f"pretrained-all-seed{seed}.json" for seed in range(2)),
         *(f"scratch-all-seed{seed}.json" for seed in range(2)),
-        "tfidf-all-seed0.json",
     ]
     assert result.page.is_file()
     assert result.headline.startswith("With all labels, the head start is worth ")
-    assert " points over TF-IDF + logistic regression (95 % interval " in result.headline
+    assert " points over a linear model (95 % interval " in result.headline
     assert " points over the same network from random weights (95 % interval " in result.headline
 
 
@@ -78,10 +81,10 @@ def test_a_demo_of_own_data_runs_every_arm_and_ends_with_the_gain(tmp_path, base
 def test_a_demo_records_its_data_and_resumes_with_it(tmp_path, base):
     write_reviews(tmp_path / "mine")
     out = tmp_path / "out"
-    assert begin(out, "mine", base) == ["setting", "TF-IDF,", "all"]
+    assert begin(out, "mine", base) == ["splitting", "a", "all"]
     assert read_json(out / "demo.json") == {"format": FORMAT, "kind": "demo", "source": str(tmp_path / "mine")}
     assert sorted(path.name for path in (out / "data").iterdir()) == ["test.jsonl", "train.jsonl", "valid.jsonl"]
-    assert begin(out, str(tmp_path / "mine"), base) == ["TF-IDF,", "all"]  # the same folder under another path
+    assert begin(out, str(tmp_path / "mine"), base) == ["a", "all"]  # the same folder under another path
 
 
 @pytest.mark.usefixtures("without_comparison")
@@ -131,7 +134,7 @@ def test_a_folder_or_file_that_is_no_demo_is_not_touched(tmp_path, base, existin
     else:
         out.mkdir()
         (out / "thesis.doc").write_text("years of work")
-    assert refusal(out, "mine", base) == f"{out} is not empty and holds no demo; choose another --out"
+    assert refusal(out, "mine", base) == f"{out} is not empty and contains no demo; choose another --out"
     names = [path.name for path in out.iterdir()] if existing == "folder" else []
     assert names == (["thesis.doc"] if existing == "folder" else [])
 
@@ -140,12 +143,12 @@ def test_a_folder_or_file_that_is_no_demo_is_not_touched(tmp_path, base, existin
 def test_a_demo_may_be_written_in_an_empty_folder(tmp_path, base):
     write_reviews(tmp_path / "mine")
     (tmp_path / "out").mkdir()
-    assert begin(tmp_path / "out", "mine", base) == ["setting", "TF-IDF,", "all"]
+    assert begin(tmp_path / "out", "mine", base) == ["splitting", "a", "all"]
 
 
 def test_missing_data_and_models_are_refused_before_anything_is_written(tmp_path, base):
     out = tmp_path / "out"
-    assert refusal(out, "no", base) == "no such folder: no; the demo wants one with a labelled train.csv in it"
+    assert refusal(out, "no", base) == "no such folder: no; the demo needs a folder with a labelled train.csv"
     (tmp_path / "empty").mkdir()
     assert refusal(out, "empty", base) == (
         "empty has no labelled file train.csv (or .tsv, .jsonl, .parquet); found: nothing"
@@ -171,14 +174,14 @@ def test_a_model_is_pretrained_on_everything_but_validation_and_test(tmp_path, m
     out, listener = tmp_path / "out", Listener()
     with pytest.raises(ComparisonBegins):
         run_demo(DemoRequest(out, "mine", pretrain=True), listener)
-    assert listener.lines[0] == "setting data aside: test and validation rows first"
+    assert listener.lines[0] == "splitting the data: test and validation rows first"
     assert listener.lines[-2] == (
-        f"TF-IDF, a network from random weights and one from {out / 'pretrained'}, each with few labels, 3 times:"
+        f"a linear model, a network from random weights and one from {out / 'pretrained'}, each with few labels, 3 times:"
     )
     rows = {name: len(demo._read_texts(str(out / "data" / f"{name}.jsonl"))) for name in ("train", "valid", "test")}
     assert listener.lines[-1] == (
-        f"all labels of the {rows['train']} rows to learn from, {rows['valid']} rows to validate on, "
-        f"{rows['test']} to test on, a network of 0.0 M parameters"
+        f"all labels of the {rows['train']} training rows, {rows['valid']} validation rows, "
+        f"{rows['test']} test rows, a network of 0.0 M parameters"
     )
     membership = Membership.load(out / "pretrained" / "bundle")
     rows = {name: demo._read_texts(str(out / "data" / f"{name}.jsonl")) for name in ("train", "valid", "test")}
@@ -202,15 +205,16 @@ def test_the_settings_depend_on_where_the_model_was_pretrained(tmp_path, base, m
 
 @pytest.mark.usefixtures("without_comparison")
 def test_an_installation_without_starters_pretrains_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(locate, "STARTERS_FOLDER", tmp_path / "nowhere")
+    monkeypatch.setitem(sys.modules, locate.STARTERS_PACKAGE, None)
     monkeypatch.setattr(demo, "pretrain_small", lambda *arguments: str(tmp_path / "pretrained"))
     write_reviews(tmp_path / "mine")
     listener = Listener()
     with pytest.raises(UsageError, match="no such folder"):  # nothing was pretrained there
         run_demo(DemoRequest(tmp_path / "out", "mine"), listener)
     assert listener.lines == [
-        "starter:en is not in this installation (docs/starters.md): a small model is pretrained here instead",
-        "setting data aside: test and validation rows first",
+        'starter:en is not installed (pip install "headstart-starters", or in a clone of Headstart: pip install '
+        "./starters): a small model is pretrained here instead",
+        "splitting the data: test and validation rows first",
         "pretraining a small language model on the unlabelled text",
     ]
 
@@ -218,7 +222,26 @@ def test_an_installation_without_starters_pretrains_and_says_so(tmp_path, monkey
 def test_a_pretrained_model_together_with_pretrain_is_refused(tmp_path, base):
     with pytest.raises(UsageError) as caught:
         run_demo(DemoRequest(tmp_path / "out", None, base, pretrain=True))
-    assert str(caught.value) == f"--from {base} is pretrained already; leave --pretrain out"
+    assert str(caught.value) == f"--from {base} is pretrained already; omit --pretrain"
+
+
+class StopAtTheFirstRun(Listener):
+    """Sends SIGINT to this process when the first run of the comparison has finished."""
+
+    def say(self, line):
+        super().say(line)
+        if "validation" in line and "test" in line and "seed" in line:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupted_demo_names_the_command_of_the_demo_and_no_other(tmp_path, base, monkeypatch):
+    monkeypatch.setattr(demo, "SEEDS", 1)
+    write_reviews(tmp_path / "mine")
+    with pytest.raises(Interrupted) as caught:
+        run_demo(DemoRequest(tmp_path / "out", "mine", base), StopAtTheFirstRun())
+    begin, _, command = str(caught.value).partition(". Continue with: ")
+    assert begin.endswith("; saved")
+    assert command == f"headstart demo --out {tmp_path / 'out'} --data mine --from {base}"
 
 
 @pytest.mark.parametrize(("rows", "budgets"), [(40, (None,)), (60, (50, None)), (200, (50, None)), (500, (50, 200))])

@@ -98,7 +98,7 @@ def test_the_membership_file_includes_the_teachers_text(folder, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"objective": "masked"}, "--teacher {base} learnt causal, which does not teach masked"),
+        ({"objective": "masked"}, "--teacher {base} was trained with causal, which cannot teach masked"),
         ({"model__context": 48}, "--teacher {base} reads 24 tokens, the rows have 48; set model.context to 24"),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_teacher_of_other_tokens_is_refused(folder, tmp_path):
 def test_a_weight_out_of_bounds_or_without_a_teacher_is_refused(folder, tmp_path):
     with pytest.raises(ConfigError) as caught:
         taught(folder, tmp_path / "run", weight=1.5)
-    assert str(caught.value) == "--teacher-weight must lie between 0 and 1, got 1.5"
+    assert str(caught.value) == "--teacher-weight must be between 0 and 1, got 1.5"
     with pytest.raises(UsageError) as refused:
         pretrain_run([str(folder / "texts.txt")], tmp_path / "run", pretrain_config(), teacher_weight=0.5)
-    assert str(refused.value) == "--teacher-weight says how much --teacher counts; name one"
+    assert str(refused.value) == "--teacher-weight needs --teacher"

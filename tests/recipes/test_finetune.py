@@ -84,10 +84,34 @@ def test_a_finetune_run_folder_records_epochs_test_and_receipt(reviews, tmp_path
     assert not (run.path / "checkpoints").exists()
     evaluation = run_evaluate(EvaluateRequest(run.path, str(reviews / "test.csv")))
     assert evaluation.accuracy == result["test"]["accuracy"]
-    assert listener.lines[-1] == (
+    assert listener.lines[-2] == (
         f"best epoch {best['epoch']} by validation, accuracy {best['valid_accuracy']:.4f}; "
         f"test accuracy {evaluation.accuracy:.4f} (read once); model in {run.path}"
     )
+
+
+def test_a_run_ends_with_its_baselines_on_the_same_rows(reviews, tmp_path):
+    listener = Listener()
+    config = finetune_config(optim__lr=1e-30, loop__epochs=1, loop__select="last", labelled__valid_fraction=0.5)
+    run = finetune(reviews, tmp_path / "run", backbone="scratch", valid=False, config=config, listener=listener)
+    result = read_json(run.path / "result.json")
+    majority, linear = (result["baselines"][name] for name in ("majority", "linear"))
+    assert (majority["answer"], majority["test"]["accuracy"]) == ("negative", 0.5)
+    assert linear["rows"] == result["data"]["train"]["rows"] == 24
+    assert min(linear["valid"]["accuracy"], linear["test"]["accuracy"]) > 0.7
+    assert result["quality"]["grade"] == "poor"
+    assert listener.lines[-1] == result["quality"]["sentence"]
+    assert listener.lines[-1].startswith(
+        f"test accuracy {result['test']['accuracy']:.4f}; always predicting 'negative' gives 0.5000, "
+        f"a linear model trained on the same rows {linear['test']['accuracy']:.4f}: poor result: "
+    )
+    card = (run.path / "bundle" / "README.md").read_text("utf-8")
+    sentence = result["quality"]["sentence"].replace("`", "")
+    assert f"from random weights; the last epoch was kept.\n\n{sentence[0].upper()}{sentence[1:]}.\n" in card
+    assert "| validation |" in card
+    evaluated = Listener()
+    run_evaluate(EvaluateRequest(run.path, str(reviews / "test.csv")), evaluated)
+    assert evaluated.lines == [f"when {run.path} was trained: {result['quality']['sentence']}"]
 
 
 def test_the_bundle_is_the_best_epoch_not_the_last(reviews, tmp_path):
@@ -108,14 +132,16 @@ def test_without_a_validation_file_a_stratified_fraction_is_held_out_and_reporte
     assert result["data"]["valid"]["counts"] == {"negative": 5, "positive": 5}
     assert result["data"]["train"]["rows"] == 38
     train = reviews / "train.csv"
-    assert f"no validation file: 10 of 48 rows of {train} held out, stratified, to choose on" in listener.lines
+    assert f"no validation file: 10 of 48 rows of {train} held out for validation (stratified)" in listener.lines
 
 
 def test_finetuning_without_a_tokenizer_trains_one(reviews, tmp_path):
     listener = Listener()
     run = finetune(reviews, tmp_path / "run", backbone="scratch", test=False, listener=listener)
     size = load_bundle(run.path).tokenizer.vocab_size
-    assert f"no tokenizer given: one of {size} entries was trained on {reviews / 'train.csv'}" in listener.lines
+    assert (
+        f"no tokenizer given: a tokenizer with {size} entries was trained on {reviews / 'train.csv'}" in listener.lines
+    )
     assert read_json(run.path / "result.json")["test"] is None
 
 
@@ -134,7 +160,7 @@ def test_long_texts_are_cut_only_with_a_count(reviews, tmp_path):
     )
     assert (
         f"texts longer than the context of 64 tokens: 1 of 48 in {tmp_path / 'train.csv'}; "
-        "cut there (labelled.long_texts windows would read all of it)"
+        "truncated (labelled.long_texts windows reads them completely)"
     ) in listener.lines
 
 
@@ -256,9 +282,9 @@ def test_a_comparison_has_every_arm_over_paired_seeds(reviews, tmp_path):
     assert page == tmp_path / "cmp" / "report.html"
     names = sorted(path.stem for path in (tmp_path / "cmp" / "cells").iterdir())
     assert names == sorted(
-        [f"{arm}-12-seed{seed}" for arm in ("majority", "tfidf", "scratch", "pretrained") for seed in (0, 1)]
+        [f"{arm}-12-seed{seed}" for arm in ("majority", "linear", "scratch", "pretrained") for seed in (0, 1)]
         + [f"{arm}-all-seed{seed}" for arm in ("scratch", "pretrained") for seed in (0, 1)]
-        + ["majority-all-seed0", "tfidf-all-seed0"]
+        + ["majority-all-seed0", "linear-all-seed0"]
     )
     cell = json.loads((tmp_path / "cmp" / "cells" / "pretrained-12-seed1.json").read_text())
     assert cell["rows"] == 12
@@ -275,11 +301,11 @@ def test_a_comparison_has_every_arm_over_paired_seeds(reviews, tmp_path):
         ),
         (
             {"arms": ("scratch", "bert")},
-            "--arms knows majority, tfidf, naive_bayes, nbsvm, scratch, pretrained, frozen, got 'bert'",
+            "--arms must be among majority, linear, naive_bayes, nbsvm, scratch, pretrained, frozen, blend, got 'bert'",
         ),
         ({"seeds": 0}, "--seeds must be at least 1, got 0"),
         ({"label_budgets": (1,)}, "--labels must be at least 2 or all, got 1"),
-        ({"label_budgets": (4000,)}, "--labels 4000 is more than the 48 labelled rows there are to learn from"),
+        ({"label_budgets": (4000,)}, "--labels 4000 is more than the 48 labelled rows that are available for training"),
     ],
 )
 def test_a_wrong_comparison_is_refused_with_a_message(reviews, tmp_path, settings, message):
@@ -325,7 +351,7 @@ def test_a_masked_language_model_does_not_continue_a_prompt(reviews, tmp_path):
     with pytest.raises(UsageError) as caught:
         run_generate(base.path, "the film", sampling=Sampling())
     assert str(caught.value) == (
-        f"{base.path} learnt to fill gaps (objective masked) and cannot go on from a prompt; causal and hybrid can"
+        f"{base.path} was trained with objective masked and cannot continue a prompt; causal and hybrid models can"
     )
 
 
@@ -353,7 +379,8 @@ def test_the_training_file_is_refused_as_test_file(reviews, tmp_path):
     with pytest.raises(UsageError) as caught:
         finetune_run(train, tmp_path / "run", finetune_config(), backbone="scratch", test=train)
     assert (
-        str(caught.value) == f"{train} is both the training and the test file; what was learnt by heart proves nothing"
+        str(caught.value)
+        == f"{train} is both the training file and the test file; a score on training rows is meaningless"
     )
     assert not (tmp_path / "run").exists()
 
@@ -364,7 +391,8 @@ def test_a_classifier_is_not_compared_as_if_it_were_pretrained(reviews, tmp_path
     with pytest.raises(UsageError) as caught:
         run_compare(CompareRequest(out=tmp_path / "cmp", backbones=(str(run.path),), **files), finetune_config())
     assert str(caught.value) == (
-        f"{run.path} holds a classifier (from headstart finetune); this needs a language model (from headstart pretrain)"
+        f"{run.path} contains a classifier (from headstart finetune); "
+        "this command needs a language model (from headstart pretrain)"
     )
 
 
@@ -380,4 +408,4 @@ def test_a_test_file_with_one_label_gets_a_note(reviews, tmp_path):
         test=str(tmp_path / "test.csv"),
         progress=listener,
     )
-    assert f"{tmp_path / 'test.csv'} has one label only (positive): a score on it says little" in listener.lines
+    assert f"{tmp_path / 'test.csv'} has one label only (positive): a score on it means little" in listener.lines

@@ -118,7 +118,7 @@ def test_the_command_prints_the_forecast_and_how_far_it_was_off(capsys):
     assert run(["params", "--preset", "modern", "--forecast", "--tokens", "1e9"]) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "a100 (not measured)" in output
-    assert "Each left out of the fit in turn, its forecast was off by 11% in the middle and 31% at worst" in output
+    assert "the leave-one-out error of the time is 11% in the median and 31% at most" in output
     assert run(["params", "--preset", "modern", "--forecast", "--machine", "h200", "--gpus", "8", "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)
     assert (result["machine"], result["gpus"], result["measured"], result["fits"]) == ("h200", 8, True, True)
@@ -126,4 +126,4 @@ def test_the_command_prints_the_forecast_and_how_far_it_was_off(capsys):
 
 def test_forecast_options_need_the_forecast_flag(capsys):
     assert run(["params", "--machine", "h200"]) == 2
-    assert capsys.readouterr().err == "headstart: --machine, --gpus and --rows are about --forecast; add it\n"
+    assert capsys.readouterr().err == "headstart: --machine, --gpus and --rows need --forecast\n"

@@ -90,18 +90,18 @@ def test_rows_that_training_refuses_are_counted_each_by_its_fault():
     )
     assert {finding.kind: (finding.message, finding.examples) for finding in report.findings} == {
         "text empty": (
-            "2 rows have no text; training stops at the first, or leaves them out with labelled.skip_empty",
+            "2 rows have no text; training stops at the first such row, or skips them with labelled.skip_empty",
             ("line 1", "line 3"),
         ),
         "text unreadable": (
-            "2 rows have a text that is none (a number, a list, half of a character)",
+            "2 rows have a text that is not a string (a number, a list) or contains an unpaired surrogate",
             ("line 8", "line 9"),
         ),
         "label missing": (
-            "3 rows have no label; training stops at the first, or leaves them out with labelled.skip_empty",
+            "3 rows have no label; training stops at the first such row, or skips them with labelled.skip_empty",
             ("line 5", "line 6", "line 7"),
         ),
-        "label unreadable": ("1 row has a label that is neither text nor a number", ("line 10",)),
+        "label unreadable": ("1 row has a label that is neither a string nor a number", ("line 10",)),
     }
     assert report.files[0].rows == 10
     assert report.files[0].labels == {"a": 4, "b": 2}
@@ -125,7 +125,7 @@ def test_duplicates_inside_a_file_are_counted_as_rows_and_as_texts():
         "kind": "duplicates",
         "file": "train.jsonl",
         "rows": 3,
-        "message": "3 rows repeat an earlier row word for word (2 texts in 5 rows)",
+        "message": "3 rows repeat an earlier row verbatim (2 texts in 5 rows)",
         "examples": ("line 3 = line 1", "line 4 = line 2", "line 5 = line 1"),
         "texts": 2,
         "other": None,
@@ -139,21 +139,24 @@ def test_duplicates_across_files_are_counted_on_both_sides():
         train, valid=[(ROWS[2], "a")], test=[(ROWS[0], "a"), (ROWS[2], "b"), (ROWS[2], "b"), (ROWS[3], "a")]
     )
     in_train, in_valid = (finding for finding in report.findings if finding.kind == "overlap")
-    assert in_train.message == "1 row (1 different text) appears word for word in train.jsonl, in 2 rows there"
-    assert in_valid.message == "2 rows (1 different text) appear word for word in valid.jsonl, in 1 row there"
+    assert in_train.message == "1 row (1 different text) appears verbatim in train.jsonl, in 2 rows there"
+    assert in_valid.message == "2 rows (1 different text) appear verbatim in valid.jsonl, in 1 row there"
     assert (in_train.examples, in_valid.examples) == (
         ("line 1 = line 1 there",),
         ("line 2 = line 1 there", "line 3 = line 1 there"),
     )
     (conflict,) = (finding for finding in report.findings if finding.kind == "conflict")
-    assert conflict.message == "2 rows have another label than the same text in valid.jsonl"
+    assert conflict.message == "2 rows have a different label than the same text in valid.jsonl"
 
 
 def test_near_duplicates_across_files_are_found():
     test = [(edited(ROWS[3], 0.05, "changed"), "a"), ("nothing like it", "b"), (f"{ROWS[4]} {ROWS[5]}", "b")]
     report = inspect([(text, "ab"[i % 2]) for i, text in enumerate(ROWS[:5])], test=test)
     near = only_finding(report, "near-duplicate", "test.jsonl")
-    assert near.message == "2 rows almost appear in train.jsonl: words changed, or part of a longer text"
+    assert (
+        near.message
+        == "2 rows have near-duplicates in train.jsonl: some words differ, or the text is part of a longer one"
+    )
     assert near.examples == ("line 1 ~ line 4 there", "line 3 ~ line 5 there")
 
 
@@ -211,20 +214,18 @@ def test_files_of_one_name_are_distinguished_by_their_folders(tmp_path):
         Path(folder).mkdir()
         write(f"{folder}/data.jsonl", [(ROWS[0], "x"), (ROWS[1], "y")])
     report = run_inspect(InspectRequest("a/data.jsonl", test="b/data.jsonl"), LabelledConfig())
-    assert only_finding(report, "overlap", "b/data.jsonl").message.endswith(
-        "word for word in a/data.jsonl, in 2 rows there"
-    )
+    assert only_finding(report, "overlap", "b/data.jsonl").message.endswith("verbatim in a/data.jsonl, in 2 rows there")
 
 
 def test_the_report_is_plain_values():
-    report = inspect([("a", "x"), ("a", "y")], test=[("a", "x")])
+    report = inspect([("a", "x"), ("a", "y"), ("b", "x")], test=[("a", "x")])
     assert json.loads(json.dumps(report.as_dict()))["findings"][0]["kind"] == "duplicates"
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "t.jsonl holds no rows; expected a text and a label in each"),
+        ("", "t.jsonl contains no rows; expected a text and a label in each row"),
         ("{", "t.jsonl, line 1: not valid JSON (Expecting property name enclosed in double quotes, column 2)"),
         (
             '{"a": 1, "b": 2}\n',
@@ -242,11 +243,11 @@ def test_a_file_that_gives_no_row_is_refused(content, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context": 8}, "--context counts tokens; give --tokenizer or --from with it"),
+        ({"context": 8}, "--context counts tokens and needs --tokenizer or --from"),
         ({"context": 1, "tokenizer": Path("tok")}, "--context must be at least 2, got 1"),
         (
             {"tokenizer": Path("tok"), "backbone": "runs/base"},
-            "runs/base brings its own tokenizer; leave out --tokenizer, or --from",
+            "runs/base has its own tokenizer; omit --tokenizer or --from",
         ),
     ],
 )
@@ -333,3 +334,22 @@ def test_shuffling_rows_changes_locations_but_no_counts():
     assert [(one.kind, one.rows, one.texts) for one in first.findings] == [
         (one.kind, one.rows, one.texts) for one in second.findings
     ]
+
+
+def test_ids_placeholders_and_rare_labels_are_findings():
+    rows = [{"document": f"C-{n}", "narrative": text, "label": "ab"[n % 2]} for n, text in enumerate(ROWS * 2)]
+    rows[0]["label"], rows[5]["label"] = "rare", "null"
+    rows[6]["label"] = "null"
+    write("train.jsonl", rows)
+    report = run_inspect(InspectRequest("train.jsonl", test=write("test.jsonl", rows)), LabelledConfig())
+    summary = [(one.kind, one.rows, one.examples) for one in report.findings if one.file == "train.jsonl"]
+    assert summary == [
+        ("texts", 24, ()),
+        ("labels", 2, ("line 6", "line 7")),
+        ("labels", 1, ("line 1",)),
+    ]
+    assert [one.message for one in report.findings if one.kind == "texts"] == [
+        "the text column 'document' holds ids, numbers or addresses, such as 'C-0', not sentences; 'narrative' looks "
+        "like the text column: select it with labelled.text_column, or name 'document' to keep it"
+    ] * 2
+    assert not any("single row" in one.message for one in report.findings if one.file == "test.jsonl")

@@ -55,7 +55,7 @@ def test_excluded_texts_are_recorded(folder):
     assert (excluded["exact"], excluded["near"], excluded["kept"]) == (4, 3, 36)
     (file,) = excluded["files"]
     assert (file["name"], len(file["sha256"])) == (str(folder / "test.csv"), 64)
-    assert read_json(folder / "clean" / "inputs.json")["what was left out"] == excluded
+    assert read_json(folder / "clean" / "inputs.json")["the excluded texts"] == excluded
     assert read_json(folder / "base" / "result.json")["excluded"] is None  # control
 
 
@@ -75,7 +75,7 @@ def test_shards_are_prepared_again_if_other_texts_are_excluded(folder, tmp_path)
 
     assert prepare(config).num_documents == 36
     assert listener.lines == [
-        f"left out because of {tmp_path / 'out.csv'}: 4 documents that appear there and 3 that almost do; 36 kept"
+        f"excluded because of {tmp_path / 'out.csv'}: 4 documents that appear there and 3 that almost do; 36 kept"
     ]
     prepare(config)
     assert listener.lines[0].startswith(f"{tmp_path / 'tokens'} is up to date")
@@ -106,7 +106,7 @@ def test_excluding_every_document_is_refused(folder, tmp_path):
     with pytest.raises(DataError) as caught:
         pretrain_run([texts], tmp_path / "run", pretrain_config(corpus__exclude=texts))
     assert str(caught.value) == (
-        f"every document appears in {texts}, which corpus.exclude names; nothing is left to learn from"
+        f"every document appears in {texts}, which corpus.exclude names; no document is left to train on"
     )
 
 
@@ -139,7 +139,7 @@ def test_a_model_continued_from_an_unknown_text_has_no_membership_file(folder, t
     )
     assert (inspection.pretraining, inspection.notes) == (
         (),
-        (f"{run.path} does not know what it was pretrained on (no digests of its text were kept)",),
+        (f"{run.path} has no record of its pretraining text (no digests were saved)",),
     )
 
 
@@ -164,7 +164,7 @@ def test_fine_tuning_reports_test_rows_in_the_pretraining_text(folder, tmp_path)
         listener, source = Listener(), str(folder / name)
         config = finetune_config(loop__epochs=1)
         run = finetune_run(train, tmp_path / name, config, backbone=source, test=test, progress=listener)
-        note = f"{words.format(test)} in the pretraining text of {source}, word for word"
+        note = f"{words.format(test)} in the pretraining text of {source} verbatim"
         assert note in listener.lines
         assert note in read_json(run.path / "result.json")["notes"]
 
@@ -188,10 +188,10 @@ def test_a_comparison_counts_near_duplicates_like_exact_ones(folder, tmp_path):
     assert (data["test"]["overlap"], data["test"]["near"]) == ([0], [1, 5])
     assert f"1 of 6 texts of {test} also appears in {train}" in data["notes"]
     assert (
-        f"2 more of 6 texts of {test} almost appear in {train}: words changed, or part of a longer text"
-        in data["notes"]
+        f"2 more of 6 texts of {test} appear in {train} as near-duplicates: some words differ, or the text is "
+        f"part of a longer one" in data["notes"]
     )
-    seen = f"1 of the 6 texts of {test} was in the pretraining text of {folder / 'clean'}, word for word"
+    seen = f"1 of the 6 texts of {test} was in the pretraining text of {folder / 'clean'} verbatim"
     assert seen in data["notes"]
     comparison = load_comparison(Path(page).parent)
     (record,) = comparison.runs_of("majority", "all")

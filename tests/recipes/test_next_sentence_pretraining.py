@@ -30,17 +30,17 @@ def test_pairs_are_measured_logged_and_in_the_result(reviews, tmp_path):
     assert all(0 <= line["pairs"]["accuracy"] <= 1 and line["pairs"]["pairs"] > 1 for line in evaluations)
     assert result["pairs"] == {
         "weight": 0.5,
-        "head": "learnt beside the language head, left out of the bundle",
+        "head": "trained with the language-model head, not part of the bundle",
         **evaluations[-1]["pairs"],
     }
-    assert any(" pairs of pieces an epoch from 107 documents" in line for line in listener.lines)
+    assert any(" pairs of pieces per epoch from 107 documents" in line for line in listener.lines)
     assert f" % right of {result['pairs']['pairs']}; model in " in listener.lines[-1]
 
 
 def test_the_bundle_of_a_run_with_pairs_has_no_pair_head(reviews, tmp_path):
     bundle = load_bundle(reviews / "base", head_type="language")
     assert set(load_tensors(bundle.path / "head.safetensors")) == {"linear.weight", "linear.bias"}
-    assert bundle.about["pairs"]["head"] == "learnt beside the language head, left out of the bundle"
+    assert bundle.about["pairs"]["head"] == "trained with the language-model head, not part of the bundle"
     run = finetune_run(
         str(reviews / "train.csv"),
         tmp_path / "clf",
@@ -89,7 +89,7 @@ def test_documents_too_short_for_pairs_are_counted(tmp_path):
     config = pretrain_config(loop__steps=2, corpus__held_out=0.2, **PAIRS)
     pretrain_run([str(tmp_path / "t.txt")], tmp_path / "run", config, progress=listener)
     (line,) = [line for line in listener.lines if "pairs of pieces" in line]
-    assert line.endswith("; 2 documents of one token are left out")
+    assert line.endswith("; 2 documents of one token are skipped")
 
 
 def test_without_a_next_sentence_weight_no_pairs_are_scored(reviews, tmp_path):
@@ -100,8 +100,8 @@ def test_without_a_next_sentence_weight_no_pairs_are_scored(reviews, tmp_path):
 
 def test_next_sentence_prediction_is_refused_with_a_causal_objective(reviews, capsys, monkeypatch, tmp_path):
     expected = (
-        "next_sentence.weight needs objective masked or hybrid, got causal: a start token that sees nothing cannot tell "
-        "whether two pieces follow each other"
+        "next_sentence.weight needs objective masked or hybrid, got causal: with causal attention the start "
+        "token cannot attend to the two texts"
     )
     with pytest.raises(ConfigError) as caught:
         pretrain_config(next_sentence__weight=1.0)

@@ -48,7 +48,7 @@ def test_a_tokenizer_is_not_replaced(tmp_path):
     before = (tmp_path / "tok" / "tokenizer.json").read_bytes()
     with pytest.raises(UsageError) as caught:
         run_tokenizer(["a.txt"], tmp_path / "tok", TokenizerConfig(vocab_size=270), CorpusConfig(), SilentProgress())
-    assert str(caught.value) == f"{tmp_path / 'tok'} already holds a tokenizer; choose another --out"
+    assert str(caught.value) == f"{tmp_path / 'tok'} already contains a tokenizer; choose another --out"
     assert (tmp_path / "tok" / "tokenizer.json").read_bytes() == before
 
 
@@ -95,7 +95,7 @@ def test_any_change_of_text_or_settings_repeats_the_preparation(tmp_path, change
     if change == "files":
         (tmp_path / "b.txt").write_text("other\n")
     second, messages = prepare(tmp_path, *(["*.txt"] if change == "files" else []), **more)
-    assert messages == [f"{tmp_path / 'out'} was made from other text or settings; preparing it anew"]
+    assert messages == [f"{tmp_path / 'out'} was made from other text or settings; preparing it again"]
     assert second.fingerprint != old
 
 
@@ -107,7 +107,7 @@ def test_damaged_shards_are_prepared_anew(tmp_path):
     path.write_bytes(bytes(len(content)))
     second, messages = prepare(tmp_path)
     assert messages == [
-        f"{path} is damaged: its bytes are not those that were written (sha256); preparing it anew",
+        f"{path} is damaged: its bytes are not those that were written (sha256); preparing it again",
     ]
     assert second.flat.tolist() == tokens
 
@@ -123,7 +123,7 @@ def test_something_else_at_the_output_is_left_alone(tmp_path, kind):
     with pytest.raises(UsageError) as caught:
         runs[kind]()
     assert str(caught.value) == (
-        f"{tmp_path / 'out'} is not empty and not a Headstart {kind} folder; choose another place for the output"
+        f"{tmp_path / 'out'} is not empty and is not a Headstart {kind} folder; choose another --out"
     )
     assert (tmp_path / "out" / "thesis.doc").read_text() == "years of work"
 
@@ -139,8 +139,8 @@ def test_a_broken_file_is_reported_and_leaves_no_output(tmp_path):
     with pytest.raises(DataError) as caught:
         prepare(tmp_path, "a.txt", "b.txt")
     assert str(caught.value) == (
-        "b.txt, line 2: not UTF-8 (0xff is byte 1 of it); if it is Windows-1252, "
-        "try: iconv -f cp1252 -t utf-8 b.txt > new.txt"
+        "b.txt, line 2: not UTF-8 (0xff is byte 1 of it); it is in none of the common encodings: save it as UTF-8, or "
+        "give its encoding with corpus.encoding"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt"]
 
@@ -151,7 +151,7 @@ def test_shards_are_not_text(tmp_path):
     with pytest.raises(DataError) as caught:
         prepare(tmp_path, "a.txt", "out")
     assert str(caught.value) == (
-        "out is prepared already: its text is tokens now; give the text files it was made from"
+        "out is prepared already: it contains tokens, not text; give the text files it was made from"
     )
 
 

@@ -6,14 +6,16 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import headstart
+from faults import worker_kills
 from fixtures.tiny import Listener, review
+from fixtures.waiting import wait_until
+from headstart.cli.main import run
 from headstart.config.schema import CorpusConfig, TokenizerConfig
 from headstart.data.decontamination import Membership
 from headstart.data.shards import Shards
@@ -83,7 +85,7 @@ def test_parts_exclude_the_same_texts_as_one_pass(files):
     prepare(files, "parts", 2, corpus=corpus, progress=listener)
     assert whole.about["excluded"]["exact"] >= 7
     assert content("parts") == content("whole")
-    assert listener.lines[-1].startswith("left out because of test.txt: 7 documents that appear there")
+    assert listener.lines[-1].startswith("excluded because of test.txt: 7 documents that appear there")
 
 
 def test_a_fully_excluded_corpus_is_refused_by_parts(files):
@@ -91,12 +93,12 @@ def test_a_fully_excluded_corpus_is_refused_by_parts(files):
         with pytest.raises(DataError) as caught:
             prepare([files[0], files[0]], "out", jobs, corpus=CorpusConfig(exclude=files[0]))
         assert str(caught.value) == (
-            "every document appears in 0.txt, which corpus.exclude names; nothing is left to learn from"
+            "every document appears in 0.txt, which corpus.exclude names; no document is left to train on"
         )
     for jobs in (None, 2):
         with pytest.raises(DataError) as caught:
             prepare([files[2], files[2]], "out", jobs)
-        assert str(caught.value) == "2.txt, 2.txt: no text in there; every document is empty"
+        assert str(caught.value) == "2.txt, 2.txt: contains no text; every document is empty"
 
 
 def test_urls_are_read_by_every_process(files, tmp_path):
@@ -141,7 +143,7 @@ def test_only_shards_of_one_tokenizer_merge(files):
     assert str(caught.value) == "one is one of the folders to merge; choose another --out"
     with pytest.raises(UsageError) as caught:
         run_merge([Path("one"), Path("tok")], Path("merged"), Listener())
-    assert str(caught.value) == "tok is a folder of Headstart's, but of kind tokenizer; this needs shards"
+    assert str(caught.value) == "tok is a Headstart folder of kind tokenizer; this needs shards"
     assert not Path("merged").exists()
 
 
@@ -153,26 +155,17 @@ def test_exclusions_of_some_folders_are_not_claimed_for_the_merged_one(files):
     merged = run_merge([Path("one"), Path("two")], Path("merged"), listener)
     assert "excluded" not in merged.about
     assert listener.lines == [
-        "not all of these folders left out the same files, so that nothing is said to be left out of the whole"
+        "these folders did not exclude the same files, so the merged folder does not record exclusions"
     ]
 
 
 def command(files, *more):
-    words = [sys.executable, "-m", "headstart", "prepare", *files, "--tokenizer", "tok", "--out", "out", *more]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return [sys.executable, "-m", "headstart", "prepare", *files, "--tokenizer", "tok", "--out", "out", *more]
 
 
 def finished_parts() -> dict[str, int]:
     """The parts that stand whole, and when they were written."""
     return {path.parent.name: path.stat().st_mtime_ns for path in Path("out.parts").glob("part-*/manifest.json")}
-
-
-def once_some_are_done(process):
-    end = time.monotonic() + 60
-    while not finished_parts():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "no part was ever finished"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -182,32 +175,32 @@ def many(tmp_path):
     for number in range(8):
         chance.shuffle(lines)
         (tmp_path / f"long-{number}.txt").write_text("\n".join(lines) + "\n")
+    (tmp_path / "long-0.txt").write_text("\n".join(lines[:1000]) + "\n")  # done first, long before the others
     return [f"long-{number}.txt" for number in range(8)]
 
 
 def test_a_kill_repeats_no_finished_file(many):
-    process = command(many, "--jobs", "2")
-    once_some_are_done(process)
-    process.kill()
-    process.communicate()
-    time.sleep(0.3)  # its processes notice, and end
+    killed = worker_kills.Group(command(many, "--jobs", "2"), Path("killed.txt"))
+    wait_until(finished_parts, killed.process)
+    killed.process.kill()
+    assert killed.end() == (-signal.SIGKILL, [])  # its processes notice, and end
     before = finished_parts()
     assert 0 < len(before) < 8
-    stopped = command(many, "--jobs", "2")
-    while len(finished_parts()) <= len(before) and stopped.poll() is None:
-        time.sleep(0.01)
-    stopped.send_signal(signal.SIGTERM)
-    _, progress = stopped.communicate(timeout=60)
+    stopped = worker_kills.Group(command(many, "--jobs", "2"), Path("stopped.txt"))
+    wait_until(lambda: len(finished_parts()) > len(before), stopped.process)
+    stopped.process.send_signal(signal.SIGTERM)
+    code, remaining = stopped.end()
+    progress = Path("stopped.txt").read_text()
     after = finished_parts()
-    assert stopped.returncode == 143, progress
-    assert f"{len(before)} of 8 files were done already; going on" in progress
+    assert (code, remaining) == (143, []), progress
+    assert f"{len(before)} of 8 files were done already; continuing" in progress
     assert progress.splitlines()[-1] == (
-        f"headstart: SIGTERM: {len(after)} of 8 files are done and kept in out.parts; the same command goes on"
+        f"headstart: SIGTERM: {len(after)} of 8 files are done and saved in out.parts; run the same command to continue"
     )
     assert before.items() <= after.items()  # not one was written again
-    last = command(many, "--jobs", "1", "-q")
-    assert last.communicate(timeout=120) == (
-        f"out: 160,000 documents, {Shards.open(Path('out')).num_tokens:,} tokens\n",
+    last = subprocess.run(command(many, "--jobs", "1", "-q"), capture_output=True, text=True)
+    assert (last.stdout, last.stderr) == (
+        f"out: 141,000 documents, {Shards.open(Path('out')).num_tokens:,} tokens\n",
         "",
     )
     prepare(many, "whole")
@@ -215,14 +208,15 @@ def test_a_kill_repeats_no_finished_file(many):
     assert not Path("out.parts").exists()
 
 
-def test_numbers_of_processes_that_make_no_sense_are_refused(files):
-    progress = command(files, "--jobs", "0").communicate()[1]
-    assert progress == "headstart: --jobs must be at least 1, got 0\n"
+def test_numbers_of_processes_that_make_no_sense_are_refused(files, capsys):
+    assert run(command(files, "--jobs", "0")[3:]) == 2
+    assert capsys.readouterr().err == "headstart: --jobs must be at least 1, got 0\n"
 
 
 PEAK = """
 import resource, sys
 from pathlib import Path
+from headstart.cli.main import run
 from headstart.config.schema import CorpusConfig, TokenizerConfig
 from headstart.progress import SilentProgress
 from headstart.recipes.prepare import PrepareRequest, run_merge, run_prepare
@@ -242,11 +236,11 @@ def test_memory_does_not_grow_with_the_text(many):
     def peak(out, times):
         files = [f"{out}-{number}.txt" for number in range(4)]
         for name in files:
-            Path(name).write_text(Path(many[0]).read_text() * times)
+            Path(name).write_text(Path(many[1]).read_text() * times)
         done = subprocess.run([sys.executable, "-c", PEAK, out, *files], capture_output=True, text=True, check=True)
         return int(done.stdout) / 1000
 
-    assert sum(os.path.getsize(name) for name in many[:1]) > 1e6
+    assert sum(os.path.getsize(name) for name in many[1:2]) > 1e6
     small, large = peak("small", 1), peak("large", 4)
     assert large < small + 5, (small, large)
     tokens = np.fromfile("large/tokens.bin", "<u2")

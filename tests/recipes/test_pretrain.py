@@ -48,7 +48,7 @@ def test_held_out_documents_are_not_learnt_from(reviews, tmp_path):
         reviews, tmp_path / "run", listener, loop__steps=None, loop__batch_size=1, loop__accumulate=1
     )
     rows = packed_rows(reviews, train)
-    summary = f"{len(train)} documents to learn from, {len(held_out)} held out; {rows.num_tokens:,} tokens an epoch"
+    summary = f"{len(train)} documents for training, {len(held_out)} held out; {rows.num_tokens:,} tokens per epoch"
     assert any(line.startswith(summary) for line in listener.lines)
     assert len(steps) == rows.num_rows  # one epoch, a row a step
     assert sum(line["num_targets"] for line in steps) == rows.num_tokens  # every token once
@@ -56,7 +56,8 @@ def test_held_out_documents_are_not_learnt_from(reviews, tmp_path):
 
 def test_the_last_evaluation_reads_all_held_out_text_and_earlier_ones_a_part(reviews, tmp_path):
     shards, _, held_out = split_documents(reviews)
-    _, evaluations, result = pretrain(reviews, tmp_path / "run", loop__steps=5, loop__evaluate_tokens=1)
+    settings = {"loop__steps": 30, "loop__evaluate_every": 20, "loop__evaluate_tokens": 1}
+    _, evaluations, result = pretrain(reviews, tmp_path / "run", **settings)
     first = held_out[:1]
     assert [(line["tokens"], line["bytes"]) for line in evaluations] == [
         (int(shards.lengths[part].sum()) + len(part), int(shards.text_bytes[part].sum())) for part in (first, held_out)
@@ -95,7 +96,7 @@ def test_another_tokenizer_than_that_of_the_shards_is_refused(reviews, tmp_path)
     with pytest.raises(UsageError) as caught:
         pretrain_run([str(tokens)], tmp_path / "run", pretrain_config(), tokenizer=other)
     assert str(caught.value) == (
-        f"{tokens} was prepared with another tokenizer than {other}; prepare it again with that one"
+        f"{tokens} was prepared with another tokenizer than {other}; prepare it again with that tokenizer"
     )
     assert not (tmp_path / "run").exists()
 
@@ -136,7 +137,7 @@ def test_a_continued_model_keeps_its_objective(reviews, tmp_path, objective):
     causal = few | {"objective": "causal"}
     other = api.pretrain(text, out=tmp_path / "other", backbone=backbone, settings=causal, progress=listener)
     assert load_bundle(other.path).objective == "causal"
-    assert f"{backbone} was pretrained with objective {objective} and goes on with causal" in listener.lines
+    assert f"{backbone} was pretrained with objective {objective} and continues with causal" in listener.lines
 
 
 def test_a_model_is_not_continued_on_shards_of_another_tokenizer(reviews, tmp_path):
@@ -147,5 +148,5 @@ def test_a_model_is_not_continued_on_shards_of_another_tokenizer(reviews, tmp_pa
     with pytest.raises(UsageError) as caught:
         pretrain_run([shards], tmp_path / "run", pretrain_config(), backbone=str(general.path))
     assert str(caught.value) == (
-        f"{shards} was prepared with another tokenizer than the model it should continue; prepare it again with that one"
+        f"{shards} was prepared with another tokenizer than the model to continue from; prepare it again with that tokenizer"
     )

@@ -16,12 +16,13 @@ from importlib.util import find_spec
 import pytest
 
 from fixtures.tiny import write_reviews
+from fixtures.waiting import PATIENCE, wait_until
 from headstart.errors import ConfigError, DataError, HeadstartError, UsageError
 from headstart.files import read_json
 from headstart.interrupts import StopRequested
 from headstart.recipes.executors import Executor
 from headstart.recipes.ray_cluster import _do_remote, _FileStopSignal, _rebuild_error, _workers
-from recipes.test_worker_processes import command, load_records, wait_until
+from recipes.test_worker_processes import command, load_records
 
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason='Ray is not installed: pip install "headstart[cluster]"'
@@ -58,10 +59,10 @@ def address():
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    wait_until(lambda: _listens(port), process, 120)
+    wait_until(lambda: _listens(port), process)
     yield f"127.0.0.1:{port}"
     process.terminate()
-    process.wait(timeout=60)
+    process.wait(timeout=PATIENCE)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -99,10 +100,10 @@ def workers():
 def test_a_cluster_writes_the_files_of_one_process(reviews, tmp_path, address):
     short = ["--loop.epochs", "2", "-q"]
     ray = compare(reviews, tmp_path / "ray", *short, "--engine", "ray", "--address", address)
-    _, stderr = ray.communicate(timeout=300)
+    _, stderr = ray.communicate(timeout=PATIENCE)
     assert (ray.returncode, stderr) == (0, "")
     local = compare(reviews, tmp_path / "local", *short)
-    assert local.communicate(timeout=300)[1] == ""
+    assert local.communicate(timeout=PATIENCE)[1] == ""
     assert load_records(tmp_path / "ray") == load_records(tmp_path / "local")
     assert len(load_records(tmp_path / "ray")) == 4
 
@@ -150,18 +151,18 @@ def test_a_run_whose_process_is_killed_resumes_from_its_checkpoint(reviews, tmp_
     out = tmp_path / "ray"
     long = ["--loop.epochs", "150", "--loop.save-every", "20", "-q"]
     process = compare(reviews, out, *long, "--engine", "ray", "--address", address, "--jobs", "1", seeds=1)
-    wait_until(lambda: any(out.glob("work/*/checkpoints/step-*/manifest.json")), process, 200)
+    wait_until(lambda: any(out.glob("work/*/checkpoints/step-*/manifest.json")), process)
     (inode,) = (path.stat().st_ino for path in out.glob("work/*/run.json"))
     (killed,) = workers()
     os.kill(killed, signal.SIGKILL)
-    wait_until(lambda: bool(workers()) and killed not in workers(), process, 200)
-    wait_until(lambda: not any(out.glob("work/*/run.json")) or _grew(out), process, 200)
+    wait_until(lambda: bool(workers()) and killed not in workers(), process)
+    wait_until(lambda: not any(out.glob("work/*/run.json")) or _grew(out), process)
     after = [path.stat().st_ino for path in out.glob("work/*/run.json")]
     assert after == [inode]  # the same run, not another one in its place
-    _, stderr = process.communicate(timeout=300)
+    _, stderr = process.communicate(timeout=PATIENCE)
     assert (process.returncode, stderr) == (0, "")
     local = compare(reviews, tmp_path / "local", *long, seeds=1)
-    local.communicate(timeout=300)
+    local.communicate(timeout=PATIENCE)
     assert load_records(out) == load_records(tmp_path / "local")
 
 
@@ -177,11 +178,13 @@ def _grew(out, size={}):  # noqa: B006
 def test_a_signal_stops_the_runs_on_a_cluster(reviews, tmp_path, address):
     out = tmp_path / "ray"
     process = compare(reviews, out, "--loop.epochs", "4000", "--engine", "ray", "--address", address)
-    wait_until(lambda: len(list(out.glob("work/*/metrics.jsonl"))) == 2, process, 200)
+    wait_until(lambda: len(list(out.glob("work/*/metrics.jsonl"))) == 2, process)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=200)
+    _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, stderr
-    assert f"Ctrl-C at scratch, all labels, seed 0; saved. Go on with: headstart compare --resume --out {out}" in stderr
+    assert (
+        f"Ctrl-C at scratch, all labels, seed 0; saved. Continue with: headstart compare --resume --out {out}" in stderr
+    )
     assert len(list(out.glob("work/*/checkpoints/step-*"))) >= 2
     assert not (out / ".stop").exists()
 
@@ -190,7 +193,7 @@ def test_a_signal_stops_the_runs_on_a_cluster(reviews, tmp_path, address):
 @pytest.mark.slow
 def test_an_unreachable_cluster_is_refused_in_one_line(reviews, tmp_path):
     process = compare(reviews, tmp_path / "ray", "--engine", "ray", "--address", "127.0.0.1:9")
-    last_line = process.communicate(timeout=200)[1].strip().splitlines()[-1]
+    last_line = process.communicate(timeout=PATIENCE)[1].strip().splitlines()[-1]
     assert process.returncode == 2
     assert last_line == "headstart: cannot reach a Ray cluster at 127.0.0.1:9: Connection refused"
 
@@ -198,10 +201,10 @@ def test_an_unreachable_cluster_is_refused_in_one_line(reviews, tmp_path):
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
 def test_without_ray_one_line_says_what_to_install(reviews, tmp_path):
     process = compare(reviews, tmp_path / "ray", "--engine", "ray", "--loop.epochs", "1")
-    stderr = process.communicate(timeout=200)[1]
+    stderr = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 2
     assert stderr.strip().splitlines()[-1] == (
-        'headstart: --engine ray needs one more package; run: pip install "headstart[cluster]"'
+        'headstart: --engine ray needs one more package; install it with: pip install "headstart[cluster]"'
     )
 
 
@@ -210,7 +213,7 @@ def test_without_ray_one_line_says_what_to_install(reviews, tmp_path):
     [
         (Executor("slurm"), "--engine must be local or ray, got 'slurm'"),
         (Executor("ray", jobs=0), "--jobs must be at least 1, got 0"),
-        (Executor(address="head:6379"), "--address is that of a Ray cluster; it needs --engine ray"),
+        (Executor(address="head:6379"), "--address is the address of a Ray cluster and needs --engine ray"),
     ],
 )
 def test_an_invalid_executor_is_refused(executor, message):
@@ -252,7 +255,7 @@ def test_a_remote_job_takes_and_returns_plain_values(tmp_path, monkeypatch):
     missing = _do_remote("anything:squares", ["2"], [3], "/no/such/folder", folder)
     assert missing["error"] == [
         "StoreError",
-        f"{socket.gethostname()} does not see /no/such/folder; every machine of the cluster must see it",
+        f"{socket.gethostname()} cannot access /no/such/folder; every machine of the cluster must have access to it",
     ]
 
 

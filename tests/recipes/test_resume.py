@@ -1,9 +1,10 @@
 """A killed run resumes to the same bits as one that never stopped."""
 
+import shutil
 import signal
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from fixtures.recipes import finetune_run, pretrain_run
 from fixtures.runner import EPOCHS, STEPS, run_case
 from fixtures.tiny import change_runtime, finetune_config, pretrain_config, write_reviews
+from fixtures.waiting import PATIENCE, wait_until
 from headstart.errors import Interrupted, UsageError
 from headstart.files import read_checksummed, read_json, write_checksummed
 
@@ -26,7 +28,7 @@ def reviews(tmp_path_factory):
 def uninterrupted(reviews, tmp_path_factory):
     """The same runs, never stopped."""
     folder = tmp_path_factory.mktemp("whole")
-    for case in ("pretrain", "hybrid", "stages", "finetune", "compare"):
+    for case in ("pretrain", "hybrid", "hybrid-bf16", "stages", "finetune", "finetune-bf16", "compare"):
         run_case(case, reviews, folder / case, resume=False)
     return folder
 
@@ -43,28 +45,47 @@ def numbers(run: Path) -> list[dict]:
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
-def start_and_kill(case, reviews, out, resume, lines, signal_number=signal.SIGKILL) -> int:
+def kill_each(attempts, out) -> None:
+    """Start runs and kill them, one after another; from the beginning where one ended before the test could kill it."""
+    while True:
+        codes = [attempt() for attempt in attempts]
+        if 0 not in codes:
+            break
+        shutil.rmtree(out)  # the machine is busy: the process was done first
+    assert codes == [-signal.SIGKILL] * len(attempts)
+
+
+def num_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def start_and_kill(case, reviews, out, resume, lines) -> int:
     """Kill the process once its metrics have grown by some lines; returns its exit code."""
-    metrics = out / "metrics.jsonl"
-    before = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+    before = num_lines(out / "metrics.jsonl")
     command = [sys.executable, str(RUNNER), case, str(reviews), str(out), *(["resume"] if resume else [])]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    # resuming rewinds the metrics first: count from the file's own end again
-    while process.poll() is None:
-        now = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-        if now >= before + lines or now < before:
-            break
-        time.sleep(0.001)
-    process.send_signal(signal_number)
+
+    def has_grown():  # resuming rewinds the metrics first: count from the file's own end again
+        return not before <= num_lines(out / "metrics.jsonl") < before + lines
+
+    wait_until(lambda: process.poll() is not None or has_grown())
+    process.kill()
     return process.wait()
 
 
-@pytest.mark.parametrize("case", ["pretrain", "hybrid", "stages", "finetune"])
+@pytest.mark.parametrize("case", ["pretrain", "hybrid", "hybrid-bf16", "stages", "finetune", "finetune-bf16"])
 def test_a_run_that_is_killed_repeatedly_ends_with_the_same_bits(case, reviews, uninterrupted, tmp_path):
     out = tmp_path / "run"
-    growth = {"pretrain": [7, 13, 16], "hybrid": [5, 21], "stages": [20, 50], "finetune": [1, 2, 1]}[case]
-    codes = [start_and_kill(case, reviews, out, resume=bool(kill), lines=lines) for kill, lines in enumerate(growth)]
-    assert codes == [-signal.SIGKILL] * len(growth)  # control: the process did die on the way
+    growth = {"pretrain": [7, 13, 16], "hybrid": [5, 21], "stages": [20, 50], "finetune": [1, 2, 1]}[
+        case.partition("-")[0]
+    ]
+    kill_each(
+        [
+            partial(start_and_kill, case, reviews, out, resume=bool(kill), lines=lines)
+            for kill, lines in enumerate(growth)
+        ],
+        out,
+    )
     run_case(case, reviews, out, resume=True)
     assert weights(out) == weights(uninterrupted / case)
     assert len(weights(out)) == 2
@@ -72,18 +93,30 @@ def test_a_run_that_is_killed_repeatedly_ends_with_the_same_bits(case, reviews, 
     assert (out / "result.json").read_bytes() == (uninterrupted / case / "result.json").read_bytes()
 
 
-def test_a_terminated_run_saves_where_it_was_and_says_how_to_go_on(reviews, uninterrupted, tmp_path):
-    out = tmp_path / "run"
+def test_a_run_in_bf16_has_other_bits(uninterrupted):
+    """Control: the resumed runs in bf16 did compute in bf16."""
+    assert weights(uninterrupted / "hybrid") != weights(uninterrupted / "hybrid-bf16")
+    assert read_json(uninterrupted / "hybrid-bf16" / "environment.json")["bf16"] is True
+
+
+def terminate_once_it_trains(reviews, out) -> str:
+    """Send SIGTERM after some lines of metrics; return what the run wrote to stderr."""
     command = [sys.executable, str(RUNNER), "pretrain", str(reviews), str(out)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    while not (out / "metrics.jsonl").exists() or (out / "metrics.jsonl").read_bytes().count(b"\n") < 10:
-        assert process.poll() is None
-        time.sleep(0.001)
+    wait_until(lambda: process.poll() is not None or num_lines(out / "metrics.jsonl") >= 10)
     process.send_signal(signal.SIGTERM)
-    stderr = process.communicate()[1]
+    return process.communicate(timeout=PATIENCE)[1]
+
+
+def test_a_terminated_run_saves_where_it_was_and_says_how_to_go_on(reviews, uninterrupted, tmp_path):
+    out = tmp_path / "run"
+    stderr = terminate_once_it_trains(reviews, out)
+    while stderr == "":  # the machine is busy: the process was done first
+        shutil.rmtree(out)
+        stderr = terminate_once_it_trains(reviews, out)
     steps = [line["step"] for line in numbers(out) if line["kind"] == "step"]
     assert stderr.splitlines()[-1] == (
-        f"headstart: SIGTERM at step {steps[-1]} of {STEPS}; saved. Go on with: headstart pretrain --resume --out {out}"
+        f"headstart: SIGTERM at step {steps[-1]} of {STEPS}; saved. Continue with: headstart pretrain --resume --out {out}"
     )
     assert [path.name for path in (out / "checkpoints").iterdir()][-1:] != []
     assert (out / "checkpoints" / f"step-{steps[-1]:08d}").is_dir()  # at the very step, not at the last multiple
@@ -93,13 +126,16 @@ def test_a_terminated_run_saves_where_it_was_and_says_how_to_go_on(reviews, unin
 
 def test_a_comparison_goes_on_where_it_stopped_and_repeats_nothing(reviews, uninterrupted, tmp_path):
     out = tmp_path / "run"
-    command = [sys.executable, str(RUNNER), "compare", str(reviews), str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while len(list((out / "cells").glob("*.json"))) < 3:
-        assert process.poll() is None
-        time.sleep(0.001)
-    process.kill()
-    process.wait()
+
+    def kill_after_three_runs():
+        command = [sys.executable, str(RUNNER), "compare", str(reviews), str(out)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_until(lambda: process.poll() is not None or len(list((out / "cells").glob("*.json"))) >= 3)
+        process.kill()
+        code = process.wait()
+        return 0 if len(list((out / "cells").glob("*.json"))) == 7 else code
+
+    kill_each([kill_after_three_runs], out)
     finished = {path: path.stat().st_mtime_ns for path in (out / "cells").glob("*.json")}
     assert 3 <= len(finished) < 7
     run_case("compare", reviews, out, resume=True)
@@ -126,7 +162,7 @@ def test_a_time_limit_stops_cleanly(reviews, tmp_path):
     with pytest.raises(Interrupted) as caught:
         pretrain_run([str(reviews / "texts.txt")], tmp_path / "run", config)
     assert str(caught.value) == (
-        f"time limit reached at step 1 of 60; saved. Go on with: headstart pretrain --resume --out {tmp_path / 'run'}"
+        f"time limit reached at step 1 of 60; saved. Continue with: headstart pretrain --resume --out {tmp_path / 'run'}"
     )
 
 
@@ -140,13 +176,13 @@ def test_a_finished_run_is_not_run_again(reviews, uninterrupted):
 def test_resuming_a_missing_run_is_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         pretrain_run([], tmp_path / "nowhere", None, resume=True)
-    assert str(caught.value) == f"{tmp_path / 'nowhere'} holds no run; start one without --resume"
+    assert str(caught.value) == f"{tmp_path / 'nowhere'} contains no run; start one without --resume"
 
 
 def test_resuming_a_run_of_another_recipe_is_refused(uninterrupted):
     with pytest.raises(UsageError) as caught:
         finetune_run(None, uninterrupted / "pretrain", None, resume=True)
-    assert str(caught.value) == f"{uninterrupted / 'pretrain'} holds a pretrain run, not a finetune run"
+    assert str(caught.value) == f"{uninterrupted / 'pretrain'} contains a pretrain run, not a finetune run"
 
 
 def test_the_same_settings_and_seed_give_the_same_result(reviews, uninterrupted, tmp_path):
@@ -166,7 +202,7 @@ def test_minutes_are_planned_once_and_kept_on_resuming(reviews, tmp_path):
         pretrain_run([str(reviews / "texts.txt")], tmp_path / "run", config)
     planned = read_checksummed(tmp_path / "run" / "plan.json")
     assert planned["steps"] >= 1
-    write_checksummed(tmp_path / "run" / "plan.json", planned | {"steps": 7})
+    write_checksummed(tmp_path / "run" / "plan.json", planned | {"steps": 7, "replans": []})
     change_runtime(tmp_path / "run", time_limit=None)
     pretrain_run([], tmp_path / "run", None, resume=True)
     assert read_json(tmp_path / "run" / "result.json")["steps"] == 7  # not timed again

@@ -62,6 +62,7 @@ def test_the_threads_of_a_run_are_recorded_for_resuming(reviews, tmp_path):
 
 def test_a_run_is_resumed_with_the_threads_it_began_with(reviews, tmp_path, monkeypatch):
     before, run = torch.get_num_threads(), tmp_path / "run"
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("headstart.runtime.free_cores", lambda: 2)
     with pytest.raises(Interrupted):
         cut = pretrain_config(runtime__threads=None, runtime__time_limit=1e-5)
@@ -105,9 +106,9 @@ def test_shards_of_another_tokenizer_are_refused(reviews, tmp_path, part):
         finetune_run(
             files["train"], tmp_path / "run", finetune_config(), backbone=str(reviews / "base"), valid=files["valid"]
         )
-    than = "the model's" if part == "train" else "the rest"
+    than, which = ("the model's", "the model's") if part == "train" else ("the other files", "the same")
     assert str(caught.value) == (
-        f"{shards} was prepared with another tokenizer than {than}; prepare it again with that one"
+        f"{shards} was prepared with another tokenizer than {than}; prepare it again with {which} tokenizer"
     )
     assert not (tmp_path / "run").exists()
 
@@ -155,7 +156,7 @@ def test_a_failed_run_that_saved_a_checkpoint_is_kept(reviews, tmp_path):
     before = contents(out)
     with pytest.raises(UsageError) as caught:
         pretrained(reviews, out)
-    assert str(caught.value) == f"{out} already holds a run; continue it with --resume, or choose another --out"
+    assert str(caught.value) == f"{out} already contains a run; continue it with --resume, or choose another --out"
     assert contents(out) == before
 
 
@@ -168,7 +169,7 @@ def test_unknown_files_beside_a_failed_run_are_kept(strange, reviews, tmp_path):
     before = contents(out)
     with pytest.raises(UsageError) as caught:
         finetuned(reviews, out)
-    assert str(caught.value) == f"{out} already holds a run; continue it with --resume, or choose another --out"
+    assert str(caught.value) == f"{out} already contains a run; continue it with --resume, or choose another --out"
     assert contents(out) == before
 
 

@@ -26,6 +26,7 @@ from headstart.recipes.pretrain.stages import build_stages, open_shards, stage_b
 from headstart.recipes.pretrain.trainer import PretrainTrainer, prepare_pretraining
 from headstart.store.run_folder import RunFolder
 from headstart.tokenization.tokenizer import load_tokenizer
+from headstart.train.plan import Plan
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +140,8 @@ def test_stages_may_be_prepared_folders_and_text_of_one_tokenizer(reviews, tmp_p
     with pytest.raises(UsageError) as caught:
         pretrain_run([], tmp_path / "no", pretrain_config(loop__steps=2, stages=stages))
     assert str(caught.value) == (
-        f"{tmp_path / 'other'} was prepared with another tokenizer than {tmp_path / 'ready'}; "
-        "prepare it again with that one"
+        f"{tmp_path / 'other'} was prepared with another tokenizer than {tmp_path / 'ready'}; prepare it again "
+        "with that tokenizer"
     )
     assert not (tmp_path / "no").exists()
 
@@ -150,8 +151,8 @@ def test_minutes_are_planned_over_the_stages_and_kept(reviews, tmp_path):
     with pytest.raises(Interrupted):
         pretrain_run([], tmp_path / "run", pretrain_config(stages=stages_of(reviews), **limits))
     plan = read_checksummed(tmp_path / "run" / "plan.json")
-    assert sum(part["steps"] for part in plan["stages"]) == plan["steps"] >= 3
-    write_checksummed(tmp_path / "run" / "plan.json", plan | {"steps": 10})
+    assert sum(part["steps"] for part in plan["stages"]) == Plan.from_dict(plan).steps >= 3
+    write_checksummed(tmp_path / "run" / "plan.json", plan | {"steps": 10, "replans": []})
     change_runtime(tmp_path / "run", time_limit=None)
     pretrain_run([], tmp_path / "run", None, resume=True)
     result = read_json(tmp_path / "run" / "result.json")
@@ -175,7 +176,7 @@ def test_a_run_does_not_go_on_with_another_text_in_a_stage(tmp_path):
     with pytest.raises(HeadstartError) as caught:
         pretrain_run([], tmp_path / "run", None, resume=True)
     assert str(caught.value).endswith(
-        f"is not what {tmp_path / 'run'} was started with; put it back, or start another run"
+        f"is not what {tmp_path / 'run'} was started with; restore it, or start another run"
     )
     assert str(caught.value).startswith("stage 1 (")
 
@@ -185,7 +186,7 @@ def test_a_context_that_no_stage_reads_is_reported(reviews, tmp_path):
     stages = [stage | {"context": 12} for stage in stages_of(reviews)]
     pretrain_run([], tmp_path / "run", pretrain_config(loop__steps=3, stages=stages), progress=listener)
     assert (
-        "no stage has rows beyond 12 tokens: the model will not have learnt to read longer texts, though its context is 24"
+        "no stage has rows beyond 12 tokens: the model is not trained on longer texts, although its context is 24"
         in listener.lines
     )
 
@@ -196,8 +197,7 @@ def test_too_little_text_names_its_stage(reviews, tmp_path):
     with pytest.raises(DataError) as caught:
         pretrain_run([], tmp_path / "run", pretrain_config(stages=stages))
     assert str(caught.value) == (
-        "the training text of stage 2 holds 4 tokens, less than one row of 24; "
-        "give more text or a smaller model.context"
+        "the training text of stage 2 has 4 tokens, less than one row of 24; give more text or a smaller model.context"
     )
     assert not (tmp_path / "run").exists()
 
@@ -206,8 +206,8 @@ def test_texts_beside_stages_are_refused(reviews, tmp_path):
     with pytest.raises(UsageError) as caught:
         pretrain_run(["b.txt"], tmp_path / "run", pretrain_config(stages=[{"texts": "a.txt"}]))
     assert str(caught.value) == (
-        "b.txt is given beside stages (a.txt is in the first), which name their own texts; "
-        "put it in a stage, or leave the stages out"
+        "b.txt is given together with stages (a.txt is in the first), which list their own texts; put it into a stage, "
+        "or omit the stages"
     )
 
 
@@ -219,7 +219,7 @@ def test_texts_beside_stages_are_refused(reviews, tmp_path):
         ([{"texts": "a"}, {"texts": "b", "fraction": 0}], "stages.2.fraction must be greater than 0, got 0"),
         ([{"texts": "a", "contxt": 8}], "unknown setting stages.1.contxt; did you mean context?"),
         ([{"texts": "a", "context": 25}], "stages.1.context must be at most model.context, got 25 and 24"),
-        ([{"texts": "a"}] * 15, "loop.steps must be at least one per stage, got 14 for 15"),
+        ([{"texts": "a"}] * 15, "loop.steps must be at least the number of stages, got 14 for 15 stages"),
         (["a.txt"], "stages.1 must be a group of settings, got 'a.txt'"),
         ("a.txt", "stages must be a list, got 'a.txt'"),
     ],
@@ -253,10 +253,10 @@ def test_stages_are_the_same_in_toml_on_the_command_line_and_in_python(reviews, 
     assert headstart(["pretrain", "--stage", "'my letters.txt fraction=1", "--out", "no"]) == 2
     assert headstart(["pretrain", "--resume", *stages, "--out", "typed"]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "headstart: other.txt is given beside stages (my letters.txt is in the first), which name their own texts; "
-        "put it in a stage, or leave the stages out",
-        'headstart: --stage has a quotation mark that does not end, got "\'my letters.txt fraction=1"',
-        "headstart: --resume goes on with the settings of typed; leave out --stage",
+        "headstart: other.txt is given together with stages (my letters.txt is in the first), which list their own "
+        "texts; put it into a stage, or omit the stages",
+        'headstart: --stage has an unclosed quotation mark, got "\'my letters.txt fraction=1"',
+        "headstart: --resume uses the recorded settings of typed; remove --stage",
     ]
 
 
@@ -283,7 +283,7 @@ def test_a_stage_begins_with_its_own_first_rows(reviews, tmp_path):
     trainer = PretrainTrainer(
         run, config, prepare_pretraining(config, shards, CPU), CPU, StopSignal(), SilentProgress()
     )
-    trainer._plan()
+    trainer._plan_steps()
     for stage, first_step in zip(trainer.stages, (0, 3, 6), strict=True):
         for step in (0, 1):
             batches, expected = trainer._fetch(first_step + step), stage.fetch(step)

@@ -87,7 +87,7 @@ def test_a_stopped_search_resumes_and_repeats_no_trial(data, tmp_path, monkeypat
     with pytest.raises(Interrupted) as caught:
         tune(data, tmp_path / "part")
     assert str(caught.value) == (
-        f"SIGTERM after 1 trial; saved. Go on with: headstart tune --resume --out {tmp_path / 'part'}"
+        f"SIGTERM after 1 trial; saved. Continue with: headstart tune --resume --out {tmp_path / 'part'}"
     )
     monkeypatch.setattr(TuneRun, "run_one", record)
     resume = TuneRequest(out=tmp_path / "part", resume=True)
@@ -105,7 +105,7 @@ def test_the_command_at_the_end_repeats_the_best_trial(data, base, tmp_path, cap
     assert run([*words, "--out", str(tmp_path / "tuned"), "--quiet"]) == 0
     printed = capsys.readouterr().out
     command = shlex.split(printed.strip().splitlines()[-1])
-    assert "as it stood" in printed
+    assert "(defaults)" in printed
     assert command[:2] == ["headstart", "finetune"]
     result = read_json(tmp_path / "tuned" / "result.json")
     assert shlex.split(result["command"]) == command
@@ -145,7 +145,7 @@ def test_minutes_end_a_search_after_at_least_one_trial(data, tmp_path):
     assert len(result.trials) == 1
     with pytest.raises(UsageError) as caught:
         tune(data, tmp_path / "none", trials=None)
-    assert str(caught.value) == "tune needs --minutes or --trials: how long to search"
+    assert str(caught.value) == "tune needs --minutes or --trials"
 
 
 def test_a_trial_below_the_median_half_way_is_pruned(data, tmp_path, monkeypatch):
@@ -171,7 +171,7 @@ def test_a_trial_below_the_median_half_way_is_pruned(data, tmp_path, monkeypatch
     assert last.state == "stopped"
     assert last.epochs == (last.settings["loop.epochs"] + 1) // 2
     assert result.best.trial != 4
-    assert any("given up after epoch" in line for line in listener.lines)
+    assert any("stopped after epoch" in line for line in listener.lines)
 
 
 def test_a_search_continues_after_a_trial_whose_loss_is_not_finite(data, tmp_path):
@@ -192,10 +192,10 @@ def test_a_damaged_trial_is_refused_by_name(data, tmp_path):
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        (("lr", "width"), "--search knows lr, epochs, layer_decay, dropout, attention, got 'width'"),
+        (("lr", "width"), "--search must be among lr, epochs, layer_decay, dropout, attention, got 'width'"),
         (
             ("layer_decay",),
-            "--search layer_decay leaves nothing to search; what can be: lr, epochs, dropout",
+            "--search layer_decay leaves nothing to search; available: lr, epochs, dropout",
         ),
     ],
 )
@@ -254,7 +254,7 @@ def test_a_search_on_ratings_is_refused(tmp_path):
             settings=SCRATCH | {"labelled.task": "rating"},
         )
     assert str(caught.value) == (
-        f"tune is for one class a text, and {tmp_path / 'train.csv'} has ratings; run finetune with other settings, "
+        f"tune is for one class per text, and {tmp_path / 'train.csv'} has ratings; run finetune with other settings, "
         "and compare what its result.json says of validation"
     )
     assert not (tmp_path / "out").exists()

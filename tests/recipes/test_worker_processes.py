@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import closing
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -15,14 +14,14 @@ import pytest
 
 from faults import polling, worker_kills
 from fixtures.tiny import write_reviews
+from fixtures.waiting import PATIENCE, wait_until
+from headstart.cli.main import run
 from headstart.errors import HeadstartError, TrainingError
 from headstart.files import read_json
 from headstart.interrupts import StopRequested, StopSignal
 from headstart.recipes import workers
 from headstart.recipes.workers import run_parallel
 
-TIMEOUT_SECONDS = 600
-"""Seconds after which something hangs, even on a busy machine."""
 needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc to find processes")
 
 FLAGS = [
@@ -52,7 +51,7 @@ def reviews(tmp_path_factory):
 
 def command(reviews, out, *options, seeds=3):
     files = [str(reviews / "train.csv"), "--valid", str(reviews / "valid.csv"), "--test", str(reviews / "test.csv")]
-    arms = ["--arms", "majority,tfidf,scratch", "--seeds", str(seeds), "--out", str(out)]
+    arms = ["--arms", "majority,linear,scratch", "--seeds", str(seeds), "--out", str(out)]
     return [sys.executable, "-m", "headstart", "compare", *files, *arms, *FLAGS, *options]
 
 
@@ -84,17 +83,6 @@ def workers_of(process):
     return pids
 
 
-def wait_until(condition, process, seconds=TIMEOUT_SECONDS):
-    """Wait until a condition holds; the process must still be running."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    pytest.fail("the condition never held")
-
-
 @pytest.fixture
 def start():
     """A function that starts commands; those that still run after the test are killed, and their workers end."""
@@ -110,69 +98,68 @@ def start():
         process.communicate()
 
 
-def test_several_processes_give_the_results_of_one(reviews, tmp_path):
-    short = ["--loop.epochs", "2", "-q"]
-    for jobs in ("1", "2"):
-        subprocess.run(command(reviews, tmp_path / jobs, *short, "--jobs", jobs), check=True, capture_output=True)
-    one, two = load_records(tmp_path / "1"), load_records(tmp_path / "2")
-    assert one == two
-    assert len(one) == 5
+SHORT = ("--loop.epochs", "40")
+
+
+@pytest.fixture(scope="module")
+def in_one_process(reviews, tmp_path_factory):
+    """The records of the comparison that the tests make in several processes."""
+    out = tmp_path_factory.mktemp("one") / "run"
+    assert run(command(reviews, out, *SHORT, "-q", "--jobs", "1")[3:]) == 0
+    return load_records(out)
+
+
+def test_several_processes_give_the_results_of_one(reviews, in_one_process, tmp_path):
+    subprocess.run(command(reviews, tmp_path / "2", *SHORT, "-q", "--jobs", "2"), check=True, capture_output=True)
+    assert load_records(tmp_path / "2") == in_one_process
+    assert len(in_one_process) == 5
     assert (tmp_path / "2" / "report.html").is_file()
 
 
 def test_a_signal_stops_every_process_with_its_state_saved(reviews, tmp_path, start):
     out = tmp_path / "run"
-    long = command(reviews, out, "--loop.epochs", "400", "--jobs", "2")
+    long = command(reviews, out, "--loop.epochs", "20000", "--jobs", "2")
     process = start(long)
     wait_until(lambda: len(list((out / "work").glob("*/metrics.jsonl"))) == 2, process)
     process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=TIMEOUT_SECONDS)
+    _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 143, stderr
     assert (
-        f"SIGTERM at scratch, all labels, seed 0; saved. Go on with: headstart compare --resume --out {out}" in stderr
+        f"SIGTERM at scratch, all labels, seed 0; saved. Continue with: headstart compare --resume --out {out}"
+        in stderr
     )
     assert len(list((out / "work").glob("*/checkpoints/step-*"))) == 2
 
 
 @needs_proc
-def test_a_killed_worker_costs_only_its_own_run(reviews, tmp_path, start):
+def test_a_killed_worker_costs_only_its_own_run(reviews, in_one_process, tmp_path, start):
     out = tmp_path / "run"
-    long = command(reviews, out, "--loop.epochs", "30", "--jobs", "2", seeds=4)
-    process = start(long)
+    process = start(command(reviews, out, *SHORT, "--jobs", "2"))
     wait_until(lambda: any((out / "work").glob("*/metrics.jsonl")) and len(workers_of(process)) == 2, process)
     os.kill(workers_of(process)[0], signal.SIGKILL)
-    _, stderr = process.communicate(timeout=TIMEOUT_SECONDS)
+    _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     last = stderr.strip().splitlines()[-1]
     assert last == (
-        "headstart: a process was ended from outside (out of memory?); finished runs are kept. "
-        f"Go on with: headstart compare --resume --out {out}"
+        "headstart: a worker process was killed (out of memory?); finished runs are kept. Continue with: "
+        f"headstart compare --resume --out {out}"
     )
-    subprocess.run(
-        [sys.executable, "-m", "headstart", "compare", "--resume", "--out", str(out), "--jobs", "2", "-q"],
-        check=True,
-        capture_output=True,
-    )
-    subprocess.run(
-        command(reviews, tmp_path / "expected", "--loop.epochs", "30", "-q", seeds=4), check=True, capture_output=True
-    )
-    assert load_records(out) == load_records(tmp_path / "expected")
+    assert run(["compare", "--resume", "--out", str(out), "--jobs", "2", "-q"]) == 0
+    assert load_records(out) == in_one_process
     assert json.loads((out / "result.json").read_text()) == {"report": "report.html"}
 
 
-def test_zero_jobs_are_refused(reviews, tmp_path):
-    completed = subprocess.run(
-        command(reviews, tmp_path / "run", "--jobs", "0"), capture_output=True, text=True, check=False
-    )
-    assert (completed.returncode, completed.stderr) == (2, "headstart: --jobs must be at least 1, got 0\n")
+def test_zero_jobs_are_refused(reviews, tmp_path, capsys):
+    assert run(command(reviews, tmp_path / "run", "--jobs", "0")[3:]) == 2
+    assert capsys.readouterr().err == "headstart: --jobs must be at least 1, got 0\n"
 
 
 @needs_proc
 @pytest.mark.parametrize("phase", ["busy", "idle", "starting", "stopping"])
 def test_a_worker_killed_at_any_moment_ends_the_others_with_their_state_saved(phase, tmp_path):
-    """A few random kills; `make torture` has more of them, and a busy machine."""
-    counts = worker_kills.Kills(phase, tmp_path / "run").go(3)
-    assert counts == {"runs": counts["runs"], "kills": 3, "hung": [], "lost": [], "faults": []}
+    """One random kill besides those of faults/test_torture.py; `make torture` has more of them, and a busy machine."""
+    counts = worker_kills.Kills(phase, tmp_path / "run").go(1, seed=1)
+    assert counts == {"runs": counts["runs"], "kills": 1, "hung": [], "lost": [], "faults": []}
 
 
 @needs_proc
@@ -262,6 +249,17 @@ def test_a_stop_waits_until_every_worker_has_saved(tmp_path):
     assert not any(map(exists, pids_of_jobs(tmp_path).values()))
 
 
+@pytest.mark.parametrize("second_signal", [KeyboardInterrupt, SystemExit])
+def test_a_second_signal_that_precedes_the_stop_kills_every_worker(second_signal, tmp_path):
+    results = run_jobs(polling.make_worker, tmp_path, [0, 600, 600])
+    assert next(results) == 0
+    worker_kills.until(lambda: len(pids_of_jobs(tmp_path)) == 3)
+    with pytest.raises(second_signal):
+        results.throw(second_signal)
+    assert list(tmp_path.glob("saved-*")) == []
+    assert not any(map(exists, pids_of_jobs(tmp_path).values()))
+
+
 @needs_proc
 def test_a_stop_after_the_death_of_a_worker_saves_the_state_of_the_others(tmp_path):
     stop = StopSignal()
@@ -275,7 +273,7 @@ def test_a_stop_after_the_death_of_a_worker_saves_the_state_of_the_others(tmp_pa
         next(results)
     assert str(caught.value) in (
         "",
-        "a process was ended from outside (out of memory?); all is kept. Go on with: this again",
+        "a worker process was killed (out of memory?); all is kept. Continue with: this again",
     )
     assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-1", "saved-2"}
     assert not any(map(exists, pids_of_jobs(tmp_path).values()))

@@ -14,7 +14,7 @@ from headstart.report.page import render, write_report
 from headstart.store.records import read_excerpts, shortened, write_excerpts
 from report.test_reliability import two_labels, write_probabilities
 
-ARMS = {"majority": 0.5, "tfidf": 0.84, "scratch": 0.7, "pretrained": 0.8}
+ARMS = {"majority": 0.5, "linear": 0.84, "scratch": 0.7, "pretrained": 0.8}
 
 
 def page_text(page):
@@ -50,7 +50,7 @@ def test_probabilities_of_mistakes_are_means_over_seeds(tmp_path):
 
 def test_the_network_is_selected_on_validation_and_shown_beside_the_linear_arm(folder):
     errors = error_tables(load_comparison(folder))
-    assert (errors.arm, errors.linear, len(errors.mistakes)) == ("pretrained", "tfidf", MAX_SHOWN)
+    assert (errors.arm, errors.linear, len(errors.mistakes)) == ("pretrained", "linear", MAX_SHOWN)
     by = [(text_slice.by, text_slice.name) for text_slice in errors.slices]
     assert [grouping for grouping, _ in by] == ["length"] * 4 + ["label"] * 2
     assert by[-2:] == [("label", "negative"), ("label", "positive")]
@@ -67,13 +67,13 @@ def test_without_probabilities_and_lengths_there_are_only_slices_by_label(tmp_pa
         ("negative", 0.5),
         ("positive", 1.0),
     ]
-    assert error_tables(load_comparison(write_answers(tmp_path / "linear", {"tfidf": {0: "1101"}}))) is None
+    assert error_tables(load_comparison(write_answers(tmp_path / "linear", {"linear": {0: "1101"}}))) is None
 
 
 def test_the_page_lists_mistakes_with_their_texts(folder):
     comparison = load_comparison(folder)
     text = page_text(render(comparison))
-    assert "Where the pretrained network goes wrong" in text
+    assert "Where the pretrained network makes errors" in text
     first = error_tables(comparison).mistakes[0]
     figures = f"{100 * first.probability:.1f} % {first.wrong} of 2"
     assert f"{first.row + 1} {first.label} {first.answer} {figures} {QUOTE} {first.row}" in text
@@ -90,7 +90,7 @@ def test_a_report_without_texts_contains_no_user_text(folder, tmp_path):
         content = path.read_bytes()
         assert QUOTE.encode() not in content, path
         assert b"gens qui ont lu ce livre" not in content, path  # nor generated text
-    assert "The mistakes it was surest of" in page_text((tmp_path / "False" / "report.html").read_text("utf-8"))
+    assert "Errors with the highest probability" in page_text((tmp_path / "False" / "report.html").read_text("utf-8"))
 
 
 def test_a_text_cannot_become_markup(tmp_path):

@@ -231,23 +231,23 @@ def test_the_text_fraction_of_the_variance_is_taken_from_test():
 
 
 def test_arms_without_epochs_save_no_epochs(tmp_path):
-    comparison = load_comparison(write_answers(tmp_path, {"tfidf": {0: "1100"}, "pretrained": {0: "1110"}}))
-    assert epochs_needed(comparison, "pretrained", "tfidf", "all") is None
+    comparison = load_comparison(write_answers(tmp_path, {"linear": {0: "1100"}, "pretrained": {0: "1110"}}))
+    assert epochs_needed(comparison, "pretrained", "linear", "all") is None
 
 
 def test_validation_selects_among_pretrained_folders_and_among_linear_arms(tmp_path):
-    arms = {"majority": 0.99, "naive_bayes": 0.8, "nbsvm": 0.9, "tfidf": 0.7, "scratch": 0.6, "pretrained": 0.7}
+    arms = {"majority": 0.99, "naive_bayes": 0.8, "nbsvm": 0.9, "linear": 0.7, "scratch": 0.6, "pretrained": 0.7}
     comparison = load_comparison(make_comparison(tmp_path, arms=arms, seeds=2))
     assert (pretrained_and_scratch(comparison), best_linear(comparison)) == (("pretrained", "scratch"), "nbsvm")
     flipped = tuple(
-        run.model_copy(update={"valid": run.valid.model_copy(update={"accuracy": 1.0})}) if run.arm == "tfidf" else run
+        run.model_copy(update={"valid": run.valid.model_copy(update={"accuracy": 1.0})}) if run.arm == "linear" else run
         for run in comparison.runs
     )
-    assert best_linear(replace(comparison, runs=flipped)) == "tfidf"
+    assert best_linear(replace(comparison, runs=flipped)) == "linear"
 
 
 def test_results_json_has_the_gain_from_all_labels_to_few(tmp_path):
-    arms = {"majority": 0.5, "tfidf": 0.7, "scratch": 0.7, "pretrained": 0.8}
+    arms = {"majority": 0.5, "linear": 0.7, "scratch": 0.7, "pretrained": 0.8}
     folder = make_comparison(tmp_path, arms=arms, seeds=3, budgets=(50, 400, "all"), texts=800)
     write_report(folder)
     result = json.loads((folder / "results.json").read_text())["gain"]
@@ -255,13 +255,13 @@ def test_results_json_has_the_gain_from_all_labels_to_few(tmp_path):
     few = result[-1]
     assert (few["arm"], few["other"], few["labels"]["rows"]) == ("pretrained", "scratch", 50)
     assert few["labels"]["needed"]["low"] > 50
-    assert few["linear_labels"]["other"] == "tfidf"
+    assert few["linear_labels"]["other"] == "linear"
     assert result[0]["labels"]["needed"]["at"] is None
     assert result[0]["epochs"]["needed"]["last"] == 15
     page = (folder / "report.html").read_text("utf-8")
-    assert "What pretraining was worth" in page
+    assert "Gain from pretraining" in page
     assert '<th role="columnheader">labels saved</th>' in page
-    assert page.count("not run with more") == 1  # all labels: nothing larger to read off
+    assert page.count("not run with more labels") == 1  # all labels: nothing larger to read off
     assert "more than 0" not in page
 
 

@@ -9,7 +9,7 @@ from headstart.report.statistics import differences_without_leaks
 from headstart.report.summary import headline_tiles
 from report.test_error_tables import page_text
 
-ARMS = {"majority": 0.5, "tfidf": 0.84, "scratch": 0.75, "pretrained": 0.8}
+ARMS = {"majority": 0.5, "linear": 0.84, "scratch": 0.75, "pretrained": 0.8}
 
 
 def test_the_tiles_show_points_labels_and_epochs_with_intervals(tmp_path):
@@ -33,10 +33,10 @@ def test_one_seed_proves_nothing_and_one_number_of_labels_measures_no_labels(tmp
     accuracy, labels, epochs = headline_tiles(
         load_comparison(write_answers(tmp_path, {"scratch": {0: "1100"}, "pretrained": {0: "1111"}}))
     )
-    assert (accuracy.value, accuracy.interval) == ("+50.0", "one seed: no proof")
+    assert (accuracy.value, accuracy.interval) == ("+50.0", "one seed: not conclusive")
     assert (labels.value, labels.interval) == ("–", "not measured")
-    assert labels.note == "compare with --labels 50,200,all to learn it"
-    assert (epochs.value, epochs.interval) == ("–", "one seed: no proof")
+    assert labels.note == "compare with --labels 50,200,all to measure it"
+    assert (epochs.value, epochs.interval) == ("–", "one seed: not conclusive")
 
 
 def test_a_gain_that_is_not_measurable_has_no_number_of_labels(tmp_path):
@@ -44,7 +44,7 @@ def test_a_gain_that_is_not_measurable_has_no_number_of_labels(tmp_path):
     make_comparison(tmp_path, arms={"scratch": 0.7, "pretrained": 0.5}, seeds=2, budgets=(800, "all"), texts=60)
     accuracy, labels, _ = headline_tiles(load_comparison(tmp_path))
     assert accuracy.value.startswith("−")
-    assert (labels.value, labels.note) == ("–", "there is no measurable gain to count in labels")
+    assert (labels.value, labels.note) == ("–", "there is no clear gain to express in labels")
 
 
 def test_a_gain_that_is_not_measurable_in_epochs_has_no_number_of_epochs(tmp_path):
@@ -53,25 +53,25 @@ def test_a_gain_that_is_not_measurable_in_epochs_has_no_number_of_epochs(tmp_pat
     curves = {"scratch": (0.6, 0.7), "pretrained": (0.5, 0.7)}
     epochs = headline_tiles(load_comparison(write_answers(tmp_path, answers, curves=curves)))[2]
     assert (epochs.value, epochs.unit, epochs.interval) == ("–", "", "not measurable")
-    assert epochs.note == "after one epoch it is not measurably above the from-scratch network"
+    assert epochs.note == "after one epoch it is not clearly above the from-scratch network"
 
 
 def test_without_both_networks_there_are_no_tiles(tmp_path):
     assert (
-        headline_tiles(load_comparison(write_answers(tmp_path, {"tfidf": {0: "1101"}, "scratch": {0: "1100"}}))) == []
+        headline_tiles(load_comparison(write_answers(tmp_path, {"linear": {0: "1101"}, "scratch": {0: "1100"}}))) == []
     )
 
 
 def test_every_arm_and_the_gain_are_estimated_with_and_without_leaked_texts(tmp_path):
     answers = {
-        "tfidf": {0: "10101111"},
+        "linear": {0: "10101111"},
         "scratch": {0: "11001100", 1: "11101100"},
         "pretrained": {0: "11111100", 1: "11111110"},
     }
     comparison = load_comparison(write_answers(tmp_path, answers, overlap=(0,), near=(3,)))
     rows = differences_without_leaks(comparison)
     assert [(row.arm, row.other) for row in rows] == [
-        ("tfidf", None),
+        ("linear", None),
         ("scratch", None),
         ("pretrained", None),
         ("pretrained", "scratch"),

@@ -14,7 +14,7 @@ from headstart.store.records import read_record, record_path, write_record
 
 ANSWERS = {
     "majority": {0: "1010"},
-    "tfidf": {0: "1110"},
+    "linear": {0: "1110"},
     "scratch": {0: "1100", 1: "1000"},
     "pretrained": {0: "1110", 1: "1100"},
 }
@@ -32,7 +32,7 @@ def test_a_run_reads_back_as_it_was_written(folder, tmp_path):
 
 
 def test_a_run_is_written_in_the_documented_format(folder):
-    content = json.loads(record_path(folder, "tfidf", "all", 0).read_text())
+    content = json.loads(record_path(folder, "linear", "all", 0).read_text())
     assert sorted(content) == [
         *("arm", "best_epoch", "epochs", "format", "labels", "predictions", "rows", "seal", "seconds", "seed"),
         *("setting", "test", "valid"),
@@ -48,7 +48,7 @@ def test_arms_budgets_and_seeds_are_sorted(folder):
     write_answers(folder, {"pretrained": {0: "1110"}, "scratch": {0: "1110"}}, budget=100)
     write_answers(folder, {"pretrained": {0: "1110"}, "scratch": {0: "1110"}}, budget=20)
     comparison = load_comparison(folder)
-    assert comparison.arms == ("majority", "tfidf", "scratch", "pretrained")
+    assert comparison.arms == ("majority", "linear", "scratch", "pretrained")
     assert comparison.budgets == (20, 100, "all")
     assert comparison.seeds == (0, 1)
     assert [run.seed for run in comparison.runs_of("pretrained", "all")] == [0, 1]
@@ -60,8 +60,8 @@ def test_a_finished_comparison_has_no_missing_runs(folder):
 
 def test_a_missing_run_and_a_missing_arm_are_named(folder):
     record_path(folder, "scratch", "all", 1).unlink()
-    record_path(folder, "tfidf", "all", 0).unlink()
-    assert load_comparison(folder).missing == ("tfidf", "scratch with all labels, seed 1")
+    record_path(folder, "linear", "all", 0).unlink()
+    assert load_comparison(folder).missing == ("linear", "scratch with all labels, seed 1")
 
 
 def test_a_planned_seed_that_no_arm_has_run_is_named(folder):
@@ -73,20 +73,20 @@ def test_a_planned_seed_that_no_arm_has_run_is_named(folder):
 
 
 def test_a_planned_number_of_labels_that_no_arm_has_run_is_named(folder):
-    (folder / "run.json").write_text('{"inputs": {"labels": [null, 8], "arms": ["tfidf", "scratch"]}}')
+    (folder / "run.json").write_text('{"inputs": {"labels": [null, 8], "arms": ["linear", "scratch"]}}')
     for seed in (0, 1):
         record_path(folder, "pretrained", "all", seed).unlink()
     assert load_comparison(folder).missing == (
         "majority with 8 labels, seed 0",
-        "tfidf with 8 labels, seed 0",
+        "linear with 8 labels, seed 0",
         "scratch with 8 labels, seed 0",
         "scratch with 8 labels, seed 1",
     )
 
 
 def test_an_arm_that_was_not_requested_is_not_missing(folder):
-    record_path(folder, "tfidf", "all", 0).unlink()
-    assert load_comparison(folder).missing == ("tfidf",)
+    record_path(folder, "linear", "all", 0).unlink()
+    assert load_comparison(folder).missing == ("linear",)
     (folder / "run.json").write_text('{"inputs": {"arms": ["majority", "scratch", "pretrained"]}}')
     assert load_comparison(folder).missing == ()
 
@@ -154,23 +154,23 @@ def test_a_comparison_without_a_finished_run_is_refused(folder):
         ),
         (
             lambda run: run.update(seed=7),
-            "{path} is damaged: it holds the run that belongs in scratch-all-seed7.json",
+            "{path} is damaged: it contains the run that belongs in scratch-all-seed7.json",
         ),
         (
             lambda run: run.update(predictions=[0, 1, 1]),
-            "{path} is of another comparison: it has 3 predictions for 4 rows of test",
+            "{path} belongs to another comparison: it has 3 predictions for 4 rows of test",
         ),
         (
             lambda run: run.update(predictions=[0, 1, 1, 2]),
-            "{path} is of another comparison: it predicts label 2, where there are 2",
+            "{path} belongs to another comparison: it predicts label 2, where there are 2",
         ),
         (
             lambda run: run["test"].update(accuracy=0.75),
-            "{path} is of another comparison: it says accuracy 0.7500, its predictions give 0.5000 on test.jsonl",
+            "{path} belongs to another comparison: it records accuracy 0.7500, its predictions give 0.5000 on test.jsonl",
         ),
         (
             lambda run: run.update(predictions=[0, 1, 0, 1]),
-            "{path} is of another comparison: it says accuracy 0.5000, its predictions give 1.0000 on test.jsonl",
+            "{path} belongs to another comparison: it records accuracy 0.5000, its predictions give 1.0000 on test.jsonl",
         ),
     ],
 )
@@ -191,7 +191,7 @@ def test_a_truncated_run_is_named_and_refused(folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data["test"].update(gold=[0, 1]), "test: test.gold has 2 answers for 4 rows"),
+        (lambda data: data["test"].update(gold=[0, 1]), "test: test.gold has 2 labels for 4 rows"),
         (lambda data: data["test"].update(gold=[0, 1, 0, 5]), "test.gold has answer 5 of 2 labels"),
         (lambda data: data["test"].update(overlap=[4]), "test: test.overlap names row 4 of 4"),
         (lambda data: data["test"].update(near=[1, 5]), "test: test.near names row 5 of 4"),

@@ -12,7 +12,7 @@ from headstart.report.page import render, write_report
 from headstart.report.statistics import Range, protocol_accuracies
 
 ANSWERS = {
-    "tfidf": {0: "11101110"},
+    "linear": {0: "11101110"},
     "scratch": {0: "11110000", 1: "11111000"},
     "pretrained": {0: "11111100", 1: "11110110"},
 }
@@ -66,7 +66,7 @@ def test_if_every_test_text_appears_in_train_there_is_no_honest_accuracy(tmp_pat
     row = protocol_accuracies(load_comparison(folder), "all")[0]
     assert (row.honest, row.optimism) == (None, None)
     assert row.honest_every_row == Range(0.5625, 0.5, 0.625)
-    assert "The same runs, read two ways" in render(load_comparison(folder))
+    assert "The same runs under two protocols" in render(load_comparison(folder))
 
 
 def test_an_arm_that_did_not_measure_test_after_every_epoch_has_no_protocols(tmp_path):
@@ -83,7 +83,7 @@ def test_the_page_shows_both_protocols(folder):
 
 
 def test_results_json_has_both_protocols_for_every_number_of_labels(tmp_path):
-    arms = {"tfidf": 0.84, "scratch": 0.75, "pretrained": 0.8}
+    arms = {"linear": 0.84, "scratch": 0.75, "pretrained": 0.8}
     write_report(make_comparison(tmp_path, arms=arms, seeds=2, budgets=(100, "all"), texts=100, look_at_test=True))
     rows = json.loads((tmp_path / "results.json").read_text())["protocols"]
     assert [(row["arm"], row["budget"]) for row in rows] == [

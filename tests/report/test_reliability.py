@@ -101,14 +101,14 @@ def test_calibrated_probabilities_have_about_the_error_expected_by_chance(tmp_pa
 
 def test_arms_without_probabilities_and_the_majority_class_are_excluded(tmp_path):
     make_comparison(
-        tmp_path, arms={"majority": 0.5, "tfidf": 0.8, "scratch": 0.7}, seeds=2, texts=80, probabilities=True
+        tmp_path, arms={"majority": 0.5, "linear": 0.8, "scratch": 0.7}, seeds=2, texts=80, probabilities=True
     )
     comparison = load_comparison(tmp_path)
-    assert [calibration.arm for calibration in arm_calibrations(comparison, "all")] == ["tfidf", "scratch"]
+    assert [calibration.arm for calibration in arm_calibrations(comparison, "all")] == ["linear", "scratch"]
     path = tmp_path / "cells" / "scratch-all-seed1.json"
     write_record(tmp_path, comparison.runs_of("scratch", "all")[1].model_copy(update={"probabilities": None}))
     assert path.is_file()
-    assert [calibration.arm for calibration in arm_calibrations(load_comparison(tmp_path), "all")] == ["tfidf"]
+    assert [calibration.arm for calibration in arm_calibrations(load_comparison(tmp_path), "all")] == ["linear"]
 
 
 def test_the_caption_of_a_diagram_has_the_error_and_its_interval(tmp_path):
@@ -116,7 +116,7 @@ def test_the_caption_of_a_diagram_has_the_error_and_its_interval(tmp_path):
     (figure,) = reliability_diagrams([calibration])
     assert figure.name == "calibration-scratch"
     span = f"(95 % interval {100 * calibration.low:.1f} to {100 * calibration.high:.1f})"
-    assert figure.caption == f"Right answers by certainty: calibration error 15.0 points {span}."
+    assert figure.caption == f"Accuracy by predicted probability: calibration error 15.0 points {span}."
     assert ">from scratch<" in svg(figure.draw(2.9))
 
 

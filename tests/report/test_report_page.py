@@ -11,11 +11,19 @@ import pytest
 
 from fixtures.comparison_folder import make_comparison, write_answers
 from headstart.errors import StoreError
-from headstart.report.figures import COLOURS, FURTHER, PercentFormatter, report_figures, svg
+from headstart.report.figures import (
+    COLOURS,
+    FURTHER,
+    PercentFormatter,
+    confusion_figures,
+    confusion_width,
+    report_figures,
+    svg,
+)
 from headstart.report.load import load_comparison
 from headstart.report.page import render, write_report
 
-ARMS = {"majority": 0.5, "tfidf": 0.84, "scratch": 0.75, "pretrained": 0.8}
+ARMS = {"majority": 0.5, "linear": 0.84, "scratch": 0.75, "pretrained": 0.8}
 EVIL = "<script>alert('$x$ & y')</script>"
 
 
@@ -63,7 +71,7 @@ def test_a_report_has_a_page_two_tables_and_figures(folder):
     assert [name for name in names if name.startswith("figures/")] == [
         f"figures/{name}.{suffix}"
         for name in (
-            *("budgets", "confusion-pretrained", "confusion-scratch", "confusion-tfidf"),
+            *("budgets", "confusion-linear", "confusion-pretrained", "confusion-scratch"),
             *("curves-test", "curves", "test"),
         )
         for suffix in ("png", "svg")
@@ -95,7 +103,7 @@ def test_the_verdict_is_at_the_top(page, folder):
     first = json.loads((folder / "results.json").read_text())["verdict"][0]
     heading = page[page.index("<h1>") + 4 : page.index("</h1>")]
     assert re.sub(r"<[^>]+>", "", heading).replace("\N{NO-BREAK SPACE}", " ") == first
-    assert first.startswith("TF-IDF + logistic regression won: ")
+    assert first.startswith("The linear model is best: ")
     assert page.index("<h1>") < page.index('<p class="verdict">') < page.index("<figure") < page.index("<table")
 
 
@@ -104,7 +112,7 @@ def test_the_verdict_is_at_the_top(page, folder):
     [
         "negative 800, positive 800",
         "aaaaaaaaaaaa",
-        "8 rows of test appear word for word in train.",
+        "8 rows of test appear verbatim in train.",
         "* without the 12 test texts that also appear in train.",
         "headstart compare train.jsonl --valid valid.jsonl --test test.jsonl --from runs/lm --seeds 5",
         "10,968,602",
@@ -115,7 +123,7 @@ def test_the_verdict_is_at_the_top(page, folder):
         "gens qui ont lu ce livre",
         '{"lr": 0.0001, "optimizer": "adam"}',
         "2.11.0",
-        "Validation chose everything that was chosen",
+        "Validation chose the epoch of each network",
         "Test was also measured after every epoch",
     ],
 )
@@ -124,15 +132,21 @@ def test_the_page_contains_data_settings_and_extras(page, words):
 
 
 def test_a_page_without_extras_has_no_empty_sections(tmp_path):
-    text = render(load_comparison(write_answers(tmp_path, {"majority": {0: "1010"}, "tfidf": {0: "1110"}})))
-    for words in ("Parameters of the classifier", "What was transferred", "writes", "also appear in train", "Settings"):
+    text = render(load_comparison(write_answers(tmp_path, {"majority": {0: "1010"}, "linear": {0: "1110"}})))
+    for words in (
+        "Parameters of the classifier",
+        "Transferred weights",
+        "Text generated",
+        "also appear in train",
+        ">Settings<",
+    ):
         assert words not in text
-    assert "Test was read once a run" in text
+    assert "Test was read once per run" in text
 
 
 def test_names_cannot_become_markup(tmp_path):
     labels = (EVIL, "b")
-    answers = {"majority": {0: "1010"}, "tfidf": {0: "1110"}, "scratch": {0: "1100"}, "pretrained": {0: "1110"}}
+    answers = {"majority": {0: "1010"}, "linear": {0: "1110"}, "scratch": {0: "1100"}, "pretrained": {0: "1110"}}
     write_answers(tmp_path, answers, labels=labels)
     for name in ("run", "environment", "config"):
         (tmp_path / f"{name}.json").write_text(json.dumps({"command": EVIL, EVIL: EVIL}))
@@ -169,21 +183,21 @@ def test_results_csv_has_a_row_per_run(folder):
 def test_results_json_has_the_verdict_the_summaries_and_the_differences(tmp_path):
     folder = write_answers(
         tmp_path,
-        {"majority": {0: "1010"}, "tfidf": {0: "1110"}, "scratch": {0: "1100"}, "pretrained": {0: "1111"}},
+        {"majority": {0: "1010"}, "linear": {0: "1110"}, "scratch": {0: "1100"}, "pretrained": {0: "1111"}},
     )
     write_report(folder)
     results = json.loads((folder / "results.json").read_text())
     assert sorted(results) == ["arms", "differences", "errors", "format", "gain", "missing", "verdict"]
     assert [(arm["arm"], arm["test_accuracy"]["mean"]) for arm in results["arms"]] == [
         ("majority", 0.5),
-        ("tfidf", 0.75),
+        ("linear", 0.75),
         ("scratch", 0.5),
         ("pretrained", 1.0),
     ]
     assert [(row["arm"], row["other"], row["estimate"]["mean"]) for row in results["differences"]] == [
         ("pretrained", "scratch", 0.5),
-        ("pretrained", "tfidf", 0.25),
-        ("scratch", "tfidf", -0.25),
+        ("pretrained", "linear", 0.25),
+        ("scratch", "linear", -0.25),
     ]
     assert results["missing"] == []
 
@@ -191,7 +205,7 @@ def test_results_json_has_the_verdict_the_summaries_and_the_differences(tmp_path
 def test_lines_are_labelled_with_arm_and_accuracy(folder):
     (figure,) = [figure for figure in report_figures(load_comparison(folder)) if figure.name == "curves"]
     text = svg(figure.draw(7.4))
-    for name in ("TF-IDF 8", "majority 5", "pretrained 7", "from scratch 7", "epoch", "accuracy on validation (1,600"):
+    for name in ("linear 8", "majority 5", "pretrained 7", "from scratch 7", "epoch", "accuracy on validation (1,600"):
         assert f">{name}" in text, name
 
 
@@ -234,11 +248,11 @@ def test_the_curve_over_labels_has_a_band_for_every_arm_but_the_majority(folder)
 
 
 def test_labels_of_lines_that_end_together_do_not_overlap(tmp_path):
-    answers = {arm: {0: "1110"} for arm in ("naive_bayes", "tfidf", "scratch", "pretrained")}
+    answers = {arm: {0: "1110"} for arm in ("naive_bayes", "linear", "scratch", "pretrained")}
     curves = {"scratch": (0.5, 0.75), "pretrained": (0.6, 0.75)}
     text = svg(report_figures(load_comparison(write_answers(tmp_path, answers, curves=curves)))[0].draw(7.4))
     heights = [
-        float(y) for y in re.findall(r'y="([\d.]+)"[^>]*>(?:naive Bayes|TF-IDF|from scratch|pretrained) 75', text)
+        float(y) for y in re.findall(r'y="([\d.]+)"[^>]*>(?:naive Bayes|linear|from scratch|pretrained) 75', text)
     ]
     assert len(heights) == 4
     assert min(abs(a - b) for a in heights for b in heights if a is not b) > 10
@@ -247,7 +261,7 @@ def test_labels_of_lines_that_end_together_do_not_overlap(tmp_path):
 @pytest.mark.parametrize("labels", [4, 24])
 def test_many_labels_and_few_arms_still_make_a_page(tmp_path, labels):
     names = tuple(f"label number {index}" for index in range(labels))
-    make_comparison(tmp_path, arms={"tfidf": 0.7, "scratch": 0.6}, seeds=1, texts=60, labels=names)
+    make_comparison(tmp_path, arms={"linear": 0.7, "scratch": 0.6}, seeds=1, texts=60, labels=names)
     assert "label number 2" in render(load_comparison(tmp_path))
 
 
@@ -259,16 +273,57 @@ def test_a_path_that_cannot_be_written_is_named(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("select", "sentence"), [("last", "Of a network the last epoch counts."), ("best", "the epoch of each network,")]
+    ("select", "sentence"),
+    [
+        ("last", "The last epoch of a network is reported."),
+        ("best", "Validation chose the epoch of each network, and nothing else was chosen."),
+    ],
 )
 def test_the_page_says_which_epoch_was_selected(tmp_path, select, sentence):
     write_answers(tmp_path, {"scratch": {0: "1100"}, "pretrained": {0: "1111"}})
     (tmp_path / "config.json").write_text(json.dumps({"loop": {"select": select}}))
     page = render(load_comparison(tmp_path))
     assert sentence in page
-    assert page.count("Validation chose") == 1
+    sentences = ("The last epoch of a network is reported.", "Validation chose the epoch of each network")
+    assert [text in page for text in sentences] == [select == "last", select == "best"]
     other = {"last": "best", "best": "last"}[select]
     assert f">{select} epoch</th>" in page
     assert f'data-label="{select} epoch"' in page
     assert f"{other} epoch<" not in page
     assert f'data-label="{other} epoch"' not in page
+
+
+def test_a_confusion_matrix_of_many_labels_has_all_names_and_its_caption_the_commonest_mistakes(tmp_path):
+    labels = [f"label number {number}" for number in range(77)]
+    make_comparison(tmp_path, arms={"tfidf": 0.7, "pretrained": 0.8}, seeds=2, texts=1500, labels=labels)
+    comparison = load_comparison(tmp_path)
+    figure = confusion_figures(comparison)[-1]
+    axes = figure.draw(confusion_width(len(labels))).axes[0]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == labels
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == labels
+    counts = np.sum([run.test.confusion for run in comparison.runs_of("pretrained", "all")], axis=0)
+    worst = np.where(np.eye(77, dtype=bool), 0, counts)
+    row, column = np.unravel_index(worst.argmax(), worst.shape)
+    percent = 100 * worst.max() / counts[row].sum()
+    assert figure.caption.startswith(
+        "Fraction of the test texts of each true label by predicted label, 2 seeds together. Most often confused: "
+        f"label number {row} predicted as label number {column} ({percent:.0f} % of its texts); "
+    )
+
+
+def test_a_caption_of_few_labels_names_no_mistakes(tmp_path):
+    make_comparison(tmp_path, arms={"tfidf": 0.7}, seeds=1, texts=60, labels=("a", "b", "c"))
+    (figure,) = confusion_figures(load_comparison(tmp_path))
+    assert figure.caption == "Fraction of the test texts of each true label by predicted label."
+
+
+def test_the_page_says_what_validation_chose_and_what_the_linear_arms_see(tmp_path):
+    linear = "The linear model uses n-grams of one or two words and of two to five characters of the training rows"
+    tfidf = "TF-IDF + logistic regression uses words and pairs of words of the training rows."
+    chosen = " and the regularization of the linear arm, and nothing else was chosen."
+    write_answers(tmp_path / "new", {"majority": {0: "1010"}, "linear": {0: "1110"}})
+    page = render(load_comparison(tmp_path / "new"))
+    assert (linear in page, tfidf in page, chosen in page) == (True, False, False)
+    write_answers(tmp_path / "old", {"majority": {0: "1010"}, "tfidf": {0: "1110"}})  # by an earlier version
+    page = render(load_comparison(tmp_path / "old"))
+    assert (linear in page, tfidf in page, chosen in page) == (False, True, True)

@@ -8,15 +8,15 @@ from headstart.store.records import read_record, record_path, write_record
 
 
 def test_the_page_shows_settings_and_candidates(tmp_path):
-    answers = {"majority": {0: "1010"}, "tfidf": {0: "1111"}, "scratch": {0: "1101", 1: "1100"}}
+    answers = {"majority": {0: "1010"}, "linear": {0: "1111"}, "scratch": {0: "1101", 1: "1100"}}
     folder = write_answers(tmp_path, answers)
-    tfidf = read_record(record_path(folder, "tfidf", "all", 0))
+    linear = read_record(record_path(folder, "linear", "all", 0))
     tried = tuple({"C": strength, "valid_accuracy": 0.5} for strength in (1, 10))
-    write_record(folder, tfidf.model_copy(update={"tried": tried}))
+    write_record(folder, linear.model_copy(update={"tried": tried}))
     lower = read_record(record_path(folder, "scratch", "all", 1))
     write_record(folder, lower.model_copy(update={"setting": {"lr": 0.0003}}))
     assert setting_rows(load_comparison(folder)) == [
-        "TF-IDF: C 10, chosen on validation from C 1; C 10",
+        "linear: C 10, chosen on validation from C 1; C 10",
         "from scratch: lr 0.0001 or lr 0.0003",
     ]
-    assert "<li>TF-IDF: C 10, chosen on validation from C 1; C 10</li>" in render(load_comparison(folder))
+    assert "<li>linear: C 10, chosen on validation from C 1; C 10</li>" in render(load_comparison(folder))

@@ -81,15 +81,15 @@ def test_a_paired_difference_is_over_the_common_seeds(tmp_path):
 def test_arms_without_a_common_seed_have_no_difference(tmp_path):
     folder = write_answers(tmp_path, {"scratch": {0: "100"}, "pretrained": {1: "110"}})
     assert paired_difference(load_comparison(folder), "pretrained", "scratch", "all") is None
-    assert paired_difference(load_comparison(folder), "pretrained", "tfidf", "all") is None
+    assert paired_difference(load_comparison(folder), "pretrained", "linear", "all") is None
 
 
 @pytest.mark.parametrize("seeds", [{0: "1110"}, {4: "1110"}, {0: "1110", 1: "1110", 2: "1110"}])
 def test_a_deterministic_arm_is_paired_with_every_seed(tmp_path, seeds):
     networks = {0: "1100", 1: "1000", 2: "1101"}
-    folder = write_answers(tmp_path, {"tfidf": seeds, "pretrained": networks})
-    result = paired_difference(load_comparison(folder), "tfidf", "pretrained", "all")
-    other = paired_difference(load_comparison(folder), "pretrained", "tfidf", "all")
+    folder = write_answers(tmp_path, {"linear": seeds, "pretrained": networks})
+    result = paired_difference(load_comparison(folder), "linear", "pretrained", "all")
+    other = paired_difference(load_comparison(folder), "pretrained", "linear", "all")
     marks = [[1 - int(mark) if i < 3 else -int(mark) for i, mark in enumerate(row)] for row in networks.values()]
     by_hand = estimate(np.array(marks, dtype=float))
     assert (result.mean, result.low, result.high) == pytest.approx((by_hand.mean, by_hand.low, by_hand.high))
@@ -98,10 +98,10 @@ def test_a_deterministic_arm_is_paired_with_every_seed(tmp_path, seeds):
 
 
 def test_a_run_on_sampled_rows_is_not_paired_with_other_seeds(tmp_path):
-    write_answers(tmp_path, {"tfidf": {0: "1110"}, "scratch": {0: "1100", 1: "1000"}}, budget=8)
-    assert paired_difference(load_comparison(tmp_path), "tfidf", "scratch", 8).seeds == 1
-    write_answers(tmp_path, {"tfidf": {0: "1110"}, "scratch": {0: "1100", 1: "1000"}})
-    assert paired_difference(load_comparison(tmp_path), "tfidf", "scratch", "all").seeds == 2  # control
+    write_answers(tmp_path, {"linear": {0: "1110"}, "scratch": {0: "1100", 1: "1000"}}, budget=8)
+    assert paired_difference(load_comparison(tmp_path), "linear", "scratch", 8).seeds == 1
+    write_answers(tmp_path, {"linear": {0: "1110"}, "scratch": {0: "1100", 1: "1000"}})
+    assert paired_difference(load_comparison(tmp_path), "linear", "scratch", "all").seeds == 2  # control
 
 
 def test_the_interval_of_equal_predictions_has_a_width():
@@ -114,7 +114,7 @@ def test_the_interval_of_equal_predictions_has_a_width():
 
 def test_one_run_of_an_arm_that_trains_is_not_measurable(tmp_path):
     answers = {
-        "tfidf": {0: "0" * 90},
+        "linear": {0: "0" * 90},
         "naive_bayes": {0: "1" * 90},
         "scratch": {0: "0" * 90},
         "pretrained": {0: "1" * 90},
@@ -123,7 +123,7 @@ def test_one_run_of_an_arm_that_trains_is_not_measurable(tmp_path):
     trained = paired_difference(comparison, "pretrained", "scratch", "all")
     assert trained.low > 0
     assert (trained.one_run, trained.measurable) == (True, False)
-    fixed = paired_difference(comparison, "naive_bayes", "tfidf", "all")  # control: both arms are deterministic
+    fixed = paired_difference(comparison, "naive_bayes", "linear", "all")  # control: both arms are deterministic
     assert (fixed.one_run, fixed.measurable) == (False, True)
 
 
@@ -179,7 +179,7 @@ def test_the_interval_of_macro_f1_is_about_that_of_a_bootstrap_over_texts():
 
 
 def test_labels_are_imbalanced_from_three_to_two(tmp_path):
-    comparison = load_comparison(make_comparison(tmp_path, arms={"tfidf": 0.8}, texts=50))
+    comparison = load_comparison(make_comparison(tmp_path, arms={"linear": 0.8}, texts=50))
     test = comparison.data.test
     for counts, expected in (({"a": 29, "b": 21}, False), ({"a": 30, "b": 20}, True), ({"a": 50, "b": 0}, True)):
         data = comparison.data.model_copy(update={"test": test.model_copy(update={"counts": counts})})

@@ -13,7 +13,7 @@ from headstart.report.page import render
 from headstart.report.summary import headline_tiles, verdict, verdict_sentences
 from report.test_error_tables import page_text
 
-ARMS = {"majority": 0.5, "tfidf": 0.7, "scratch": 0.6, "pretrained": 0.9}
+ARMS = {"majority": 0.5, "linear": 0.7, "scratch": 0.6, "pretrained": 0.9}
 BUDGETS = (50, 100, 1000, "all")
 
 
@@ -30,22 +30,22 @@ def folder(tmp_path_factory):
 
 def test_the_verdict_names_the_budgets_of_which_the_gain_is_known(folder):
     sentences = verdict_sentences(load_comparison(folder))
-    assert sentences.largest_budget[0].startswith("The pretrained network won: ")
+    assert sentences.largest_budget[0].startswith("The pretrained network is best: ")
     assert sentences.largest_budget[-1] == (
-        "What pretraining was worth with all labels is not known: the from-scratch network has no finished run with so many."
+        "The gain from pretraining with all labels is unknown: the from-scratch network has no finished run with this number."
     )
     few, some, many = sentences.smaller_budgets
-    assert few.startswith("With 50 labels, pretraining was worth +")
-    assert some.startswith("With 100 labels, pretraining was worth +")
+    assert few.startswith("With 50 labels, pretraining gained +")
+    assert some.startswith("With 100 labels, pretraining gained +")
     assert (
-        ": the from-scratch network, which was run with no more labels, needs more than 100 for the same accuracy"
+        ": the from-scratch network, which was not run with more labels, needs more than 100 for the same accuracy"
         in some
     )
     assert "there are" not in some  # there are more, and the others had them
     assert re.fullmatch(
-        r"With 1,000 labels, the pretrained network was \d+\.\d points above TF-IDF \+ logistic regression "
+        r"With 1,000 labels, the pretrained network was \d+\.\d points above the linear model "
         r"\(95 % interval \+\d+\.\d to \+\d+\.\d, 3 paired seeds\), which needs more than 1,600 for the same accuracy; "
-        r"the from-scratch network has no finished run with so many\.",
+        r"the from-scratch network has no finished run with this number\.",
         many,
     )
     assert sentences.missing == [
@@ -71,14 +71,14 @@ def test_a_line_that_ends_early_is_labelled_at_its_end(folder):
     assert annotations["from scratch"].xy[0] == 100
     assert annotations["from scratch"].xycoords == "data"
     assert all(
-        annotations[name].xy[0] == 1.0 for name in ("pretrained", "TF-IDF", "majority")
+        annotations[name].xy[0] == 1.0 for name in ("pretrained", "linear", "majority")
     )  # control: right of the axis
 
 
 def test_figures_and_tables_of_the_most_labels_name_missing_arms(folder, tmp_path):
     captions = {figure.name: figure.caption for figure in report_figures(load_comparison(folder))}
-    assert captions["curves"].endswith(" The from-scratch network: no finished run with so many labels.")
-    assert captions["test"].endswith(" The from-scratch network: no finished run with so many labels.")
+    assert captions["curves"].endswith(" The from-scratch network: no finished run with this number of labels.")
+    assert captions["test"].endswith(" The from-scratch network: no finished run with this number of labels.")
     text = page_text(render(load_comparison(folder)))
     assert text.count("From scratch no finished run") == 2  # with 1,000 and with all labels
     complete = make_comparison(tmp_path, arms=ARMS, seeds=3, budgets=(50, "all"), texts=100)

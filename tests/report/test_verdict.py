@@ -35,15 +35,15 @@ def test_the_verdict_names_a_linear_arm_as_the_winner(tmp_path):
         tmp_path,
         {
             "majority": MAJORITY,
-            "tfidf": seeds(180),
+            "linear": seeds(180),
             "scratch": seeds(140, 142, 138),
             "pretrained": seeds(160, 161, 159),
         },
         curves={"scratch": (0.5, 0.6, 0.7), "pretrained": (0.65, 0.75, 0.8)},
     )
     assert sentences == [
-        "TF-IDF + logistic regression won: 90.0 % on test, 10.0 points above the pretrained network (80.0 %).",
-        "Pretraining was worth +10.0 points over random weights (95 % interval +5.6 to +14.4, 3 paired seeds).",
+        "The linear model is best: 90.0 % on test, 10.0 points above the pretrained network (80.0 %).",
+        "Pretraining gained +10.0 points over random weights (95 % interval +5.6 to +14.4, 3 paired seeds).",
         "After one epoch the pretrained network (65.0 % on validation) is where the from-scratch network is after 3 "
         "(95 % interval 3 to 3).",
     ]
@@ -54,101 +54,100 @@ def test_the_verdict_names_the_pretrained_network_as_the_winner(tmp_path):
         tmp_path,
         {
             "majority": MAJORITY,
-            "tfidf": seeds(160),
+            "linear": seeds(160),
             "scratch": seeds(140, 142, 138),
             "pretrained": seeds(180, 181, 179),
         },
         curves={"scratch": (0.5, 0.6, 0.7), "pretrained": (0.75, 0.75, 0.8)},
     )
     assert sentences == [
-        "The pretrained network won: 90.0 % on test, 10.0 points above TF-IDF + logistic regression (80.0 %).",
-        "Pretraining was worth +20.0 points over random weights (95 % interval +14.3 to +25.7, 3 paired seeds).",
-        "After one epoch the pretrained network (75.0 % on validation) is where the from-scratch network does not arrive "
-        "in 3 epochs.",
+        "The pretrained network is best: 90.0 % on test, 10.0 points above the linear model (80.0 %).",
+        "Pretraining gained +20.0 points over random weights (95 % interval +14.3 to +25.7, 3 paired seeds).",
+        "After one epoch the pretrained network (75.0 % on validation) is where the from-scratch network is "
+        "not after 3 epochs.",
     ]
 
 
 def test_a_lead_within_the_interval_is_not_called_a_win(tmp_path):
     answers = {
         "majority": MAJORITY,
-        "tfidf": {0: marks(160, shift=20)},
+        "linear": {0: marks(160, shift=20)},
         "scratch": {0: marks(158, shift=60), 1: marks(159, shift=60)},
         "pretrained": {0: marks(161), 1: marks(163)},
     }
     assert verdict_of(tmp_path, answers) == [
-        "The pretrained network is ahead, but not measurably: 81.0 % on test, 1.0 points above "
-        "TF-IDF + logistic regression (80.0 %; 95 % interval −7.9 to +9.9).",
-        "No measurable gain from pretraining: +1.8 points (95 % interval −7.6 to +11.1, 2 paired seeds).",
-        "No measurable head start in epochs: after the first, the pretrained network (50.0 % on validation) is not "
-        "measurably above the from-scratch network.",
+        "No clear winner: The pretrained network has 81.0 % on test, 1.0 points above "
+        "the linear model (80.0 %; 95 % interval −7.9 to +9.9).",
+        "No clear gain from pretraining: +1.8 points (95 % interval −7.6 to +11.1, 2 paired seeds).",
+        "No clear gain in epochs: after the first epoch, the pretrained network (50.0 % on validation) is "
+        "not clearly above the from-scratch network.",
     ]
 
 
 def test_the_verdict_says_that_pretraining_hurt(tmp_path):
     answers = {"scratch": seeds(180, 181, 179), "pretrained": seeds(150, 151, 149)}
-    assert verdict_of(tmp_path, answers | {"majority": MAJORITY, "tfidf": seeds(120)})[:3] == [
-        "The from-scratch network won: 90.0 % on test, 15.0 points above the pretrained network (75.0 %).",
-        "TF-IDF + logistic regression came to 60.0 %, 30.0 points below the from-scratch network.",
-        "Pretraining hurt: −15.0 points against random weights (95 % interval −20.1 to −9.9, 3 paired seeds).",
+    assert verdict_of(tmp_path, answers | {"majority": MAJORITY, "linear": seeds(120)})[:3] == [
+        "The from-scratch network is best: 90.0 % on test, 15.0 points above the pretrained network (75.0 %).",
+        "The linear model reached 60.0 %, 30.0 points below the from-scratch network.",
+        "Pretraining was harmful: −15.0 points compared with random weights (95 % interval −20.1 to −9.9, 3 paired seeds).",
     ]
 
 
 def test_the_verdict_on_one_seed_claims_no_proof(tmp_path):
-    answers = {"majority": MAJORITY, "tfidf": seeds(110), "scratch": seeds(140), "pretrained": seeds(160)}
+    answers = {"majority": MAJORITY, "linear": seeds(110), "scratch": seeds(140), "pretrained": seeds(160)}
     assert verdict_of(tmp_path, answers)[2] == (
-        "With one seed, pretraining made +10.0 points against random weights, which is no proof "
-        "(95 % interval +5.6 to +14.4 over the test texts alone: one seed cannot show the luck of training)."
+        "With one seed, the difference between pretraining and random weights was +10.0 points, which one seed "
+        "cannot confirm (95 % interval +5.6 to +14.4 over the test texts only: one seed does not show the "
+        "variation between training runs)."
     )
 
 
 def test_a_tie_is_called_a_tie(tmp_path):
-    answers = {"majority": MAJORITY, "tfidf": seeds(160), "scratch": seeds(120), "pretrained": seeds(160)}
-    expected = "A tie: TF-IDF + logistic regression and the pretrained network both have 80.0 % on test."
+    answers = {"majority": MAJORITY, "linear": seeds(160), "scratch": seeds(120), "pretrained": seeds(160)}
+    expected = "A tie: the linear model and the pretrained network both have 80.0 % on test."
     assert verdict_of(tmp_path, answers)[0] == expected
 
 
 def test_a_difference_that_rounds_to_zero_is_level(tmp_path):
     answers = {
         "majority": {0: marks(1500, of=3000)},
-        "tfidf": {0: marks(2400, of=3000)},
+        "linear": {0: marks(2400, of=3000)},
         "scratch": {0: marks(2000, of=3000)},
         "pretrained": {0: marks(2401, shift=30, of=3000)},
     }
     assert verdict_of(tmp_path, answers)[0] == (
-        "The pretrained network is level with TF-IDF + logistic regression: 80.0 % and 80.0 % on test."
+        "The pretrained network and the linear model are equal: 80.0 % and 80.0 % on test."
     )
 
 
 def test_an_arm_of_the_second_sentence_can_be_level(tmp_path):
     answers = {
         "majority": {0: marks(1500, of=3000)},
-        "tfidf": {0: marks(2400, of=3000)},
+        "linear": {0: marks(2400, of=3000)},
         "scratch": {0: marks(2401, of=3000)},
         "pretrained": {0: marks(2401, of=3000)},
     }
-    assert verdict_of(tmp_path, answers)[1] == (
-        "TF-IDF + logistic regression came to 80.0 %, level with the from-scratch network."
-    )
+    assert verdict_of(tmp_path, answers)[1] == ("The linear model reached 80.0 %, level with the from-scratch network.")
 
 
 def test_equal_networks_show_no_gain(tmp_path):
-    answers = {"majority": MAJORITY, "tfidf": seeds(120), "scratch": seeds(150, 151), "pretrained": seeds(150, 151)}
-    expected = "No measurable gain from pretraining: 0.0 points (95 % interval −1.4 to +1.4, 2 paired seeds)."
+    answers = {"majority": MAJORITY, "linear": seeds(120), "scratch": seeds(150, 151), "pretrained": seeds(150, 151)}
+    expected = "No clear gain from pretraining: 0.0 points (95 % interval −1.4 to +1.4, 2 paired seeds)."
     assert expected in verdict_of(tmp_path, answers)
 
 
 def test_the_verdict_names_two_networks_below_the_majority_class(tmp_path):
-    answers = {"majority": seeds(120), "tfidf": seeds(150), "scratch": seeds(110, 110), "pretrained": seeds(119, 119)}
+    answers = {"majority": seeds(120), "linear": seeds(150), "scratch": seeds(110, 110), "pretrained": seeds(119, 119)}
     assert verdict_of(tmp_path, answers)[:2] == [
-        "TF-IDF + logistic regression won: 75.0 % on test, 15.5 points above the pretrained network (59.5 %).",
+        "The linear model is best: 75.0 % on test, 15.5 points above the pretrained network (59.5 %).",
         "Neither network beat the majority class (60.0 %): the pretrained network 59.5 %, the from-scratch network 55.0 %.",
     ]
 
 
 def test_a_win_is_not_claimed_on_one_run_of_a_network(tmp_path):
-    answers = {"tfidf": seeds(150), "scratch": seeds(110), "pretrained": seeds(119)}
+    answers = {"linear": seeds(150), "scratch": seeds(110), "pretrained": seeds(119)}
     assert verdict_of(tmp_path, answers)[0] == (
-        "TF-IDF + logistic regression is ahead, but one seed cannot show the luck of training: 75.0 % on test, "
+        "No clear winner with one seed: The linear model has 75.0 % on test, "
         "15.5 points above the pretrained network (59.5 %)."
     )
 
@@ -156,40 +155,40 @@ def test_a_win_is_not_claimed_on_one_run_of_a_network(tmp_path):
 def test_a_leading_linear_arm_is_compared_with_the_best_network_not_with_another_linear_arm(tmp_path):
     answers = {
         "naive_bayes": seeds(148),
-        "tfidf": seeds(150),
+        "linear": seeds(150),
         "scratch": seeds(110, 111),
         "pretrained": seeds(125, 125),
     }
-    first = "TF-IDF + logistic regression won: 75.0 % on test, 12.5 points above the pretrained network (62.5 %)."
+    first = "The linear model is best: 75.0 % on test, 12.5 points above the pretrained network (62.5 %)."
     assert verdict_of(tmp_path, answers)[0] == first
 
 
 def test_the_verdict_names_one_network_at_the_majority_class(tmp_path):
-    answers = {"majority": seeds(120), "tfidf": seeds(150), "scratch": seeds(120), "pretrained": seeds(140)}
+    answers = {"majority": seeds(120), "linear": seeds(150), "scratch": seeds(120), "pretrained": seeds(140)}
     expected = "The from-scratch network (60.0 %) did not beat the majority class (60.0 %)."
     assert verdict_of(tmp_path, answers)[1] == expected
 
 
 def test_every_smaller_budget_has_a_sentence_with_the_gain_in_labels(tmp_path):
-    base = {"majority": MAJORITY, "tfidf": seeds(170), "scratch": seeds(140, 142), "pretrained": seeds(160, 161)}
+    base = {"majority": MAJORITY, "linear": seeds(170), "scratch": seeds(140, 142), "pretrained": seeds(160, 161)}
     write_answers(tmp_path, base)
-    few = {"majority": MAJORITY, "tfidf": seeds(130, 130), "scratch": seeds(105, 104), "pretrained": seeds(140, 139)}
+    few = {"majority": MAJORITY, "linear": seeds(130, 130), "scratch": seeds(105, 104), "pretrained": seeds(140, 139)}
     write_answers(tmp_path, few, budget=50)
-    some = {"majority": MAJORITY, "tfidf": seeds(150, 150), "scratch": seeds(120, 121), "pretrained": seeds(120, 121)}
+    some = {"majority": MAJORITY, "linear": seeds(150, 150), "scratch": seeds(120, 121), "pretrained": seeds(120, 121)}
     write_answers(tmp_path, some, budget=400)
     sentences = verdict(load_comparison(tmp_path))
     assert sentences[1:3] == [
-        "Pretraining was worth +9.8 points over random weights (95 % interval +4.5 to +15.0, 2 paired seeds): "
-        "the from-scratch network needs more than the 1,600 labels there are for the same accuracy.",
-        "TF-IDF + logistic regression needs about 830 labels (95 % interval 440 to 1,500) for what "
+        "Pretraining gained +9.8 points over random weights (95 % interval +4.5 to +15.0, 2 paired seeds): "
+        "the from-scratch network needs more than the 1,600 available labels for the same accuracy.",
+        "The linear model needs about 830 labels (95 % interval 440 to 1,500) for what "
         "the pretrained network reaches with 1,600.",
     ]
     assert sentences[-2:] == [
-        "With 50 labels, pretraining was worth +17.5 points over random weights (95 % interval +12.1 to +22.9, "
+        "With 50 labels, pretraining gained +17.5 points over random weights (95 % interval +12.1 to +22.9, "
         "2 paired seeds), or about 1,400 labels (95 % interval 450 to more than 1,550): the from-scratch network needs "
-        "about 1,400 for the same accuracy, TF-IDF + logistic regression about 130 (95 % interval 53 to 340).",
-        "With 400 labels, no measurable gain from pretraining: 0.0 points (95 % interval −1.4 to +1.4, 2 paired seeds); "
-        "TF-IDF + logistic regression was ahead with 75.0 %.",
+        "about 1,400 for the same accuracy, the linear model about 130 (95 % interval 53 to 340).",
+        "With 400 labels, no clear gain from pretraining: 0.0 points (95 % interval −1.4 to +1.4, 2 paired seeds); "
+        "the linear model was best with 75.0 %.",
     ]
 
 
@@ -200,7 +199,7 @@ def test_imbalanced_labels_add_a_sentence_on_macro_f1(tmp_path):
     comparison = load_comparison(folder)
     test = comparison.data.test.model_copy(update={"counts": {"common": 300, "rare": 100}})
     unequal = replace(comparison, data=comparison.data.model_copy(update={"test": test}))
-    assert verdict(unequal)[2].startswith("In macro-F1, where a rare label counts as much as a frequent one: +2")
+    assert verdict(unequal)[2].startswith("In macro-F1, which weights all labels equally: +2")
 
 
 def several(folder):
@@ -216,9 +215,9 @@ def several(folder):
 
 def test_of_several_pretrained_folders_the_best_on_validation_is_compared(tmp_path):
     sentences = verdict(several(tmp_path))
-    assert sentences[0].startswith("NB-SVM won: 9")
+    assert sentences[0].startswith("NB-SVM is best: 9")
     assert "points above the pretrained network two (8" in sentences[0]
-    assert sentences[1].startswith("Pretraining was worth +2")
+    assert sentences[1].startswith("Pretraining gained +2")
     assert [sentence.split(": +")[0] for sentence in sentences[-3:-1]] == [
         "The frozen pretrained network",
         "The pretrained network one",
@@ -238,38 +237,39 @@ def test_a_page_is_rendered_for_any_set_of_arms(tmp_path):
 
 def test_nothing_is_claimed_of_a_missing_arm(tmp_path):
     assert verdict_of(tmp_path, {"pretrained": seeds(160, 150)}) == [
-        "Only the pretrained network has finished, with 77.5 % on test: there is nothing to compare it with.",
-        "What pretraining was worth is not known: the from-scratch network has no finished run.",
-        "Not finished: majority (no run at all); tfidf (no run at all); scratch (no run at all).",
+        "Only the pretrained network has finished, with 77.5 % on test: there is no other arm to compare it with.",
+        "The gain from pretraining is unknown: the from-scratch network has no finished run.",
+        "Not finished: majority (no run at all); linear (no run at all); scratch (no run at all).",
     ]
 
 
 def test_an_arm_that_was_not_requested_is_not_called_unfinished(tmp_path):
-    folder = write_answers(tmp_path, {"tfidf": seeds(150), "pretrained": seeds(160, 150)})
-    (folder / "run.json").write_text('{"inputs": {"arms": ["tfidf", "pretrained"]}}')
+    folder = write_answers(tmp_path, {"linear": seeds(150), "pretrained": seeds(160, 150)})
+    (folder / "run.json").write_text('{"inputs": {"arms": ["linear", "pretrained"]}}')
     assert verdict(load_comparison(folder))[1:] == [
-        "What pretraining was worth was not asked: the from-scratch network was left out (--arms).",
+        "The gain from pretraining was not measured: the from-scratch network was not among the arms (--arms).",
     ]
-    (folder / "run.json").write_text('{"inputs": {"arms": ["tfidf", "scratch", "pretrained"]}}')  # control
+    (folder / "run.json").write_text('{"inputs": {"arms": ["linear", "scratch", "pretrained"]}}')  # control
     assert verdict(load_comparison(folder))[1:] == [
-        "What pretraining was worth is not known: the from-scratch network has no finished run.",
+        "The gain from pretraining is unknown: the from-scratch network has no finished run.",
         "Not finished: scratch (no run at all).",
     ]
 
 
 def test_networks_without_a_common_seed_are_not_compared(tmp_path):
-    answers = {"majority": MAJORITY, "tfidf": seeds(90), "scratch": {0: marks(140)}, "pretrained": {1: marks(160)}}
+    answers = {"majority": MAJORITY, "linear": seeds(90), "scratch": {0: marks(140)}, "pretrained": {1: marks(160)}}
     sentences = verdict_of(tmp_path, answers)
     assert sentences[0] == (
-        "The pretrained network is ahead, but shares no seed with the next: 80.0 % on test, 10.0 points above "
+        "The pretrained network has the highest accuracy, but shares no seed with the second: 80.0 % on "
+        "test, 10.0 points above "
         "the from-scratch network (70.0 %)."
     )
-    assert "What pretraining was worth is not known: the two networks share no seed." in sentences
+    assert "The gain from pretraining is unknown: the two networks share no seed." in sentences
     assert sentences[-1] == "Not finished: scratch with all labels, seed 1; pretrained with all labels, seed 0."
 
 
 def test_missing_runs_beyond_three_are_only_counted(tmp_path):
-    answers = {"majority": MAJORITY, "tfidf": seeds(90), "scratch": seeds(140), "pretrained": seeds(*[160] * 6)}
+    answers = {"majority": MAJORITY, "linear": seeds(90), "scratch": seeds(140), "pretrained": seeds(*[160] * 6)}
     assert verdict_of(tmp_path, answers)[-1] == "Not finished: scratch with all labels, seeds 1, 2, 3, 4 and 5."
     for budget in (20, 40, 80):
         write_answers(tmp_path, {"pretrained": seeds(160)}, budget=budget)
@@ -277,13 +277,13 @@ def test_missing_runs_beyond_three_are_only_counted(tmp_path):
 
 
 def test_an_arm_of_an_unknown_type_is_called_by_its_name(tmp_path):
-    sentences = verdict_of(tmp_path, {"majority": MAJORITY, "tfidf": seeds(120), "distilled": seeds(180)})
-    assert sentences[0].startswith("Distilled won: 90.0 % on test, 30.0 points above TF-IDF")
+    sentences = verdict_of(tmp_path, {"majority": MAJORITY, "linear": seeds(120), "distilled": seeds(180)})
+    assert sentences[0].startswith("Distilled is best: 90.0 % on test, 30.0 points above the linear model")
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_every_sentence_of_the_verdict_is_one_line_with_a_full_stop(tmp_path, count):
-    arms = {"majority": 0.5, "naive_bayes": 0.7, "tfidf": 0.8, "scratch": 0.6, "pretrained": 0.7}
+    arms = {"majority": 0.5, "naive_bayes": 0.7, "linear": 0.8, "scratch": 0.6, "pretrained": 0.7}
     sentences = verdict(load_comparison(make_comparison(tmp_path, arms=arms, seeds=count, budgets=(50, "all"))))
     assert len(sentences) >= 3
     assert all(sentence.endswith(".") and "\n" not in sentence for sentence in sentences)

@@ -8,6 +8,7 @@ import pytest
 
 from fixtures.serving import Server
 from fixtures.tiny import finetune_config, pretrain_config, write_reviews
+from fixtures.waiting import PATIENCE
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -66,7 +67,7 @@ def crowded(servers: dict[str, Server]) -> Server:
 
 
 def client(server: Server, **headers: str) -> httpx2.Client:
-    return httpx2.Client(base_url=server.url, headers=headers, timeout=60)
+    return httpx2.Client(base_url=server.url, headers=headers, timeout=PATIENCE)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fixtures.waiting import PATIENCE
 from headstart.serve.batching import Batcher, PaddedShape
 from headstart.serve.middleware import HTTPError, ServerMetrics
 
@@ -24,7 +25,7 @@ class FakeModel:
 
     def score(self, texts):
         self.started.set()
-        self.unblocked.wait(10)
+        self.unblocked.wait(PATIENCE)
         self.batches.append([len(text) for text in texts])
         return np.array([[len(text), -len(text)] for text in texts], dtype=float)
 
@@ -33,7 +34,7 @@ def make_batcher(model, executor, **options):
     return Batcher(
         lambda texts: [np.zeros(len(text), dtype=np.int64) for text in texts],
         model.score,
-        lambda tokens: PaddedShape(1, tokens),
+        lambda ids: PaddedShape(1, len(ids)),
         model=executor,
         encoder=executor,
         metrics=ServerMetrics(),
@@ -57,7 +58,7 @@ def run(work, model=None, **options):
     return asyncio.run(main())
 
 
-def in_seconds(seconds=60.0):
+def in_seconds(seconds=PATIENCE):
     return time.monotonic() + seconds
 
 
@@ -179,11 +180,9 @@ def test_a_request_that_would_wait_too_long_is_refused_at_once():
         queue._seconds_per_token = 0.5  # as if the batches before had been slow
         with pytest.raises(HTTPError) as refused:
             await queue.predict(["x"], in_seconds(2.0))
-        assert refused.value.detail == (
-            "what waits takes about 10.0 seconds, and this request has 2.0; try again later"
-        )
+        assert refused.value.detail == ("the queue takes about 10.0 seconds, and this request has 2.0; try again later")
         assert refused.value.retry_after == 10
-        patient = asyncio.create_task(queue.predict(["x"], in_seconds(60.0)))  # control: one with more time waits
+        patient = asyncio.create_task(queue.predict(["x"], in_seconds()))  # control: one with more time waits
         await asyncio.sleep(0)
         model.unblocked.set()
         await asyncio.gather(first, patient)

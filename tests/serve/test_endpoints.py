@@ -9,6 +9,7 @@ import pytest
 from fixtures.tiny import CPU
 from headstart.cli.main import run
 from headstart.config.schema import RuntimeConfig
+from headstart.files import read_json
 from headstart.predict.explain import explain_prediction
 from headstart.predict.generate import Sampling, next_token_candidates, run_generate
 from headstart.predict.predictor import Predictor
@@ -50,6 +51,15 @@ def test_answers_are_in_the_order_of_the_texts(ask, texts, expected):
     check(ask.post("/predict", json={"texts": texts}).json()["predictions"], expected)
     assert len({answer.label for answer in expected}) == 2  # control: the answers do differ
     assert {answer.truncated for answer in expected} == {True, False}
+
+
+def test_a_blank_text_among_several_has_an_error_in_its_place(ask, texts, expected):
+    reply = ask.post("/predict", json={"texts": ["", texts[0], " \n", texts[1]]})
+    assert reply.status_code == 200
+    blank, first, other, second = reply.json()["predictions"]
+    assert blank == other == {"error": "the text is empty"}
+    check([first, second], expected[:2])
+    assert ask.post("/predict", json={"texts": [" "]}).json()["predictions"] == [{"error": "the text is empty"}]
 
 
 def test_concurrent_requests_get_the_same_answers_as_single_ones(ask, texts, expected):
@@ -154,20 +164,21 @@ def test_next_returns_the_most_probable_pieces(ask_language, served):
     assert pieces[0]["text"] == greedy
 
 
-def test_about_describes_the_model_and_its_run(ask, ask_language):
+def test_about_describes_the_model_and_its_run(ask, ask_language, served):
     about = ask.get("/about").json()
     assert (about["name"], about["head_type"], about["labels"]) == ("clf", "classify", ["negative", "positive"])
     assert [chart["title"] for chart in about["curves"]] == ["Loss", "Accuracy"]
     assert [line["name"] for line in about["curves"][0]["lines"]] == ["loss on train", "loss on validation"]
     assert set(about["result"]) == {"accuracy on validation"}
     assert about["report"] is False
+    assert about["quality"] == read_json(served / "clf" / "result.json")["quality"]
     language = ask_language.get("/about").json()
     assert (language["head_type"], language["labels"]) == ("language", [])
     assert set(language["result"]) == {"perplexity of held-out text", "bits per byte of held-out text"}
 
 
 def test_a_report_beside_the_model_is_served_without_scripts(ask, served):
-    assert ask.get("/report").json() == {"error": "not_found", "detail": "there is no report beside this model"}
+    assert ask.get("/report").json() == {"error": "not_found", "detail": "this model has no report"}
     page = served / "clf" / "report.html"
     page.write_text("<h1>a report</h1>")
     try:

@@ -15,6 +15,7 @@ import pytest
 
 from fixtures.serving import Server
 from fixtures.tiny import FILLING
+from fixtures.waiting import PATIENCE
 from headstart.config.schema import RuntimeConfig
 from headstart.predict.predictor import Predictor
 
@@ -23,7 +24,7 @@ HEAD = (
     "POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     "Connection: close\r\nContent-Length: {}\r\n\r\n"
 )
-STOPPING = "the server is stopping; ask another, or try again later"
+STOPPING = "the server is shutting down; try again later"
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,7 @@ async def overload(load: LoadGenerator, server: Server, rate: float, requests: i
         await asyncio.sleep(0.002)
     server.process.send_signal(signal.SIGTERM)
     await sending
-    return await asyncio.to_thread(server.process.wait, 60)
+    return await asyncio.to_thread(server.process.wait, PATIENCE)
 
 
 def test_at_twice_the_sustainable_rate_requests_are_refused_and_a_drain_drops_no_admitted_one(

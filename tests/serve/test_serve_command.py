@@ -18,7 +18,7 @@ def serve(capsys, *arguments):
 def test_a_folder_without_a_model_is_refused(capsys, tmp_path):
     assert serve(capsys, tmp_path, "--port", 0) == (
         2,
-        f"headstart: {tmp_path} holds no model of Headstart's; found: nothing\n",
+        f"headstart: {tmp_path} contains no Headstart model; found: nothing\n",
     )
 
 
@@ -30,7 +30,7 @@ def test_a_masked_language_model_is_refused(capsys, served, tmp_path):
     pretrain_run([str(served / "texts.txt")], out, pretrain_config(loop__steps=1, objective="masked"))
     assert serve(capsys, out, "--port", 0) == (
         2,
-        f"headstart: {out} learnt to fill gaps (objective masked) and cannot go on from a prompt; causal and hybrid can\n",
+        f"headstart: {out} was trained with objective masked and cannot continue a prompt; causal and hybrid models can\n",
     )
 
 
@@ -38,8 +38,8 @@ def test_a_port_in_use_is_named(capsys, classifier, served):
     port = int(classifier.url.rsplit(":", 1)[1])
     assert serve(capsys, served / "clf", "--port", port) == (
         2,
-        f"headstart: cannot listen at 127.0.0.1 port {port}: Address already in use; choose another --port, or 0 for any "
-        "that is free\n",
+        f"headstart: cannot listen at 127.0.0.1 port {port}: Address already in use; choose another --port, or 0 "
+        "for any free port\n",
     )
 
 
@@ -48,7 +48,7 @@ def test_a_port_in_use_is_named(capsys, classifier, served):
     [
         (["--port", "70000"], "--port must be less than 65536, got '70000'"),
         (["--serve.deadline", "0"], "--serve.deadline must be greater than 0, got '0'"),
-        (["--serve.texts", "9", "--serve.queue", "5"], "--serve.texts (9) must not be above --serve.queue (5)"),
+        (["--serve.texts", "9", "--serve.queue", "5"], "--serve.texts must be at most --serve.queue, got 9 and 5"),
         (["--api-key-file", "nowhere"], "--api-key-file nowhere cannot be read: No such file or directory"),
     ],
 )
@@ -59,7 +59,7 @@ def test_a_wrong_option_is_named_as_it_was_typed(capsys, served, options, line):
 def test_settings_are_read_from_headstart_toml(capsys, served, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "headstart.toml").write_text("[serve]\nport = 1\ntexts = 9\nqueue = 5\n")
-    assert serve(capsys, served / "clf")[1] == "headstart: --serve.texts (9) must not be above --serve.queue (5)\n"
+    assert serve(capsys, served / "clf")[1] == "headstart: --serve.texts must be at most --serve.queue, got 9 and 5\n"
     assert run(["params", "--preset", "classic", "--vocab-size", "300"]) == 0  # control: other commands ignore them
 
 

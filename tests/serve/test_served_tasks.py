@@ -7,6 +7,7 @@ from fixtures.predictions import write_all
 from fixtures.recipes import finetune_run
 from fixtures.serving import Server
 from fixtures.tiny import finetune_config
+from fixtures.waiting import PATIENCE
 from headstart.config.schema import RuntimeConfig
 from headstart.predict.explain import explain_prediction
 from headstart.predict.predictor import Predictor
@@ -35,7 +36,7 @@ def servers(folder):
 
 
 def ask(server, path, body):
-    reply = httpx2.post(f"{server.url}/{path}", json=body, timeout=60)
+    reply = httpx2.post(f"{server.url}/{path}", json=body, timeout=PATIENCE)
     return reply.status_code, reply.json()
 
 
@@ -81,26 +82,37 @@ def test_served_explanations_of_every_task_are_those_of_explain_prediction(folde
 
 
 def test_about_describes_every_task(servers):
-    facts = {name: httpx2.get(f"{server.url}/about").json()["task"] for name, server in servers.items()}
+    facts = {
+        name: httpx2.get(f"{server.url}/about", timeout=PATIENCE).json()["task"] for name, server in servers.items()
+    }
     assert facts["several"]["kind"] == "labels"
     assert set(facts["several"]["thresholds"]) == {"crime", "love", "war"}
     assert (facts["rating"]["lowest"], facts["rating"]["highest"]) == (1, 5)
     assert facts["pair"] == {"kind": "classes", "pair": True}
 
 
+def test_a_pair_with_a_blank_text_has_an_error_in_its_place(servers):
+    body = {"texts": ["a", "b", " "], "pairs": ["c", " ", "d"]}
+    reply = httpx2.post(f"{servers['pair'].url}/predict", json=body, timeout=PATIENCE)
+    assert reply.status_code == 200
+    first, *others = reply.json()["predictions"]
+    assert others == [{"error": "the text is empty"}] * 2
+    assert set(first) == {"label", "probability", "probabilities", "truncated", "abstained"}
+
+
 def test_a_request_that_does_not_fit_the_task_is_refused(servers):
     cases = [
-        ("pair", {"text": "a"}, "this model reads pairs: give pair beside text, or pairs beside texts"),
-        ("several", {"text": "a", "pair": "b"}, "this model reads one text; leave out pair and pairs"),
-        ("pair", {"text": "a", "pair": " "}, "pairs[0] is empty; there is nothing to read"),
-        ("pair", {"texts": ["a", "b"], "pairs": ["c"]}, "texts has 2 and pairs 1; expected as many"),
+        ("pair", {"text": "a"}, "this model reads pairs: give pair with text, or pairs with texts"),
+        ("several", {"text": "a", "pair": "b"}, "this model reads single texts; omit pair and pairs"),
+        ("pair", {"text": "a", "pair": " "}, "text or pair is empty"),
+        ("pair", {"texts": ["a", "b"], "pairs": ["c"]}, "texts has 2 and pairs 1; expected the same number"),
         ("pair", {"texts": ["a"], "pair": "c"}, "pair goes with text, and pairs with texts"),
         (
             "several",
             {"text": "a", "abstain": 0.9},
-            "--abstain is for one class a text, and the model gives any number of labels",
+            "--abstain is for one class per text, and the model gives any number of labels",
         ),
-        ("rating", {"text": "a", "abstain": 0.9}, "--abstain is for one class a text, and the model gives a rating"),
+        ("rating", {"text": "a", "abstain": 0.9}, "--abstain is for one class per text, and the model gives a rating"),
     ]
     for name, body, detail in cases:
         assert ask(servers[name], "predict", body) == (422, {"error": "invalid", "detail": detail}), body

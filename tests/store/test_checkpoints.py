@@ -67,7 +67,7 @@ def test_the_newest_undamaged_checkpoint_is_used(run, name):
     assert newest_valid(run, messages.append) == checkpoint_steps(run)[0]
     size = path.stat().st_size
     assert messages == [
-        f"{path} is damaged: {size} bytes where {size + 3} were written; trying the checkpoint before it"
+        f"{path} is damaged: {size} bytes where {size + 3} were written; trying the previous checkpoint"
     ]
     model = language_model(seed=9)
     _, state = resume_from(run, model, messages.append)
@@ -84,7 +84,7 @@ def test_a_run_without_a_good_checkpoint_starts_again_and_says_so(run):
     messages = []
     optimizer_state, state = resume_from(run, language_model(), messages.append)
     assert (optimizer_state, state) == ({}, {"step": 0})
-    assert messages[-1] == f"no whole checkpoint is left in {run.path}: starting from step 0"
+    assert messages[-1] == f"no complete checkpoint is left in {run.path}: starting from step 0"
     assert run.metrics.read() == []
 
 
@@ -98,7 +98,7 @@ def test_another_models_weights_are_refused_by_name(run):
 def test_a_folder_that_holds_a_run_is_not_overwritten(run):
     with pytest.raises(UsageError) as caught:
         RunFolder.create(run.path, kind="finetune", command="", config=finetune_config(), inputs={})
-    assert str(caught.value) == f"{run.path} already holds a run; continue it with --resume, or choose another --out"
+    assert str(caught.value) == f"{run.path} already contains a run; continue it with --resume, or choose another --out"
 
 
 def test_a_second_process_is_kept_out(run):
@@ -129,8 +129,8 @@ def test_a_language_model_is_not_taken_for_a_classifier(tmp_path, tokenizer):
     with pytest.raises(UsageError) as caught:
         load_bundle(tmp_path / "b", head_type="classify")
     assert str(caught.value) == (
-        f"{tmp_path / 'b'} holds a language model (from headstart pretrain); "
-        "this needs a classifier (from headstart finetune)"
+        f"{tmp_path / 'b'} contains a language model (from headstart pretrain); this command needs a "
+        f"classifier (from headstart finetune)"
     )
 
 
@@ -138,7 +138,7 @@ def test_a_folder_without_a_model_says_what_it_holds(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(UsageError) as caught:
         load_bundle(tmp_path)
-    assert str(caught.value) == f"{tmp_path} holds no model of Headstart's; found: notes.txt"
+    assert str(caught.value) == f"{tmp_path} contains no Headstart model; found: notes.txt"
     with pytest.raises(UsageError) as caught:
         load_bundle(tmp_path / "nowhere")
     assert str(caught.value) == f"no such folder: {tmp_path / 'nowhere'}"
@@ -148,7 +148,7 @@ def test_an_unfinished_run_says_how_to_finish_it(run):
     with pytest.raises(UsageError) as caught:
         load_bundle(run.path)
     assert str(caught.value) == (
-        f"{run.path} has no finished model yet; go on with: headstart finetune --resume --out {run.path}"
+        f"{run.path} has no finished model yet; continue with: headstart finetune --resume --out {run.path}"
     )
 
 

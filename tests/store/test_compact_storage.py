@@ -63,7 +63,7 @@ def test_a_row_of_zeros_stays_one(tmp_path):
         ({"w": torch.ones(2, 2, dtype=torch.int8)}, "w is torch.int8, without a scale"),
         ({"w": torch.ones(2, 2), "w@scale": torch.ones(2)}, "w is torch.float32, with a scale"),
         ({"w": torch.ones(2, 2, dtype=torch.int64)}, "w is torch.int64, without a scale"),
-        ({"w": torch.ones(2, 2, dtype=torch.int8), "w@scale": torch.ones(3)}, "w@scale is not one number a row of w"),
+        ({"w": torch.ones(2, 2, dtype=torch.int8), "w@scale": torch.ones(3)}, "w@scale is not one number per row of w"),
         ({"w": torch.ones(2), "v@scale": torch.ones(3)}, "v@scale belongs to no tensor"),
     ],
 )
@@ -172,5 +172,5 @@ def test_a_language_model_with_a_target_is_damaged(tmp_path, facts, kind):
     seal(folder, ("bundle.json",))
     with pytest.raises(StoreError) as caught:
         load_bundle(folder)
-    words = f"it holds a language model whose answers are {kind}"
+    words = f"it describes a language model whose task is {kind}"
     assert str(caught.value) == f"{folder / 'bundle.json'} is damaged: {words}"

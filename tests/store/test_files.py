@@ -65,7 +65,7 @@ def test_a_folder_of_another_kind_or_format_is_refused(tmp_path):
     folder = write_folder(tmp_path / "x")
     with pytest.raises(UsageError) as caught:
         read_manifest(folder, kind="shards")
-    assert str(caught.value) == f"{folder} is a folder of Headstart's, but of kind bundle; this needs shards"
+    assert str(caught.value) == f"{folder} is a Headstart folder of kind bundle; this needs shards"
     manifest = read_json(folder / "manifest.json")
     write_json(folder / "manifest.json", manifest | {"format": 99})
     assert (

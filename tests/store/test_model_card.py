@@ -54,7 +54,10 @@ def test_a_language_models_card_says_what_it_is_and_what_it_was_measured_at(fold
 def test_a_card_names_the_teacher_and_says_what_its_opinion_weighed(folder):
     facts = read_json(folder / "base" / "bundle" / "bundle.json")
     taught = facts | {"about": facts["about"] | {"teacher": {"name": "/home/jane/large", "weight": 0.25}}}
-    sentence = " Another one, `large`, taught it: its opinion of every token weighed 0.25, the text the rest. "
+    sentence = (
+        " Another one, `large`, was its teacher: the teacher's probabilities had a weight of 0.25, "
+        "and the text the rest. "
+    )
     assert sentence in model_card(taught, 1)
     assert "taught it" not in model_card(facts, 1)  # control
 
@@ -79,8 +82,57 @@ def test_a_classifiers_card_has_figures_with_intervals_data_with_hashes_and_cali
 def test_a_classifier_that_met_no_test_set_says_so(folder):
     _, text = metadata(card(folder, "untested"))
     assert "from random weights" in text
-    assert "It was not measured on a test set: the figures on validation chose it and flatter it." in text
+    assert (
+        "It was not measured on a test set: the figures on validation were used to choose it and are optimistic."
+        in text
+    )
     assert "held-out rows of train.csv" in text
+
+
+def test_a_card_says_how_the_epoch_was_chosen_and_how_the_model_compares(folder):
+    facts = read_json(folder / "clf" / "bundle" / "bundle.json")
+    about = facts["about"]
+    best = model_card(facts, 1)
+    sentence = about["quality"]["sentence"].replace("`", "")
+    assert f"; the epoch was chosen on validation.\n\n{sentence[0].upper()}{sentence[1:]}.\n" in best
+    assert "| validation (it chose the epoch) |" in best
+    last = model_card(facts | {"about": about | {"select": "last", "test": None}}, 1)
+    assert "; the last epoch was kept.\n" in last
+    assert "| validation |" in last
+    assert "It was not measured on a test set: the figures on validation are the only ones." in last
+    assert "chose" not in last
+
+
+def test_a_card_says_that_a_temperature_is_at_its_bound(folder):
+    facts = read_json(folder / "clf" / "bundle" / "bundle.json")
+    for bound, end in (
+        (None, ""),
+        ("the highest that is tried: it says little", " It is the highest that is tried: it says little."),
+    ):
+        calibration = facts["about"]["calibration"] | {"reason": None, "temperature": 20.0, "rows": 60, "bound": bound}
+        text = model_card(facts | {"about": facts["about"] | {"calibration": calibration}}, 1)
+        assert f"Logits were divided by a temperature of 20.00, fitted on 60 validation rows.{end}\n" in text
+
+
+def test_a_card_says_that_a_temperature_made_the_calibration_error_worse(folder):
+    facts = read_json(folder / "clf" / "bundle" / "bundle.json")
+    calibration = facts["about"]["calibration"]
+    for change, is_worse in ((0.01, False), (-0.01, True)):
+        before = calibration["after"] | {"ece": calibration["after"]["ece"] + change}
+        text = model_card(facts | {"about": facts["about"] | {"calibration": calibration | {"before": before}}}, 1)
+        sentence = (
+            f"Without the temperature it was {100 * before['ece']:.1f} points on validation: only the "
+            f"log-loss decreased.\n"
+        )
+        assert (sentence in text) is is_worse
+
+
+def test_a_note_on_a_placeholder_with_a_slash_is_kept(folder):
+    facts = read_json(folder / "clf" / "bundle" / "bundle.json")
+    facts["about"]["notes"] = ["2 rows have the label 'N/A'", "see a/b.csv"]
+    text = model_card(facts, 1)
+    assert "- 2 rows have the label 'N/A'" in text
+    assert "b.csv" not in text
 
 
 @pytest.mark.parametrize("name", ["base", "clf", "untested"])

@@ -84,7 +84,7 @@ def test_a_file_where_a_folder_should_be_is_named(tmp_path):
     assert str(caught.value) == f"cannot write {target}: {reason}; nothing was changed"
     with pytest.raises(UsageError) as refused:
         RunFolder.create(target / "y", kind="finetune", command="", config=finetune_config(), inputs={})
-    assert str(refused.value) == f"cannot make the folder {target / 'y'}: {reason}"
+    assert str(refused.value) == f"cannot create the folder {target / 'y'}: {reason}"
     assert (tmp_path / "a.csv").read_text() == "text\n"
 
 
@@ -117,4 +117,4 @@ def test_a_bundle_with_the_tokenizer_of_another_is_refused(tmp_path):
     write_json(folder / "manifest.json", manifest | {"seal": _checksum(manifest)})
     with pytest.raises(StoreError) as caught:
         load_bundle(folder)
-    assert str(caught.value) == f"{folder / 'tokenizer'} is not the tokenizer this model was trained with"
+    assert str(caught.value) == f"{folder / 'tokenizer'} is not the tokenizer that this model was trained with"

@@ -2,7 +2,7 @@
 
 import csv
 import re
-import tomllib
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,12 +10,12 @@ import pytest
 import headstart
 import headstart.api
 from fixtures.recipes import finetune_run, pretrain_run
-from fixtures.tiny import finetune_config, pretrain_config, write_reviews
+from fixtures.tiny import Listener, finetune_config, pretrain_config, write_reviews
 from headstart.config.schema import LabelledConfig
 from headstart.data.corpus import read_reviews
 from headstart.data.decontamination import Membership
 from headstart.data.labelled import read_labelled
-from headstart.errors import UsageError
+from headstart.errors import StoreError, UsageError
 from headstart.files import read_json
 from headstart.interop.export import export_compact
 from headstart.recipes.compare.run import CompareRequest, run_compare
@@ -23,31 +23,56 @@ from headstart.store import locate as starters
 from headstart.store.bundle import load_bundle
 from headstart.store.locate import find_bundle, starter_folder
 
-SHIPPED = {name: starters.STARTERS_FOLDER / name for name in starters.starters()}
+SHIPPED = {name: starter_folder(f"starter:{name}") for name in starters.starters()}
 shipped = pytest.mark.skipif(not SHIPPED, reason="this checkout has no starters")
-ROOT = Path(__file__).parents[2]
+
+FACTS = {
+    "name": "xx",
+    "languages": ["en"],
+    "licence": "apache-2.0",
+    "licence_notes": "None.",
+    "text": ["Made-up reviews."],
+    "limits": [],
+    "prompt": "the film",
+    "command": "headstart pretrain texts.txt",
+}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A folder of reviews, and in `home` a starter `xx` made from them."""
+    """A folder of reviews, and in `home` a package of starters with one, `xx`, made from them."""
     folder = write_reviews(tmp_path_factory.mktemp("starters"))
     config = pretrain_config(loop__steps=3, corpus__exclude=str(folder / "test.csv"))
     run = pretrain_run([str(folder / "texts.txt")], folder / "base", config)
-    export_compact(load_bundle(run.path), folder / "home" / "xx")
+    package = folder / "home" / starters.STARTERS_PACKAGE
+    export_compact(load_bundle(run.path), package / "xx", "bf16", {"starter": FACTS})
+    (package / "__init__.py").touch()
     return folder
 
 
 @pytest.fixture
 def home(made, monkeypatch, tmp_path):
-    monkeypatch.setattr(starters, "STARTERS_FOLDER", made / "home")
+    monkeypatch.syspath_prepend(made / "home")
     monkeypatch.chdir(tmp_path)
     return made
 
 
-def test_a_starter_is_found_by_name(made):
-    assert starter_folder("starter:xx", made / "home") == made / "home" / "xx"
-    assert starters.starters(made / "home") == ("xx",)
+@pytest.fixture
+def not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, starters.STARTERS_PACKAGE, None)
+
+
+def test_a_starter_is_found_by_name_without_importing_its_package(home):
+    assert starter_folder("starter:xx") == home / "home" / starters.STARTERS_PACKAGE / "xx"
+    assert starters.starters() == ("xx",)
+    assert starters.display_name(starter_folder("starter:xx")) == "starter:xx"
+    assert starters.STARTERS_PACKAGE not in sys.modules
+
+
+def test_a_misspelt_starter_is_suggested_from_those_installed(home):
+    with pytest.raises(UsageError) as caught:
+        find_bundle(Path("starter-xx"))
+    assert str(caught.value) == "no such folder: starter-xx; did you mean starter:xx?"
 
 
 def test_an_unknown_starter_is_refused_with_a_list_of_starters(home):
@@ -63,12 +88,31 @@ def test_the_name_of_a_starter_is_not_a_path(home, name):
     assert str(caught.value).startswith("no such starter: starter:")
 
 
-def test_an_installation_without_its_starters_says_how_to_get_them(tmp_path):
+@pytest.mark.usefixtures("not_installed")
+def test_an_installation_without_starters_says_how_to_get_them():
+    assert starters.starters() == ()
     with pytest.raises(UsageError) as caught:
-        starter_folder("starter:en", tmp_path / "nowhere")
+        starter_folder("starter:en")
     assert str(caught.value) == (
-        "starter:en is not there: this installation has no starters; "
-        "make one (docs/starters.md), or name a pretrained folder"
+        'starter:en: the starters are not installed; pip install "headstart-starters", '
+        "or in a clone of Headstart: pip install ./starters"
+    )
+    with pytest.raises(UsageError) as caught:
+        find_bundle(Path("starter-en"))
+    assert str(caught.value) == "no such folder: starter-en"
+
+
+@pytest.mark.parametrize(("version", "package"), [(1, "headstart-starters"), (3, "headstart")])
+def test_a_starter_of_another_format_names_the_package_to_update(tmp_path, monkeypatch, version, package):
+    folder = tmp_path / starters.STARTERS_PACKAGE / "old"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "manifest.json").write_text(f'{{"format": {version}, "kind": "bundle", "files": {{}}}}')
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(StoreError) as caught:
+        find_bundle(Path("starter:old"))
+    assert str(caught.value) == (
+        f"starter:old has format {version}, this version of Headstart reads 2; pip install --upgrade {package}"
     )
 
 
@@ -76,11 +120,39 @@ def test_finetune_and_compare_take_a_starter_and_report_what_it_has_seen(home, t
     train, test = str(home / "train.csv"), str(home / "test.csv")
     config = finetune_config(loop__epochs=1)
     run = finetune_run(train, tmp_path / "clf", config, backbone="starter:xx", test=test)
-    note = f"none of the 24 texts of {test} was in the pretraining text of starter:xx, word for word"
+    note = f"none of the 24 texts of {test} was in the pretraining text of starter:xx verbatim"
     assert note in read_json(run.path / "result.json")["notes"]
     plan = {"backbones": ("starter:xx",), "seeds": 1, "arms": ("pretrained",)}
     page = run_compare(CompareRequest(train=train, out=tmp_path / "cmp", test=test, **plan), config)
     assert note in read_json(page.parent / "data.json")["notes"]
+
+
+def test_starter_auto_takes_the_starter_of_the_language_of_the_table(home, tmp_path):
+    config, listener = {"loop.epochs": 1, "loop.min_steps": 0, "runtime.threads": 1}, Listener()
+    data = {"test": home / "test.csv", "settings": config, "backbone": "starter:auto", "progress": listener}
+    run = headstart.finetune(home / "train.csv", out=tmp_path / "clf", **data)
+    line = "starter:auto is starter:xx: the texts are English (100 %), Latin script"
+    assert line in listener.lines
+    assert read_json(run.path / "run.json")["inputs"]["backbone"] == "starter:xx"
+    listener.lines.clear()
+    headstart.compare(home / "train.csv", out=tmp_path / "cmp", seeds=1, arms=("pretrained",), **data)
+    assert listener.lines.count(line) == 1
+    settings = {"loop.steps": 1, "runtime.threads": 1}
+    run = headstart.pretrain(home / "texts.txt", out=tmp_path / "on", backbone="starter:auto", settings=settings)
+    assert read_json(run.path / "receipt.json")["source"] == "starter:xx"
+
+
+def test_the_estimator_starts_from_the_starter_of_its_texts(home):
+    rows = list(csv.DictReader((home / "train.csv").read_text().splitlines()))
+    model = headstart.TextClassifier(epochs=1, settings={"runtime.threads": 1, "loop.min_steps": 0})
+    model.fit([row["text"] for row in rows], [row["label"] for row in rows])
+    assert (model.backbone, model.backbone_) == ("starter:auto", "starter:xx")
+
+
+def test_where_no_texts_are_read_starter_auto_is_refused_with_the_names(home):
+    with pytest.raises(UsageError) as caught:
+        find_bundle(Path("starter:auto"))
+    assert str(caught.value) == ("starter:auto is chosen by the language of a training file; here name one: starter:xx")
 
 
 def test_the_receipt_of_continued_pretraining_names_the_starter(home, tmp_path):
@@ -104,15 +176,6 @@ def test_generate_inspect_and_the_estimator_take_a_starter(home):
     assert model.predict(["a dull film"])[0] in ("negative", "positive")
 
 
-def test_the_package_data_include_the_starters():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["headstart"]
-    files = [path for path in starters.STARTERS_FOLDER.rglob("*") if path.is_file()] if SHIPPED else []
-    packaged = {path for pattern in patterns for path in starters.STARTERS_FOLDER.parent.glob(pattern)}
-    assert set(files) <= packaged
-    assert {"starters/*/*", "starters/*/tokenizer/*"} <= set(patterns)
-
-
 @shipped
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_starter_is_small_and_whole(name):
@@ -133,11 +196,6 @@ def test_a_shipped_starter_tells_no_folder_of_whoever_made_it(name):
             text = path.read_text(encoding="utf-8")
             assert "/home/" not in text
             assert not re.search(r'"/\w', text)  # no folder of the machine it was made on
-
-
-@shipped
-def test_both_starters_fit_in_a_wheel_of_40_megabytes():
-    assert sum(path.stat().st_size for path in starters.STARTERS_FOLDER.rglob("*") if path.is_file()) < 33_000_000
 
 
 @shipped

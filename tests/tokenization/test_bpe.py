@@ -117,7 +117,7 @@ def test_training_without_text_is_refused(texts, documents):
     assert str(caught.value) == f"there is no text to train a tokenizer on: 0 bytes in {documents}"
 
 
-LONE = r"a text holds the lone surrogate '\ud800' at character 2, which UTF-8 cannot write; remove it from the data"
+LONE = r"a text contains the unpaired surrogate '\ud800' at character 2, which UTF-8 cannot encode; remove it from the data"
 
 
 def test_a_lone_surrogate_is_refused_by_training_and_encoding(bytepair, sentencepieces):
@@ -215,5 +215,5 @@ def test_saving_beside_files_of_another_tokenizer_is_refused(bytepair, tmp_path)
     (tmp_path / "dict.txt").write_text("a 1\n")
     with pytest.raises(StoreError) as caught:
         bytepair.save(tmp_path)
-    assert str(caught.value) == f"cannot save a tokenizer in {tmp_path}: dict.txt of another one is there"
+    assert str(caught.value) == f"cannot save a tokenizer in {tmp_path}: dict.txt of another tokenizer is there already"
     assert [path.name for path in tmp_path.iterdir()] == ["dict.txt"]

@@ -55,7 +55,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(StoreError) as caught:
         load_tokenizer(tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path} holds no tokenizer: neither tokenizer.json nor a SentencePiece .model file"
+        f"{tmp_path} contains no tokenizer: neither tokenizer.json nor a SentencePiece .model file"
     )
 
 
@@ -65,7 +65,7 @@ def test_a_folder_with_several_tokenizers_is_refused(bytepair, piece_folder, tmp
         shutil.copy(piece_folder / "tiny.model", tmp_path / name)
     with pytest.raises(StoreError) as caught:
         load_tokenizer(tmp_path)
-    assert str(caught.value) == (f"{tmp_path} holds several tokenizers: tokenizer.json, a.model, b.model; name one")
+    assert str(caught.value) == (f"{tmp_path} contains several tokenizers: tokenizer.json, a.model, b.model; name one")
 
 
 def test_the_report_of_a_byte_tokenizer_has_the_expected_counts():

@@ -95,7 +95,7 @@ def test_a_model_saved_without_a_dictionary_does_not_pick_one_up(sentencepieces,
     numbered.save(folder)
     with pytest.raises(StoreError) as caught:
         sentencepieces.save(folder)
-    assert str(caught.value) == f"cannot save a tokenizer in {folder}: dict.txt of another one is there"
+    assert str(caught.value) == f"cannot save a tokenizer in {folder}: dict.txt of another tokenizer is there already"
     assert load_tokenizer(folder).digest == numbered.digest
 
 
@@ -109,7 +109,7 @@ def test_a_model_saved_without_a_dictionary_does_not_pick_one_up(sentencepieces,
         (b"a 1\nb -2\n", ", line 2: expected 'piece count', found 'b -2'"),
         (b"a 1\r\n", ", line 1: expected 'piece count', found 'a 1\\r'"),
         ("a 1\nb ٣\n".encode(), ", line 2: expected 'piece count', found 'b ٣'"),
-        ("a 1\nb 1\n▁c 2\nb 9\n".encode(), ", line 4: 'b' stands on line 2 already"),
+        ("a 1\nb 1\n▁c 2\nb 9\n".encode(), ", line 4: 'b' is on line 2 already"),
         (b"a 1\n\xff 1\n", ", line 2: not UTF-8"),
     ],
 )

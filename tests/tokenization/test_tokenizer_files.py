@@ -146,7 +146,7 @@ def test_merges_cannot_spell_a_special_token():
     [
         (b"", "Expecting value: line 1 column 1 (char 0)"),
         (b"\xff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
-        (b"[" * 100_000, "its brackets are nested too deep"),
+        (b"[" * 100_000, "its brackets are nested too deeply"),
         (
             b"1" * 5000,
             "Exceeds the limit (4300 digits) for integer string conversion: value has 5000 digits; "
@@ -187,7 +187,7 @@ def test_a_file_beyond_the_size_limit_is_not_read(tmp_path, monkeypatch):
     with pytest.raises(StoreError) as caught:
         load_tokenizer(path)
     size = len(CONTENT)
-    assert str(caught.value) == f"{path} is not a tokenizer: {size} bytes are too many, the limit is {size - 1}"
+    assert str(caught.value) == f"{path} is not a tokenizer: {size} bytes exceed the limit of {size - 1}"
 
 
 def test_an_unreadable_file_is_refused_by_name(tmp_path):

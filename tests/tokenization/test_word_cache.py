@@ -70,7 +70,7 @@ def test_the_cache_stays_within_its_bound(tokenizer, monkeypatch):
 def test_half_a_surrogate_pair_is_refused(tokenizer):
     with pytest.raises(DataError) as caught:
         WordEncoder(tokenizer, "<u2").encode_to_bytes(["fine", "a \ud83d b"])
-    assert "the lone surrogate '\\ud83d'" in str(caught.value)
+    assert "the unpaired surrogate '\\ud83d'" in str(caught.value)
 
 
 @pytest.mark.data

@@ -1,6 +1,8 @@
 """Temperature scaling, reliability and precision thresholds."""
 
 import math
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixtures.tiny import SHAPE, VOCABULARY
-from headstart.metrics import log_loss, reliability, softmax, wilson
+from headstart.metrics import evaluate_single_label, log_loss, reliability, softmax, wilson
 from headstart.model.heads import Model, build_classifier_head
 from headstart.model.transformer import build_backbone
-from headstart.train.calibration import MIN_ANSWERED, calibrate, fit_temperature, fold_temperature, precision_thresholds
+from headstart.recipes.finetune.run import summary_lines
+from headstart.tasks import SingleLabel
+from headstart.train.calibration import (
+    MIN_ANSWERED,
+    CalibrationResult,
+    calibrate,
+    fit_temperature,
+    fold_temperature,
+    precision_thresholds,
+)
 
 
 def sample(rows, temperature, classes=2, seed=0):
@@ -50,7 +61,7 @@ def test_a_temperature_that_cannot_be_fitted_stays_one_and_says_why():
         "gives more)",
     )
     assert fit_temperature(logits, np.zeros(200, int)) == (1.0, "the validation rows have one label only")
-    right = "every validation row is answered rightly: there is no mistake to learn doubt from"
+    right = "every validation row is classified correctly: there are no errors to fit a temperature on"
     assert fit_temperature(logits, logits.argmax(axis=1)) == (1.0, right)
     same = np.tile([0.3, 0.7], (200, 1))
     assert fit_temperature(same, gold) == (1.0, "every validation row has the same scores")
@@ -120,6 +131,49 @@ def test_a_row_is_measured_with_a_temperature_fitted_on_others():
     assert calibration.after.ece < calibration.before.ece / 2
     in_sample = log_loss(logits / calibration.temperature, gold)
     assert in_sample < calibration.after.log_loss < calibration.before.log_loss  # in-sample would be optimistic
+
+
+def test_a_temperature_that_does_not_lower_the_log_loss_of_other_rows_stays_one():
+    kept = [calibrate(*sample(60, 1.0, seed=seed)) for seed in range(20)]
+    unhelpful = [one for one in kept if one.reason is not None]
+    assert unhelpful
+    for one in unhelpful:
+        assert (one.temperature, one.before) == (1.0, one.after)
+        assert re.fullmatch(
+            r"a temperature does not lower the log-loss of validation \(0\.\d{4}, 0\.\d{4} with one\)", one.reason
+        )
+    assert all(one.after.log_loss < one.before.log_loss for one in kept if one.reason is None)
+    assert calibrate(*sample(400, 3.0)).reason is None  # control
+
+
+@pytest.mark.parametrize(
+    ("factor", "bound"),
+    [
+        (1000.0, "the highest that is tried: the model's scores say little about which answers are correct"),
+        (0.0001, "the lowest that is tried: the model's scores hardly differ between the labels"),
+        (1.0, None),
+    ],
+)
+def test_a_temperature_at_its_bound_is_described(factor, bound):
+    logits, gold = sample(400, 3.0)
+    assert calibrate(logits * factor, gold).bound == bound
+
+
+def test_the_line_about_a_calibration_says_where_it_made_the_error_worse():
+    logits, gold = sample(400, 3.0)
+    calibration = calibrate(logits * 1000, gold)
+    better, worse = calibration.after, replace(calibration.after, ece=calibration.before.ece + 0.01)
+    result = evaluate_single_label(logits, gold, ("a", "b"))
+    lines = [
+        next(summary_lines(CalibrationResult(SingleLabel(("a", "b")), replace(calibration, after=after)), result))
+        for after in (better, worse)
+    ]
+    start = (
+        "probabilities calibrated on 400 validation rows: temperature 20.00 (the highest that is tried: the model's scores "
+        f"say little about which answers are correct), calibration error {100 * calibration.before.ece:.1f} -> "
+    )
+    rose = f": it increased, although the log-loss decreased from {calibration.before.log_loss:.4f} to {worse.log_loss:.4f}"
+    assert lines == [f"{start}{100 * better.ece:.1f} points", f"{start}{100 * worse.ece:.1f} points{rose}"]
 
 
 def test_a_threshold_is_the_lowest_that_gives_the_precision():

@@ -23,6 +23,7 @@ from headstart.train.loop import Prefetcher, TrainState, _prepare_step, fit
 from headstart.train.objectives import LossSum, classification_loss, language_model_loss, next_sentence_loss
 from headstart.train.optimizers import build_optimizer
 from headstart.train.parallel import SINGLE
+from headstart.train.plan import Plan
 from headstart.train.static_batch import static_texts, static_tokens
 from headstart.train.step import EagerStep
 
@@ -36,12 +37,12 @@ CONFIG = OptimConfig(lr=1e-2, clip=0.5, warmup=0.5, schedule="linear")
 def _as_on_a_gpu(monkeypatch):
     """Use a loss and a classifier that never ask the device for a number, as on a GPU."""
 
-    def cross_entropy(hidden, weight, bias, targets, *, compiled, ignore_index):
+    def cross_entropy(hidden, weight, bias, targets, *, compiled, sharded, ignore_index):
         ignore_index = -1 if ignore_index is None else ignore_index  # without it, an ignored target is an error
         return F.cross_entropy(F.linear(hidden, weight, bias), targets, ignore_index=ignore_index, reduction="sum")
 
     monkeypatch.setattr(objectives, "linear_cross_entropy", cross_entropy)
-    monkeypatch.setattr(objectives, "_text_lengths", lambda *_: ())
+    monkeypatch.setattr(objectives, "_text_lengths", lambda *_, **__: ())
 
 
 def classifier(attention, dropout=0.0):
@@ -338,6 +339,24 @@ def test_a_gradient_that_only_some_steps_have_is_zero_in_the_others(first):
     assert backend.num_replays > 2 * 6  # control
 
 
+def test_captured_steps_go_on_with_a_changed_plan():
+    def step_losses(*, captured):
+        model, layout, objective = classifier("causal")
+        state, plan = new_state(model), Plan(16)
+        graphs = GraphCache(model, backend := OperatorCapture(), print, layout) if captured else None
+        done = []
+        for end in (7, 12):
+            for report in fit(state, text_batches, objective, CONFIG, plan, CPU, graphs=graphs):
+                done.append(report.loss)
+                if report.step == end:
+                    break
+            plan = plan.replanned(7, 12)
+        assert not captured or backend.num_replays
+        return done
+
+    assert step_losses(captured=True) == pytest.approx(step_losses(captured=False), rel=1e-5)
+
+
 def test_prefetched_batches_are_run_in_their_turn():
     """With the order of calls that `fit` has on a GPU."""
     model, layout, objective = classifier("causal")
@@ -346,7 +365,7 @@ def test_prefetched_batches_are_run_in_their_turn():
     runner = graphs.wrap(EagerStep(model, objective, CPU, SINGLE), state.optimizer, CONFIG.clip)
     with Prefetcher(text_batches, 0, 16, runner.to_device, threaded=True) as prefetcher:
         for batches in prefetcher:
-            _prepare_step(state, 16, CONFIG)
+            _prepare_step(state, Plan(16), CONFIG)
             micro_losses = [runner.forward_backward(batch, last=batch is batches[-1]) for batch in batches]
             runner.clip_grad_norm(1 / 6, CONFIG.clip, state.optimizer)
             runner.step(state.optimizer)

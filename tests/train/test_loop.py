@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fixtures.tiny import CPU, SHAPE, SPECIAL, VOCABULARY, classifier, corpus, language_model
+from fixtures.waiting import PATIENCE
 from headstart.config.schema import MaskingConfig, OptimConfig, TransferConfig
 from headstart.data.batch import Batch
 from headstart.data.datasets import LabelledDataset, PackedDataset
@@ -366,8 +367,7 @@ def test_peeking_does_not_wait_for_batches_that_are_not_ready():
     def fetch(step: int) -> list[Batch]:
         begun.append(step)
         if step:
-            released.wait(timeout=5)
-            time.sleep(0.02)
+            released.wait(PATIENCE)
         done.append(step)
         return [rows().batch(step, 1)]
 

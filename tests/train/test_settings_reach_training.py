@@ -92,7 +92,8 @@ def test_a_saved_optimizer_of_another_model_is_refused():
     with pytest.raises(StoreError) as caught:
         restore_optimizer(optimizer, model, {"backbone.layers.9.up.bias/exp_avg": torch.ones(24)})
     assert (
-        str(caught.value) == "the saved optimizer knows a parameter 'backbone.layers.9.up.bias' that this model has not"
+        str(caught.value)
+        == "the saved optimizer has a parameter 'backbone.layers.9.up.bias' that this model does not have"
     )
     with pytest.raises(StoreError) as caught:
         restore_optimizer(optimizer, model, {"head.linear.bias/exp_avg": torch.ones(3)})

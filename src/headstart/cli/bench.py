@@ -17,7 +17,7 @@ def bench(
     quiet: Quiet = False,
     flags: Flags | None = None,
 ) -> None:
-    """Time a step of pretraining and of fine-tuning, predictions on short and long texts, and the first prediction."""
+    """Time steps of pretraining and fine-tuning, predictions on short and long texts, and the first prediction."""
     runtime = OPTIONS.settings(flags, path=config).runtime
     from headstart.recipes.bench import run_bench
 
@@ -33,10 +33,10 @@ def bench(
         rows.append(
             (figure.what, f"{figure.seconds:.3f}", *formatted, f"{100 * figure.mfu:.0f} %" if figure.mfu else "")
         )
-    console.table(["what", "seconds", "tokens/s", "texts/s", "MFU"], rows)
+    console.table(["operation", "seconds", "tokens/s", "texts/s", "MFU"], rows)
     device = result.environment["gpu"] or f"{result.environment['threads']} CPU threads"
     memory = f"; peak memory {result.peak_mib:,.0f} MiB" if result.peak_mib else ""
     console.prose(
-        f"{result.preset}, {result.parameters:,} parameters; MFU is the fraction of {result.matmul_gflops:,.0f} GFLOP/s, "
-        f"a large product on {device}{memory}"
+        f"{result.preset}, {result.parameters:,} parameters; MFU is relative to {result.matmul_gflops:,.0f} GFLOP/s, "
+        f"measured for a large matrix product on {device}{memory}"
     )

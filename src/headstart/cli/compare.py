@@ -1,4 +1,4 @@
-"""`headstart compare`: the gain from pretraining, over arms, label budgets and seeds."""
+"""`headstart compare`: measure the gain from pretraining, over arms, label budgets and seeds."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,34 +24,43 @@ from headstart.cli.options import (
 from headstart.config.schema import FinetuneConfig
 from headstart.errors import UsageError
 
-OPTIONS = Options(FinetuneConfig, preset="finetune")
-ARMS = "majority,tfidf,scratch,pretrained"
+OPTIONS = Options(FinetuneConfig, recipe="finetune")
+ARMS = "majority,linear,scratch,pretrained"
 
 Backbones = Annotated[
     tuple[str, ...] | None,
     Parameter(
         name="--from",
-        metavar="FOLDER",
+        metavar="MODEL",
         negative=(),
-        help="The pretrained run whose worth is measured (or starter:en, or hf: and a model of transformers); several, "
-        "given again or with commas, are compared with each other.",
+        help="Pretrained folder, starter:NAME or hf:NAME. Repeat it, or separate models by commas, to compare several.",
     ),
 ]
-Test = Annotated[str | None, Parameter(metavar="FILE", help="Labelled text that every arm is measured on.")]
-Seeds = Annotated[int | None, Parameter(metavar="INT", show_default="5", help="Runs of each arm.")]
+Test = Annotated[str | None, Parameter(metavar="FILE", help="Labelled test file.")]
+Seeds = Annotated[
+    int | None,
+    Parameter(metavar="INT", show_default="5", help="Number of runs per arm, each with another random seed."),
+]
 Labels = Annotated[
-    str | None, Parameter(metavar="INT,...,all", show_default="all", help="How many labelled rows to learn from.")
+    str | None,
+    Parameter(
+        metavar="INT,...,all", show_default="all", help="Numbers of labelled rows to train on, such as 50,200,all."
+    ),
 ]
 Arms = Annotated[
     str | None,
     Parameter(
-        metavar="ARM,...", show_default=ARMS, help="What to compare; naive_bayes, nbsvm and frozen are three more."
+        metavar="ARM,...",
+        show_default=ARMS,
+        help="Arms to compare. Also available: naive_bayes, nbsvm, frozen and blend.",
     ),
 ]
 Choose = Annotated[
     bool | None,
     Parameter(
-        negative=(), show_default=False, help="Try each network at its rate and at 3 times it; validation chooses."
+        negative=(),
+        show_default=False,
+        help="Also train each network with 3 times its learning rate. The better one on validation is kept.",
     ),
 ]
 NoTexts = Annotated[
@@ -60,7 +69,7 @@ NoTexts = Annotated[
         name="--no-texts",
         negative=(),
         show_default=False,
-        help="Quote no text, and keep none in the comparison's folder.",
+        help="Do not quote texts in the report or store them in the folder.",
     ),
 ]
 
@@ -69,17 +78,24 @@ Jobs = Annotated[
     int | None,
     Parameter(
         metavar="INT",
-        show_default="1, or all a cluster has room for",
-        help="Runs at the same time, each in a process of its own; worth it on a GPU or on many cores.",
+        show_default="1, or the capacity of the cluster",
+        help="Number of worker processes.",
     ),
 ]
 EngineName = Annotated[
     str,
-    Parameter(name="--engine", metavar="local|ray", help="Where the runs are made; the results are the same."),
+    Parameter(
+        name="--engine",
+        metavar="local|ray",
+        help="Where the runs are executed: in local processes or on a Ray cluster.",
+    ),
 ]
 Address = Annotated[
     str | None,
-    Parameter(metavar="HOST:PORT", help="A Ray cluster whose machines see these folders; else one is started here."),
+    Parameter(
+        metavar="HOST:PORT",
+        help="Address of a Ray cluster that shares these folders. By default, a local one is started.",
+    ),
 ]
 
 
@@ -107,20 +123,23 @@ def compare(
     quiet: Quiet = False,
     flags: Flags | None = None,
 ) -> None:
-    """Do every run of the comparison, and print the results."""
+    """Run the comparison and print the results."""
     others: dict[str, object] = {"from": backbone, "test": test, "valid": valid, "tokenizer": tokenizer}
     others |= {"preset": preset, "seeds": seeds, "labels": labels, "arms": arms, "choose": choose}
     others |= {"no-texts": no_texts, "config": config}
     _check(train, test, out if resume else None, flags, others)
-    backbones = parse_backbones(backbone or ())
-    first = next(iter(backbones), None)
-    OPTIONS.refuse_with_backbone(flags, first)
+    names = parse_backbones(backbone or ())
+    OPTIONS.refuse_with_backbone(flags, next(iter(names), None))
     from headstart.cli.report import show
     from headstart.recipes.compare.run import CompareRequest, run_compare
     from headstart.recipes.executors import Executor
-    from headstart.recipes.finetune.run import default_preset
+    from headstart.recipes.starter_choice import resolve_starter, table_texts
 
-    preset = preset or default_preset(first)
+    console = Console(quiet=quiet)
+    backbones = tuple(
+        resolve_starter(name, lambda: table_texts(train, OPTIONS.settings(flags, path=config).labelled), console)
+        for name in names
+    )
     request = CompareRequest(
         train=train,
         out=out,
@@ -137,26 +156,26 @@ def compare(
         resume=resume,
         command=command_line(),
     )
-    settings = None if resume else OPTIONS.settings(flags, preset=preset, path=config)
-    console = Console(quiet=quiet)
+    first = next(iter(backbones), None)
+    settings = None if resume else OPTIONS.settings(flags, backbone=first, preset=preset, path=config)
     show(out, run_compare(request, settings, console), console)
 
 
 def _check(
     train: str | None, test: str | None, resumed: Path | None, flags: Flags | None, others: dict[str, object]
 ) -> None:
-    """Refuse wrong arguments before torch is imported."""
+    """Check the arguments before torch is imported."""
     if resumed:
         OPTIONS.refuse_with_resume(flags, resumed, **others)
         check_resumes(resumed, "compare", "train", [train] if train else [])
     elif train is None:
         raise UsageError("compare needs TRAIN, a labelled file; see headstart compare --help")
     elif test is None:
-        raise UsageError("compare needs --test, a labelled file to measure on; see headstart compare --help")
+        raise UsageError("compare needs --test, a labelled file; see headstart compare --help")
 
 
 def parse_backbones(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Parse --from, which may be repeated or hold several folders with commas between, unless a folder has that name.
+    """Parse --from, which may be repeated or list several folders separated by commas.
 
     >>> parse_backbones(["runs/a,runs/b", "runs/c"])
     ('runs/a', 'runs/b', 'runs/c')
@@ -175,6 +194,6 @@ def parse_budgets(text: str) -> tuple[int | None, ...]:
     for word in text.split(","):
         word = word.strip()
         if word != "all" and not (word.isdecimal() and int(word) > 0):
-            raise UsageError(f"--labels must be whole numbers and all, as in 50,200,all, got {word!r}")
+            raise UsageError(f"--labels must be positive integers or all, such as 50,200,all, got {word!r}")
         budgets.append(None if word == "all" else int(word))
     return tuple(dict.fromkeys(budgets))

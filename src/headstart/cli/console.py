@@ -1,4 +1,4 @@
-"""Console output: progress bars and remarks on stderr, results on stdout, and the live table of runs.
+"""Console output: progress and messages on stderr, results on stdout, and the live table of runs.
 
 On a terminal, a bar shows count, rate, note and time left, and drops the least important of them as the window narrows.
 Elsewhere a plain line is printed every few seconds, so that a log stays readable.
@@ -22,7 +22,7 @@ from headstart.progress import RunKey
 REFRESH_SECONDS = 10.0
 """Seconds between two plain lines."""
 SHORT_TASK_SECONDS = 1.0
-"""A shorter task leaves no trace once it is done."""
+"""A shorter task is not shown once it is done."""
 _FLUSH_SECONDS = 0.1
 _MAX_WIDTH = 110
 _MIN_BAR, _MAX_BAR = 10, 40
@@ -149,8 +149,10 @@ class _TaskHandle:
         self._console, self._bars, self.task = console, bars, task
         self._pending, self._note, self._flushed = 0.0, "", 0.0
 
-    def advance(self, amount: float = 1, note: str = "") -> None:
+    def advance(self, amount: float = 1, note: str = "", total: float | None = None) -> None:
         """Advance by `amount`; an empty note keeps the last one."""
+        if total is not None:
+            self._bars.update(self.task, total=total)
         self._pending += amount
         self._note = note or self._note
         if time.monotonic() - self._flushed >= _FLUSH_SECONDS:

@@ -1,4 +1,4 @@
-"""Commands under torchrun: one process reports an error, and exit codes tell the launcher whether to restart."""
+"""Commands under torchrun: one process reports an error, and the exit status tells the launcher whether to restart."""
 
 import atexit
 import os
@@ -17,16 +17,16 @@ def is_multi_process() -> bool:
 
 
 def refuse_multi_process(arguments: Sequence[str]) -> None:
-    """Refuse commands other than the trainers: each process would run them once."""
+    """Raise an error for commands that do not train: each process would run them once."""
     command = next((word for word in arguments if not word.startswith("-")), "")
     if is_multi_process() and command not in ("pretrain", "finetune"):
         raise UsageError(
-            f"torchrun starts several processes for pretrain and finetune alone; start headstart {command} without it"
+            f"torchrun with several processes supports only pretrain and finetune; run headstart {command} without it"
         )
 
 
 def report_error_once(error: BaseException, message: str, print_error: Callable[[str], None]) -> None:
-    """Report an error in one process only: the first that fails."""
+    """Report an error once, in the first process that fails."""
     if not is_multi_process():
         print_error(message)
         return
@@ -40,7 +40,7 @@ def report_error_once(error: BaseException, message: str, print_error: Callable[
 
 
 def exit_process(exit_code: int) -> NoReturn:
-    """Exit. One of several processes skips the interpreter's shutdown, where threads of gloo can abort."""
+    """Exit. One of several processes skips the interpreter shutdown, during which threads of gloo can abort."""
     if is_multi_process():
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -50,7 +50,7 @@ def exit_process(exit_code: int) -> NoReturn:
 
 
 def launcher_exit_code(error: BaseException, exit_code: int) -> int:
-    """Return the exit code; 0 after a time limit where torchrun would restart the run for any other code."""
+    """Return the exit status; 0 after a time limit if torchrun would restart the run for any other status."""
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
     timed_out = isinstance(error, Interrupted) and exit_code == _EX_TEMPFAIL
     return 0 if is_multi_process() and restarts and timed_out else exit_code

@@ -10,6 +10,7 @@ from headstart.cli.options import RUNTIME_OPTIONS, AsJson, ConfigFile, Flags, In
 from headstart.cli.text_input import LABELLED_OPTIONS
 from headstart.config.schema import LabelledConfig
 from headstart.errors import UsageError
+from headstart.progress import pluralize
 
 if TYPE_CHECKING:
     from headstart.predict.error_analysis import ErrorAnalysis
@@ -23,7 +24,7 @@ class EvaluateSettings(InferenceSettings):
 
 
 MAX_CHARACTERS = 100
-"""The number of characters of a text that are shown."""
+"""Characters of a text that are shown."""
 
 OPTIONS = Options(
     EvaluateSettings,
@@ -34,13 +35,17 @@ OPTIONS = Options(
 @OPTIONS.on
 def evaluate(
     model: Model,
-    file: Annotated[str, Parameter(name="FILE", help="Labelled text.")],
+    file: Annotated[str, Parameter(name="FILE", help="Labelled file.")],
     /,
     *,
     flags: Flags | None = None,
     errors: Annotated[
         bool,
-        Parameter(negative=(), show_default=False, help="Look at the mistakes too: which, and on what kind of rows."),
+        Parameter(
+            negative=(),
+            show_default=False,
+            help="Also analyse the errors: confusions, slices of the rows, the most confident errors.",
+        ),
     ] = False,
     columns: Annotated[
         tuple[str, ...],
@@ -49,20 +54,20 @@ def evaluate(
             metavar="COLUMN",
             negative=(),
             show_default=False,
-            help="With --errors, a column by whose values the rows are sliced; may be given again.",
+            help="Column to slice the rows by, with --errors; may be repeated.",
         ),
     ] = (),
     mistakes: Annotated[
-        int, Parameter(metavar="INT", help="With --errors, how many of the surest mistakes are shown.")
+        int, Parameter(metavar="INT", help="Number of the most confident errors to show, with --errors.")
     ] = 10,
     as_json: AsJson = False,
     config: ConfigFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Evaluate a model."""
+    """Evaluate a classifier on a labelled file."""
     settings = OPTIONS.settings(flags, path=config)
     if columns and not errors:
-        raise UsageError("--slice goes with --errors; add it")
+        raise UsageError("--slice needs --errors")
     from headstart.recipes.evaluate import EvaluateRequest, run_error_analysis, run_evaluate
 
     console = Console(quiet=quiet)
@@ -83,14 +88,23 @@ def evaluate(
 
 
 def _show(evaluation: "AnyEvaluation", console: Console) -> None:
+    """Print the metrics, and whether the model is better than a constant prediction."""
+    from headstart.recipes.quality import constant_baseline, judge
+
+    _show_metrics(evaluation, console)
+    console.result()
+    console.prose(judge(evaluation, constant_baseline(evaluation)).sentence)
+
+
+def _show_metrics(evaluation: "AnyEvaluation", console: Console) -> None:
     figures = "   ".join(f"{name} {getattr(evaluation, field):.4f}" for field, name in evaluation.FIGURES.items())
     console.result(f"{figures}   rows {evaluation.rows:,}")
     if evaluation.truncated:
-        console.prose(f"texts longer than the context of the model: {evaluation.truncated:,}; their ends were not read")
+        console.prose(f"{pluralize(evaluation.truncated, 'text')} longer than the model's context, truncated")
     if evaluation.kind == "rating":
         console.result(
-            f"always answering the mean of train: RMSE {evaluation.baseline_rmse:.4f}   MAE {evaluation.baseline_mae:.4f}"
-            f"   Pearson of the answers {evaluation.pearson:.4f}"
+            f"Pearson correlation {evaluation.pearson:.4f}   always predicting the training mean: "
+            f"RMSE {evaluation.baseline_rmse:.4f}   MAE {evaluation.baseline_mae:.4f}"
         )
         return
     console.result()
@@ -115,20 +129,19 @@ def _show(evaluation: "AnyEvaluation", console: Console) -> None:
         (label, *(f"{count:,}" for count in row))
         for label, row in zip(evaluation.labels, evaluation.confusion, strict=True)
     ]
-    console.table(["true class \\ answer", *evaluation.labels], confusion)
+    console.table(["true class \\ predicted", *evaluation.labels], confusion)
 
 
 def _show_errors(analysis: "ErrorAnalysis", console: Console) -> None:
     calibration = analysis.calibration
     interval = f"{100 * calibration.low:.1f} to {100 * calibration.high:.1f}"
     console.result()
-    console.prose(
-        f"calibration error {100 * calibration.ece:.1f} points (95 % interval {interval}): "
-        "how far probabilities are from the share of right answers"
-    )
+    console.prose(f"expected calibration error {100 * calibration.ece:.1f} points (95 % interval {interval})")
     for pair in analysis.confused[:5]:
         count = f"{pair.rows:,} {'row' if pair.rows == 1 else 'rows'}"
-        console.prose(f"{pair.label} taken for {pair.answer}: {count}, {100 * pair.fraction:.1f} % of its own")
+        console.prose(
+            f"{pair.label} predicted as {pair.answer}: {count}, {100 * pair.fraction:.1f} % of class {pair.label}"
+        )
     for name, slices in analysis.slices.items():
         console.result()
         rows = [
@@ -143,9 +156,9 @@ def _show_errors(analysis: "ErrorAnalysis", console: Console) -> None:
         console.table([f"by {name}", "rows", "accuracy", "95 % interval"], rows)
     if analysis.mistakes:
         console.result()
-        console.result("the surest mistakes:")
+        console.result("most confident errors:")
     for mistake in analysis.mistakes:
         text = " ".join(mistake.text.split())
-        console.result(f"{mistake.probability:.3f}  {mistake.answer} (right: {mistake.label})  {mistake.where}")
+        console.result(f"{mistake.probability:.3f}  {mistake.answer} (true: {mistake.label})  {mistake.where}")
         console.result(f"       {text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 3] + '...'}")
         console.result("       " + "  ".join(f"{word} {weight:+.2f}" for word, weight in mistake.words))

@@ -1,24 +1,26 @@
-"""`headstart export`: write a model for transformers, onnxruntime, or in fewer bytes."""
+"""`headstart export`: export a model to transformers or ONNX, or with compressed weights."""
 
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from headstart.cli.console import Console
-from headstart.cli.options import Model, Out, Quiet
+from headstart.cli.options import Encoding, Model, Out, Quiet
 
 To = Annotated[
     str,
     Parameter(
         name="--to",
         metavar="hf|onnx|compact",
-        help="hf: an architecture of transformers. onnx: for onnxruntime (classifiers). compact: a model of ours in "
-        "half the bytes or a quarter.",
+        help="Format. hf: transformers; onnx: onnxruntime (classifiers only); compact: Headstart, with smaller weights.",
     ),
 ]
 Check = Annotated[
     str | None,
-    Parameter(metavar="FILE", help="onnx: texts to compare the answers on; else some are made up from the vocabulary."),
+    Parameter(
+        metavar="FILE",
+        help="File of texts for comparing the exported ONNX model with the original. By default, random texts.",
+    ),
 ]
 Weights = Annotated[
     Literal["fp32", "bf16", "int8"] | None,
@@ -26,17 +28,25 @@ Weights = Annotated[
         metavar="fp32|bf16|int8",
         show_choices=False,
         show_default="bf16",
-        help="compact: what the weights are kept in; they are computed in fp32 in any case.",
+        help="Data type of the stored weights, with --to compact. Computation is always in fp32.",
     ),
 ]
 
 
 def export(
-    model: Model, /, *, to: To, out: Out, check: Check = None, weights: Weights = None, quiet: Quiet = False
+    model: Model,
+    /,
+    *,
+    to: To,
+    out: Out,
+    check: Check = None,
+    encoding: Encoding = None,
+    weights: Weights = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Write weights, architecture, labels and tokenizer, and no code."""
+    """Export the weights, architecture, labels and tokenizer of a model."""
     from headstart.interop.export import run_export
 
     console = Console(quiet=quiet)
-    for line in run_export(model, out, to, check, weights):
+    for line in run_export(model, out, to, check, weights, encoding=encoding):
         console.result(line)

@@ -1,5 +1,6 @@
-"""`headstart finetune`: labelled text, and a pretrained model or none, to a classifier."""
+"""`headstart finetune`: train a classifier from a pretrained model or from scratch."""
 
+import time
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -22,13 +23,13 @@ from headstart.cli.options import (
 from headstart.config.schema import FinetuneConfig
 from headstart.errors import UsageError
 
-OPTIONS = Options(FinetuneConfig, preset="finetune")
+OPTIONS = Options(FinetuneConfig, recipe="finetune")
 Backbone = Annotated[
     str | None,
     Parameter(
         name="--from",
-        metavar="FOLDER|scratch",
-        help="The pretrained run, starter:NAME, hf: and a model of transformers, or the word scratch.",
+        metavar="MODEL|scratch",
+        help="Pretrained folder, starter:NAME, hf:NAME, or scratch.",
     ),
 ]
 
@@ -42,7 +43,7 @@ def finetune(
     out: Out,
     valid: Valid = None,
     test: Annotated[
-        str | None, Parameter(metavar="FILE", help="Labelled text to measure on, once, at the end.")
+        str | None, Parameter(metavar="FILE", help="Labelled test file, evaluated once at the end.")
     ] = None,
     tokenizer: Tokenizer = None,
     preset: FinetunePreset = None,
@@ -51,7 +52,7 @@ def finetune(
     quiet: Quiet = False,
     flags: Flags | None = None,
 ) -> None:
-    """Train a classifier."""
+    """Train a classifier from a pretrained model or from scratch."""
     if resume:
         others = {
             "from": backbone,
@@ -67,13 +68,19 @@ def finetune(
         raise UsageError("finetune needs TRAIN, a labelled file; see headstart finetune --help")
     elif backbone is None:
         raise UsageError(
-            "finetune needs --from: a pretrained folder, as in --from runs/base, a starter, as in --from starter:en (or "
-            "starter:fr), or --from scratch"
+            "finetune needs --from: a pretrained folder such as runs/base, a starter such as starter:en or starter:fr, "
+            "or scratch"
         )
     OPTIONS.refuse_with_backbone(flags, backbone)
-    from headstart.recipes.finetune.run import FinetuneRequest, default_preset, run_finetune
+    began = time.monotonic()  # before torch is imported
+    from headstart.recipes.finetune.run import FinetuneRequest, run_finetune
+    from headstart.recipes.starter_choice import resolve_starter, table_texts
 
-    settings = None if resume else OPTIONS.settings(flags, preset=preset or default_preset(backbone), path=config)
+    console = Console(quiet=quiet)
+    backbone = resolve_starter(
+        backbone, lambda: table_texts(train, OPTIONS.settings(flags, path=config).labelled), console
+    )
+    settings = None if resume else OPTIONS.settings(flags, backbone=backbone, preset=preset, path=config)
     request = FinetuneRequest(
         train=train,
         out=out,
@@ -83,5 +90,6 @@ def finetune(
         tokenizer=tokenizer,
         resume=resume,
         command=command_line(),
+        began=began,
     )
-    run_finetune(request, settings, Console(quiet=quiet))
+    run_finetune(request, settings, console)

@@ -1,4 +1,4 @@
-"""`headstart generate`: continue a prompt with a language model."""
+"""`headstart generate`: generate text with a language model."""
 
 from typing import Annotated
 
@@ -14,31 +14,33 @@ OPTIONS = Options(InferenceSettings, names=RUNTIME_OPTIONS)
 @OPTIONS.on
 def generate(
     model: Model,
-    prompt: Annotated[str, Parameter(name="PROMPT", help="The text to go on from; it may be empty.")],
+    prompt: Annotated[str, Parameter(name="PROMPT", help="Text to continue; may be empty.")],
     /,
     *,
-    tokens: Annotated[int, Parameter(metavar="INT", help="At most so many tokens.")] = 50,
+    tokens: Annotated[int, Parameter(metavar="INT", help="Maximum number of tokens to generate.")] = 50,
     temperature: Annotated[
-        float, Parameter(metavar="FLOAT", help="0 always takes the likeliest token; 1 draws as the model believes.")
+        float, Parameter(metavar="FLOAT", help="Sampling temperature; 0 always selects the most probable token.")
     ] = 0.0,
-    top_k: Annotated[int | None, Parameter(metavar="INT", help="Draw among so many likeliest tokens only.")] = None,
+    top_k: Annotated[
+        int | None, Parameter(metavar="INT", help="Sample only from this many most probable tokens.")
+    ] = None,
     top_p: Annotated[
         float | None,
-        Parameter(metavar="FLOAT", help="Draw among the likeliest tokens that reach this probability together."),
+        Parameter(
+            metavar="FLOAT", help="Sample only from the most probable tokens whose probabilities add up to this."
+        ),
     ] = None,
-    samples: Annotated[int, Parameter(metavar="INT", help="Continuations to draw.")] = 1,
-    seed: Annotated[int, Parameter(metavar="INT", help="Draws follow from it.")] = 0,
+    samples: Annotated[int, Parameter(metavar="INT", help="Number of continuations.")] = 1,
+    seed: Annotated[int, Parameter(metavar="INT", help="Random seed.")] = 0,
     no_cache: Annotated[
         bool,
-        Parameter(
-            negative=(), show_default=False, help="Read all tokens again for each new one: the same text, slower."
-        ),
+        Parameter(negative=(), show_default=False, help="Disable the key-value cache: the same text, slower."),
     ] = False,
     config: ConfigFile = None,
     quiet: Quiet = False,
     flags: Flags | None = None,
 ) -> None:
-    """Print one continuation or several, with the prompt before each."""
+    """Generate text with a pretrained language model; print the prompt before each continuation."""
     if samples < 1:
         raise UsageError(f"--samples must be at least 1, got {samples}")
     runtime = OPTIONS.settings(flags, path=config).runtime

@@ -1,4 +1,4 @@
-"""`headstart import`: import weights of the published course, or a model of transformers."""
+"""`headstart import`: import a transformers model or the weights of the published course."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,33 +15,36 @@ def import_(
         str,
         Parameter(
             name="FILE",
-            help="The state dict of the course's Model, as .safetensors; or hf: and a folder or name on the Hub.",
+            help="hf: and a folder or a name on the Hugging Face Hub, or the course's state dict as .safetensors.",
         ),
     ],
     /,
     *,
     tokenizer: Annotated[
         Path | None,
-        Parameter(metavar="PATH", help="The course's vocabulary: a SentencePiece .model file with dict.txt beside it."),
+        Parameter(
+            metavar="PATH",
+            help="Vocabulary of the course: a SentencePiece .model file, with dict.txt in the same folder.",
+        ),
     ] = None,
     out: Out,
     heads: Annotated[
         int | None,
-        Parameter(metavar="INT", show_default="2", help="Attention heads, which no tensor of the course tells."),
+        Parameter(metavar="INT", show_default="2", help="Number of attention heads of the course's model."),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Read the weights and write a run folder that --from and generate accept."""
+    """Import weights into a run folder that --from and generate accept."""
     console = Console(quiet=quiet)
     if file.startswith("hf:"):
         if tokenizer is not None or heads is not None:
-            raise UsageError(f"{file} brings its own tokenizer and shape; leave --tokenizer and --heads out")
+            raise UsageError(f"{file} has its own tokenizer and architecture; remove --tokenizer and --heads")
         from headstart.interop.hf_import import import_hf
 
         console.say(import_hf(file, out, command=command_line()))
         return
     if tokenizer is None:
-        raise UsageError("import needs --tokenizer; see headstart import --help")
+        raise UsageError("import needs --tokenizer for weights of the course; see headstart import --help")
     from headstart.interop.course import HEADS, import_course
 
     import_course(

@@ -1,4 +1,4 @@
-"""`headstart inspect`: report on labelled files and their problems."""
+"""`headstart inspect`: check labelled files for problems."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from headstart.cli.console import Console
-from headstart.cli.options import AsJson, ConfigFile, Flags, Options, Quiet, use_option_names
+from headstart.cli.options import AsJson, ConfigFile, Flags, Options, Quiet, use_option_names, use_short_options
 from headstart.cli.text_input import LABELLED_OPTIONS
 from headstart.config.schema import CorpusConfig, LabelledConfig, Section
 from headstart.errors import DataError
@@ -37,43 +37,45 @@ OPTIONS = Options(
 
 @OPTIONS.on
 def inspect(
-    train: Annotated[str, Parameter(name="TRAIN", help="Labelled text: a file, or a pattern.")],
+    train: Annotated[str, Parameter(name="TRAIN", help="Labelled file, or a glob pattern.")],
     /,
     *,
-    valid: Annotated[str | None, Parameter(metavar="FILE", help="Labelled text to choose on.")] = None,
-    test: Annotated[str | None, Parameter(metavar="FILE", help="Labelled text to be judged on.")] = None,
+    valid: Annotated[str | None, Parameter(metavar="FILE", help="Labelled validation file.")] = None,
+    test: Annotated[str | None, Parameter(metavar="FILE", help="Labelled test file.")] = None,
     texts: Annotated[
         list[str] | None,
         Parameter(
-            metavar="FILES", consume_multiple=True, negative=(), help="Pretraining text to look for the rows in."
+            metavar="FILES", consume_multiple=True, negative=(), help="Pretraining text files to search for the rows."
         ),
     ] = None,
     tokenizer: Annotated[
-        Path | None, Parameter(metavar="FOLDER", help="A tokenizer, to measure texts in tokens.")
+        Path | None, Parameter(metavar="FOLDER", help="Tokenizer for measuring text lengths in tokens.")
     ] = None,
     backbone: Annotated[
         str | None,
         Parameter(
             name="--from",
-            metavar="FOLDER",
-            help="A model, or a starter such as starter:en: its tokenizer and context, and the digests of its text.",
+            metavar="MODEL",
+            help="Model whose tokenizer, context and digests of pretraining text are used, such as starter:en.",
         ),
     ] = None,
     context: Annotated[
-        int | None, Parameter(metavar="INT", help="Tokens a model reads; without it, as many as that of --from.")
+        int | None, Parameter(metavar="INT", help="Context of the model in tokens. By default, that of --from.")
     ] = None,
     as_json: AsJson = False,
     config: ConfigFile = None,
     quiet: Quiet = False,
     flags: Flags | None = None,
 ) -> None:
-    """Report on labelled files."""
+    """Check labelled files for duplicates, leaks and broken rows."""
     settings = OPTIONS.settings(flags, path=config)
     from headstart.recipes.inspect import InspectRequest, run_inspect
 
     console = Console(quiet=quiet)
     request = InspectRequest(train, valid, test, texts or (), tokenizer, backbone, context)
-    report = run_inspect(request, settings.labelled, settings.corpus, console)
+    encoding = settings.corpus.encoding or settings.labelled.encoding
+    corpus = settings.corpus.model_copy(update={"encoding": encoding})
+    report = run_inspect(request, settings.labelled, corpus, console)
     if as_json:
         console.result(json.dumps(report.as_dict(), indent=1, ensure_ascii=False))
     else:
@@ -82,13 +84,13 @@ def inspect(
 
 
 def _refuse_incomplete_files(report: "Inspection") -> None:
-    """Exit with an error after the report if a file could not be read to its end."""
+    """Raise an error after the report if a file could not be read completely."""
     from headstart.recipes.inspect import CUT_SHORT
 
     for finding in report.findings:
         if finding.kind == CUT_SHORT:
             where = finding.message.partition(":")[0]
-            raise DataError(f"{finding.file}: {where}; the report is about what comes before")
+            raise DataError(f"{finding.file}: {where}; the report covers the rows before it")
 
 
 def _show(report: "Inspection", console: Console) -> None:
@@ -100,7 +102,12 @@ def _show(report: "Inspection", console: Console) -> None:
         rows = [("ratings" if file.kind == "rating" else "labels", _balance(file)), *_lengths(file)]
         for finding in report.findings:
             if finding.file == file.name:
-                rows.append((f"! {finding.kind}", use_option_names(finding.message) + _finding_examples(finding)))
+                rows.append(
+                    (
+                        f"! {finding.kind}",
+                        use_short_options(use_option_names(finding.message), ()) + _finding_examples(finding),
+                    )
+                )
         for overlap in report.pretraining:
             if overlap.file == file.name:  # pretraining on the training file does no harm
                 harm = number > 0 and overlap.exact + (overlap.near or 0) > 0
@@ -128,9 +135,9 @@ def _balance(file: "FileFacts") -> str:
 def _lengths(file: "FileFacts") -> list[tuple[str, str]]:
     rows = []
     for lengths in file.lengths:
-        summary = f"median {lengths.median:,}, nine in ten up to {lengths.p90:,}, longest {lengths.longest:,}"
+        summary = f"median {lengths.median:,}, 90th percentile {lengths.p90:,}, maximum {lengths.longest:,}"
         if lengths.unit == "tokens" and file.beyond is not None:
-            summary += f"; {file.beyond:,} beyond the context of {file.context:,}"
+            summary += f"; {file.beyond:,} longer than the context of {file.context:,}"
         rows.append((lengths.unit, summary))
     return rows
 
@@ -141,14 +148,18 @@ def _describe_overlap(overlap: "PretrainingOverlap") -> str:
         verb = "were" if overlap.exact > 1 else "was"
         return (
             f"{_number(overlap.exact)} of the {overlap.rows:,} rows {verb} among the {overlap.documents:,} different documents "
-            f"that {overlap.source} was pretrained on, word for word (changed copies cannot be seen){examples}"
+            f"that {overlap.source} was pretrained on (exact copies; near-duplicates cannot be detected){examples}"
         )
     if not overlap.exact and not overlap.near:
-        return f"none of the {overlap.rows:,} rows appears in {overlap.source} ({overlap.documents:,} documents), nor almost"
-    documents = "are documents" if overlap.exact > 1 else "is a document"
+        return (
+            f"none of the {overlap.rows:,} rows, nor a near-duplicate, is in {overlap.source} "
+            f"({overlap.documents:,} documents)"
+        )
+    exact = "is identical to a document" if overlap.exact == 1 else "are identical to a document"
+    near = "is a near-duplicate" if overlap.near == 1 else "are near-duplicates"
     return (
-        f"{_number(overlap.exact)} of the {overlap.rows:,} rows {documents} of {overlap.source} word for word, "
-        f"{overlap.near:,}{' more' if overlap.exact else ''} almost are, or appear inside one{examples}"
+        f"of the {overlap.rows:,} rows, {_number(overlap.exact)} {exact} of {overlap.source}, and "
+        f"{_number(overlap.near)} {near} of one or part of one{examples}"
     )
 
 

@@ -13,14 +13,14 @@ from headstart.progress import pluralize
 
 def merge(
     *folders: Annotated[
-        Path, Parameter(name="FOLDERS", required=True, help="Prepared folders of one tokenizer, in order.")
+        Path, Parameter(name="FOLDERS", required=True, help="Prepared folders with the same tokenizer, in order.")
     ],
     out: Out,
     quiet: Quiet = False,
 ) -> None:
-    """Merge prepared folders."""
+    """Merge token shards that were prepared separately."""
     if len(folders) < 2:
-        raise UsageError(f"merge needs two prepared folders or more, got {len(folders)}")
+        raise UsageError(f"merge needs at least two prepared folders, got {len(folders)}")
     from headstart.recipes.prepare import run_merge
 
     console = Console(quiet=quiet)

@@ -1,6 +1,7 @@
-"""`headstart params`: count the parameters of a model by formula, or forecast what pretraining it takes."""
+"""`headstart params`: count the parameters of a model, or forecast the memory and time of pretraining it."""
 
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,7 +28,7 @@ class ParamsSettings(Section):
 
 @dataclass(frozen=True)
 class _Machines:
-    """The machines of a forecast; no name means all known ones."""
+    """The machines of a forecast; all known ones if name is None."""
 
     name: str | None
     gpus: int
@@ -43,53 +44,52 @@ def params(
     preset: Preset = None,
     backbone: Annotated[
         str | None,
-        Parameter(
-            name="--from", metavar="FOLDER", help="A model of yours, starter:en, or hf: and one of transformers."
-        ),
+        Parameter(name="--from", metavar="MODEL", help="Model folder, starter:NAME or hf:NAME, instead of a preset."),
     ] = None,
-    vocab_size: Annotated[
-        int, Parameter(metavar="INT", help="Entries of the vocabulary.")
-    ] = TokenizerConfig().vocab_size,
-    classes: Annotated[int, Parameter(metavar="INT", help="Labels of the classifier.")] = 2,
+    vocab_size: Annotated[int, Parameter(metavar="INT", help="Vocabulary size.")] = TokenizerConfig().vocab_size,
+    classes: Annotated[int, Parameter(metavar="INT", help="Number of classes of the classifier.")] = 2,
     convention: Annotated[
         Literal["full", "weights-only"],
         Parameter(
             metavar="full|weights-only",
             show_choices=False,
-            help="full counts all that is trained; weights-only leaves out biases and norms, as some papers do.",
+            help="Parameters to count. full: all trained parameters; weights-only: no biases and normalization weights.",
         ),
     ] = "full",
     forecast: Annotated[
         bool,
-        Parameter(negative=(), show_default=False, help="Memory and time of pretraining it, on machines we know."),
+        Parameter(negative=(), show_default=False, help="Forecast memory and time of pretraining on known machines."),
     ] = False,
     machine: Annotated[
-        str | None, Parameter(metavar="NAME", help="One machine only: cpu, rtx4090, a100, h100, h200.")
+        str | None,
+        Parameter(metavar="NAME", help="Machine of the forecast: cpu, rtx4090, a100, h100 or h200. By default, all."),
     ] = None,
-    gpus: Annotated[int, Parameter(metavar="INT", help="How many of them.")] = 1,
+    gpus: Annotated[int, Parameter(metavar="INT", help="Number of GPUs of the forecast.")] = 1,
     parallel: Annotated[
         Literal["ddp", "fsdp"],
-        Parameter(metavar="ddp|fsdp", show_choices=False, help="How the work is distributed over several of them."),
+        Parameter(metavar="ddp|fsdp", show_choices=False, help="Parallelism over several GPUs."),
     ] = "ddp",
-    tokens: Annotated[float, Parameter(metavar="NUMBER", help="Tokens of the full run.")] = 1e9,
+    tokens: Annotated[float, Parameter(metavar="NUMBER", help="Number of training tokens of the forecast.")] = 1e9,
     rows: Annotated[
-        int | None, Parameter(metavar="INT", show_default="the preset's", help="Rows per step on each machine.")
+        int | None, Parameter(metavar="INT", show_default="that of the preset", help="Batch size in rows per GPU.")
     ] = None,
     as_json: AsJson = False,
     config: ConfigFile = None,
     quiet: Quiet = False,
     flags: Flags | None = None,
 ) -> None:
-    """Print the parameters of the language model and of the classifier, or a forecast of pretraining."""
+    """Count the parameters of the language model and the classifier, or forecast pretraining."""
     OPTIONS.refuse_with_backbone(flags, backbone)
     model, attention = OPTIONS.settings(flags, preset=preset, path=config).model, _CAUSAL
     if backbone is not None:
         model, vocab_size, attention = _architecture_of(backbone)
     for name, value in (("--vocab-size", vocab_size), ("--classes", classes), ("--tokens", tokens), ("--rows", rows)):
+        if value is not None and not math.isfinite(value):
+            raise UsageError(f"{name} must be a finite number, got {value:g}")
         if value is not None and value < 1:
             raise UsageError(f"{name} must be at least 1, got {value:g}")
     if not forecast and (machine or gpus != 1 or rows):
-        raise UsageError("--machine, --gpus and --rows are about --forecast; add it")
+        raise UsageError("--machine, --gpus and --rows need --forecast")
     console = Console(quiet=quiet)
     if forecast:
         pretraining, machines = _pretrain_config(preset, model, rows), _Machines(machine, gpus, parallel)
@@ -136,8 +136,8 @@ def show_parameter_counts(
     for table in tables:
         console.result()
         rows = [(row.part, row.formula, f"{row.count:,}") for row in table.rows]
-        rows.append(("all", "", f"{table.total:,}"))
-        rows += [(f"left out: {row.part}", row.formula, f"{row.count:,}") for row in table.excluded]
+        rows.append(("total", "", f"{table.total:,}"))
+        rows += [(f"not counted: {row.part}", row.formula, f"{row.count:,}") for row in table.excluded]
         console.table([table.task, "formula", "parameters"], rows, numbers_from=2)
 
 
@@ -166,7 +166,7 @@ def show_forecast(
         f"{tokens:,.0f} tokens, objective {config.objective}, {pluralize(rows, 'row')} of {config.model.context} tokens {unit}"
     )
     console.result()
-    columns = ["machine", "memory", "step", "tokens per second", "the full run"]
+    columns = ["machine", "memory", "step", "tokens per second", "total time"]
     console.table(columns, [_row(each) for each in forecasts], numbers_from=1)
     console.result()
     for note in _notes(forecasts):
@@ -177,7 +177,7 @@ def _row(forecast: "Forecast") -> tuple[str, ...]:
     from headstart.recipes.forecast import MEASURED
 
     unmeasured = "" if forecast.machine.name in MEASURED else " (not measured)"
-    too_large = "" if forecast.fits else ", too much"
+    too_large = "" if forecast.fits else ", does not fit"
     return (
         f"{forecast.machine.name}{unmeasured}",
         f"{forecast.memory / 2**30:.1f} GiB{too_large}",
@@ -204,15 +204,13 @@ def _notes(forecasts: "list[Forecast]") -> list[str]:
     machines = [each.machine for each in forecasts]
     notes = [_accuracy_note(machine.name) for machine in machines if machine.name in MEASURED]
     if any(machine.name not in MEASURED for machine in machines):
-        notes.append("not measured: peaks of the data sheets, and of them the fractions that an h200 reached.")
+        notes.append("not measured: calculated from data sheets, with the efficiency that was measured on an h200.")
     if any(not machine.is_cpu for machine in machines):
-        notes.append(
-            "Memory of GPUs was not measured: activations are counted as a CPU keeps them, at the width of bf16."
-        )
+        notes.append("GPU memory was not measured: activations are counted as on a CPU, in bf16.")
     if any(each.communication for each in forecasts):
-        notes.append("Talk between GPUs is counted from the data sheets, none of it hidden behind arithmetic.")
+        notes.append("Communication between GPUs is calculated from data sheets, without overlap with computation.")
     if any(machine.is_cpu for machine in machines):
-        notes.append("cpu: one core of the machine that was measured.")
+        notes.append("cpu: one core of the measured machine.")
     return notes
 
 
@@ -221,9 +219,9 @@ def _accuracy_note(name: str) -> str:
 
     errors = ERRORS[name]
     if errors.middle is None or errors.worst is None:
-        return f"{name}: fitted to {errors.steps} full runs, too few to say how far other runs are errors."
-    memory = "" if errors.memory is None else f", in memory by {errors.memory:.0%} at worst"
+        return f"{name}: fitted to {errors.steps} full runs, too few to estimate the error for other runs."
+    memory = "" if errors.memory is None else f", of memory {errors.memory:.0%} at most"
     return (
-        f"{name}: fitted to {errors.steps} measured steps. Each left out of the fit in turn, its forecast was off by "
-        f"{errors.middle:.0%} in the middle and {errors.worst:.0%} at worst{memory}."
+        f"{name}: fitted to {errors.steps} measured steps; the leave-one-out error of the time is "
+        f"{errors.middle:.0%} in the median and {errors.worst:.0%} at most{memory}."
     )

@@ -1,12 +1,15 @@
 """`headstart predict`: predict labels of texts from arguments, standard input or a file.
 
-Files are read, predicted and written in chunks, so their size does not matter; an output file is written atomically.
+Files are read, predicted and written in windows of rows, so their size does not matter. The output of a file is resumable
+(`partial_output`); any output file gets its name when it is complete.
 """
 
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Literal
@@ -14,93 +17,215 @@ from typing import IO, TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from headstart.cli.console import Console
-from headstart.cli.options import RUNTIME_OPTIONS, AsJson, ConfigFile, Flags, InferenceSettings, Model, Options, Quiet
+from headstart.cli.options import (
+    RUNTIME_OPTIONS,
+    AsJson,
+    ConfigFile,
+    Encoding,
+    Flags,
+    InferenceSettings,
+    Model,
+    Options,
+    Quiet,
+)
+from headstart.cli.partial_output import PartialOutput, PredictionSource
 from headstart.cli.prediction_output import (
     InputText,
     OutputOptions,
     PredictedText,
     PredictionCounts,
+    RowFormat,
     has_colour,
     write_lines,
-    write_rows,
 )
 from headstart.cli.text_input import InputColumns, output_dialect
 from headstart.config.schema import RuntimeConfig
 from headstart.errors import DataError, StoreError, UsageError
 from headstart.files import os_error_reason
+from headstart.runtime import resolve_threads
 
 if TYPE_CHECKING:
+    from headstart.predict.bundle_predictor import AnyPredictor
     from headstart.predict.explain import Explanation
     from headstart.predict.numpy_predictor import NumpyPredictor
     from headstart.predict.outputs import AnyPrediction, TextPredictor
-    from headstart.predict.predictor import Predictor
 
 OPTIONS = Options(InferenceSettings, names=RUNTIME_OPTIONS)
-CHUNK = 1000
+WINDOW_ROWS = 1000
+"""Rows that are read, predicted and written at a time."""
+WINDOW_CHARACTERS = 16 * 1024 * 1024
+"""Fewer rows if their texts are longer than this together."""
 Format = Literal["line", "csv", "jsonl"]
+Abstain = Annotated[
+    float | None,
+    Parameter(
+        metavar="FLOAT",
+        help="Required precision, such as 0.95; predictions below it are withheld.",
+    ),
+]
+InputFile = Annotated[
+    str | None, Parameter(name="--input", metavar="FILE", help="File of texts: csv, tsv, jsonl, txt or parquet.")
+]
+OutputFile = Annotated[
+    Path | None, Parameter(metavar="FILE", help="Output file, .csv or .jsonl. By default, standard output.")
+]
+TextColumn = Annotated[
+    str | None,
+    Parameter(metavar="TEXT", help="Column or key of the text. By default, that of training or a common name."),
+]
+SecondColumn = Annotated[
+    str | None,
+    Parameter(metavar="TEXT", help="Second text column, for models of text pairs. By default, that of training."),
+]
+LabelColumn = Annotated[
+    str | None,
+    Parameter(metavar="TEXT", help="Column of existing labels. By default, that of training."),
+]
+OnlyUnlabelled = Annotated[
+    bool,
+    Parameter(negative=(), show_default=False, help="Predict only rows without a label; copy the others."),
+]
+
+ResumeOutput = Annotated[
+    bool,
+    Parameter(
+        negative=(),
+        show_default=False,
+        help="Continue an interrupted --out where it ended.",
+    ),
+]
+Explain = Annotated[
+    bool, Parameter(negative=(), show_default=False, help="Show how much each word contributed to the prediction.")
+]
+Int8 = Annotated[bool, Parameter(negative=(), show_default=False, help="Use the int8 weights of an ONNX export.")]
 
 
 @OPTIONS.on
 def predict(
     model: Model,
     /,
-    *texts: Annotated[str, Parameter(name="TEXTS", help="Texts; without any, the lines of standard input.")],
-    input_file: Annotated[
-        str | None,
-        Parameter(name="--input", metavar="FILE", help="A file of texts: csv, jsonl, txt, parquet and others."),
-    ] = None,
-    out: Annotated[
-        Path | None, Parameter(metavar="FILE", help="Where to write, as .csv or .jsonl; else standard output.")
-    ] = None,
-    text_column: Annotated[
-        str | None, Parameter(metavar="TEXT", help="The column or key of the text; else the usual names are tried.")
-    ] = None,
-    second_column: Annotated[
-        str | None,
-        Parameter(
-            metavar="TEXT", help="For a model that reads pairs, the column of the second text; else as in training."
-        ),
-    ] = None,
-    abstain: Annotated[
-        float | None,
-        Parameter(
-            metavar="FLOAT",
-            help="The fraction of answers that should be right, such as 0.95; what is not sure enough for it gets none.",
-        ),
-    ] = None,
-    explain: Annotated[
-        bool, Parameter(negative=(), show_default=False, help="Show how much each word spoke for the answer.")
-    ] = False,
-    int8: Annotated[
-        bool,
-        Parameter(negative=(), show_default=False, help="Of a folder that export --to onnx wrote, the int8 weights."),
-    ] = False,
+    *texts: Annotated[str, Parameter(name="TEXTS", help="Texts to classify. By default, the lines of standard input.")],
+    input_file: InputFile = None,
+    out: OutputFile = None,
+    text_column: TextColumn = None,
+    second_column: SecondColumn = None,
+    label_column: LabelColumn = None,
+    only_unlabelled: OnlyUnlabelled = False,
+    encoding: Encoding = None,
+    abstain: Abstain = None,
+    explain: Explain = False,
+    int8: Int8 = False,
+    resume: ResumeOutput = False,
     as_json: AsJson = False,
     config: ConfigFile = None,
     quiet: Quiet = False,
     flags: Flags | None = None,
 ) -> None:
     """Predict labels and probabilities of texts."""
-    runtime, output_format = OPTIONS.settings(flags, path=config).runtime, _format(input_file, out, as_json=as_json)
+    settings, output_format = OPTIONS.settings(flags, path=config), _format(input_file, out, as_json=as_json)
     if explain and output_format == "csv":
-        raise UsageError("--explain gives more than a csv can hold; add --json, or choose --out with a .jsonl file")
-    _check_files(input_file, out)
-    columns = InputColumns.of(model, input_file, text_column, second_column)
-    inputs = _inputs(texts, input_file, columns)
-    dialect = output_dialect(input_file, out) if output_format == "csv" else None
-    console, options = Console(quiet=quiet), OutputOptions(abstain, explain)
+        raise UsageError("--explain does not fit into a csv; add --json, or choose --out with a .jsonl file")
+    _check_files(input_file, out, resume=resume)
+    columns = InputColumns.of(model, input_file, text_column, second_column, label_column, encoding)
+    counts, options = PredictionCounts(), OutputOptions(abstain, explain, only_unlabelled)
+    first, inputs = _inputs(texts, input_file, columns, counts, options)
+    dialect = output_dialect(input_file, out, columns.encoding) if output_format == "csv" else None
+    console, runtime = Console(quiet=quiet), settings.runtime
+    partial, progress = None, _Progress(console if out is not None or not sys.stdout.isatty() else None)
+    if _is_resumable(input_file, out):
+        assert input_file is not None
+        assert out is not None
+        partial = _begin_output(out, input_file, model, columns, options, runtime, int8=int8, resume=resume)
+        counts.restore(partial.counts)
+        runtime = runtime.model_copy(update={"threads": partial.threads})
+        progress = _Progress(console, _count_rows(input_file, columns, console), partial.rows)
     predictor = _load_predictor(model, texts, options, runtime, console, int8=int8)
-    with _open_output(out) as file:
-        counts = PredictionCounts()
-        shows_progress = out is not None or not sys.stdout.isatty()
-        predicted = _predict(inputs, predictor, options, counts, console if shows_progress else None)
-        if output_format == "line":
-            single = len(texts) == (2 if columns.pair else 1)
-            write_lines(predicted, file, predictor.task, options, single=single, colour=out is None and has_colour())
-        else:
-            write_rows(output_format, predicted, file, predictor.task, options, columns.separator, dialect)
-    for remark in counts.remarks(out):
+    windows = _predict(islice(inputs, progress.done, None), predictor, options, counts, progress)
+    if output_format == "line":
+        single = len(texts) == (2 if columns.pair else 1)
+        for window in windows:
+            write_lines(window, sys.stdout, predictor.task, options, single=single, colour=has_colour())
+    else:
+        row_format = RowFormat(output_format, predictor.task, options, list(first.values), columns.separator, dialect)
+        _write(windows, row_format, out, partial, counts, console)
+    for remark in counts.remarks(out, options):
         console.say(remark)
+
+
+def _is_resumable(input_file: str | None, out: Path | None) -> bool:
+    """Whether an output is made from a file, which can be read again; a URL is read once."""
+    from headstart.data.io import is_url
+
+    return out is not None and input_file is not None and not is_url(input_file)
+
+
+def _begin_output(
+    out: Path,
+    input_file: str,
+    model: Path,
+    columns: InputColumns,
+    options: OutputOptions,
+    runtime: RuntimeConfig,
+    *,
+    int8: bool,
+    resume: bool,
+) -> PartialOutput:
+    """Begin or continue the output of a file; what changes the output is compared."""
+    values = {
+        "--text-column": columns.text,
+        "--second-column": columns.second,
+        "--label-column": columns.label,
+        "--encoding": columns.encoding.name,
+        "--abstain": options.abstain,
+        "--explain": options.explain,
+        "--only-unlabelled": options.only_unlabelled,
+        "--int8": int8,
+        "--runtime.device": runtime.device,
+        "--runtime.precision": runtime.precision,
+        "rows per window": WINDOW_ROWS,
+    }
+    source = PredictionSource.of(input_file, model, values)
+    return PartialOutput.begin(out, source, resolve_threads(runtime), resume=resume)
+
+
+def _count_rows(path: str, columns: InputColumns, console: Console) -> int:
+    """Count the rows of a file, which takes little time beside predicting them; a broken row is reported at once."""
+    from headstart.data.sources import read_rows
+
+    with console.task("counting rows", None, "rows") as task:
+        rows = 0
+        for _ in read_rows(path, encoding=columns.encoding):
+            rows += 1
+            if rows % WINDOW_ROWS == 0:
+                task.advance(WINDOW_ROWS)
+    return rows
+
+
+def _write(
+    windows: Iterator[list[PredictedText]],
+    row_format: RowFormat,
+    out: Path | None,
+    partial: PartialOutput | None,
+    counts: PredictionCounts,
+    console: Console,
+) -> None:
+    """Write windows of rows as they come: to standard output, or to a file that gets its name when it is complete."""
+    if partial is None:
+        with _open_output(out) as file:
+            for number, window in enumerate(windows):
+                row_format.write(window, file, at_start=number == 0)
+        return
+    complete = False
+    try:
+        for window in windows:
+            text = io.StringIO()
+            row_format.write(window, text, at_start=partial.rows == 0)
+            partial.write(text.getvalue(), len(window), counts.numbers)
+        partial.finish()
+        complete = True
+    finally:
+        if not complete and partial.rows:
+            console.say(f"{partial.rows:,} rows are in {partial.partial}; the same command with --resume continues")
 
 
 def _load_predictor(
@@ -115,7 +240,7 @@ def _load_predictor(
     return (
         _onnx_predictor(model, options, runtime, console, int8=int8)
         or _numpy_predictor(model, texts, options, runtime)
-        or _torch_predictor(model, options, runtime, console)
+        or _bundle_predictor(model, options, runtime, console)
     )
 
 
@@ -155,10 +280,11 @@ def _numpy_predictor(
     return NumpyPredictor.load(model, texts)
 
 
-def _torch_predictor(model: Path, options: OutputOptions, runtime: RuntimeConfig, console: Console) -> "Predictor":
-    from headstart.predict.predictor import Predictor, describe_threshold, threshold_for
+def _bundle_predictor(model: Path, options: OutputOptions, runtime: RuntimeConfig, console: Console) -> "AnyPredictor":
+    """Load a bundle of any kind; only those with a network need torch."""
+    from headstart.predict.bundle_predictor import describe_threshold, load_predictor, threshold_for
 
-    predictor = Predictor.load(model, runtime)
+    predictor = load_predictor(model, runtime)
     if options.abstain is not None:
         threshold = threshold_for(predictor.bundle, options.abstain)
         console.say(describe_threshold(threshold, predictor.bundle.about["calibration"]["rows"]))
@@ -181,56 +307,77 @@ def _format(input_file: str | None, out: Path | None, *, as_json: bool) -> Forma
     return "csv" if suffix_of(input_file) in (".csv", ".tsv") else "jsonl"
 
 
-def _check_files(input_file: str | None, out: Path | None) -> None:
+def _check_files(input_file: str | None, out: Path | None, *, resume: bool) -> None:
+    if resume and not _is_resumable(input_file, out):
+        raise UsageError("--resume continues an output file; give both --input FILE and --out FILE")
     if input_file is None:
         return
     if Path(input_file).is_dir():
         raise UsageError(f"{input_file} is a folder; --input takes one file")
+    if (
+        Path(input_file).exists() and not Path(input_file).is_file()
+    ):  # a named pipe without a writer would be waited for
+        raise UsageError(f"{input_file} is neither a file nor a folder; --input takes one file")
     if out is not None and Path(input_file).resolve() == out.resolve():
         raise UsageError(f"--out {out} is the file of --input, which would be lost; choose another --out")
 
 
-def _inputs(texts: Sequence[str], input_file: str | None, columns: InputColumns) -> Iterator[InputText]:
-    """Return the inputs in order; the first is read at once, so that its errors are reported before a model is loaded."""
+def _inputs(
+    texts: Sequence[str],
+    input_file: str | None,
+    columns: InputColumns,
+    counts: PredictionCounts,
+    options: OutputOptions,
+) -> tuple[InputText, Iterator[InputText]]:
+    """Return the first input, and all in order; the first is read before a model is loaded, to report its errors."""
     if texts and input_file is not None:
         raise UsageError("predict takes texts or --input, not both")
+    if options.only_unlabelled and input_file is None:
+        raise UsageError("--only-unlabelled is for the rows of a file; give one with --input")
     if input_file is not None:
-        inputs = _from_file(input_file, columns.text, columns.second)
+        inputs = _from_file(input_file, columns, counts, options)
     elif texts:
         inputs = iter(_from_arguments(texts, pair=columns.pair))
     elif not sys.stdin.isatty():
-        inputs = _from_stdin(pair=columns.pair)
+        inputs = _from_stdin(columns)
     else:
         inputs = iter(())
     first = next(inputs, None)
     if first is not None:
-        return chain([first], inputs)
+        return first, chain([first], inputs)
     if input_file:
-        raise DataError(f"{input_file} holds no texts")
+        raise DataError(f"{input_file} contains no texts")
     raise UsageError("predict needs texts: as arguments, on standard input, or --input FILE")
 
 
-def _from_file(path: str, first: str | None, second: str | None) -> Iterator[InputText]:
-    from headstart.data.columns import cell_value, column_named, parse_text, text_column
+def _from_file(
+    path: str, input_columns: InputColumns, counts: PredictionCounts, options: OutputOptions
+) -> Iterator[InputText]:
+    from headstart.data.columns import cell_value, is_empty_cell, parse_text
     from headstart.data.sources import read_rows
 
     names: list[str] = []
-    for row in read_rows(path):
+    label: str | None = None
+    for row in read_rows(path, encoding=input_columns.encoding):
         if not names:
             columns = list(row.values)
-            names = [text_column(path, columns, first, "--text-column")]
-            names += [] if second is None else [column_named(path, columns, second)]
+            names = input_columns.text_columns(path, columns)
+            label = counts.label_column = input_columns.label_column(path, columns, names)
+            if label is None and options.only_unlabelled:
+                raise DataError(f"{path} has no label column for --only-unlabelled; name it with --label-column")
         texts = [parse_text(cell_value(row.values, name, row.where), row.where) for name in names]
-        yield InputText(row.values, texts[0] if second is None else (texts[0], texts[1]))
+        has_label = label is not None and not is_empty_cell(row.values.get(label))
+        yield InputText(row.values, texts[0] if len(texts) == 1 else (texts[0], texts[1]), has_label)
 
 
-def _from_stdin(*, pair: bool) -> Iterator[InputText]:
-    from headstart.data.io import read_lines
+def _from_stdin(columns: InputColumns) -> Iterator[InputText]:
+    from headstart.data.io import read_lines, transcoded
 
     name = "standard input"
-    for number, line in enumerate(read_lines(name, sys.stdin.buffer), start=1):  # type: ignore[arg-type]
+    file = transcoded(name, sys.stdin.buffer, columns.encoding)  # type: ignore[arg-type]
+    for number, line in enumerate(read_lines(name, file, columns.encoding), start=1):
         text = line.rstrip("\r\n")
-        if not pair:
+        if not columns.pair:
             yield InputText({"text": text}, text)
             continue
         first, tab, second = text.partition("\t")
@@ -244,9 +391,8 @@ def _pair(first: str, second: str) -> InputText:
 
 
 def _from_arguments(texts: Sequence[str], *, pair: bool) -> list[InputText]:
-    for number, text in enumerate(texts, start=1):
-        if not text.strip():
-            raise DataError(f"text {number}: the text is empty; there is nothing to classify")
+    if not any(text.strip() for text in texts):
+        raise DataError(f"{'the text is' if len(texts) == 1 else 'all texts are'} empty; there is nothing to classify")
     if not pair:
         return [InputText({"text": text}, text) for text in texts]
     if len(texts) % 2:
@@ -254,28 +400,52 @@ def _from_arguments(texts: Sequence[str], *, pair: bool) -> list[InputText]:
     return [_pair(first, second) for first, second in zip(texts[::2], texts[1::2], strict=True)]
 
 
+@dataclass(frozen=True)
+class _Progress:
+    """Where progress is shown, of how many rows, and how many were done before."""
+
+    console: Console | None
+    total: int | None = None
+    done: int = 0
+
+
+def _windows(inputs: Iterator[InputText]) -> Iterator[list[InputText]]:
+    """Yield the inputs in windows of so many rows, or fewer if their texts are long: what is in memory at a time."""
+    window: list[InputText] = []
+    characters = 0
+    for item in inputs:
+        window.append(item)
+        characters += sum(map(len, item.texts))
+        if len(window) == WINDOW_ROWS or characters >= WINDOW_CHARACTERS:
+            yield window
+            window, characters = [], 0
+    if window:
+        yield window
+
+
 def _predict(
     inputs: Iterator[InputText],
     predictor: "TextPredictor",
     options: OutputOptions,
     counts: PredictionCounts,
-    console: Console | None,
-) -> Iterator[PredictedText]:
-    """Yield every input with its prediction, in order; a row without text has none."""
-    with console.task("predicting", None, "texts") if console else nullcontext() as bar:
-        while chunk := list(islice(inputs, CHUNK)):
-            texts = [item.text for item in chunk if item.readable]
-            predictions = predictor.predict(texts, abstain=options.abstain)
-            counts.rows += len(chunk)
-            counts.empty += len(chunk) - len(texts)
-            counts.cut += sum(prediction.truncated for prediction in predictions)
-            counts.abstained += sum(prediction.abstained for prediction in predictions)
-            remaining = iter(predictions)
-            for item in chunk:
-                prediction = next(remaining) if item.readable else None
-                yield PredictedText(item, prediction, _explain(predictor, item, prediction, options))
+    progress: _Progress,
+) -> Iterator[list[PredictedText]]:
+    """Yield the inputs in windows with their predictions, in order; an empty row, or one that keeps its label, has none."""
+    console = progress.console
+    with console.task("predicting", progress.total, "texts") if console else nullcontext() as bar:
+        if bar is not None and progress.done:
+            bar.advance(progress.done)
+        for window in _windows(inputs):
+            texts = [item.text for item in window if options.is_predicted(item)]
+            predictions = iter(predictor.predict(texts, abstain=options.abstain))
+            predicted = []
+            for item in window:
+                prediction = next(predictions) if options.is_predicted(item) else None
+                predicted.append(PredictedText(item, prediction, _explain(predictor, item, prediction, options)))
+            counts.add(predicted)
+            yield predicted
             if bar is not None:
-                bar.advance(len(chunk))
+                bar.advance(len(window))
 
 
 def _explain(
@@ -283,10 +453,10 @@ def _explain(
 ) -> "tuple[Explanation, ...]":
     if not options.explain or prediction is None:
         return ()
+    from headstart.predict.bundle_predictor import BundlePredictor
     from headstart.predict.explain import explain_prediction
-    from headstart.predict.predictor import Predictor
 
-    assert isinstance(predictor, Predictor)
+    assert isinstance(predictor, BundlePredictor)
     # None is the predicted label, or the value of a regression
     labels: list[str | None] = list(prediction.labels) if prediction.kind == "labels" else [None]
     return tuple(explain_prediction(predictor, item.text, label) for label in labels)

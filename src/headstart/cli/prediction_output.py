@@ -34,6 +34,8 @@ class InputText:
 
     values: Mapping[str, object]
     text: str | tuple[str, str]
+    has_label: bool = False
+    """True if its row has a value in the label column."""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -52,6 +54,12 @@ class OutputOptions:
 
     abstain: float | None = None
     explain: bool = False
+    only_unlabelled: bool = False
+    """Leave rows that have a label without a prediction."""
+
+    def is_predicted(self, item: InputText) -> bool:
+        """Return True if an input gets a prediction."""
+        return item.readable and not (self.only_unlabelled and item.has_label)
 
     @property
     def extra_columns(self) -> list[str]:
@@ -61,7 +69,7 @@ class OutputOptions:
 
 @dataclass(frozen=True)
 class PredictedText:
-    """An input and its prediction, which is None for an empty text."""
+    """An input and its prediction, which is None for an empty text and for a row that keeps its label."""
 
     input: InputText
     prediction: "AnyPrediction | None"
@@ -74,13 +82,45 @@ class PredictionCounts:
     """Counts of the inputs, for the remarks at the end."""
 
     rows: int = 0
+    labelled: int = 0
     empty: int = 0
     cut: int = 0
     abstained: int = 0
 
-    def remarks(self, out: Path | None) -> Iterator[str]:
+    label_column: str | None = None
+
+    def add(self, predicted: "Sequence[PredictedText]") -> None:
+        """Count some inputs with their predictions."""
+        predictions = [item.prediction for item in predicted if item.prediction is not None]
+        self.rows += len(predicted)
+        self.labelled += sum(item.input.has_label for item in predicted)
+        self.empty += sum(not item.input.readable for item in predicted)
+        self.cut += sum(prediction.truncated for prediction in predictions)
+        self.abstained += sum(prediction.abstained for prediction in predictions)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The counts by name."""
+        names = ("rows", "labelled", "empty", "cut", "abstained")
+        return {name: getattr(self, name) for name in names}
+
+    def restore(self, numbers: Mapping[str, int]) -> None:
+        """Continue from the counts of an earlier process."""
+        for name in self.numbers:
+            setattr(self, name, numbers.get(name, 0))
+
+    def remarks(self, out: Path | None, options: OutputOptions) -> Iterator[str]:
         """Yield a line for each thing that the user should know."""
         rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
+        if 0 < self.labelled < self.rows or (self.labelled and options.only_unlabelled):
+            verb, pronoun = ("has", "it was") if self.labelled == 1 else ("have", "they were")
+            done = (
+                "left as given"
+                if options.only_unlabelled
+                else "predicted too; --only-unlabelled leaves such rows as given"
+            )
+            column = printable(self.label_column or "")
+            yield f"{self.labelled:,} of {rows} {verb} a value in the label column '{column}'; {pronoun} {done}"
         if self.cut:
             yield f"texts longer than the context of the model: {self.cut:,}; their ends were not read"
         if self.empty:
@@ -164,20 +204,42 @@ def _prediction_values(prediction: "AnyPrediction") -> dict[str, Any]:
     return values
 
 
-def write_rows(
-    form: Literal["csv", "jsonl"],
-    predicted: Iterable[PredictedText],
-    file: IO[str],
-    task: "Task",
-    options: OutputOptions,
-    separator: str | None,
-    dialect: "CsvDialect | None" = None,
-) -> None:
-    """Write the input rows with their predictions for programs; a csv keeps the dialect of the input file."""
-    if form == "csv":
-        write_csv(predicted, file, task, options, separator, dialect)
-    else:
-        write_jsonl(predicted, file, task, options)
+@dataclass
+class RowFormat:
+    """How rows with predictions are written for programs: some at a time, each time as the continuation of a file."""
+
+    form: Literal["csv", "jsonl"]
+    task: "Task"
+    options: OutputOptions
+    columns: Sequence[str]
+    """The columns of the first input row, which are those of a csv."""
+    separator: str | None = None
+    """What joins several labels in a cell of a csv: as in the training file, else a semicolon."""
+    dialect: "CsvDialect | None" = None
+    """The dialect of a csv, which is that of the input file."""
+
+    def write(self, predicted: Iterable[PredictedText], file: IO[str], *, at_start: bool) -> None:
+        """Write rows; a csv begins with its header."""
+        if self.form == "jsonl":
+            write_jsonl(predicted, file, self.task, self.options)
+        else:
+            self._write_csv(predicted, file, at_start=at_start)
+
+    def _write_csv(self, predicted: Iterable[PredictedText], file: IO[str], *, at_start: bool) -> None:
+        """Write the row, the label, its probability, that of every class, and whether the text was truncated."""
+        from headstart.data.formats import CsvDialect, TableWriter
+
+        names = [name for name in _KEYS[self.task.kind] if name not in ("probabilities", "truncated")]
+        names += [*(f"probability_{label}" for label in self.task.labels), "truncated", *self.options.extra_columns]
+        writer = TableWriter(file, self.dialect or CsvDialect())
+        if at_start:
+            writer.header([*self.columns, *(_unused_name(name, self.columns) for name in names)])
+        for item in predicted:
+            added = [""] * len(names)
+            if item.prediction is not None:
+                added = _cells(item.prediction, self.task, self.separator or ";")
+                added += [str(item.prediction.abstained).lower()] if self.options.abstain is not None else []
+            writer.row([*(item.input.values.get(column) for column in self.columns), *added])
 
 
 def write_jsonl(predicted: Iterable[PredictedText], file: IO[str], task: "Task", options: OutputOptions) -> None:
@@ -194,36 +256,6 @@ def write_jsonl(predicted: Iterable[PredictedText], file: IO[str], task: "Task",
                 values["explanation"] = explanations if task.kind == "labels" else explanations[0]
         added = {_unused_name(name, row): value for name, value in values.items()}
         file.write(json.dumps({**row, **added}, ensure_ascii=False, default=str) + "\n")
-
-
-def write_csv(
-    predicted: Iterable[PredictedText],
-    file: IO[str],
-    task: "Task",
-    options: OutputOptions,
-    separator: str | None = None,
-    dialect: "CsvDialect | None" = None,
-) -> None:
-    """Write the input rows with the label, its probability, that of every class, and whether the text was truncated.
-
-    Several labels are joined in one cell by the separator of the training file, else a semicolon.
-    """
-    names = [name for name in _KEYS[task.kind] if name not in ("probabilities", "truncated")]
-    names += [*(f"probability_{label}" for label in task.labels), "truncated", *options.extra_columns]
-    from headstart.data.formats import CsvDialect, TableWriter
-
-    columns: list[str] = []
-    writer = TableWriter(file, dialect or CsvDialect())
-    for item in predicted:
-        row, prediction = item.input.values, item.prediction
-        if not columns:
-            columns = list(row)
-            writer.header([*columns, *(_unused_name(name, columns) for name in names)])
-        added = [""] * len(names)
-        if prediction is not None:
-            added = _cells(prediction, task, separator or ";")
-            added += [str(prediction.abstained).lower()] if options.abstain is not None else []
-        writer.row([*(row.get(column) for column in columns), *added])
 
 
 def _cells(prediction: "AnyPrediction", task: "Task", separator: str) -> list[str]:

@@ -1,11 +1,12 @@
-"""`headstart prepare`: encode text, labelled or not, into token shards."""
+"""`headstart prepare`: encode text files, labelled or unlabelled, into token shards."""
 
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from headstart.cli.console import Console
-from headstart.cli.options import ConfigFile, Flags, Options, Out, Quiet, Tokenizer
+from headstart.cli.options import ConfigFile, Flags, Options, Out, Quiet, Tokenizer, option_flag
+from headstart.config.merge import Settings
 from headstart.config.schema import CorpusConfig, LabelledConfig, Section, TokenizerConfig
 from headstart.errors import UsageError
 from headstart.progress import pluralize
@@ -22,55 +23,59 @@ class PrepareSettings(Section):
 OPTIONS = Options(
     PrepareSettings,
     names={
-        "corpus.text_column": "--corpus.text-column",
-        "corpus.documents": "--corpus.documents",
-        "corpus.exclude": "--corpus.exclude",
-        "labelled.text_column": "--labelled.text-column",
-        "labelled.label_column": "--labelled.label-column",
-        "labelled.skip_empty": "--labelled.skip-empty",
-        "tokenizer.vocab_size": "--tokenizer.vocab-size",
-        "tokenizer.megabytes": "--tokenizer.megabytes",
+        name: option_flag(name)
+        for name in (
+            "corpus.text_column",
+            "corpus.documents",
+            "corpus.encoding",
+            "corpus.exclude",
+            "labelled.label_column",
+            "labelled.skip_empty",
+            "tokenizer.vocab_size",
+            "tokenizer.megabytes",
+        )
     },
 )
 
 
 Jobs = Annotated[
     int,
-    Parameter(metavar="INT", help="Files at the same time, each in a process of its own; the shards are the same."),
+    Parameter(metavar="INT", help="Number of worker processes; each encodes one file at a time."),
 ]
 
 
 @OPTIONS.on
 def prepare(
-    *texts: Annotated[str, Parameter(name="TEXTS", required=True, help="Text files, folders, patterns or URLs.")],
+    *texts: Annotated[str, Parameter(name="TEXTS", required=True, help="Text files, folders, glob patterns or URLs.")],
     out: Out,
     tokenizer: Tokenizer = None,
     labelled: Annotated[
-        bool, Parameter(negative=(), show_default=False, help="Keep the labels too: for finetune and compare.")
+        bool, Parameter(negative=(), show_default=False, help="Also store the labels, for finetune and compare.")
     ] = False,
     jobs: Jobs = 1,
     config: ConfigFile = None,
     quiet: Quiet = False,
     flags: Flags | None = None,
 ) -> None:
-    """Encode text into shards."""
+    """Encode text files into token shards."""
     settings = OPTIONS.settings(flags, path=config)
     if labelled and tokenizer is None:
-        raise UsageError("prepare --labelled needs --tokenizer: that of the model which will read the shards")
+        raise UsageError("prepare --labelled needs --tokenizer, the tokenizer of the model that will use the shards")
     if labelled and settings.corpus.exclude:
-        raise UsageError("prepare --labelled keeps every row; --exclude is for the text that a model is pretrained on")
+        raise UsageError("--exclude cannot be used with --labelled; it is for pretraining text")
     if labelled and len(texts) > 1:
-        raise UsageError(f"prepare --labelled takes one file, so that its labels have one order; got {len(texts)}")
+        raise UsageError(f"prepare --labelled needs exactly one file, got {len(texts)}")
     if jobs < 1:
         raise UsageError(f"--jobs must be at least 1, got {jobs}")
     if labelled and jobs > 1:
-        raise UsageError("prepare --labelled reads one file in one process; --jobs is for files of text")
+        raise UsageError("--jobs cannot be used with --labelled, which reads a single file")
     from headstart.recipes.prepare import PrepareRequest, run_prepare, run_prepare_labelled
 
     console = Console(quiet=quiet)
     if labelled:
         assert tokenizer is not None
-        shards = run_prepare_labelled(texts[0], out, settings.labelled, tokenizer=tokenizer, progress=console)
+        config_labelled = _labelled_config(settings, OPTIONS.typed(flags))
+        shards = run_prepare_labelled(texts[0], out, config_labelled, tokenizer=tokenizer, progress=console)
     else:
         request = PrepareRequest(texts, out, settings.corpus, settings.tokenizer, tokenizer, jobs)
         shards = run_prepare(request, console)
@@ -78,3 +83,11 @@ def prepare(
     console.result(
         f"{out}: {pluralize(shards.num_documents, 'document')}, {pluralize(shards.num_tokens, 'token')}{labels}"
     )
+
+
+def _labelled_config(settings: PrepareSettings, typed: Settings) -> LabelledConfig:
+    """Return the settings of labelled text: --text-column and --encoding also apply to it."""
+    values = {name: typed[f"corpus.{name}"] for name in ("text_column", "encoding") if f"corpus.{name}" in typed}
+    if "encoding" not in values:
+        values["encoding"] = settings.labelled.encoding or settings.corpus.encoding
+    return settings.labelled.model_copy(update=values)

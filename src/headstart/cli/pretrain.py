@@ -1,5 +1,6 @@
-"""`headstart pretrain`: unlabelled text to a language model."""
+"""`headstart pretrain`: pretrain a language model on unlabelled text."""
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -22,27 +23,27 @@ from headstart.cli.options import (
 from headstart.config.schema import PretrainConfig
 from headstart.errors import UsageError
 
-OPTIONS = Options(PretrainConfig, preset="pretrain")
+OPTIONS = Options(PretrainConfig, recipe="pretrain")
 Backbone = Annotated[
     str | None,
     Parameter(
         name="--from",
-        metavar="FOLDER",
-        help="A pretrained run to go on from, a starter such as starter:en, or hf: and a model of transformers.",
+        metavar="MODEL",
+        help="Model to continue from: folder, starter:NAME (starter:auto: by the language of TEXTS) or hf:NAME.",
     ),
 ]
 Teacher = Annotated[
     str | None,
-    Parameter(metavar="FOLDER", help="A larger pretrained run with the same tokenizer, to learn from beside the text."),
+    Parameter(metavar="FOLDER", help="Larger language model with the same tokenizer, for knowledge distillation."),
 ]
 TeacherWeight = Annotated[
     float | None,
-    Parameter(metavar="FLOAT", show_default="0.5", help="How much the teacher counts beside the text, from 0 to 1."),
+    Parameter(metavar="FLOAT", show_default="0.5", help="Weight of the distillation loss, from 0 to 1."),
 ]
 
 
-def _wants_preset_search(preset: str | None, config: Path | None, flags: Flags | None) -> bool:
-    """Return True for `--preset auto`, and for minutes without a setting that determines the network."""
+def searches_preset(preset: str | None, config: Path | None, flags: Flags | None) -> bool:
+    """Return True for `--preset auto`, and for --minutes without a setting that determines the network."""
     if preset is not None or config is not None or TOML.exists():
         return preset == "auto"
     names = OPTIONS.typed(flags)
@@ -60,9 +61,7 @@ def _search_preset(flags: Flags | None, config: Path | None, progress: Console) 
 def pretrain(
     *texts: Annotated[
         str,
-        Parameter(
-            name="TEXTS", help="Text files, folders, patterns or URLs, or one prepared folder; none beside stages."
-        ),
+        Parameter(name="TEXTS", help="Text files, folders, glob patterns or URLs, or one prepared folder."),
     ],
     out: Out,
     backbone: Backbone = None,
@@ -75,22 +74,25 @@ def pretrain(
     quiet: Quiet = False,
     flags: Flags | None = None,
 ) -> None:
-    """Learn a language model from unlabelled text."""
+    """Pretrain a language model on unlabelled text."""
+    began = time.monotonic()
     if resume:
         others: dict[str, object] = {"from": backbone, "preset": preset, "config": config, "tokenizer": tokenizer}
         others |= {"teacher": teacher, "teacher-weight": teacher_weight}
         OPTIONS.refuse_with_resume(flags, out, **others)
         check_resumes(out, "pretrain", "texts", texts)
     OPTIONS.refuse_with_backbone(flags, backbone)
-    if not resume and backbone is None and _wants_preset_search(preset, config, flags):
+    if not resume and backbone is None and searches_preset(preset, config, flags):
         preset = _search_preset(flags, config, Console(quiet=quiet))
-    from headstart.recipes.pretrain.run import PretrainRequest, default_objective, run_pretrain
+    from headstart.recipes.pretrain.run import PretrainRequest, run_pretrain
+    from headstart.recipes.starter_choice import corpus_texts, resolve_starter
 
-    settings = None
+    console, settings = Console(quiet=quiet), None
     if not resume:
-        settings = OPTIONS.settings(flags, defaults=default_objective(backbone), preset=preset, path=config)
+        backbone = resolve_starter(backbone, lambda: corpus_texts(texts, OPTIONS.settings(flags, path=config)), console)
+        settings = OPTIONS.settings(flags, backbone=backbone, preset=preset, path=config)
     if settings and not texts and not settings.stages:
-        raise UsageError("pretrain needs TEXTS, or one prepared folder; see headstart pretrain --help")
+        raise UsageError("pretrain needs TEXTS, text files or one prepared folder; see headstart pretrain --help")
     request = PretrainRequest(
         texts=texts,
         out=out,
@@ -100,5 +102,6 @@ def pretrain(
         teacher_weight=teacher_weight,
         resume=resume,
         command=command_line(),
+        began=began,
     )
-    run_pretrain(request, settings, Console(quiet=quiet))
+    run_pretrain(request, settings, console)

@@ -1,4 +1,4 @@
-"""`headstart report`: write and print the report of a comparison. No torch."""
+"""`headstart report`: rebuild the report of a comparison. No torch."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,20 +10,20 @@ from headstart.cli.options import AsJson, Quiet
 
 
 def report(
-    folder: Annotated[Path, Parameter(name="FOLDER", help="What headstart compare wrote.")],
+    folder: Annotated[Path, Parameter(name="FOLDER", help="Folder written by headstart compare or auto.")],
     /,
     *,
     out: Annotated[
-        Path | None, Parameter(metavar="FOLDER", help="Where to write, if not into the same folder.")
+        Path | None, Parameter(metavar="FOLDER", help="Folder to write. By default, the same folder.")
     ] = None,
     as_json: AsJson = False,
     no_texts: Annotated[
         bool,
-        Parameter(name="--no-texts", negative=(), show_default=False, help="Quote no text of anybody's on the page."),
+        Parameter(name="--no-texts", negative=(), show_default=False, help="Do not quote texts in the report."),
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write the report again, and print its summary."""
+    """Rebuild the report of a comparison and print its summary."""
     from headstart.report.page import write_report
 
     page, console = write_report(folder, out, texts=not no_texts), Console(quiet=quiet)
@@ -34,7 +34,7 @@ def report(
 
 
 def show(folder: Path, page: Path, console: Console) -> None:
-    """Print the verdict, a table of the arms, and the path of the page."""
+    """Print the verdict, a table of the arms, and the path of the report."""
     from headstart.report.load import load_comparison
     from headstart.report.statistics import summaries
     from headstart.report.summary import format_percent, verdict

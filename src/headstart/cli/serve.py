@@ -1,4 +1,4 @@
-"""`headstart serve`: serve a model over HTTP, with a page to try it on."""
+"""`headstart serve`: serve a model over HTTP, with a web page to try it."""
 
 import logging
 import sys
@@ -27,7 +27,7 @@ def serve(
     quiet: Quiet = False,
     flags: Flags | None = None,
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM; accepted requests are finished, then the exit code is 0."""
+    """Serve until Ctrl-C or SIGTERM; accepted requests are finished, then the exit status is 0."""
     settings = OPTIONS.settings(flags, path=config)
     console = Console(quiet=quiet)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")

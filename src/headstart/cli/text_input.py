@@ -1,6 +1,7 @@
 """The columns that predict and evaluate read: those of the options, else those of the model's training file."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,10 +9,11 @@ from headstart.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from headstart.data.formats import CsvDialect
+    from headstart.data.io import TextEncoding
 
 LABELLED_OPTIONS = {
     f"labelled.{name}": f"--{name.replace('_', '-')}"
-    for name in ("text_column", "second_column", "label_column", "task", "separator", "lowest", "highest")
+    for name in ("text_column", "second_column", "label_column", "task", "separator", "lowest", "highest", "encoding")
 }
 """The options for labelled text."""
 
@@ -22,33 +24,82 @@ class InputColumns:
 
     pair: bool
     text: str | None
+    """The text column as it was typed; else that of training is used where the file has it, else a usual name."""
     second: str | None
-    separator: str | None
+    encoding: "TextEncoding"
+    label: str | None = None
+    """The label column as it was typed, else as for the text; a file need not have one."""
+    trained: Mapping[str, str] = field(default_factory=dict)
+    """The columns and the separator of the training file, where they were named."""
 
     @classmethod
-    def of(cls, model: Path, file: str | None, text: str | None, second: str | None) -> "InputColumns":
-        """Return the columns that were typed, completed for a model of text pairs by those of its training file."""
+    def of(
+        cls,
+        model: Path,
+        file: str | None,
+        text: str | None,
+        second: str | None,
+        label: str | None = None,
+        encoding: str | None = None,
+    ) -> "InputColumns":
+        """Return the columns that were typed, completed by those of the model's training file.
+
+        Args:
+            encoding: of files that are not UTF-8; without it, a file is read as the training file was.
+        """
+        from headstart.config.merge import merge_config
+        from headstart.config.schema import LabelledConfig
+        from headstart.data.io import TextEncoding
+
+        merge_config(LabelledConfig, {"encoding": encoding})  # raises if it is none
         pair, trained = _training_columns(model)
+        default = trained.get("encoding") if file is not None else None
+        decoding = TextEncoding(encoding or default, "labelled.encoding")
         if pair is None:
-            return cls(second is not None, text, second, None)
+            return cls(second is not None, text, second, decoding, label)
         if not pair:
             if second is not None:
-                raise UsageError(f"{model} reads one text; leave out --second-column")
-            return cls(False, text, None, trained.get("separator"))
+                raise UsageError(f"{model} reads single texts; omit --second-column")
+            return cls(False, text, None, decoding, label, trained)
         second = second or trained.get("second_column")
         if second is None and file is not None:
             raise UsageError(f"{model} reads pairs of texts; name the second column with --second-column")
-        return cls(True, text or trained.get("text_column"), second, trained.get("separator"))
+        return cls(True, text, second, decoding, label, trained)
+
+    @property
+    def separator(self) -> str | None:
+        """What separates the labels of a cell in the training file."""
+        return self.trained.get("separator")
+
+    def text_columns(self, path: str, columns: Sequence[str]) -> list[str]:
+        """Return the column of the text, and for pairs that of the second text."""
+        from headstart.data.columns import column_named, text_column
+
+        trained = self.trained.get("text_column")
+        name = self.text or (trained if trained in columns else None)
+        first = text_column(path, columns, name, "--text-column")
+        return [first] if self.second is None else [first, column_named(path, columns, self.second)]
+
+    def label_column(self, path: str, columns: Sequence[str], texts: Sequence[str]) -> str | None:
+        """Return the column of the labels that rows may have, or None; `texts` are the columns of the texts."""
+        from headstart.data.columns import LABEL_NAMES, column_named
+
+        if self.label is not None:
+            return column_named(path, columns, self.label)
+        if (trained := self.trained.get("label_column")) is not None:
+            return trained if trained in columns else None
+        by_lower_name = {column.lower(): column for column in reversed(columns) if column not in texts}
+        return next((by_lower_name[name] for name in LABEL_NAMES if name in by_lower_name), None)
 
 
-def output_dialect(file: str | None, out: Path | None) -> "CsvDialect | None":
+def output_dialect(file: str | None, out: Path | None, encoding: "TextEncoding") -> "CsvDialect | None":
     """Return the dialect of an input .csv; its byte order mark is written to files only, not to standard output."""
     from headstart.data.formats import detect_dialect
     from headstart.data.io import suffix_of
 
     if file is None or suffix_of(file) != ".csv":
         return None
-    dialect = detect_dialect(file)
+    dialect = detect_dialect(file, encoding)
     return dialect if out is not None else replace(dialect, has_bom=False, has_sep_line=False)
 
 

@@ -1,4 +1,4 @@
-"""`headstart tokenizer`: train a byte-level BPE tokenizer, and measure how well it fits."""
+"""`headstart tokenizer`: train a byte-level BPE tokenizer and report how well it fits the text."""
 
 from typing import Annotated
 
@@ -23,6 +23,7 @@ OPTIONS = Options(
         "tokenizer.megabytes": "--megabytes",
         "corpus.text_column": "--text-column",
         "corpus.documents": "--documents",
+        "corpus.encoding": "--encoding",
         "corpus.exclude": "--exclude",
     },
 )
@@ -30,13 +31,13 @@ OPTIONS = Options(
 
 @OPTIONS.on
 def tokenizer(
-    *texts: Annotated[str, Parameter(name="TEXTS", required=True, help="Text files, folders, patterns or URLs.")],
+    *texts: Annotated[str, Parameter(name="TEXTS", required=True, help="Text files, folders, glob patterns or URLs.")],
     out: Out,
     flags: Flags | None = None,
     config: ConfigFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a tokenizer and print its report."""
+    """Train a tokenizer and report how well it fits the text."""
     settings = OPTIONS.settings(flags, path=config)
     from headstart.files import read_manifest
     from headstart.recipes.prepare import run_tokenizer
@@ -45,7 +46,7 @@ def tokenizer(
     report = run_tokenizer(texts, out, settings.tokenizer, settings.corpus, console)
     entries, requested = read_manifest(out, kind="tokenizer")["vocab_size"], settings.tokenizer.vocab_size
     rows = [
-        ("entries", f"{entries:,}" if entries == requested else f"{entries:,} of {requested:,} asked for"),
+        ("entries", f"{entries:,}" if entries == requested else f"{entries:,} of {requested:,} requested"),
         ("measured on the first", "1 document" if report.documents == 1 else f"{report.documents:,} documents"),
         ("bytes", f"{report.bytes:,}"),
         ("words", f"{report.words:,}"),

@@ -1,4 +1,4 @@
-"""`headstart tune`: search for the settings of a fine-tuning on validation, within a time or a number of trials."""
+"""`headstart tune`: search for fine-tuning settings on validation data, within a time or a number of trials."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -34,7 +34,7 @@ _EXCLUDED = ("loop.minutes", "loop.watch_test", "model.generic")
 OPTIONS = Options(
     FinetuneConfig,
     names={name: "--" + name.replace("_", "-") for name, _ in iter_fields(FinetuneConfig) if name not in _EXCLUDED},
-    preset="finetune",
+    recipe="finetune",
 )
 SEARCH = "lr,epochs,layer_decay,dropout,attention"
 _MAX_SHOWN = 5
@@ -49,11 +49,12 @@ def tune(
     out: Out,
     valid: Valid = None,
     minutes: Annotated[
-        float | None, Parameter(metavar="FLOAT", help="Begin no trial that would end after so many minutes.")
+        float | None,
+        Parameter(metavar="FLOAT", help="Maximum total time in minutes; no trial is started that would end later."),
     ] = None,
-    trials: Annotated[int | None, Parameter(metavar="INT", help="Trials at most.")] = None,
+    trials: Annotated[int | None, Parameter(metavar="INT", help="Maximum number of trials.")] = None,
     search: Annotated[
-        str | None, Parameter(metavar="NAME,...", show_default=SEARCH, help="What may be turned, where it applies.")
+        str | None, Parameter(metavar="NAME,...", show_default=SEARCH, help="Settings to search, where they apply.")
     ] = None,
     jobs: Jobs = None,
     engine: EngineName = "local",
@@ -65,15 +66,20 @@ def tune(
     quiet: Quiet = False,
     flags: Flags | None = None,
 ) -> None:
-    """Try settings on validation; test is never opened."""
+    """Search for the best fine-tuning settings on validation data."""
     others: dict[str, object] = {"from": backbone, "valid": valid, "minutes": minutes, "trials": trials}
     others |= {"search": search, "tokenizer": tokenizer, "preset": preset, "config": config}
     _check(train, backbone, out if resume else None, flags, others)
     OPTIONS.refuse_with_backbone(flags, backbone)
     from headstart.recipes.executors import Executor
-    from headstart.recipes.finetune.run import default_preset
+    from headstart.recipes.finetune.backbone_preset import default_preset
+    from headstart.recipes.starter_choice import resolve_starter, table_texts
     from headstart.recipes.tune import TuneRequest, run_tune
 
+    console = Console(quiet=quiet)
+    backbone = resolve_starter(
+        backbone, lambda: table_texts(train, OPTIONS.settings(flags, path=config).labelled), console
+    )
     preset = preset or ("classic" if resume else default_preset(backbone))
     request = TuneRequest(
         train=train,
@@ -90,7 +96,6 @@ def tune(
         command=command_line(),
     )
     settings = None if resume else OPTIONS.settings(flags, preset=preset, path=config)
-    console = Console(quiet=quiet)
     _show(run_tune(request, settings, console), console)
 
 
@@ -101,7 +106,7 @@ def _check(
     flags: Flags | None,
     others: dict[str, object],
 ) -> None:
-    """Refuse wrong arguments before torch is imported."""
+    """Check the arguments before torch is imported."""
     if resumed:
         OPTIONS.refuse_with_resume(flags, resumed, **others)
         check_resumes(resumed, "tune", "train", [train] if train else [])
@@ -109,8 +114,8 @@ def _check(
         raise UsageError("tune needs TRAIN, a labelled file; see headstart tune --help")
     elif backbone is None:
         raise UsageError(
-            "tune needs --from: a pretrained folder, as in --from runs/base, a starter, as in --from starter:en (or "
-            "starter:fr), or --from scratch"
+            "tune needs --from: a pretrained folder such as runs/base, a starter such as starter:en or starter:fr, "
+            "or scratch"
         )
 
 
@@ -122,7 +127,7 @@ def _show(result: "TuneResult", console: Console) -> None:
     names = list(first.settings)
     rows = [
         [
-            f"{trial.trial}" + (" (as it stood)" if trial.trial == 0 else ""),
+            f"{trial.trial}" + (" (defaults)" if trial.trial == 0 else ""),
             f"{trial.accuracy:.4f}" + ("" if trial.state == "done" else f", {trial.state}"),
             *(str(trial.settings[name]) for name in names),
         ]
@@ -130,6 +135,6 @@ def _show(result: "TuneResult", console: Console) -> None:
     ]
     console.table(["trial", "validation accuracy", *(name.split(".")[-1] for name in names)], rows)
     console.result(
-        f"{pluralize(len(result.trials), 'trial')}; the best settings are in {result.toml}; on validation alone. Now:"
+        f"{pluralize(len(result.trials), 'trial')}, compared on validation data; best settings: {result.toml}. To train:"
     )
     console.result(f"  {result.command}")

@@ -1,6 +1,6 @@
 """Merge settings: defaults, then preset, then headstart.toml, then flags or a mapping in Python.
 
-A later layer wins field by field. What cannot be merged becomes a `ConfigError` of one line that names the setting. In
+A later layer takes precedence, field by field. An invalid value raises a `ConfigError`, a line that names the setting. In
 Python, settings are a mapping with dotted or nested names.
 """
 
@@ -22,22 +22,22 @@ Settings = Mapping[str, Any]
 
 _TOML_LIMIT = 16 * 1024 * 1024
 _TYPE_NAMES = {
-    "integer": "a whole number",
+    "integer": "an integer",
     "number": "a number",
-    "string": "text",
+    "string": "a string",
     "boolean": "true or false",
     "list": "a list",
     "dictionary": "a group of settings",
 }
-"""Names for people of the types in pydantic's messages."""
+"""Our names for the types in messages of pydantic."""
 
 
 def merge_config(config_class: type[C], *layers: Settings) -> C:
-    """Build `config_class` from nested mappings, a later layer winning field by field; refuse unknown names.
+    """Build `config_class` from nested mappings; a later layer takes precedence. Unknown names are errors.
 
     >>> merge_config(PretrainConfig, {"model": {"depth": 6}}, {"model": {"width": 64}}).model.depth
     6
-    >>> merge_config(FinetuneConfig, {"optim": {"clip": 1.0}}).optim.lr  # a command's own defaults hold under half a section
+    >>> merge_config(FinetuneConfig, {"optim": {"clip": 1.0}}).optim.lr  # the other fields keep the defaults of the command
     0.0001
     """
     merged = config_class().model_dump()
@@ -66,18 +66,18 @@ def nest(dotted: Settings) -> dict[str, Any]:
 
 
 def read_toml(path: Path, config_class: type[Section]) -> dict[str, Any]:
-    """Read the settings of `config_class` from a TOML file, types checked strictly; ignore sections of other commands.
+    """Read the settings of `config_class` from a TOML file, with strict types; sections of other commands are ignored.
 
-    A file may hold tables for several commands: `[pretrain.model]` and `[finetune.optim]` are more specific than
-    `[model]` and `[optim]`, which every command that knows them reads.
+    A file may have tables for several commands: `[pretrain.model]` and `[finetune.optim]` take precedence over `[model]`
+    and `[optim]`, which apply to every command with such a section.
     """
     try:
         with path.open("rb") as file:
             raw = file.read(_TOML_LIMIT + 1)
         if len(raw) > _TOML_LIMIT:
-            raise ConfigError(f"{path} is not a file of settings: it is longer than {_TOML_LIMIT} bytes")
+            raise ConfigError(f"{path} is not a settings file: it is larger than {_TOML_LIMIT} bytes")
         content = tomllib.loads(raw.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # also numbers of many thousand digits
+    except (ValueError, RecursionError) as error:  # also numbers with thousands of digits
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
@@ -98,12 +98,12 @@ def read_toml(path: Path, config_class: type[Section]) -> dict[str, Any]:
 
 
 def _check_types(values: Settings, config_class: type[Section], name: str) -> None:
-    """Check each value alone and strictly; rules between values are checked once the flags are merged too."""
+    """Check the type and range of each value; rules between values are checked after all layers are merged."""
     fields = dict(iter_fields(config_class))
     for option, value in _flatten(values, fields):
         if option not in fields:
             raise ConfigError(f"{name}: unknown setting {option}{_suggest(option, list(fields))}")
-        single = create_model("Single", value=(fields[option].annotation, fields[option]))
+        single = create_model("Single", __base__=Section, value=(fields[option].annotation, fields[option]))
         try:
             single.model_validate({"value": value}, strict=True)
         except ValidationError as error:
@@ -122,9 +122,9 @@ def _flatten(values: Settings, fields: Settings, prefix: str = "") -> Iterator[t
 
 
 def describe_validation_error(error: ValidationError, config_class: type[BaseModel]) -> str:
-    """Describe the first error of a configuration in one line, naming the setting with its dots."""
+    """Describe the first error of a configuration in one line that names the setting."""
     fault = error.errors(include_url=False)[0]
-    # pydantic adds the members of a union to the path: drop them; items of a list count from 1
+    # pydantic adds the members of a union to the path; list items are numbered from 1
     path = [key + 1 if isinstance(key, int) else key for key in fault["loc"]]
     name = ".".join(str(key) for key in path if not str(key).endswith("]"))
     if fault["type"] == "value_error":
@@ -141,7 +141,7 @@ def describe_validation_error(error: ValidationError, config_class: type[BaseMod
 
 
 def _item_class(config_class: type[BaseModel], path: Sequence[object]) -> type[BaseModel] | None:
-    """Return the class of the items if `path` lies in a list of settings."""
+    """Return the class of the items if `path` is inside a list of settings."""
     field = config_class.model_fields.get(str(path[0]))
     if field is None or len(path) < 2 or not isinstance(path[1], int):
         return None
@@ -150,7 +150,7 @@ def _item_class(config_class: type[BaseModel], path: Sequence[object]) -> type[B
 
 
 def iter_fields(config_class: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every setting of a configuration by its dotted name, with its pydantic field."""
+    """Yield the dotted name and the pydantic field of every setting."""
     for name, field in config_class.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
@@ -160,7 +160,7 @@ def iter_fields(config_class: type[BaseModel], prefix: str = "") -> Iterator[tup
 
 
 def closest_name(name: str, names: Sequence[str]) -> str | None:
-    """Return the name that was probably meant: a close match after the last dot, else a close match in full.
+    """Return the closest match: of the part after the last dot if possible, otherwise of the full name.
 
     >>> closest_name("label_column", ["labelled.text_column", "labelled.label_column"])
     'labelled.label_column'
@@ -180,7 +180,7 @@ def _last_part(name: str) -> str:
 
 def _suggest(name: str, names: list[str]) -> str:
     close = closest_name(name, names)
-    return f"; did you mean {close}?" if close else f"; known: {', '.join(sorted(names))}"
+    return f"; did you mean {close}?" if close else f"; known settings: {', '.join(sorted(names))}"
 
 
 def _deep_merge(low: Settings, high: Settings) -> dict[str, Any]:
@@ -192,22 +192,21 @@ def _deep_merge(low: Settings, high: Settings) -> dict[str, Any]:
 
 
 def resolve_settings(
-    config_class: type[C], preset: str, command: str, settings: Settings | None, defaults: Settings | None = None
+    config_class: type[C], preset: str | None, command: str, settings: Settings | None, defaults: Settings | None = None
 ) -> C:
-    """Merge the defaults of the class, `defaults` that replace some of them, a preset, and `settings`."""
-    return merge_config(
-        config_class, defaults or {}, preset_values(preset, command), nest_settings(config_class, settings)
-    )
+    """Merge the class defaults, `defaults`, the preset if one is named, and `settings`, in this order."""
+    values = preset_values(preset, command) if preset is not None else {}
+    return merge_config(config_class, defaults or {}, values, nest_settings(config_class, settings))
 
 
 def nest_settings(config_class: type[Section], settings: Settings | None) -> dict[str, Any]:
-    """Nest settings as `merge_config` takes them, and refuse unknown names."""
+    """Nest settings for `merge_config`; unknown names are errors."""
     dotted, names = flatten_settings(config_class, settings), [name for name, _ in iter_fields(config_class)]
     for name, value in dotted.items():
         if any(field.startswith(f"{name}.") for field in names):
-            raise ConfigError(f"{name} is a group of settings; give a mapping of them, got {value!r:.40}")
+            raise ConfigError(f"{name} is a group of settings and must be a mapping, got {value!r:.40}")
         if name not in names:
-            merge_config(config_class, nest({name: value}))  # says what is wrong with the name
+            merge_config(config_class, nest({name: value}))  # raises the error with a suggestion
     return nest(dotted)
 
 
@@ -221,7 +220,7 @@ def flatten_settings(config_class: type[Section], settings: Settings | None, pre
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if not isinstance(name, str):
-            raise ConfigError(f"the name of a setting is text such as 'model.width', got {name!r:.40}")
+            raise ConfigError(f"the name of a setting must be a string such as 'model.width', got {name!r:.40}")
         option = prefix + name.replace("-", "_")
         if isinstance(value, Mapping) and option not in fields:
             flat |= flatten_settings(config_class, value, f"{option}.")
@@ -231,10 +230,11 @@ def flatten_settings(config_class: type[Section], settings: Settings | None, pre
 
 
 def refuse_model_settings(backbone: object, settings: Settings | None) -> None:
-    """Refuse model and tokenizer settings beside a pretrained backbone, which has its own and would ignore them."""
+    """Raise an error for model and tokenizer settings given with a pretrained backbone, which has its own."""
     if backbone is not None and str(backbone) != "scratch":
         for name in flatten_settings(FinetuneConfig, settings):
             if name.startswith(("model.", "tokenizer.")):
+                section = name.partition(".")[0]
                 raise ConfigError(
-                    f"{name} is set, but {backbone} brings its own; leave it out, or use backbone='scratch'"
+                    f"{name} cannot be used with {backbone}, which has its own {section}; remove it, or use backbone='scratch'"
                 )

@@ -1,8 +1,9 @@
 """Presets: named settings for pretrain and finetune. No torch.
 
-`classic` is the published course experiment, and the network of the defaults.
+`classic` is the experiment of the published course; its values are the defaults of the settings.
 """
 
+import math
 from typing import Any
 
 from headstart.errors import ConfigError
@@ -26,6 +27,10 @@ PRESET_SIZES = {
 }
 """The modern presets from the smallest to the largest."""
 PRESET_NAMES = ("classic", *PRESET_SIZES)
+
+
+FINETUNE_LR, FINETUNE_WIDTH = 3e-4, 256
+"""The learning rate of fine-tuning, up to this width; it decreases in inverse proportion for wider backbones."""
 
 
 def _modern(size: tuple[int, int, int, int], context: int, batch_size: int) -> dict[str, dict[str, Any]]:
@@ -58,15 +63,22 @@ def _modern(size: tuple[int, int, int, int], context: int, batch_size: int) -> d
             "model": model,
             "optim": {
                 "optimizer": "adamw",
-                "lr": 1e-4,
+                "lr": FINETUNE_LR * min(1.0, FINETUNE_WIDTH / width),
                 "weight_decay": 0.01,
                 "warmup": 0.1,
                 "schedule": "linear",
                 "clip": 1.0,
                 "ema_decay": 0.99,
             },
-            "loop": {"batch_size": 16, "epochs": 6, "min_steps": 300, "max_steps": 5000, "select": "last"},
-            "transfer": {"layer_decay": 0.9},
+            "loop": {
+                "batch_size": 16,
+                "epochs": 10,
+                "min_steps": 300,
+                "min_steps_per_label": 8,
+                "max_steps": 5000,
+                "select": "last",
+            },
+            "transfer": {"layer_decay": 0.9, "head_lr_multiplier": 5.0},
         },
     }
 
@@ -97,3 +109,12 @@ def preset_values(name: str, command: str) -> dict[str, Any]:
     if name not in _PRESETS:
         raise ConfigError(f"preset must be one of {', '.join(PRESET_NAMES)}, got {name!r}")
     return _PRESETS[name][command]
+
+
+def preset_for_width(width: int) -> str:
+    """Return the modern preset whose width is nearest to that of a backbone, by ratio.
+
+    >>> [preset_for_width(width) for width in (32, 128, 256, 320, 512, 768, 1024)]
+    ['modern-nano', 'modern-nano', 'modern-micro', 'modern-micro', 'modern', 'modern-base', 'modern-base']
+    """
+    return min(PRESET_SIZES, key=lambda name: abs(math.log(PRESET_SIZES[name][0][0] / width)))

@@ -1,59 +1,89 @@
 """Every setting, in frozen pydantic sections. No torch.
 
-Command line, TOML file and Python share them: a setting has one name, default, bound and docstring, and the docstring
-is its text in `--help`.
+The command line, TOML files and Python share them: a setting has one name, one default, one range and one docstring. The
+docstring is the help text of the option: `--help` shows its first sentence, `--help-all` all of it.
 """
 
+import codecs
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Section(BaseModel):
-    """A group of settings: frozen, and refusing unknown names."""
+    """A group of settings: frozen; unknown names, infinity and NaN are rejected."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+MIN_LR, MAX_LR = 1e-30, 1e30
+"""Range of learning rates: a smaller one has no effect, a larger one overflows fp32."""
+MAX_MINUTES = 1e6
+"""Upper bound of time limits, almost two years."""
+
+
+def _check_encoding(name: str | None, setting: str) -> None:
+    """Raise ValueError unless `name` is a text encoding."""
+    try:
+        known = name is None or codecs.lookup(name)._is_text_encoding
+    except (LookupError, ValueError):  # a NUL in the name
+        known = False
+    if not known or name in ("undefined", "idna", "punycode"):
+        raise ValueError(f"{setting} must be a text encoding such as cp1252, cp932 or utf-16, got {name!r}")
 
 
 class LabelledConfig(Section):
-    """How labelled text is read."""
+    """Reading of labelled files: columns, task, encoding."""
 
     text_column: str | None = None
-    """The column or key that holds the text; without it, the usual names are tried."""
+    """Column or key of the text. By default, a common name such as text, review or sentence is looked for."""
     label_column: str | None = None
-    """The column or key that holds the label; without it, the usual names are tried."""
+    """Column or key of the label. By default, a common name such as label, class or category is looked for."""
     second_column: str | None = None
-    """The column of a second text: a row is then a pair, such as a premise and a hypothesis, and is read as one."""
+    """Second text column, for pairs such as premise and hypothesis. The model reads both as one sequence."""
     task: Literal["auto", "classes", "labels", "rating"] = "auto"
-    """classes: one label a text. labels: any number or none. rating: a number. auto: labels for lists, else classes."""
+    """classes: one label per text; labels: any number of labels; rating: a number. auto: labels if the file has lists
+    of labels, otherwise classes.
+    """
     separator: str | None = Field(None, min_length=1)
-    """What stands between the labels of a cell that holds several, such as ; (lists in JSON and parquet need none)."""
-    lowest: float | None = Field(None, allow_inf_nan=False)
-    """rating only: a smaller number is refused, and none is answered; without it, the smallest of train."""
-    highest: float | None = Field(None, allow_inf_nan=False)
-    """rating only: a larger number is refused, and none is answered; without it, the largest of train."""
+    """Separator between several labels in one cell, such as ; in "sports;politics". Lists in JSON and parquet files
+    need none.
+    """
+    lowest: float | None = None
+    """rating only: the lowest possible rating; lower numbers in a file are errors. By default, the lowest in the
+    training file.
+    """
+    highest: float | None = None
+    """rating only: the highest possible rating; higher numbers in a file are errors. By default, the highest in the
+    training file.
+    """
+    encoding: str | None = None
+    """Encoding of files that are not UTF-8, such as cp1252. Output is always UTF-8."""
     skip_empty: bool = False
-    """Leave out rows without a text or without a label, and say how many; without it, the first one stops training."""
+    """Skip rows without a text or a label and report how many. Otherwise the first such row is an error."""
     valid_fraction: float = Field(0.2, gt=0, lt=1)
-    """Without a validation file, this stratified fraction of train is held out to choose on."""
+    """Fraction of the training rows held out for validation, stratified by label, if no validation file is given."""
     long_texts: Literal["truncate", "windows"] = "truncate"
-    """Texts beyond the context: truncate counts and reports them; windows reads all of it and averages the logits."""
+    """Handling of texts longer than the context. truncate: cut them and report how many; windows: average the logits
+    over windows.
+    """
 
     @model_validator(mode="after")
     def _settings_fit_the_task(self) -> Self:
+        _check_encoding(self.encoding, "labelled.encoding")
         if self.separator is not None and self.task not in ("auto", "labels"):
-            raise ValueError(f"labelled.separator is for several labels a text, got labelled.task {self.task}")
+            raise ValueError(f"labelled.separator is for texts with several labels, but labelled.task is {self.task}")
         if self.task != "rating":
             for name in ("lowest", "highest"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f"labelled.{name} is for numbers; add labelled.task rating, got {self.task}")
+                    raise ValueError(f"labelled.{name} is for ratings and needs labelled.task rating, got {self.task}")
         if self.lowest is not None and self.highest is not None and self.lowest >= self.highest:
             raise ValueError(
                 f"labelled.lowest must be below labelled.highest, got {self.lowest:g} and {self.highest:g}"
             )
         if self.second_column is not None and self.long_texts == "windows":
             raise ValueError(
-                "labelled.long_texts windows does not go with labelled.second_column: a window would hold one text of a pair"
+                "labelled.long_texts windows cannot be used with labelled.second_column: a window would split the pair"
             )
         return self
 
@@ -62,10 +92,10 @@ Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 
 
 class GenericConfig(Section):
-    """The layers, positions and heads of an imported architecture; read from the model, never typed."""
+    """The layers, positions and heads of an imported architecture, read from the model."""
 
     family: Literal["bert", "distilbert", "roberta", "camembert", "xlm-roberta", "modernbert", "gpt2", "opt"]
-    """The architecture it was imported from, and can be exported to."""
+    """The architecture of transformers that the model was imported from and can be exported to."""
     norm_first: bool
     """True for pre-norm layers, false for post-norm layers."""
     norm_bias: bool = True
@@ -76,16 +106,16 @@ class GenericConfig(Section):
     """The activation of the feed-forward part."""
     gated: bool = False
     """True if the feed-forward part is gated (GLU): the activation is multiplied with a second projection."""
-    positions: int = Field(0, ge=0)
-    """The number of learned positions, which bounds the text length; 0 with rotary positions."""
+    positions: int = Field(0, ge=0, le=2**31)
+    """The number of learned positions, which limits the text length; 0 for rotary positions."""
     embedding_norm: bool = False
-    """True if embeddings are normed; with norm_first, the first layer then has no norm before attention."""
+    """True if embeddings are normalized; with norm_first, the first layer then has no norm before attention."""
     final_norm: bool = False
-    """True if the output of the last layer is normed."""
+    """True if the output of the last layer is normalized."""
     window: int = Field(0, ge=0)
-    """The sliding window of a local layer, in tokens to each side."""
+    """The attention window of a local layer, in tokens on each side."""
     local_layers: tuple[int, ...] = ()
-    """The layers with sliding-window attention, counted from 0."""
+    """Indices of the layers with sliding-window attention, from 0."""
     local_base: float = Field(10000.0, gt=0)
     """The rotary base of the local layers."""
     transform: bool = False
@@ -103,38 +133,42 @@ class GenericConfig(Section):
 
 
 class ModelConfig(Section):
-    """The shape of a backbone: all that is needed to rebuild it besides the vocabulary size."""
+    """Architecture of the backbone."""
 
     block: Literal["classic", "modern", "generic"] = "classic"
-    """classic: post-norm, sinusoids, ReLU, biases, untied. modern: pre-norm RMSNorm, rotary, SwiGLU, no biases, tied."""
-    width: int = Field(200, ge=1)
-    """Width of the hidden states."""
-    depth: int = Field(4, ge=1)
+    """Type of the Transformer blocks. classic: post-norm, sinusoidal positions, ReLU, biases, untied embeddings;
+    modern: pre-norm RMSNorm, rotary positions, SwiGLU, no biases, tied embeddings; generic: imported models.
+    """
+    width: int = Field(200, ge=1, le=2**20)
+    """Size of the hidden states."""
+    depth: int = Field(4, ge=1, le=10_000)
     """Number of layers."""
     heads: int = Field(2, ge=1)
-    """Attention heads per layer; the width must be a multiple."""
-    feedforward: int = Field(200, ge=1)
-    """Width between the two matrices of the feed-forward part."""
+    """Number of attention heads per layer; it must divide the width."""
+    feedforward: int = Field(200, ge=1, le=2**24)
+    """Size of the hidden layer of the MLP."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Fraction of activations dropped in training."""
-    context: int = Field(512, ge=2)
-    """Longest sequence in tokens, the start token included: rows of pretraining, and the cut of longer texts."""
+    """Dropout probability."""
+    context: int = Field(512, ge=2, le=2**24)
+    """Maximum sequence length in tokens, including the start token. Pretraining rows have this length; longer texts are
+    truncated.
+    """
     rotary_base: float = Field(10000.0, gt=0)
-    """modern only: the base of the rotary angles; imported models bring their own."""
+    """modern only: base of the rotary position embedding."""
     norm_epsilon: float = Field(1e-5, gt=0)
-    """modern only: the epsilon of the norms; imported models bring their own."""
+    """modern only: epsilon of the normalization layers."""
     tied: bool = True
-    """modern only: the language head has the weights of the embedding."""
+    """modern only: tie the weights of the language head to the embedding."""
     generic: GenericConfig | None = None
     """generic only: the architecture of an imported model."""
 
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> Self:
         if (self.block == "generic") != (self.generic is not None):
-            raise ValueError("model.block generic is the kind of imported models: bring one with --from hf:FOLDER")
+            raise ValueError("model.block generic is for imported models only; load one with --from hf:FOLDER")
         if self.generic and self.generic.positions and self.context > self.generic.positions:
             raise ValueError(
-                f"model.context must be at most the {self.generic.positions} positions it has learnt, got {self.context}"
+                f"model.context must be at most {self.generic.positions}, the number of learned positions, got {self.context}"
             )
         if self.width % self.heads:
             raise ValueError(f"model.width must be a multiple of model.heads, got {self.width} and {self.heads}")
@@ -149,75 +183,90 @@ class ModelConfig(Section):
 
 
 PADDING_SEGMENT = -1
-"""The segment of a padding position: it belongs to no document."""
+"""The segment id of padding positions."""
 IGNORE_INDEX = -100
 """The target of a position that the loss ignores."""
 
 AttentionDirection = Literal["causal", "bidirectional"]
-"""The tokens that attention may see: the earlier ones, or those on both sides."""
+"""causal: a token attends to earlier tokens. bidirectional: to all tokens."""
 
 
 class TokenizerConfig(Section):
-    """How a byte-level BPE is trained in the flow when no tokenizer is given."""
+    """Training of a byte-level BPE tokenizer, if none is given."""
 
     vocab_size: int = Field(16384, ge=260, le=1_000_000)
-    """Entries of the vocabulary, the 256 bytes and the special tokens included."""
-    megabytes: float = Field(100.0, gt=0)
-    """At most this much text is read to learn the merges; the first documents in order are taken."""
+    """Vocabulary size. It includes the 256 bytes and the special tokens."""
+    megabytes: float = Field(100.0, gt=0, le=1e9)
+    """Maximum amount of text to train the tokenizer on, in megabytes. The first documents are used."""
 
 
 class CorpusConfig(Section):
-    """How unlabelled text is read and laid out in rows."""
+    """Reading of unlabelled text."""
 
     text_column: str | None = None
-    """The column or key that holds the text; without it, the usual names are tried."""
+    """Column or key of the text. By default, a common name such as text, review or sentence is looked for."""
+    encoding: str | None = None
+    """Encoding of files that are not UTF-8, such as cp1252."""
     documents: Literal["line", "file"] = "line"
-    """In .txt files, what one document is: a line, or the whole file."""
+    """Unit of a document in .txt files: each line, or the whole file."""
     exclude: str | None = None
-    """Files, separated by commas, whose texts (such as test rows) and near-duplicates of them are not learnt from."""
+    """Files whose texts are removed from training, such as a test file. Near-duplicates are removed, too; several files are
+    separated by commas.
+    """
     held_out: float = Field(0.01, gt=0, lt=1)
-    """Fraction of the documents kept from training and used to measure the language model."""
+    """Fraction of the documents held out to evaluate the language model."""
     layout: Literal["packed", "documents"] = "packed"
-    """packed: documents end to end in full rows, unseen by each other; documents: one a row, cut at the context."""
+    """Layout of the training rows. packed: documents are concatenated into full rows, without attention between them;
+    documents: one document per row, truncated to the context.
+    """
+
+    @model_validator(mode="after")
+    def _encoding_is_known(self) -> Self:
+        _check_encoding(self.encoding, "corpus.encoding")
+        return self
 
 
 class MaskingConfig(Section):
-    """Which tokens the masked and hybrid objectives mask."""
+    """Token masking of the objectives masked and hybrid."""
 
     rate: float = Field(0.3, gt=0, lt=1)
-    """Fraction of the tokens that are to be predicted."""
+    """Fraction of the tokens to predict."""
     masked: float = Field(0.8, ge=0, le=1)
-    """Of those, the fraction replaced by the mask token."""
+    """Fraction of the predicted tokens that are replaced with the mask token."""
     random: float = Field(0.1, ge=0, le=1)
-    """Of those, the fraction replaced by any token; the rest stay as they are."""
+    """Fraction of the predicted tokens that are replaced with a random token. The rest are left unchanged."""
     causal: float = Field(0.25, ge=0, le=1)
-    """hybrid only: the fraction of batches that are read left to right, every next token predicted."""
+    """hybrid only: fraction of the batches that are trained with the causal objective."""
 
     @model_validator(mode="after")
     def _fractions_fit(self) -> Self:
         if self.masked + self.random > 1:
             raise ValueError(
-                f"masking.masked and masking.random must not exceed 1 together, got {self.masked} and {self.random}"
+                f"masking.masked and masking.random must add up to at most 1, got {self.masked} and {self.random}"
             )
         return self
 
 
 class NextSentenceConfig(Section):
-    """A second objective beside the masked tokens: do two pieces of text follow each other? (masked and hybrid)"""
+    """Next-sentence prediction, a second loss of the objectives masked and hybrid."""
 
     weight: float = Field(0.0, ge=0)
-    """Weight of that objective in the loss; above 0 rows are `<sos> A <eos> B`, half of them with B of another document."""
+    """Weight of the next-sentence loss; 0 disables it. Otherwise rows are `<sos> A <eos> B`, and in half of them B is
+    from another document.
+    """
 
 
 class StageConfig(Section):
-    """A part of pretraining with its own text and, if wanted, shorter rows."""
+    """A stage of pretraining, with its own text and row length."""
 
     texts: list[str] = Field(min_length=1)
-    """Text files, folders, patterns or URLs, or one prepared folder, as without stages."""
-    fraction: float = Field(1.0, gt=0, allow_inf_nan=False)
-    """Fraction of all steps, relative to the other stages: 3 and 1 is 0.75 and 0.25, and thirds need no decimals."""
+    """Text files, folders, glob patterns or URLs, or one prepared folder."""
+    fraction: float = Field(1.0, gt=0, le=1e9)
+    """Fraction of the steps, relative to the other stages: 3 and 1 are 0.75 and 0.25."""
     context: int | None = Field(None, ge=2)
-    """Tokens per row, at most model.context; a batch has more of shorter rows: tokens per step stay the same."""
+    """Tokens per row, at most model.context. Shorter rows give larger batches, so that the tokens per step stay the
+    same.
+    """
 
     @field_validator("texts", mode="before")
     @classmethod
@@ -226,26 +275,32 @@ class StageConfig(Section):
 
 
 class OptimConfig(Section):
-    """How the weights are optimized."""
+    """Optimizer and learning rate schedule."""
 
     optimizer: Literal["adam", "adamw", "muon"] = "adam"
-    """adam: what the classic experiment used. adamw: with weight decay. muon: Muon for the layers' matrices, else adamw."""
-    lr: float = Field(3e-4, gt=0)
+    """Optimizer. adamw: Adam with decoupled weight decay; muon: Muon for the weight matrices of the layers and AdamW
+    for all other parameters.
+    """
+    lr: float = Field(3e-4, ge=MIN_LR, le=MAX_LR)
     """Peak learning rate."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decay of matrices (adamw and muon); biases and norms never decay."""
+    """Weight decay of matrices (adamw and muon). Biases and normalization weights are not decayed."""
     beta2: float = Field(0.999, gt=0, lt=1)
-    """Memory of the squared gradient."""
+    """Adam's beta2, the decay rate of the running average of the squared gradient."""
     warmup: float = Field(0.0, ge=0, lt=1)
-    """Fraction of the steps over which the rate rises from zero."""
+    """Warmup fraction: the fraction of the steps over which the learning rate rises linearly from 0."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
-    """What the rate does after the warm-up; wsd holds it, then lets it fall to zero over the last steps."""
+    """Learning rate schedule after the warmup. wsd (warmup, stable, decay): constant, then decreasing to 0 over the
+    last steps.
+    """
     cooldown: float = Field(0.4, gt=0, le=1)
-    """wsd only: the fraction of the steps over which the rate falls."""
+    """wsd only: fraction of the steps over which the learning rate decreases."""
     clip: float = Field(0.5, ge=0)
-    """Gradients are scaled down to this norm; 0 turns clipping off."""
+    """Gradient clipping norm; 0 disables clipping."""
     ema_decay: float = Field(0.0, ge=0, lt=1)
-    """Above 0, an exponential moving average (EMA) of the weights with this decay is measured and saved in place of them."""
+    """Decay of an exponential moving average (EMA) of the weights, which is evaluated and saved instead of the weights;
+    0 disables it.
+    """
 
     @model_validator(mode="after")
     def _decay_needs_adamw(self) -> Self:
@@ -255,120 +310,161 @@ class OptimConfig(Section):
 
 
 class PretrainLoop(Section):
-    """How long pretraining lasts, in what batches, and how often it is measured and saved."""
+    """Training length, batch size, evaluation and checkpoints."""
 
-    epochs: float = Field(1.0, gt=0)
-    """Passes over the training text; ignored when steps is given."""
+    epochs: float = Field(1.0, gt=0, le=1e9)
+    """Number of passes over the training text. Ignored if steps is set."""
     steps: int | None = Field(None, ge=1)
-    """Optimizer steps, in place of epochs."""
-    minutes: float | None = Field(None, gt=0)
-    """In place of both: as many steps as this machine does in so many minutes, timed at the start and then kept."""
+    """Number of optimizer steps, instead of epochs."""
+    minutes: float | None = Field(None, gt=0, le=MAX_MINUTES)
+    """Total time of the command in minutes, instead of epochs or steps: as many steps are trained as fit. The plan is
+    revised during training.
+    """
     batch_size: int = Field(16, ge=1)
-    """Rows per forward pass."""
+    """Batch size in rows."""
     accumulate: int = Field(1, ge=1)
-    """Forward passes per optimizer step: the same gradient as one batch this many times larger."""
-    evaluate_every: int = Field(200, ge=1)
-    """Steps between measurements on held-out text."""
+    """Number of forward passes per optimizer step (gradient accumulation)."""
+    evaluate_every: int | None = Field(None, ge=1)
+    """Steps between evaluations on the held-out text. By default, about ten evaluations per run, fewer in a short run.
+    Steps between evaluations on the held-out text. By default, about ten evaluations per run, fewer in a short run.
+    """
     evaluate_tokens: int = Field(50_000, ge=1)
-    """Held-out tokens measured each time; the end of the run measures all of them."""
+    """Number of held-out tokens per evaluation. The final evaluation uses all of them, or fewer after a short run."""
+    patience: int | None = Field(None, ge=1)
+    """Stop after this many evaluations without a lower held-out loss and keep the best weights. By default, training
+    does not stop early; with --from, the patience is 3.
+    """
     save_every: int = Field(200, ge=1)
-    """Steps between checkpoints; an interruption saves one too."""
+    """Steps between checkpoints. An interrupted run also saves one."""
     keep: int = Field(2, ge=1)
-    """Checkpoints kept."""
+    """Number of checkpoints to keep."""
     prompt: str = ""
-    """Continued at each evaluation, so that a person can read how it is doing; empty takes the start of a held-out text."""
+    """Prompt for the sample that is generated at each evaluation. By default, the beginning of a held-out text."""
 
 
 class FinetuneLoop(Section):
-    """How long fine-tuning lasts, and in what batches."""
+    """Training length, batch size, model selection and checkpoints."""
 
     epochs: int = Field(15, ge=1)
-    """Passes over the labelled rows; validation chooses among them."""
+    """Number of passes over the training rows."""
     min_steps: int = Field(0, ge=0)
-    """Few rows are read several times per epoch, until the run has at least this many steps."""
+    """Minimum number of optimizer steps: a small training file is repeated within an epoch."""
+    min_steps_per_label: int = Field(0, ge=0)
+    """Minimum number of optimizer steps per label; the larger of the two minimums applies."""
     max_steps: int | None = Field(None, ge=1)
-    """Many rows are read in fewer epochs, full ones and at least one, so that the run has no more steps than this."""
+    """Maximum number of optimizer steps: a large training file is trained for fewer epochs, at least one. By default,
+    there is no maximum.
+    """
     batch_size: int = Field(8, ge=1)
-    """Texts per forward pass."""
+    """Batch size in texts."""
     accumulate: int = Field(1, ge=1)
-    """Forward passes per optimizer step."""
+    """Number of forward passes per optimizer step (gradient accumulation)."""
     patience: int | None = Field(None, ge=1)
-    """Stop after this many epochs without a better validation result; unset runs every epoch."""
+    """Stop after this many epochs without a better validation result. By default, all epochs are trained."""
     select: Literal["best", "last"] = "best"
-    """The weights that are kept: best is the epoch with the best validation accuracy; last needs a schedule that falls."""
-    minutes: float | None = Field(None, gt=0)
-    """At most this long for a run: as many epochs as this machine does in so many minutes, timed at the start, then kept."""
+    """Weights to keep. best: those of the epoch with the best validation result; last: those of the last epoch, for use
+    with a decreasing learning rate.
+    """
+    minutes: float | None = Field(None, gt=0, le=MAX_MINUTES)
+    """Maximum total time of the command in minutes; fewer epochs are trained if necessary. By default, there is no
+    limit.
+    """
     save_every: int = Field(500, ge=1)
-    """Steps between checkpoints; the end of an epoch and an interruption save one too."""
+    """Steps between checkpoints. The end of an epoch and an interruption also save one."""
     keep: int = Field(1, ge=1)
-    """Checkpoints kept besides the best epoch's weights."""
+    """Number of checkpoints to keep, in addition to the best weights."""
     watch_test: bool = False
-    """Also measure the test file after every epoch, as the published experiment did; recorded, never used to choose."""
+    """Also evaluate on the test file after every epoch, as the published experiment did. The results are recorded and
+    not used for selection.
+    """
 
     @model_validator(mode="after")
     def _patience_needs_a_selection(self) -> Self:
         if self.select == "last" and self.patience is not None:
-            raise ValueError("loop.patience waits for a better epoch, which loop.select last does not look for")
+            raise ValueError(
+                "loop.patience needs loop.select best, got last: without a best epoch there is no early stopping"
+            )
         return self
 
 
 class TransferConfig(Section):
-    """What of the backbone is trained with the new head."""
+    """How the pretrained backbone is fine-tuned."""
 
     freeze: bool = False
-    """Train the head alone."""
+    """Freeze the backbone and train only the head."""
     unfreeze_every: int | None = Field(None, ge=1)
-    """Gradual unfreezing: the head first, then one more layer from the top every so many epochs, the embedding last."""
+    """Gradual unfreezing: train only the head first, then unfreeze one more layer from the top every so many epochs. By
+    default, all layers are trained from the start.
+    """
     layer_decay: float = Field(1.0, gt=0, le=1)
-    """Each layer further down learns at this fraction of the rate of the one above; 1 is the same rate everywhere."""
+    """Layer-wise learning rate decay: the learning rate of a layer, as a fraction of that of the layer above. 1
+    disables it.
+    """
+    head_lr_multiplier: float = Field(1.0, gt=0)
+    """Learning rate of the head, as a multiple of optim.lr."""
     context: int | None = Field(None, ge=3)
-    """Tokens of a text that are read, in place of what the pretrained network brings; learned positions bound it."""
+    """Maximum sequence length in tokens. By default, that of the pretrained model; learned positions limit it."""
     dropout: float | None = Field(None, ge=0, lt=1)
-    """Fraction of activations dropped in training, in place of what the pretrained network brings."""
+    """Dropout probability. By default, that of the pretrained model."""
     attention: Literal["auto", "causal", "bidirectional"] = "auto"
-    """What a token of the classifier sees: auto is what the pretrained network learnt with (from scratch: by its kind)."""
+    """Attention direction of the classifier. auto: that of the pretraining objective."""
     class_weights: dict[str, float] | Literal["balanced"] | None = None
-    """Weight of each class in the loss by label name, or balanced."""
+    """Class weights in the loss, as LABEL=WEIGHT pairs, or balanced for weights inversely proportional to class
+    frequencies. By default, all are 1.
+    """
 
     @model_validator(mode="after")
     def _freezing_settings_exclude_each_other(self) -> Self:
         if self.freeze and self.unfreeze_every:
-            raise ValueError("transfer.freeze and transfer.unfreeze_every exclude each other: choose one")
+            raise ValueError("transfer.freeze and transfer.unfreeze_every cannot be combined; set one of them")
         if isinstance(self.class_weights, dict) and any(not weight > 0 for weight in self.class_weights.values()):
-            raise ValueError(f"transfer.class_weights must all be above 0, got {self.class_weights}")
+            raise ValueError(f"transfer.class_weights must all be greater than 0, got {self.class_weights}")
         return self
 
 
 class RuntimeConfig(Section):
-    """Where and how the arithmetic runs."""
+    """Device, precision, seed and parallel execution."""
 
     seed: int = Field(0, ge=0, lt=2**31)
-    """Every random choice follows from it."""
+    """Random seed."""
     device: str = "auto"
-    """auto takes CUDA, then Apple's MPS, then the CPU; or name one, such as cuda:1."""
+    """Device, such as cpu, cuda:1 or mps. auto: CUDA if available, then MPS, then the CPU."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """auto is bf16 matrix products on CUDA and fp32 elsewhere; weights are always kept in fp32."""
+    """Precision of training. auto: bf16 on CUDA, and on CPUs with native bf16 for networks of width 128 or more; fp32
+    elsewhere. Weights are stored in fp32."""
     threads: int | None = Field(None, ge=1)
-    """CPU threads; unset takes the cores free at the start. Recorded and restored on resume: other threads, other bits."""
+    """Number of CPU threads. By default, the number of idle cores at the start. A resumed run uses the recorded number,
+    because results depend on it in the last digits.
+    """
     deterministic: bool = False
-    """On a GPU, the same bits every time, resumed or not: kernels that add in a fixed order, slower. A CPU has no others."""
+    """Use deterministic kernels on a GPU: bit-identical results in every run, but slower. CPU runs are always
+    deterministic.
+    """
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """Where torchrun starts several processes. ddp: each has the full model. fsdp: each has a shard of model and optimizer."""
+    """Parallelism of several processes started by torchrun. ddp: each process has the full model; fsdp: model and
+    optimizer state are sharded.
+    """
     recompute: bool = False
-    """Activation checkpointing: layers are recomputed in the backward pass; less memory, slower, the same numbers."""
+    """Activation checkpointing: recompute activations in the backward pass, which saves memory and is slower."""
     compile: bool | None = None
-    """Let torch compile the network: slower to start, faster on a GPU, other bits. Unset, long pretraining on a GPU does so."""
-    time_limit: float | None = Field(None, gt=0)
-    """Minutes from the start of the command after which the run saves and stops, so that a scheduler need not kill it."""
+    """Compile the network with torch.compile: slower start, faster steps on a GPU. By default, only long pretraining
+    runs on a GPU are compiled.
+    """
+    time_limit: float | None = Field(None, gt=0, le=MAX_MINUTES)
+    """Minutes after which the run saves a checkpoint and stops with exit status 75, for job schedulers. By default,
+    there is no limit.
+    """
 
 
 class PretrainConfig(Section):
-    """Everything a pretraining run depends on besides its text."""
+    """The settings of pretraining."""
 
     objective: Literal["causal", "masked", "hybrid"] = "causal"
-    """causal: every next token from those before it. masked: masked tokens from both sides. hybrid: both, in turns."""
+    """Training objective: causal, masked or hybrid. causal: predict the next token; masked: predict masked tokens; hybrid:
+    alternate between both.
+    """
     stages: list[StageConfig] = Field([])
-    """In place of TEXTS, parts learnt one after the other: general text first, one's own last; shorter rows first."""
+    """Stages of pretraining, trained one after the other, instead of TEXTS."""
     masking: MaskingConfig = MaskingConfig()
     next_sentence: NextSentenceConfig = NextSentenceConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -386,21 +482,23 @@ class PretrainConfig(Section):
                     f"stages.{number}.context must be at most model.context, got {stage.context} and {self.model.context}"
                 )
         if self.loop.minutes is None and self.loop.steps is not None and self.loop.steps < len(self.stages):
-            raise ValueError(f"loop.steps must be at least one per stage, got {self.loop.steps} for {len(self.stages)}")
+            raise ValueError(
+                f"loop.steps must be at least the number of stages, got {self.loop.steps} for {len(self.stages)} stages"
+            )
         return self
 
     @model_validator(mode="after")
     def _next_sentence_needs_bidirectional_attention(self) -> Self:
         if self.next_sentence.weight and self.objective == "causal":
             raise ValueError(
-                "next_sentence.weight needs objective masked or hybrid, got causal: a start token that sees nothing cannot "
-                "tell whether two pieces follow each other"
+                "next_sentence.weight needs objective masked or hybrid, got causal: with causal attention the start token "
+                "cannot attend to the two texts"
             )
         return self
 
 
 class FinetuneConfig(Section):
-    """Everything a fine-tuning run depends on besides its texts and where its backbone comes from."""
+    """The settings of fine-tuning."""
 
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: ModelConfig = ModelConfig()

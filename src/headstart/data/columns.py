@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from headstart.config.schema import LabelledConfig
-from headstart.data.formats import Row
-from headstart.data.io import single_line, suffix_of
+from headstart.data.formats import Row, unread_columns
+from headstart.data.io import TextEncoding, single_line, suffix_of
 from headstart.data.sources import read_rows
 from headstart.errors import DataError
 from headstart.tasks import TaskName
@@ -41,9 +41,9 @@ class SkippedRows:
         """Describe the skipped rows of file `name`, or return None if there are none.
 
         >>> SkippedRows(2, 2750).summary("mails.csv")
-        '2,750 rows of mails.csv have no label, 2 no text; they are left out'
+        '2,750 rows of mails.csv have no label, 2 no text; they are skipped'
         >>> SkippedRows(1, 0).summary("mails.csv")
-        '1 row of mails.csv has no text; it is left out'
+        '1 row of mails.csv has no text; it is skipped'
         """
         counts = [(count, column) for count, column in ((self.no_label, "label"), (self.no_text, "text")) if count]
         if not counts:
@@ -51,7 +51,7 @@ class SkippedRows:
         (first, column), others = counts[0], "".join(f", {count:,} no {column}" for count, column in counts[1:])
         start = f"{first:,} row of {name} has" if first == 1 else f"{first:,} rows of {name} have"
         end = "it is" if self.no_label + self.no_text == 1 else "they are"
-        return f"{start} no {column}{others}; {end} left out"
+        return f"{start} no {column}{others}; {end} skipped"
 
 
 def resolve_columns(path: str, config: LabelledConfig) -> Iterator[tuple[Row, list[str]]]:
@@ -59,7 +59,7 @@ def resolve_columns(path: str, config: LabelledConfig) -> Iterator[tuple[Row, li
     names: list[str] | None = None
     pending: list[Row] = []
     first_error: DataError | None = None
-    for row in read_rows(path, with_labels=True):
+    for row in read_rows(path, with_labels=True, encoding=labelled_encoding(config)):
         if names is None:
             pending.append(row)
             try:
@@ -76,13 +76,18 @@ def resolve_columns(path: str, config: LabelledConfig) -> Iterator[tuple[Row, li
         raise first_error
 
 
+def labelled_encoding(config: LabelledConfig) -> TextEncoding:
+    """Return the encoding of labelled files."""
+    return TextEncoding(config.encoding, "labelled.encoding")
+
+
 def find_columns(path: str, columns: list[str], config: LabelledConfig) -> list[str]:
     """Return the names of the text column, of the second text column if one is configured, and of the label column."""
     text = text_column(path, columns, config.text_column, "labelled.text_column")
     second = [] if config.second_column is None else [column_named(path, columns, config.second_column)]
     if second == [text]:
         raise DataError(
-            f"{path}: '{single_line(text)}' is both texts of a pair; name the other with labelled.text_column"
+            f"{path}: '{single_line(text)}' would be both texts of a pair; name the other column with labelled.text_column"
         )
     return [text, *second, label_column(path, columns, config.label_column, text=text)]
 
@@ -116,7 +121,7 @@ def _column(
         if name in columns:
             return name
         similar = difflib.get_close_matches(name, columns, n=1, cutoff=_SIMILARITY)
-        hint = f"; did you mean '{single_line(similar[0])}'?" if similar else _header_hint(path, columns)
+        hint = f"; did you mean '{single_line(similar[0])}'?" if similar else _missing_hint(path, columns)
         raise DataError(f"{path} has no column '{name}'; {_list_columns(columns)}{hint}")
     by_lower_name = {column.lower(): column for column in reversed(columns)}
     for usual in usual_names:
@@ -124,8 +129,17 @@ def _column(
             return by_lower_name[usual]
     raise DataError(
         f"{path} has no column with a usual name for the {role}; {_list_columns(columns)}; "
-        f"name one with {setting}{_header_hint(path, columns)}"
+        f"name one with {setting}{_missing_hint(path, columns)}"
     )
+
+
+def _missing_hint(path: str, columns: Sequence[str]) -> str:
+    """Name the columns of a parquet file that are not read because of their type, or suggest that the header is missing."""
+    unread = list(unread_columns(path).items())[:_MAX_SHOWN]
+    if not unread:
+        return _header_hint(path, columns)
+    shown = ", ".join(f"'{single_line(name)}' ({single_line(kind)})" for name, kind in unread)
+    return f"; not read, because of their type: {shown}; store strings or numbers in them"
 
 
 def _header_hint(path: str, columns: Sequence[str]) -> str:
@@ -180,7 +194,7 @@ def parse_label(value: object, where: str, remedy: str = SKIP_HINT) -> str:
         label = str(int(value)) if value.is_integer() else str(value)
     elif isinstance(value, str | int):
         label = str(value).strip()
-    elif value is None or isinstance(value, float):
+    elif is_empty_cell(value):
         label = ""
     else:
         raise DataError(f"{where}: the label is {single_line(repr(value))}, expected a string or a number")
@@ -199,8 +213,8 @@ def parse_labels(value: object, where: str, separator: str | None) -> tuple[str,
         raise DataError(f"{where}: the labels are missing; write an empty list for a text without any{SKIP_HINT}")
     elif isinstance(value, str):
         raise DataError(
-            f"{where}: the labels are {single_line(repr(value))}, expected a list; "
-            "name what stands between them with labelled.separator"
+            f"{where}: the labels are {single_line(repr(value))}, expected a list; set labelled.separator to the "
+            "character that separates them"
         )
     else:
         raise DataError(f"{where}: the labels are {single_line(repr(value))}, expected a list of strings or numbers")
@@ -208,7 +222,7 @@ def parse_labels(value: object, where: str, separator: str | None) -> tuple[str,
     for item in items:
         if isinstance(item, bool) or not isinstance(item, (str, int, float)):
             raise DataError(
-                f"{where}: the labels hold {single_line(repr(item))}, expected strings or numbers in the list"
+                f"{where}: the labels contain {single_line(repr(item))}, expected strings or numbers in the list"
             )
         names.append(parse_label(item, where, " or remove it"))
     return tuple(sorted(set(names)))
@@ -223,7 +237,7 @@ def parse_rating(value: object, where: str, lowest: float | None, highest: float
         try:
             number = float(value)
         except ValueError:
-            hint = "; write a point for the decimal comma" if _DECIMAL_COMMA.fullmatch(value.strip()) else ""
+            hint = "; use a decimal point, not a comma" if _DECIMAL_COMMA.fullmatch(value.strip()) else ""
             raise DataError(f"{where}: the rating is {single_line(repr(value))}, expected a number{hint}") from None
     elif value is None or value == "" or isinstance(value, str):
         raise DataError(f"{where}: the rating is empty; give the row a number{SKIP_HINT}")
@@ -246,6 +260,6 @@ def _checked_unicode(text: str, where: str) -> str:
         except UnicodeEncodeError as error:
             surrogate = f"\\u{ord(text[error.start]):04x}"
             raise DataError(
-                f"{where}: {surrogate} is half of a character; was the text cut in the middle of one?"
+                f"{where}: {surrogate} is an unpaired surrogate; was the text cut inside a character?"
             ) from None
     return text

@@ -14,6 +14,7 @@ from pathlib import Path
 from headstart.config.schema import CorpusConfig
 from headstart.data.columns import cell_value, parse_text, text_column
 from headstart.data.hashing import text_digest
+from headstart.data.io import TextEncoding
 from headstart.data.sources import expand_paths, read_rows
 from headstart.errors import DataError, UsageError
 from headstart.files import sha256_of
@@ -46,7 +47,8 @@ def read_documents(paths: Sequence[str], config: CorpusConfig) -> Iterator[Docum
 def read_file_documents(path: str, config: CorpusConfig) -> Iterator[Document]:
     """Stream the documents of one file; empty ones are skipped."""
     column: str | None = None
-    for row in read_rows(path, file_as_row=config.documents == "file"):
+    encoding = TextEncoding(config.encoding, "corpus.encoding")
+    for row in read_rows(path, file_as_row=config.documents == "file", encoding=encoding):
         if column is None:
             column = text_column(path, list(row.values), config.text_column, "corpus.text_column")
         text = parse_text(cell_value(row.values, column, row.where), row.where)
@@ -56,7 +58,7 @@ def read_file_documents(path: str, config: CorpusConfig) -> Iterator[Document]:
 
 def no_text_error(paths: Sequence[str]) -> DataError:
     """Return the error for files without a text."""
-    return DataError(f"{', '.join(paths)}: no text in there; every document is empty")
+    return DataError(f"{', '.join(paths)}: contains no text; every document is empty")
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,12 @@ class LabelledDataset:
     def __len__(self) -> int:
         return len(self.texts)
 
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens that are read."""
+        lengths = self.lengths if self.windows else np.minimum(self.lengths, self.context)
+        return int(lengths.sum())
+
     def batch(self, indices: Sequence[int] | Ints) -> Batch:
         """Return the texts at `indices`, padded on the right to the longest row."""
         rows, sample_index = [], []

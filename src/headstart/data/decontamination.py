@@ -118,14 +118,14 @@ class Decontaminator:
 def all_excluded_error(names: Iterable[str]) -> DataError:
     """Return the error for a corpus of which every document is excluded."""
     return DataError(
-        f"every document appears in {', '.join(names)}, which corpus.exclude names; nothing is left to learn from"
+        f"every document appears in {', '.join(names)}, which corpus.exclude names; no document is left to train on"
     )
 
 
 def _read_texts(files: list[str], corpus: CorpusConfig) -> list[str]:
     """Read the texts of files whose columns may be named differently from those of the corpus."""
     try:
-        return [document.text for document in read_documents(files, CorpusConfig(documents=corpus.documents))]
+        return [document.text for document in read_documents(files, corpus.model_copy(update={"text_column": None}))]
     except DataError:
         if corpus.text_column is None:
             raise
@@ -141,7 +141,7 @@ def describe_exclusions(shards: Shards) -> str | None:
     appear = "appears" if excluded["exact"] == 1 else "appear"
     do = "does" if excluded["near"] == 1 else "do"
     return (
-        f"left out because of {names}: {pluralize(excluded['exact'], 'document')} that {appear} there and "
+        f"excluded because of {names}: {pluralize(excluded['exact'], 'document')} that {appear} there and "
         f"{excluded['near']:,} that almost {do}; {excluded['kept']:,} kept"
     )
 

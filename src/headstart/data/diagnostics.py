@@ -1,19 +1,32 @@
-"""Lenient reading of labelled files, and signs of damaged text: what `inspect` reports.
+"""Lenient reading of labelled files, signs of damaged text, and problems of labelled rows.
 
-Training stops at the first row that it cannot use. Here the faults of every row are collected.
+Training stops at the first row that it cannot use. For `inspect`, the faults of every row are collected. The problems of
+texts and labels (`text_problems`, `label_problems`) are those that `inspect` reports and training checks first.
 """
 
 import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 from headstart.config.schema import LabelledConfig
-from headstart.data.columns import cell_value, is_empty_cell, parse_text, resolve_columns
+from headstart.data.columns import (
+    cell_value,
+    find_columns,
+    is_empty_cell,
+    labelled_encoding,
+    parse_text,
+    resolve_columns,
+)
 from headstart.data.formats import Row
-from headstart.data.io import has_bom, open_input, suffix_of
-from headstart.data.labelled import infer_task_name, labels_in_cell, parse_label_cell
+from headstart.data.io import has_bom, open_input, single_line, suffix_of
+from headstart.data.labelled import LabelledTexts, infer_task_name, labels_in_cell, parse_label_cell
 from headstart.data.shards import is_shards
-from headstart.data.sources import expand_paths
+from headstart.data.sources import expand_paths, read_rows
 from headstart.errors import DataError
+from headstart.progress import pluralize
 from headstart.tasks import TaskName
 
 
@@ -49,13 +62,13 @@ class RawFile:
 def read_leniently(name: str, config: LabelledConfig) -> RawFile:
     """Read a file, or the files of a pattern; only a file without any readable row is refused."""
     if is_shards(name):
-        raise DataError(f"{name} is prepared already: its text is tokens now; give the file it was made from")
+        raise DataError(f"{name} is prepared already: it contains tokens, not text; give the file it was made from")
     file, has_task = RawFile(name), False
     for path in expand_paths([name]):
         if suffix_of(path) == ".txt":
             raise DataError(f"{path}: a .txt file has no labels; give unlabelled text with --texts")
         if suffix_of(path) != ".parquet":
-            with open_input(path) as raw:
+            with open_input(path, labelled_encoding(config)) as raw:
                 file.files_with_bom += [path] if has_bom(raw) else []
         num_before = len(file.rows)
         try:
@@ -70,7 +83,7 @@ def read_leniently(name: str, config: LabelledConfig) -> RawFile:
                 raise
             file.stopped.append(f"reading stopped at row {num_read + 1:,}: {error}")
     if not file.rows:
-        raise DataError(f"{name} holds no rows; expected a text and a label in each")
+        raise DataError(f"{name} contains no rows; expected a text and a label in each row")
     return file
 
 
@@ -127,3 +140,182 @@ def encoding_issues(text: str) -> dict[str, str]:
     """
     matches = {name: pattern.search(text) for name, pattern in ENCODING_ISSUES.items()}
     return {name: match.group() for name, match in matches.items() if match}
+
+
+# problems of labelled rows
+
+_MIN_ROWS = 20
+"""With fewer rows nothing is concluded from their texts."""
+_MIN_ID_FRACTION = 0.9
+"""The fraction of texts that look like ids from which the column holds no texts."""
+_SAMPLED_TEXTS = 1000
+"""Texts that are looked at to find out what a column holds."""
+_MAX_LISTED = 5
+_SENTENCE_WORDS = 3
+"""The mean number of words from which a column may be a column of texts."""
+_PLACEHOLDERS = frozenset({"nan", "none", "null", "n/a", "#n/a", "<na>", "-", "--"})
+"""What tables and programs write for a missing value, in lower case."""
+_MAX_ID_LENGTH = 64
+_CODE = re.compile(r"(?=.*\d)[A-Za-z0-9_.:#/+-]+")
+_ADDRESS = re.compile(r"(?:https?://|www\.)\S+", re.I)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem of labelled rows that training does not notice by itself."""
+
+    kind: str
+    """What is concerned: texts or labels."""
+    message: str
+    rows: tuple[int, ...]
+    """The indices of the rows concerned."""
+    is_error: bool = False
+    """True if training on these rows makes no sense."""
+
+
+def check_training_rows(texts: LabelledTexts, config: LabelledConfig) -> list[str]:
+    """Refuse rows on which training makes no sense, and return notes on what is doubtful about them."""
+    names = [labels_in_cell(label) for label in texts.labels]
+    problems = chain(text_problems(texts.name, texts.texts, config), label_problems(names))
+    return _notes(texts.name, problems)
+
+
+def check_scored_rows(texts: LabelledTexts, config: LabelledConfig) -> list[str]:
+    """Refuse validation or test rows whose texts are in another column, and return notes on what is doubtful."""
+    return _notes(texts.name, text_problems(texts.name, texts.texts, config, training=False))
+
+
+def _notes(name: str, problems: Iterable[Problem]) -> list[str]:
+    notes = []
+    for problem in problems:
+        if problem.is_error:
+            raise DataError(f"{name}: {problem.message}")
+        notes.append(f"{name}: {problem.message}")
+    return notes
+
+
+def text_problems(
+    name: str, texts: Sequence[str], config: LabelledConfig, *, training: bool = True
+) -> Iterator[Problem]:
+    """Find ids in place of texts, and few different texts.
+
+    Args:
+        name: the file as the user wrote it; its other columns are read if this one holds no texts.
+        training: False for validation and test rows.
+    """
+    all_rows = tuple(range(len(texts)))
+    different = len(set(texts))
+    if training and different == 1 and len(texts) > 1:
+        yield Problem(
+            "texts", "every row has the same text; a classifier cannot be trained on it", all_rows, is_error=True
+        )
+        return
+    if len(texts) < _MIN_ROWS:
+        return
+    if 2 * different <= len(texts):
+        yield Problem(
+            "texts",
+            f"{len(texts):,} rows have only {different:,} different texts; repeated texts add little, and "
+            "accuracy on training texts says nothing about new texts",
+            all_rows,
+        )
+    sample = texts[:: max(1, len(texts) // _SAMPLED_TEXTS)]
+    ids = [text for text in sample if looks_like_id(text)]
+    if len(ids) >= _MIN_ID_FRACTION * len(sample):
+        yield _id_problem(name, ids, all_rows, config)
+
+
+def looks_like_id(text: str) -> bool:
+    """Return whether a text is an id, a number, a date or an address rather than words.
+
+    >>> [looks_like_id(text) for text in ("C-1041", "2024-01-31 10:00", "https://example.org/a", "3.5")]
+    [True, True, True, True]
+    >>> [looks_like_id(text) for text in ("late again", "refund", "\u597d\u8bc4", "2 stars", ":-)")]
+    [False, False, False, False, False]
+    """
+    text = text.strip()
+    if len(text) > _MAX_ID_LENGTH:
+        return bool(_ADDRESS.fullmatch(text))
+    has_letter, has_digit = any(map(str.isalpha, text)), any(map(str.isdigit, text))
+    return bool((has_digit and not has_letter) or _CODE.fullmatch(text) or _ADDRESS.fullmatch(text))
+
+
+def _id_problem(name: str, ids: Sequence[str], rows: tuple[int, ...], config: LabelledConfig) -> Problem:
+    holds = f"ids, numbers or addresses, such as '{single_line(ids[0])}', not sentences"
+    columns = None if is_shards(name) else _text_columns(name, config)
+    if columns is None:
+        return Problem("texts", f"the texts are {holds}", rows)
+    column, better = columns
+    message = f"the text column '{single_line(column)}' holds {holds}"
+    if better is None:
+        return Problem("texts", f"{message}; is this the text column?", rows)
+    suggestion = f"'{single_line(better)}' looks like the text column: select it with labelled.text_column"
+    if config.text_column is not None:
+        return Problem("texts", f"{message}; {suggestion}", rows)
+    return Problem("texts", f"{message}; {suggestion}, or name '{single_line(column)}' to keep it", rows, is_error=True)
+
+
+def _text_columns(name: str, config: LabelledConfig) -> tuple[str, str | None]:
+    """Return the text column of a file, and another one that looks more like texts."""
+    path = expand_paths([name])[0]
+    rows = [row.values for row in islice(read_rows(path, with_labels=True), _SAMPLED_TEXTS)]
+    columns = list(rows[0])
+    used = find_columns(path, columns, config)
+    lengths: dict[str, float] = {}
+    for column in columns:
+        cells = [cell for row in rows if isinstance(cell := row.get(column), str) and not looks_like_id(cell)]
+        words = [len(cell.split()) for cell in cells]
+        if column not in used and 2 * len(cells) >= len(rows) and sum(words) >= _SENTENCE_WORDS * len(cells):
+            lengths[column] = sum(words) / len(cells)
+    return used[0], max(lengths, key=lambda column: lengths[column], default=None)
+
+
+def label_problems(names: Sequence[tuple[str, ...]], *, training: bool = True) -> Iterator[Problem]:
+    """Find labels that are placeholders, probably misspelt, or, in training rows, too rare to learn.
+
+    Args:
+        names: the labels of each row.
+        training: False for validation and test rows, where a label may be rare.
+    """
+    counts = Counter(name for row in names for name in row)
+    for label in sorted(counts):
+        if label.casefold() in _PLACEHOLDERS and len(counts) > 1:
+            rows = _rows_with(names, {label})
+            have = "has" if len(rows) == 1 else "have"
+            yield Problem(
+                "labels",
+                f"{pluralize(len(rows), 'row')} {have} the label '{label}', which usually means that the label is missing; it "
+                "is trained as a label of its own; remove these rows, or empty the cells and set "
+                "labelled.skip_empty",
+                rows,
+            )
+    spellings: dict[str, list[str]] = defaultdict(list)
+    for label in sorted(counts):
+        spellings[" ".join(unicodedata.normalize("NFKC", label).casefold().split())].append(label)
+    for similar in spellings.values():
+        if len(similar) > 1:
+            rows = _rows_with(names, set(similar[1:]))
+            listed = " and ".join(f"'{single_line(name)}'" for name in similar)
+            message = f"{pluralize(len(rows), 'row')} may be misspelt: {listed} are different labels"
+            yield Problem("labels", message, rows)
+    if training:
+        yield from _rare_labels(names, counts)
+
+
+def _rare_labels(names: Sequence[tuple[str, ...]], counts: Counter[str]) -> Iterator[Problem]:
+    rare = sorted(label for label, count in counts.items() if count == 1)
+    if not rare or len(names) < _MIN_ROWS or 2 * len(counts) > len(names):  # then the column is the problem
+        return
+    listed = ", ".join(f"'{single_line(label)}'" for label in rare[:_MAX_LISTED])
+    listed += f" and {len(rare) - _MAX_LISTED:,} more" if len(rare) > _MAX_LISTED else ""
+    have = "label has a single row" if len(rare) == 1 else "labels have a single row each"
+    yield Problem(
+        "labels",
+        f"{len(rare):,} {have} ({listed}): a single row cannot be used for both training and validation; add "
+        "rows, merge these labels with others, or remove them",
+        _rows_with(names, set(rare)),
+    )
+
+
+def _rows_with(names: Sequence[tuple[str, ...]], labels: set[str]) -> tuple[int, ...]:
+    return tuple(index for index, row in enumerate(names) if not labels.isdisjoint(row))

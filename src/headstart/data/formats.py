@@ -30,7 +30,17 @@ from itertools import chain, dropwhile, zip_longest
 from typing import IO, Any
 
 from headstart.data import io as data_io
-from headstart.data.io import decode_utf8, has_bom, is_gzip, open_input, read_lines, single_line
+from headstart.data.io import (
+    UTF_8,
+    TextEncoding,
+    decode_utf8,
+    has_bom,
+    is_gzip,
+    is_url,
+    open_input,
+    read_lines,
+    single_line,
+)
 from headstart.errors import DataError
 from headstart.progress import pluralize
 
@@ -64,10 +74,11 @@ class CsvDialect:
     """A line such as `sep=;` comes before the header, which sets the separator for Excel."""
 
 
-def detect_dialect(path: str) -> CsvDialect:
-    """Detect the dialect of a .csv file from its header."""
-    with open_input(path) as file:
-        starts_with_bom, lines = has_bom(file), dropwhile(_is_blank, read_lines(path, file))
+def detect_dialect(path: str, encoding: TextEncoding = UTF_8) -> CsvDialect:
+    """Detect the dialect of a .csv file from its header; one in another encoding gets a byte order mark as UTF-8."""
+    with open_input(path, encoding) as file:
+        starts_with_bom = has_bom(file) or encoding.name is not None
+        lines = dropwhile(_is_blank, read_lines(path, file, encoding))
         first = next(lines, "")
         separator, _ = detect_separator(chain([first], lines))
         return CsvDialect(separator, starts_with_bom, has_sep_line=_SEP_LINE.fullmatch(first) is not None)
@@ -158,26 +169,26 @@ class TableWriter:
         self._writer.writerow(cells)
 
 
-def read_txt(path: str) -> Iterator[Row]:
+def read_txt(path: str, encoding: TextEncoding = UTF_8) -> Iterator[Row]:
     """Read a row per line, blank lines included, so that row numbers are line numbers."""
-    with open_input(path) as file:
-        for number, line in enumerate(read_lines(path, file), 1):
+    with open_input(path, encoding) as file:
+        for number, line in enumerate(read_lines(path, file, encoding), 1):
             yield Row({"text": line.rstrip("\r\n")}, f"{path}, line {number}")
 
 
-def read_file_as_row(path: str) -> Iterator[Row]:
+def read_file_as_row(path: str, encoding: TextEncoding = UTF_8) -> Iterator[Row]:
     """Read a file as one row."""
-    with open_input(path) as file:
+    with open_input(path, encoding) as file:
         raw = file.read(data_io.MAX_LINE_BYTES + 1)
         if len(raw) > data_io.MAX_LINE_BYTES:
             raise DataError(
-                f"{path}: longer than {data_io.MAX_LINE_BYTES} bytes; read its lines as documents, or cut it"
+                f"{path}: longer than {data_io.MAX_LINE_BYTES} bytes; read its lines as documents, or split the file"
             )
         if raw:
-            yield Row({"text": decode_utf8(raw.removeprefix(b"\xef\xbb\xbf"), path, path)}, path)
+            yield Row({"text": decode_utf8(raw.removeprefix(b"\xef\xbb\xbf"), path, path, encoding)}, path)
 
 
-def read_csv(path: str, delimiter: str | None = None) -> Iterator[Row]:
+def read_csv(path: str, encoding: TextEncoding = UTF_8, delimiter: str | None = None) -> Iterator[Row]:
     """Read records under a header, quoted as in RFC 4180; line breaks inside quotes belong to the cell.
 
     Args:
@@ -186,8 +197,8 @@ def read_csv(path: str, delimiter: str | None = None) -> Iterator[Row]:
     # The limit is global and its default is too small for a long text. It is raised and never restored, because
     # another thread may still be reading.
     csv.field_size_limit(max(csv.field_size_limit(), data_io.MAX_LINE_BYTES))
-    with open_input(path) as file:
-        lines, separator = read_lines(path, file), delimiter
+    with open_input(path, encoding) as file:
+        lines, separator = read_lines(path, file, encoding), delimiter
         if separator is None:
             separator, lines = detect_separator(lines)
         source = _LineSource(path, lines)
@@ -204,7 +215,7 @@ def read_csv(path: str, delimiter: str | None = None) -> Iterator[Row]:
                 shown = "" if separator == "," else f" ({SEPARATOR_NAMES[separator]})"
                 raise DataError(
                     f"{source.where}: {pluralize(len(cells), 'cell')} where the header has {len(header)}; "
-                    f'put a text that holds the separator{shown} between quotes: "..."'
+                    f'put a text that contains the separator{shown} between quotes: "..."'
                 )
             yield Row(dict(zip(header, cells, strict=True)), source.where)
 
@@ -242,6 +253,11 @@ def _next_record(reader: Iterator[list[str]], source: _LineSource) -> list[str] 
         reason = str(error).split(" - ")[0]
         if reason == "unexpected end of data":
             reason = "the file ends inside quotes"
+        if reason == "new-line character seen in unquoted field":
+            raise DataError(
+                f"{source.path}, row {source.row + 1}: a line ends with a carriage return (CR) alone, which is "
+                "not supported; save the spreadsheet as CSV UTF-8"
+            ) from None
         raise DataError(
             f'{source.path}, row {source.row + 1}: {reason}; a quote inside a quoted text is written twice: ""'
         ) from None
@@ -262,26 +278,26 @@ def _checked_header(path: str, cells: list[str], *, is_tsv: bool) -> list[str]:
     return header
 
 
-def read_jsonl(path: str) -> Iterator[Row]:
+def read_jsonl(path: str, encoding: TextEncoding = UTF_8) -> Iterator[Row]:
     """Read an object per line; blank lines are skipped."""
-    with open_input(path) as file:
-        for number, line in enumerate(read_lines(path, file), 1):
+    with open_input(path, encoding) as file:
+        for number, line in enumerate(read_lines(path, file, encoding), 1):
             if line.strip():
                 where = f"{path}, line {number}"
                 yield Row(_checked_object(_parse_json(line, where), where), where)
 
 
-def read_json_rows(path: str) -> Iterator[Row]:
+def read_json_rows(path: str, encoding: TextEncoding = UTF_8) -> Iterator[Row]:
     """Read a list of objects; a file that does not begin a list is read as JSON lines, which are often named .json."""
-    with open_input(path) as file:
+    with open_input(path, encoding) as file:
         is_list = file.peek(1024)[:1024].lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
         raw = file.read(JSON_LIMIT + 1) if is_list else b""
     if not is_list:
-        yield from read_jsonl(path)
+        yield from read_jsonl(path, encoding)
         return
     if len(raw) > JSON_LIMIT:
-        raise DataError(f"{path}: a list of more than {JSON_LIMIT} bytes; write an object a line instead (.jsonl)")
-    text = decode_utf8(raw.removeprefix(b"\xef\xbb\xbf"), path, path)
+        raise DataError(f"{path}: a list of more than {JSON_LIMIT} bytes; write one object per line instead (.jsonl)")
+    text = decode_utf8(raw.removeprefix(b"\xef\xbb\xbf"), path, path, encoding)
     for number, value in enumerate(_parse_json(text, path), 1):
         where = f"{path}, row {number}"
         yield Row(_checked_object(value, where), where)
@@ -306,8 +322,8 @@ def _checked_object(value: Any, where: str) -> dict[str, object]:
     )
 
 
-def read_parquet(path: str) -> Iterator[Row]:
-    """Read the columns of scalars; lists and bytes (vectors, images) are not read at all."""
+def read_parquet(path: str, _encoding: TextEncoding = UTF_8) -> Iterator[Row]:
+    """Read the columns of scalars, whose text is always UTF-8; lists and bytes (vectors, images) are not read at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -325,7 +341,21 @@ def read_parquet(path: str) -> Iterator[Row]:
         except (pa.ArrowException, OSError, ValueError) as error:
             reason = str(error).splitlines()[0].rstrip(". ") if str(error) else type(error).__name__
             position = f" after row {number}" if number else ""
-            raise DataError(f"{path} is not whole parquet{position}: {reason}") from None
+            raise DataError(f"{path} is not a complete parquet file{position}: {reason}") from None
+
+
+def unread_columns(path: str) -> dict[str, str]:
+    """Return the columns of a parquet file that `read_parquet` does not read, with their types; none of other files."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if is_url(path) or not path.lower().endswith(".parquet"):
+        return {}
+    try:
+        schema = pq.read_schema(path)
+    except (pa.ArrowException, OSError, ValueError):
+        return {}
+    return {field.name: str(field.type) for field in schema if not _is_scalar(field.type)}
 
 
 def _is_scalar(arrow_type: Any) -> bool:
@@ -333,24 +363,27 @@ def _is_scalar(arrow_type: Any) -> bool:
 
     if types.is_dictionary(arrow_type):
         arrow_type = arrow_type.value_type
-    tests = (types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_boolean)
+    strings = (types.is_string, types.is_large_string, types.is_string_view)
+    tests = (*strings, types.is_integer, types.is_floating, types.is_boolean, types.is_null)
     return any(test(arrow_type) for test in tests)
 
 
-def read_spm(path: str) -> Iterator[Row]:
+def read_spm(path: str, encoding: TextEncoding = UTF_8) -> Iterator[Row]:
     """Read texts that are split into SentencePiece pieces, and join the pieces."""
-    for row in read_txt(path):
+    for row in read_txt(path, encoding):
         yield Row({"text": join_pieces(str(row.values["text"]))}, row.where)
 
 
-def read_spm_pairs(path: str) -> Iterator[Row]:
+def read_spm_pairs(path: str, encoding: TextEncoding = UTF_8) -> Iterator[Row]:
     """Read the texts of `x.review.spm` with the labels of `x.label` beside it, line by line."""
     labels = label_path(path)
-    for text, label in zip_longest(read_spm(path), read_txt(labels)):
+    for text, label in zip_longest(read_spm(path, encoding), read_txt(labels, encoding)):
         if text is None or label is None:
             longer, shorter = (path, labels) if label is None else (labels, path)
             line = (text or label).where.removeprefix(f"{longer}, ")
-            raise DataError(f"{longer}, {line}: {shorter} has no such line; the two must pair up line by line")
+            raise DataError(
+                f"{longer}, {line}: {shorter} has no such line; the two files must have the same number of lines"
+            )
         yield Row({**text.values, "label": label.values["text"]}, text.where)
 
 
@@ -374,7 +407,7 @@ def join_pieces(line: str) -> str:
     return line.replace(" ", "").replace(_WORD_BOUNDARY, " ").strip()
 
 
-READERS: dict[str, Callable[[str], Iterator[Row]]] = {
+READERS: dict[str, Callable[[str, TextEncoding], Iterator[Row]]] = {
     ".txt": read_txt,
     ".csv": read_csv,
     ".tsv": partial(read_csv, delimiter="\t"),

@@ -19,6 +19,7 @@ from headstart.data.columns import (
     cell_value,
     find_columns,
     is_empty_cell,
+    labelled_encoding,
     parse_label,
     parse_labels,
     parse_rating,
@@ -142,7 +143,7 @@ def read_labelled(path: str, config: LabelledConfig) -> LabelledTexts:
     """
     if Path(path).is_dir():
         raise DataError(
-            f"{path} is a folder; labelled text is one file, or a pattern such as {Path(path) / 'train-*.csv'}"
+            f"{path} is a folder; labelled text must be one file, or a pattern such as {Path(path) / 'train-*.csv'}"
         )
     texts: list[tuple[str, ...]] = []
     labels: list[Label] = []
@@ -163,9 +164,9 @@ def read_labelled(path: str, config: LabelledConfig) -> LabelledTexts:
         labels.append(parse_label_cell(label_cell, row.where, task_name, config))
         where.append(row.where)
     if no_text + no_label and not texts:
-        raise DataError(f"{path}: every row lacks a text or a label, and labelled.skip_empty leaves all of them out")
+        raise DataError(f"{path}: every row lacks a text or a label, and such rows are skipped")
     if not texts or task_name is None:
-        raise DataError(f"{path} holds no rows; expected a text and a label in each")
+        raise DataError(f"{path} contains no rows; expected a text and a label in each row")
     return LabelledTexts(
         path,
         tuple(map("\n".join, texts)),
@@ -193,13 +194,13 @@ def _read_cells(paths: list[str], config: LabelledConfig) -> Iterator[tuple[Row,
         names: list[str] = []
         if suffix_of(path) == ".txt":
             raise DataError(
-                f"{path}: a .txt file has no labels; give a csv, tsv, jsonl or parquet file with a column of them"
+                f"{path}: a .txt file has no labels; give a csv, tsv, jsonl or parquet file with a label column"
             )
         if config.skip_empty:
             for row, names in resolve_columns(path, config):
                 yield row, names, [row.values.get(name) for name in names]
             continue
-        for row in read_rows(path, with_labels=True):
+        for row in read_rows(path, with_labels=True, encoding=labelled_encoding(config)):
             if not names:
                 names = find_columns(path, list(row.values), config)
             yield row, names, [cell_value(row.values, name, row.where) for name in names]
@@ -223,8 +224,8 @@ class LabelSet:
             )
         if len(texts) >= _MIN_ROWS and len(names) > len(texts) / 2:
             raise DataError(
-                f"{texts.name}: {len(names):,} different labels in {len(texts):,} rows; is this the label column? "
-                "name another with labelled.label_column"
+                f"{texts.name}: {len(names):,} different labels in {len(texts):,} rows; is this the label "
+                "column? select another with labelled.label_column"
             )
         return cls(names)
 
@@ -264,7 +265,7 @@ def infer_task(train: LabelledTexts, config: LabelledConfig) -> Task:
         return SingleLabel(LabelSet.from_training(train).names, pair)
     numbers = np.array(train.labels)
     if np.ptp(numbers) == 0:
-        raise DataError(f"{train.name}: every row has the rating {numbers[0]:g}; there is nothing to tell apart")
+        raise DataError(f"{train.name}: every row has the rating {numbers[0]:g}; a model cannot be trained on it")
     lowest = float(numbers.min()) if config.lowest is None else config.lowest
     highest = float(numbers.max()) if config.highest is None else config.highest
     return Regression((), pair, lowest, highest, float(numbers.mean()), float(numbers.std()))
@@ -281,7 +282,7 @@ def check_task(task: Task, texts: LabelledTexts, train_name: str) -> list[str]:
     if not num_outside:
         return []
     bounds = f"{task.lowest:g} to {task.highest:g}"
-    return [f"{num_outside:,} of {len(texts):,} ratings of {texts.name} lie outside of {bounds}, which no answer does"]
+    return [f"{num_outside:,} of {len(texts):,} ratings of {texts.name} are outside {bounds}, the range of predictions"]
 
 
 def split_validation(texts: LabelledTexts, fraction: float, seed: int) -> tuple[LabelledTexts, LabelledTexts]:
@@ -301,9 +302,12 @@ def split_validation(texts: LabelledTexts, fraction: float, seed: int) -> tuple[
                 held_out.update(duplicates[digest])
                 room -= len(duplicates[digest])
     if not held_out:
+        different = len(set(texts.digests))
+        rows = (
+            f"{len(texts)} rows" if different == len(texts) else f"{len(texts)} rows with {different} different texts"
+        )
         raise DataError(
-            f"{texts.name}: {len(texts)} rows are too few to hold out {fraction:g} of each label for validation; "
-            "give a validation file"
+            f"{texts.name}: {rows} are too few to hold out {fraction:g} of each label for validation; give a validation file"
         )
     train = [index for index in range(len(texts)) if index not in held_out]
     return texts.take(train), texts.take(sorted(held_out))
@@ -373,8 +377,8 @@ def describe_balance(texts: LabelledTexts) -> str | None:
         f"{single_line(name)} {counts[name]:,} ({100 * counts[name] / len(texts):.1f} %)" for name in extremes
     )
     return (
-        f"uneven labels in {texts.name}: from {' down to '.join(percentages)}; macro-F1 counts all alike, and "
-        "transfer.class_weights balanced lets the rare ones weigh more"
+        f"uneven labels in {texts.name}: from {' down to '.join(percentages)}; macro-F1 weights all labels "
+        "equally, and transfer.class_weights balanced gives rare labels more weight"
     )
 
 
@@ -393,7 +397,7 @@ def _multi_label_hint(texts: LabelledTexts) -> str | None:
         if joined and len(joined) >= _MIN_JOINED_FRACTION * len(texts):
             return (
                 f"{len(joined):,} of {len(texts):,} rows of {texts.name} have labels such as '{single_line(joined[0])}', whose "
-                f"parts are labels too; if a text may have several, add labelled.separator '{separator}'"
+                f"parts are labels too; if a text may have several labels, set labelled.separator '{separator}'"
             )
     return None
 
@@ -410,5 +414,5 @@ def _rating_hint(texts: LabelledTexts) -> str | None:
         return None
     return (
         f"the labels of {texts.name} are {len(names)} whole numbers ({single_line(texts.label_name)}), "
-        "read as names without an order; labelled.task rating reads them as numbers"
+        "read as class names without an order; labelled.task rating reads them as numbers"
     )

@@ -26,7 +26,7 @@ def mask_token(special: SpecialIds) -> int:
     """Return the id of the mask token; a tokenizer without one is refused."""
     if special.mask is None:
         raise UsageError(
-            "this tokenizer has no mask token, which masked objectives need; train one with headstart tokenizer"
+            "this tokenizer has no mask token, which masked objectives need; train a tokenizer with headstart tokenizer"
         )
     return special.mask
 

@@ -6,26 +6,37 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from headstart.data.formats import READERS, Row, read_file_as_row, read_spm_pairs
-from headstart.data.io import KNOWN_SUFFIXES, is_url, missing_file_error, remote_errors, suffix_of
+from headstart.data.io import (
+    KNOWN_SUFFIXES,
+    UTF_8,
+    TextEncoding,
+    is_url,
+    missing_file_error,
+    remote_errors,
+    suffix_of,
+)
 from headstart.errors import DataError, StoreError
 from headstart.files import MANIFEST, is_pickled, pickle_error, read_json
 
 
-def read_rows(path: str, *, file_as_row: bool = False, with_labels: bool = False) -> Iterator[Row]:
+def read_rows(
+    path: str, *, file_as_row: bool = False, with_labels: bool = False, encoding: TextEncoding = UTF_8
+) -> Iterator[Row]:
     """Stream the rows of one file.
 
     Args:
         file_as_row: a .txt file is one row instead of one row per line.
         with_labels: the .label file beside a .spm file is read too.
+        encoding: the encoding of a file that is not UTF-8.
     """
     suffix = suffix_of(path)
     if suffix is None:
         raise _unknown_suffix_error(path)
     if file_as_row and suffix == ".txt":
-        return read_file_as_row(path)
+        return read_file_as_row(path, encoding)
     if with_labels and suffix == ".spm":
-        return read_spm_pairs(path)
-    return READERS[suffix](path)
+        return read_spm_pairs(path, encoding)
+    return READERS[suffix](path, encoding)
 
 
 def expand_paths(paths: Sequence[str]) -> list[str]:
@@ -43,14 +54,14 @@ def _expand_local(path: str) -> list[str]:
     folder = Path(path)
     if folder.is_dir():
         if kind := _headstart_kind(folder):
-            raise DataError(f"{path} is a Headstart {kind} folder, not text; name the text files")
+            raise DataError(f"{path} is a Headstart {kind} folder, not text; give the text files")
         if _is_broken_shards(folder):
             state = "damaged" if (folder / MANIFEST).exists() else "missing"
-            raise DataError(f"{path} holds prepared shards, but their {MANIFEST} is {state}; prepare them again")
+            raise DataError(f"{path} contains prepared shards, but their {MANIFEST} is {state}; prepare them again")
         files = _files_below(path)
         if not files and any(_headstart_kind(entry) for entry in folder.iterdir()):
-            raise DataError(f"{path} holds no text, only folders that Headstart wrote")
-        return _readable_files(files, f"{path} holds no readable file")
+            raise DataError(f"{path} contains no text, only folders that Headstart wrote")
+        return _readable_files(files, f"{path} contains no readable file")
     if folder.exists():  # before globs, because a file may be called "a[1].txt"
         return _single_file(path)
     if glob.has_magic(path):
@@ -125,12 +136,12 @@ def _expand_remote(path: str) -> list[str]:
         else:
             raise _unknown_suffix_error(path)
         urls = [filesystem.unstrip_protocol(name) for name in sorted(matches)]
-        return _readable_files(urls, f"{path} holds no readable file")
+        return _readable_files(urls, f"{path} contains no readable file")
 
 
 def _unknown_suffix_error(path: str) -> DataError:
     if not is_url(path) and is_pickled(Path(path)):
-        return DataError(pickle_error(path, "Where you trust it, save its texts as .jsonl or .csv"))
+        return DataError(pickle_error(path, "If you trust it, save its texts as .jsonl or .csv"))
     advice = "; save it as CSV UTF-8" if _is_spreadsheet(path) else ""
     return DataError(f"{path}: no reader for this suffix; known: {KNOWN_SUFFIXES}{advice}")
 

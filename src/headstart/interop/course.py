@@ -131,7 +131,7 @@ def _check_file(path: Path) -> None:
     if path.suffix in PICKLED_SUFFIXES:
         raise UsageError(pickled_weights(path))
     if path.suffix != ".safetensors":
-        raise UsageError(f"{path} is not a .safetensors file; import reads the course's weights in that form only")
+        raise UsageError(f"{path} is not a .safetensors file; import reads the course's weights in this format only")
     if not path.is_file():
         raise UsageError(f"no such file: {path}")
 
@@ -145,7 +145,7 @@ def _strip_prefixes(tensors: Mapping[str, Tensor], path: Path) -> Named:
     for full_name, tensor in sorted(tensors.items()):
         name = full_name.removeprefix("module.").removeprefix("base.")
         if name in named:
-            raise _mismatch_error(path, [f"{full_name} and {named[name][0]} are the same tensor twice"])
+            raise _mismatch_error(path, [f"{full_name} and {named[name][0]} are two copies of the same tensor"])
         named[name] = full_name, tensor
     return named
 
@@ -177,7 +177,7 @@ def _read_shape(named: Named, path: Path, heads: int, context: int) -> tuple[Mod
     try:
         return merge_config(ModelConfig, sizes), vocab_size
     except ConfigError as error:
-        raise TransferError(f"{path} is not a network of ours: {error}; nothing was imported") from None
+        raise TransferError(f"{path} is not a supported network: {error}; nothing was imported") from None
 
 
 def _faults(named: Named, expected: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -185,7 +185,9 @@ def _faults(named: Named, expected: Mapping[str, tuple[int, ...]]) -> list[str]:
     faults = [f"{name} is missing" for name in expected if name not in named]
     if len(faults) == len(_HEAD_TENSORS) and not any(name in named for name in _HEAD_TENSORS):
         faults = ["the head is missing: save the state dict of the whole Model, not of its base alone"]
-    faults += [f"{named[name][0]} is not part of it" for name in named if name not in expected and name != POSITIONS]
+    faults += [
+        f"{named[name][0]} is not part of the model" for name in named if name not in expected and name != POSITIONS
+    ]
     for name, shape in expected.items():
         if name not in named:
             continue
@@ -223,7 +225,7 @@ def _check_positions(named: Named, path: Path, width: int) -> None:
     if table.numel() % width or not torch.allclose(
         table.float().reshape(-1, width), sinusoids(torch.arange(table.numel() // width), width), rtol=0, atol=1e-2
     ):
-        raise _mismatch_error(path, [f"{full_name} is not the table of sines and cosines that the formula gives"])
+        raise _mismatch_error(path, [f"{full_name} is not the table of sinusoidal positions"])
 
 
 def _load(model: Model[LanguageHead], named: Named, path: Path) -> tuple[ImportedTensor, ...]:
@@ -242,7 +244,7 @@ def _load(model: Model[LanguageHead], named: Named, path: Path) -> tuple[Importe
         full_name, tensor = named[course]
         digest = tensor_sha256(loaded[ours])
         if digest != tensor_sha256(tensor):
-            raise TransferError(f"{full_name} of {path} did not arrive as it was saved; nothing was imported")
+            raise TransferError(f"{full_name} of {path} was not loaded as it was saved; nothing was imported")
         lines.append(ImportedTensor(ours, full_name, tuple(tensor.shape), digest))
     return tuple(lines)
 

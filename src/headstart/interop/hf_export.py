@@ -21,11 +21,12 @@ from headstart.config.schema import GenericConfig, ModelConfig
 from headstart.errors import StoreError, UsageError
 from headstart.files import atomic_folder, write_json
 from headstart.interop.hf_architectures import ARCHITECTURES, LLAMA_LAYER, Architecture
+from headstart.interop.hf_tasks import task_settings
 from headstart.interop.hf_tokenizers import write_tokenizer
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
 from headstart.model.transformer import Backbone, sinusoids
 from headstart.store.bundle import Bundle
-from headstart.tasks import MultiLabel, Regression, Task
+from headstart.tasks import UNBOUNDED, MultiLabel, Regression, Task
 from headstart.tokenization.sentencepiece import SentencePieceTokenizer
 from headstart.version import __version__
 
@@ -35,11 +36,6 @@ _AUTO_CLASSES = {
     "CausalLM": "AutoModelForCausalLM",
     "MaskedLM": "AutoModelForMaskedLM",
     "SequenceClassification": "AutoModelForSequenceClassification",
-}
-_PROBLEM_TYPES = {
-    "classes": "single_label_classification",
-    "labels": "multi_label_classification",
-    "rating": "regression",
 }
 _PIPELINE_ARGUMENTS = {
     "classes": "",
@@ -75,7 +71,7 @@ def export_hf(bundle: Bundle, out: Path) -> str:
 def check_export_folder(out: Path) -> None:
     """Raise UsageError if something would be overwritten."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} is there already and not empty; choose another --out")
+        raise UsageError(f"{out} already exists and is not empty; choose another --out")
 
 
 def check_expressible(bundle: Bundle) -> None:
@@ -102,12 +98,7 @@ def _hf_config(bundle: Bundle, architecture: str, model_settings: dict[str, Any]
     if model_settings["model_type"] == "eurobert":
         config |= {"classifier_pooling": "mean", "mask_token_id": special.mask if special.mask is not None else 3}
     if bundle.head_type == "classify":
-        names = bundle.labels or ("rating",)
-        config["id2label"] = {str(index): label for index, label in enumerate(names)}
-        config["label2id"] = {label: index for index, label in enumerate(names)}
-        config["problem_type"] = _PROBLEM_TYPES[bundle.task.kind]
-        if bundle.task.kind != "classes" or bundle.task.pair:
-            config["headstart"] = bundle.task.facts()  # thresholds or bounds, which transformers does not know
+        config |= task_settings(bundle.task)
     return config
 
 
@@ -131,9 +122,9 @@ def _own_class(bundle: Bundle) -> tuple[str, str]:
     is_language = bundle.head_type == "language"
     bidirectional = bundle.attention == "bidirectional"
     if bundle.config.block == "modern":
-        if bundle.task.kind == "rating" and not bidirectional:
+        if not bidirectional and _has_bias(bundle.model.head):
             raise UsageError(
-                f"{bundle.path} gives a rating by a head with a bias, which the head of a stock Llama lacks; "
+                f"{bundle.path} gives a rating with a head that has a bias, which the head of a stock Llama lacks; "
                 "fine-tune with --transfer.attention bidirectional to export, or use --to onnx"
             )
         if is_language:
@@ -141,10 +132,15 @@ def _own_class(bundle: Bundle) -> tuple[str, str]:
         return ("EuroBert" if bidirectional else "Llama"), "SequenceClassification"
     if bidirectional:
         raise UsageError(
-            f"{bundle.path} is a classic network that reads both ways, which no stock architecture can express; "
-            "modern presets can be exported, and classic ones that read causally"
+            f"{bundle.path} is a classic network with bidirectional attention, which no stock architecture can "
+            "express; modern presets can be exported, and classic ones with causal attention"
         )
     return "OPT", "CausalLM" if is_language else "SequenceClassification"
+
+
+def _has_bias(head: LanguageHead | ClassifierHead) -> bool:
+    """Whether a classifier's last layer adds something; an imported rating may have a bias of zeros."""
+    return isinstance(head, ClassifierHead) and head.linear.bias is not None and bool(head.linear.bias.any())
 
 
 def _own_config(bundle: Bundle, family: str) -> dict[str, Any]:
@@ -191,7 +187,8 @@ def _llama_tensors(model: Model[Any]) -> Tensors:
         )
         for name, tensor in model.head.state_dict().items():
             module, _, suffix = name.partition(".")
-            tensors[f"{modules[module]}.{suffix}"] = tensor
+            if model.head.attention == "bidirectional" or suffix != "bias":  # the bias of an imported rating is zero
+                tensors[f"{modules[module]}.{suffix}"] = tensor
     elif model.head.linear is not None:
         tensors["lm_head.weight"] = model.head.linear.weight
     return tensors
@@ -295,11 +292,16 @@ def _generic_class(bundle: Bundle) -> tuple[str, str]:
             "which no stock architecture can express"
         )
     if bundle.head_type == "classify":
-        return f"{architecture.class_prefix}ForSequenceClassification", "SequenceClassification"
+        class_name = f"{architecture.class_prefix}ForSequenceClassification"
+        if bundle.attention == "causal" and _has_bias(bundle.model.head):
+            raise UsageError(
+                f"{bundle.name} gives a rating with a head that has a bias, which a stock {class_name} lacks; use --to onnx"
+            )
+        return class_name, "SequenceClassification"
     language_class = f"{architecture.class_prefix}{architecture.lm_class_suffix}"
     if architecture.lm_head_modules and not generic.transform:
         raise UsageError(
-            f"{bundle.name} came without its language head, and {language_class} has one; "
+            f"{bundle.name} was imported without its language-model head, and {language_class} has one; "
             "a classifier made from it can be exported"
         )
     return language_class, "MaskedLM" if architecture.attention == "bidirectional" else "CausalLM"
@@ -397,7 +399,8 @@ def _generic_tensors(bundle: Bundle) -> Tensors:
     modules |= {f"head.{ours}": hf for ours, hf in (head if is_language else architecture.classifier_modules).items()}
     for name, tensor in state.items():
         module, _, suffix = name.rpartition(".")
-        if module in modules:
+        # a causal classifier there has no bias; the one of an imported rating is zero
+        if module in modules and not (name == "head.linear.bias" and bundle.attention == "causal"):
             tensors[f"{modules[module]}.{suffix}"] = tensor
     if is_language and generic.head_bias:
         tensors |= dict.fromkeys(architecture.lm_head_bias, state["head.bias"])
@@ -453,9 +456,7 @@ def _readme(bundle: Bundle, architecture: str, purpose: str) -> str:
         f'model = {auto_class}.from_pretrained("THIS FOLDER")',
     ]
     if is_classifier:
-        text = (
-            '{"text": "the first text", "text_pair": "the second"}' if bundle.task.pair else '"a text you wonder about"'
-        )
+        text = '{"text": "the first text", "text_pair": "the second"}' if bundle.task.pair else '"a text to classify"'
         lines += [
             'classify = pipeline("text-classification", model=model, tokenizer=tokenizer, truncation=True)',
             f"print(classify({text}{_PIPELINE_ARGUMENTS[bundle.task.kind]}))",
@@ -463,8 +464,8 @@ def _readme(bundle: Bundle, architecture: str, purpose: str) -> str:
     lines += [
         "```",
         "",
-        f"It reads {bundle.config.context} tokens, the start token included; longer texts are cut there with "
-        "`truncation=True`, as `headstart predict` cuts them.",
+        f"It reads {bundle.config.context} tokens, the start token included; longer texts are truncated with "
+        "`truncation=True`, as `headstart predict` truncates them.",
     ]
     if is_classifier:
         lines.append(_describe_outputs(bundle.task))
@@ -472,8 +473,9 @@ def _readme(bundle: Bundle, architecture: str, purpose: str) -> str:
         lines.append("`<mask>` in a text is the mask; write no other special token into one.")
     if bundle.objective == "hybrid":
         lines.append(
-            "It learnt by the hybrid objective: **the scores at a place are for the token after it**, so a masked token "
-            "is read off the place before the mask (`logits[:, i - 1]`), and `pipeline('fill-mask')`, which reads the "
+            "It was trained with the hybrid objective: **the logits at a position are for the next token**, so a "
+            "masked token is predicted at the position before the mask (`logits[:, i - 1]`), and "
+            "`pipeline('fill-mask')`, which reads the "
             "mask's own place, does not apply. With `model_type` `llama` and architecture `LlamaForCausalLM` in "
             "config.json the same weights read left to right and continue text."
         )
@@ -484,8 +486,8 @@ def _readme(bundle: Bundle, architecture: str, purpose: str) -> str:
         )
     if architecture.startswith("OPT") and not bundle.config.generic:
         lines.append(
-            "OPT has no bias in its head and no sinusoids: every channel stands twice, which leaves the norms as they "
-            "were, one channel is 1 for the bias, and the position table holds the sinusoids. It computes the same "
+            "OPT has no bias in its head and no sinusoids: every channel is duplicated, which leaves the norms "
+            "unchanged, one channel is 1 for the bias, and the position table holds the sinusoids. It computes the same "
             "numbers, at twice the width."
         )
     return "\n".join(lines) + "\n"
@@ -494,17 +496,20 @@ def _readme(bundle: Bundle, architecture: str, purpose: str) -> str:
 def _describe_outputs(task: Task) -> str:
     """A sentence about the meaning of the outputs."""
     if isinstance(task, Regression):
+        if task.highest >= UNBOUNDED:
+            return "Its single output is the rating, which has no bounds."
         return (
-            f"Its one output is the rating; the scale stands in the last layer. `headstart predict` answers nothing below "
-            f"{task.lowest:g} or above {task.highest:g}: cut the output there to do the same."
+            f"Its single output is the rating; the scale is part of the last layer. `headstart predict` never "
+            f"predicts a number below "
+            f"{task.lowest:g} or above {task.highest:g}: clip the output to do the same."
         )
     if isinstance(task, MultiLabel):
         thresholds = ", ".join(f"{label} {threshold:.6g}" for label, threshold in task.facts()["thresholds"].items())
         return (
-            "Probabilities are calibrated, each label by itself: the temperature stands in the last layer. A label is given "
-            f"from its threshold on (`headstart.thresholds` in config.json): {thresholds}."
+            "Probabilities are calibrated per label; the temperature is part of the last layer. A label is "
+            f"predicted at or above its threshold (`headstart.thresholds` in config.json): {thresholds}."
         )
     return (
-        "Probabilities are calibrated: the temperature stands in the last layer. Answers withheld below a threshold "
-        "(`headstart predict --abstain`) are not part of it."
+        "Probabilities are calibrated; the temperature is part of the last layer. Withholding answers below a threshold "
+        "(`headstart predict --abstain`) is not part of this export."
     )

@@ -1,13 +1,15 @@
 """Import a model folder of transformers as a bundle, without transformers itself.
 
 Llama and EuroBERT become the modern block; BERT, DistilBERT, RoBERTa and its variants, ModernBERT, GPT-2 and OPT become
-the generic block. Every setting that would change the output is checked, and an unsupported one raises TransferError.
+the generic block; an OPT that Headstart exported from a classic network becomes that network again. Every setting that
+would change the output is checked, and an unsupported one raises TransferError.
 Some tensors are combined, which changes the output by rounding at most: keys and values shared by several heads are
 repeated, the first token type is added to the positions, and unused rows of a position table are dropped.
 Only safetensors are read: a pickled file may run code.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +23,16 @@ from headstart.config.schema import AttentionDirection, ModelConfig, RuntimeConf
 from headstart.errors import ConfigError, StoreError, TransferError, UsageError
 from headstart.files import read_json, write_json
 from headstart.interop.hf_architectures import ARCHITECTURES, LLAMA_LAYER, Architecture
+from headstart.interop.hf_classic import is_doubled_opt, is_exported_classic, read_doubled_opt
+from headstart.interop.hf_tasks import read_task
 from headstart.interop.hf_tokenizers import read_tokenizer
 from headstart.model.heads import ClassifierHead, LanguageHead, Model
 from headstart.model.transformer import Backbone
-from headstart.store.bundle import Bundle, save_bundle
+from headstart.progress import pluralize
+from headstart.store.bundle import NO_TASK, Bundle, save_bundle
 from headstart.store.run_folder import RunFolder
-from headstart.store.tensors import load_into, load_tensors
-from headstart.tasks import SingleLabel
+from headstart.store.tensors import check_tensors, load_into, load_tensors
+from headstart.tasks import Task
 
 MAX_CONTEXT = 1024
 """The context of an imported model is at most this, and at most what the model allows."""
@@ -61,6 +66,9 @@ _LLAMA_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
 }
 _OPT_POSITION_OFFSET = 2
+_MAX_VOCABULARY = 2**31
+_DEPTH_SETTINGS = {"distilbert": "n_layers", "gpt2": "n_layer"}
+"""The setting of config.json with the number of layers, where it is not num_hidden_layers."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,7 @@ class HFModelFolder:
         """Raise TransferError if config.json has a value that a block does not support."""
         for name, values in supported_values.items():
             if name in self.facts and self.facts[name] not in values:
-                raise self.error(f"has {name} {json.dumps(self.facts[name])}, which {block} has not")
+                raise self.error(f"has {name} {json.dumps(self.facts[name])}, which {block} does not support")
 
 
 @dataclass(frozen=True)
@@ -123,34 +131,49 @@ def import_model(source: str, folder: Path, out: Path) -> dict[str, Any]:
     is_llama = hf.model_type in _LLAMA_TYPES
     if not is_llama and hf.model_type not in ARCHITECTURES:
         supported = ", ".join([*_LLAMA_TYPES, *ARCHITECTURES])
-        raise hf.error(f"is a {hf.model_type}, whose layers are not those of Headstart ({supported} are)")
+        raise hf.error(f"is a {hf.model_type}, whose layers Headstart does not support ({supported} are)")
     if is_llama:
         _check_llama(hf)
     weights = read_hf_weights(hf)
-    imported = _read_llama(hf, weights) if is_llama else read_generic(hf, weights)
+    _check_depth(hf, weights)
+    imported = _read_network(hf, weights)
     tokenizer = read_tokenizer(source, folder, hf.facts, exact=hf.is_classifier)
-    config, vocab_size = imported.config, int(hf.facts["vocab_size"])
+    config, vocab_size = imported.config, _read_vocab_size(hf)
     if tokenizer.vocab_size > vocab_size:
         raise hf.error(f"has a vocabulary of {vocab_size:,}, its tokenizer one of {tokenizer.vocab_size:,}")
-    labels, objective = _read_labels(hf) if hf.is_classifier else (), imported.objective
-    head: LanguageHead | ClassifierHead = LanguageHead(config, vocab_size)
-    if hf.is_classifier:
-        head, objective = ClassifierHead(config, len(labels), imported.attention), "classify"
-    model: Model[Any] = Model(Backbone(config, vocab_size), head)
+    task, objective = _read_task(hf) if hf.is_classifier else NO_TASK, imported.objective
+    objective = "classify" if hf.is_classifier else objective
+    is_rating = task.kind == "rating"  # whose head has a bias here, and in some architectures none there
+    tensors = ({"head.linear.bias": torch.zeros(1)} if is_rating else {}) | dict(imported.tensors)
+
+    def build() -> Model[Any]:
+        head: LanguageHead | ClassifierHead = LanguageHead(config, vocab_size)
+        if hf.is_classifier:
+            head = ClassifierHead(config, task.outputs, imported.attention, bias=is_rating)
+        return Model(Backbone(config, vocab_size), head)
+
     try:
-        load_into(model, imported.tensors, source)
+        with torch.device("meta"):  # a wrong config.json must not take the memory of what it describes
+            check_tensors(build().state_dict(), tensors, source)
     except StoreError as error:
         raise TransferError(f"{error}; nothing was imported") from None
+    model = build()
+    load_into(model, tensors, source)
+    if config.block == "classic" and not is_exported_classic(model, weights):
+        raise _other_width_error(hf)
     about = {
         "imported_from": source,
         "architecture": hf.architecture,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
-    bundle = Bundle(
-        model, tokenizer, SingleLabel(labels), attention=imported.attention, objective=objective, about=about
-    )
-    save_bundle(out, bundle)
+    save_bundle(out, Bundle(model, tokenizer, task, attention=imported.attention, objective=objective, about=about))
     return about
+
+
+def _read_network(hf: HFModelFolder, weights: Mapping[str, Tensor]) -> ImportedModel:
+    if hf.model_type in _LLAMA_TYPES:
+        return _read_llama(hf, weights)
+    return _read_classic(hf, weights) if is_doubled_opt(hf.facts) else read_generic(hf, weights)
 
 
 # reading the folder
@@ -169,7 +192,7 @@ def open_hf_folder(source: str) -> Path:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(_DOWNLOADED_FILES)))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UsageError(f"{source}: no such folder, and the Hub did not give it: {reason}") from None
+        raise UsageError(f"{source}: no such folder, and the Hub did not provide it: {reason}") from None
 
 
 def read_hf_config(source: str, folder: Path) -> HFModelFolder:
@@ -191,7 +214,7 @@ def read_hf_weights(hf: HFModelFolder) -> dict[str, Tensor]:
         if pickled:
             raise UsageError(
                 f"{hf.name} has its weights in {pickled[0]}, a pickled file, which may run code when it is opened; "
-                "convert it once where you trust it: AutoModel.from_pretrained(FOLDER, use_safetensors=False)"
+                "if you trust it, convert it once: AutoModel.from_pretrained(FOLDER, use_safetensors=False)"
                 ".save_pretrained(FOLDER), with the Auto class that its config.json names"
             )
         raise UsageError(f"{hf.name} has no .safetensors file; expected a folder that save_pretrained wrote")
@@ -201,14 +224,33 @@ def read_hf_weights(hf: HFModelFolder) -> dict[str, Tensor]:
     return tensors
 
 
-def _read_labels(hf: HFModelFolder) -> tuple[str, ...]:
-    if hf.facts.get("problem_type") not in (None, "single_label_classification"):
-        raise hf.error(f"has problem_type {hf.facts['problem_type']}, where a text has one label here")
+def _check_depth(hf: HFModelFolder, weights: Mapping[str, Tensor]) -> None:
+    """Raise TransferError if config.json has another number of layers than the weights."""
+    layers = "layers" if hf.model_type in _LLAMA_TYPES else ARCHITECTURES[hf.model_type].layers
+    pattern = re.compile(rf"(?:^|\.){re.escape(layers)}\.(\d{{1,9}})\.")
+    depth = max((1 + int(match[1]) for name in weights if (match := pattern.search(name))), default=0)
+    setting = _DEPTH_SETTINGS.get(hf.model_type, "num_hidden_layers")
+    if setting in hf.facts and hf.facts[setting] != depth:
+        raise hf.error(
+            f"has {setting} {json.dumps(hf.facts[setting])[:40]}, but weights of {pluralize(depth, 'layer')}"
+        )
+
+
+def _read_vocab_size(hf: HFModelFolder) -> int:
+    size = hf.facts.get("vocab_size")
+    if not isinstance(size, int) or not 1 <= size <= _MAX_VOCABULARY:
+        raise hf.error(f"has vocab_size {json.dumps(size)[:40]}, expected a whole number up to {_MAX_VOCABULARY}")
+    return size
+
+
+def _read_task(hf: HFModelFolder) -> Task:
     pooling = hf.facts.get("classifier_pooling", "late")
     if hf.model_type == "eurobert" and pooling != "mean":
-        raise hf.error(f"has classifier_pooling {pooling}, where both-way classifiers take the mean here")
-    id2label = hf.facts.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}  # transformers omits this default
-    return tuple(str(id2label[str(index)]) for index in range(len(id2label)))
+        raise hf.error(f"has classifier_pooling {pooling}, and bidirectional classifiers use the mean here")
+    try:
+        return read_task(hf.facts)
+    except ValueError as error:
+        raise hf.error(f"has a config.json that does not describe a supported task: {error}") from None
 
 
 # Llama and EuroBERT
@@ -219,7 +261,7 @@ def _check_llama(hf: HFModelFolder) -> None:
     hf.check_supported(_LLAMA_SUPPORTED, "the modern block")
     rope = hf.facts.get("rope_parameters") or {}
     if rope.get("rope_type", "default") != "default":
-        raise hf.error(f"has rope_type {rope['rope_type']}, which the modern block has not")
+        raise hf.error(f"has rope_type {rope['rope_type']}, which the modern block does not support")
 
 
 def _read_llama(hf: HFModelFolder, weights: Mapping[str, Tensor]) -> ImportedModel:
@@ -252,10 +294,10 @@ def _llama_config(hf: HFModelFolder, tied: bool) -> ModelConfig:
             "tied": tied,
         }
         return merge_config(ModelConfig, sizes)
-    except (KeyError, TypeError, ValueError) as error:
-        raise hf.error(f"has a config.json that says too little: {error}") from None
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise hf.error(f"has an incomplete config.json: {error}") from None
     except ConfigError as error:
-        raise hf.error(f"has a shape that is none of ours: {error}") from None
+        raise hf.error(f"has an unsupported shape: {error}") from None
 
 
 def _rename_llama(tensors: Mapping[str, Tensor], config: ModelConfig, is_classifier: bool) -> dict[str, Tensor]:
@@ -290,6 +332,24 @@ def _repeat_heads(weight: Tensor, config: ModelConfig) -> Tensor:
     return weight.view(groups, head_width, -1).repeat_interleave(repeats, dim=0).reshape(config.width, -1)
 
 
+# the classic block
+
+
+def _read_classic(hf: HFModelFolder, weights: Mapping[str, Tensor]) -> ImportedModel:
+    """Read a classic network that Headstart exported as an OPT."""
+    try:
+        config, tensors = read_doubled_opt(hf.facts, weights)
+    except (KeyError, TypeError, ValueError, IndexError, RuntimeError, ConfigError):
+        raise _other_width_error(hf) from None
+    return ImportedModel(config, tensors, "causal", "causal")
+
+
+def _other_width_error(hf: HFModelFolder) -> TransferError:
+    return hf.error(
+        f"has word_embed_proj_dim {hf.facts['word_embed_proj_dim']}, not hidden_size: embeddings of another width"
+    )
+
+
 # the generic block
 
 
@@ -318,10 +378,10 @@ def read_generic(hf: HFModelFolder, weights: Mapping[str, Tensor]) -> ImportedMo
         embedding = tensors.get(f"{architecture.embedding}.weight")
         tied = lm_head is None or (embedding is not None and torch.equal(lm_head, embedding))
         config = merge_config(ModelConfig, {"block": "generic", "tied": tied, **settings.model, "generic": generic})
-    except (KeyError, TypeError, ValueError) as error:
-        raise hf.error(f"has a config.json that says too little: {error}") from None
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise hf.error(f"has an incomplete config.json: {error}") from None
     except ConfigError as error:
-        raise hf.error(f"has a shape that is none of ours: {error}") from None
+        raise hf.error(f"has an unsupported shape: {error}") from None
     renamed = _rename_generic(architecture, tensors, config, settings.position_offset, hf.is_classifier)
     objective = "masked" if architecture.attention == "bidirectional" else "causal"
     return ImportedModel(config, renamed, architecture.attention, objective)
@@ -412,7 +472,7 @@ def _read_distilbert(hf: HFModelFolder) -> _GenericSettings:
 def _read_modernbert(hf: HFModelFolder) -> _GenericSettings:
     facts, depth = hf.facts, int(hf.facts["num_hidden_layers"])
     if facts.get("attention_bias", False) != facts.get("mlp_bias", False):
-        raise hf.error("has attention_bias and mlp_bias that differ, where a layer has all of its biases or none")
+        raise hf.error("has attention_bias and mlp_bias that differ, and a layer must have all of its biases or none")
     global_every = int(facts.get("global_attn_every_n_layers") or 3)
     layer_types = facts.get("layer_types") or [
         "sliding_attention" if layer % global_every else "full_attention" for layer in range(depth)
@@ -421,7 +481,7 @@ def _read_modernbert(hf: HFModelFolder) -> _GenericSettings:
     for layer_type, old_name, default in (("full_attention", "global", 160000.0), ("sliding_attention", "local", 1e4)):
         rope = (facts.get("rope_parameters") or {}).get(layer_type) or {}
         if rope.get("rope_type", "default") != "default" or facts.get("rope_scaling"):
-            raise hf.error(f"has rope_type {rope.get('rope_type')}, which our modernbert has not")
+            raise hf.error(f"has rope_type {rope.get('rope_type')}, which our modernbert does not support")
         bases[layer_type] = float(rope.get("rope_theta") or facts.get(f"{old_name}_rope_theta") or default)
     model = {
         "width": int(facts["hidden_size"]),
@@ -477,9 +537,7 @@ def _read_opt(hf: HFModelFolder) -> _GenericSettings:
     facts = hf.facts
     width, positions = int(facts["hidden_size"]), int(facts["max_position_embeddings"])
     if (facts.get("word_embed_proj_dim") or width) != width:
-        raise hf.error(
-            f"has word_embed_proj_dim {facts['word_embed_proj_dim']}, not hidden_size: embeddings of another width"
-        )
+        raise _other_width_error(hf)
     norm_first = bool(facts.get("do_layer_norm_before", True))
     model = {
         "width": width,

@@ -18,6 +18,7 @@ from headstart.interop.sentencepiece_convert import WORD_BOUNDARY, convert_sente
 from headstart.tokenization.base import HF_FILE, MODEL_FILE, TOKENIZER_FILE, SpecialIds, Tokenizer, read_limited
 from headstart.tokenization.bpe import BPETokenizer, parse_engine
 from headstart.tokenization.hf import HFTokenizer, read_engine
+from headstart.tokenization.patterns import check_patterns
 
 _SPECIAL_NAMES = {"sos": ("bos", "cls"), "eos": ("eos", "sep"), "pad": ("pad",), "mask": ("mask",), "unknown": ("unk",)}
 
@@ -41,6 +42,7 @@ def read_tokenizer(source: str, folder: Path, facts: Mapping[str, Any], *, exact
     if (bpe := _read_bpe(settings, path)) is not None:
         return bpe
     engine = read_engine(settings, str(path))
+    check_patterns(settings, str(path))
     return HFTokenizer.from_settings(settings, _read_special_ids(source, folder, engine, facts, exact), str(path))
 
 
@@ -72,8 +74,8 @@ def _read_special_ids(
     before, after = _special_tokens_around(source, engine)
     if exact and before is None:
         raise UsageError(
-            f"{source} reads texts without a start token, and a classifier's rows have one here: its answers would not be "
-            "those it gave there; import its language model and fine-tune that"
+            f"{source} reads texts without a start token, which classifiers add here, so its predictions would "
+            "change; import its language model and fine-tune it"
         )
     starts = [id for id in (before, special["sos"], special["eos"]) if id is not None]
     if not starts:
@@ -96,7 +98,9 @@ def _special_tokens_around(source: str, engine: tokenizers.Tokenizer) -> tuple[i
         after = len(full) - size - before
         if full[before : before + size] == plain and before < 2 and after < 2:
             return full[0] if before else None, full[-1] if after else None
-    raise UsageError(f"{source} has a tokenizer that makes {full} of {plain}; rows here add a start and an end at most")
+    raise UsageError(
+        f"{source} has a tokenizer that makes {full} of {plain}; rows may add a start token and an end token only"
+    )
 
 
 def _content(token: Any) -> str:

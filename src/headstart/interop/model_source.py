@@ -8,8 +8,8 @@ from pathlib import Path
 
 from headstart.errors import UsageError
 from headstart.store.bundle import Bundle, HeadType, load_bundle
+from headstart.store.locate import HF_SCHEME
 
-HF_SCHEME = "hf:"
 _HEAD_PHRASES = {"classify": "classifier", "language": "language model"}
 _imported_cache: dict[tuple[object, ...], Path] = {}
 """Temporary bundles of imported models, by folder and file times; they are deleted when the process ends."""

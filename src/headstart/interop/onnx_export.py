@@ -1,6 +1,8 @@
-"""Export a classifier for onnxruntime: two graphs with their weights, a tokenizer, and the labels.
+"""Export a classifier for onnxruntime: graphs with their weights, a tokenizer, and the labels.
 
-model.onnx  model.int8.onnx  tokenizer.json (truncates, pads, adds the start token)  headstart.json  manifest.json
+network  model.onnx  model.int8.onnx  tokenizer.json (truncates, pads, adds the start token)  headstart.json  manifest.json
+linear   model.onnx  vocabulary.json  headstart.json  manifest.json
+blend    the files of both; each graph computes the network, the linear classifier and their blend
 
 B texts, T tokens, C labels.
 """
@@ -18,18 +20,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from headstart.config.merge import merge_config
 from headstart.config.schema import PADDING_SEGMENT, CorpusConfig, RuntimeConfig
 from headstart.data.corpus import read_documents
 from headstart.errors import StoreError, UsageError
 from headstart.files import atomic_folder, write_json
 from headstart.interop.hf_export import check_export_folder, check_expressible
 from headstart.interop.hf_tokenizers import to_hf_tokenizer
+from headstart.interop.linear_graph import add_linear, linear_model, vocabulary_facts
+from headstart.linear.classifier import LinearClassifier
 from headstart.model.attention import build_attention_mask
 from headstart.model.heads import ClassifierHead, Model
-from headstart.predict.outputs import MultiLabelPrediction, RegressionPrediction, make_prediction
+from headstart.predict.blend_predictor import BlendPredictor
+from headstart.predict.bundle_predictor import AnyPredictor
+from headstart.predict.linear_predictor import LinearPredictor
+from headstart.predict.onnx_predictor import linear_feed, read_vocabularies
+from headstart.predict.outputs import MultiLabelPrediction, RegressionPrediction, make_prediction, single_texts
 from headstart.predict.predictor import Predictor
 from headstart.runtime import setup_runtime
-from headstart.store.bundle import Bundle
+from headstart.store.bundle import AnyClassifierBundle, BlendBundle, Bundle
+from headstart.store.linear_bundle import LinearBundle, LinearPart
 from headstart.tasks import Regression, Task, TextInput
 from headstart.version import __version__
 
@@ -61,42 +71,77 @@ class _Graph(nn.Module):
         return logits_BC, logits_BC.sigmoid() if self.task.kind == "labels" else logits_BC.softmax(dim=-1)
 
 
-def export_onnx(bundle: Bundle, out: Path, check: str | None = None) -> list[str]:
+def export_onnx(
+    bundle: AnyClassifierBundle, out: Path, check: str | None = None, encoding: str | None = None
+) -> list[str]:
     """Write the folder; return a table of the sizes of the graphs and their agreement with `headstart predict`.
 
     Args:
         check: a file of texts to compare the predictions on; without it, random texts are used.
+        encoding: the encoding of that file, if it is not UTF-8.
     """
     missing = [name for name in _REQUIRED_PACKAGES if find_spec(name) is None]
     if missing:
         raise UsageError(f"--to onnx needs {', '.join(missing)}: pip install 'headstart[onnx]'")
     check_export_folder(out)
-    check_expressible(bundle)
-    predictor = Predictor(bundle, setup_runtime(RuntimeConfig(device="cpu")))
-    texts = _random_texts(bundle) if check is None else _read_texts(check, bundle.task)
+    network, linear = _parts(bundle)
+    if network is not None:
+        check_expressible(network)
+    texts = _random_texts(network, linear) if check is None else _read_texts(check, bundle.task, encoding)
     with atomic_folder(out, kind="export", about={"to": "onnx", "opset": OPSET}) as draft:
-        engine = to_hf_tokenizer(bundle.tokenizer, pair=bundle.task.pair)
-        special = bundle.tokenizer.special
-        engine.enable_truncation(bundle.config.context)
-        engine.enable_padding(pad_id=special.pad, pad_token=engine.id_to_token(special.pad))
-        (draft / "tokenizer.json").write_text(engine.to_str(pretty=True), encoding="utf-8")
-        with _silenced():
-            _write_graphs(bundle.model, bundle.task, draft)
-        files = _compare_files(predictor, texts, draft)
-        inputs = "pairs" if bundle.task.pair else "texts"
+        inputs = []
+        if network is not None:
+            inputs += ["input_ids", "attention_mask"]
+            _write_tokenizer(network, draft)
+            with _silenced():
+                _write_graphs(network.model, bundle.task, bundle if isinstance(bundle, BlendBundle) else None, draft)
+        elif linear is not None:
+            _write_model(linear_model(linear, OPSET), draft / "model.onnx")
+        if linear is not None:
+            vocabulary = vocabulary_facts(linear)
+            inputs += list(vocabulary)
+            write_json(draft / "vocabulary.json", vocabulary)
+        files = _compare_files(_predictor(bundle), texts, draft)
+        noun = "pairs" if bundle.task.pair else "texts"
         facts = {
             "headstart": __version__,
             "labels": list(bundle.labels),
             "task": bundle.task.facts(),
-            "context": bundle.config.context,
+            "context": network.config.context if network else None,
             "opset": OPSET,
-            "inputs": ["input_ids", "attention_mask"],
+            "inputs": inputs,
             "outputs": ["logits", _output_name(bundle.task)],
-            "compared_on": f"{len(texts)} {inputs} {'made up from the vocabulary' if check is None else f'of {check}'}",
+            "compared_on": f"{len(texts)} {noun} {'generated from the vocabulary' if check is None else f'of {check}'}",
             "files": files,
         }
         write_json(draft / "headstart.json", facts)
     return _table(files, str(facts["compared_on"]), out, bundle.task)
+
+
+def _parts(bundle: AnyClassifierBundle) -> tuple[Bundle | None, LinearClassifier | None]:
+    """The network and the linear classifier that a bundle has."""
+    if isinstance(bundle, LinearBundle):
+        if not any(len(view.ngrams) for view in bundle.classifier.views):
+            raise UsageError(
+                f"{bundle.path} has no n-grams: it gives every text the same answer and cannot be exported"
+            )
+        return None, bundle.classifier
+    return (bundle.network, bundle.linear) if isinstance(bundle, BlendBundle) else (bundle, None)
+
+
+def _predictor(bundle: AnyClassifierBundle) -> AnyPredictor:
+    if isinstance(bundle, LinearBundle):
+        return LinearPredictor(bundle)
+    runtime = setup_runtime(RuntimeConfig(device="cpu"))
+    return BlendPredictor(bundle, runtime) if isinstance(bundle, BlendBundle) else Predictor(bundle, runtime)
+
+
+def _write_tokenizer(bundle: Bundle, folder: Path) -> None:
+    engine = to_hf_tokenizer(bundle.tokenizer, pair=bundle.task.pair)
+    special = bundle.tokenizer.special
+    engine.enable_truncation(bundle.config.context)
+    engine.enable_padding(pad_id=special.pad, pad_token=engine.id_to_token(special.pad))
+    (folder / "tokenizer.json").write_text(engine.to_str(pretty=True), encoding="utf-8")
 
 
 def _output_name(task: Task) -> str:
@@ -104,7 +149,8 @@ def _output_name(task: Task) -> str:
     return "value" if task.kind == "rating" else "probabilities"
 
 
-def _write_graphs(model: Model[ClassifierHead], task: Task, folder: Path) -> None:
+def _write_graphs(model: Model[ClassifierHead], task: Task, blend: BlendBundle | None, folder: Path) -> None:
+    """Write the graph of a network in fp32 and int8; of a blend, with its linear classifier in either."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -124,8 +170,23 @@ def _write_graphs(model: Model[ClassifierHead], task: Task, folder: Path) -> Non
     )
     graph = onnx.load(folder / "model.onnx")
     _simplify(graph)
-    onnx.save(graph, folder / "model.onnx")
+    _write_model(graph, folder / "model.onnx", blend)
     quantize_dynamic(graph, folder / "model.int8.onnx", weight_type=QuantType.QInt8)
+    if blend is not None:
+        _write_model(onnx.load(folder / "model.int8.onnx"), folder / "model.int8.onnx", blend)
+
+
+def _write_model(model: Any, path: Path, blend: BlendBundle | None = None) -> None:
+    """Check a model and write it; with a blend, a copy to which its linear classifier is added."""
+    import onnx
+
+    if blend is not None:
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        model = copy
+        add_linear(model, LinearPart(blend.linear, blend.task, blend.weight, blend.temperature))
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
 
 
 def _simplify(model: Any) -> None:
@@ -156,7 +217,7 @@ def _silenced() -> Iterator[None]:
         logging.disable(level)
 
 
-def _compare_files(predictor: Predictor, texts: Sequence[TextInput], folder: Path) -> list[dict[str, Any]]:
+def _compare_files(predictor: AnyPredictor, texts: Sequence[TextInput], folder: Path) -> list[dict[str, Any]]:
     """Compare the outputs of the written graphs in onnxruntime with those of a predictor."""
     task = predictor.task
     ours = predictor.probabilities(predictor.encode(texts))
@@ -164,6 +225,8 @@ def _compare_files(predictor: Predictor, texts: Sequence[TextInput], folder: Pat
     unit = task.spread if isinstance(task, Regression) else 1.0
     files = []
     for name, precision in _FILES.items():
+        if not (folder / name).is_file():  # a linear classifier has no int8 graph
+            continue
         exported = _run_graph(folder, name, texts, _output_name(task)).reshape(ours.shape)
         difference = float(np.abs(ours - exported).max()) / unit
         if precision == "fp32" and difference > TOLERANCE:
@@ -200,21 +263,42 @@ def _run_graph(
     import onnxruntime
     import tokenizers
 
-    engine = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    engine.encode_special_tokens = True
     session = onnxruntime.InferenceSession(str(folder / name), providers=["CPUExecutionProvider"])
+    engine, vocabularies = None, read_vocabularies(folder)
+    if (folder / "tokenizer.json").is_file():
+        engine = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        engine.encode_special_tokens = True
     outputs = []
     for start in range(0, len(texts), batch_size):
-        rows = engine.encode_batch(list(texts[start : start + batch_size]))
-        feed = {
-            "input_ids": np.array([row.ids for row in rows]),
-            "attention_mask": np.array([row.attention_mask for row in rows]),
-        }
+        batch = list(texts[start : start + batch_size])
+        feed = linear_feed(vocabularies, single_texts(batch)) if vocabularies else {}
+        if engine is not None:
+            rows = engine.encode_batch(batch)
+            feed["input_ids"] = np.array([row.ids for row in rows])
+            feed["attention_mask"] = np.array([row.attention_mask for row in rows])
         outputs.append(session.run([output], feed)[0])
     return cast(NDArray[np.float64], np.concatenate(outputs))
 
 
-def _random_texts(bundle: Bundle) -> list[TextInput]:
+def _random_texts(network: Bundle | None, linear: LinearClassifier | None) -> list[TextInput]:
+    """Texts of what the parts of a model know."""
+    texts: list[TextInput] = [] if network is None else _random_pieces(network)
+    return texts if linear is None else [*texts, *_random_words(linear)]
+
+
+def _random_words(classifier: LinearClassifier) -> list[TextInput]:
+    """Texts of random tokens of each view, of all lengths up to 200 tokens, some of them repeated."""
+    rng = np.random.default_rng(0)
+    texts: list[TextInput] = []
+    for view in classifier.views:
+        separator = " " if view.kind == "words" else ""
+        for length in np.geomspace(1, 200, NUM_RANDOM_TEXTS // 2).astype(int) if view.tokens else ():
+            numbers = rng.integers(0, len(view.tokens), length) * rng.integers(0, 2, length)
+            texts.append(separator.join(view.tokens[number] for number in numbers.tolist()))
+    return [text if isinstance(text, str) and text.strip() else "a" for text in texts]
+
+
+def _random_pieces(bundle: Bundle) -> list[TextInput]:
     """Texts of random pieces, of all lengths up to the context; a pair has a short and a long one."""
     rng, tokenizer = np.random.default_rng(0), bundle.tokenizer
     lengths = np.geomspace(1, bundle.config.context - tokenizer.special.num_special_tokens, NUM_RANDOM_TEXTS).astype(
@@ -225,11 +309,13 @@ def _random_texts(bundle: Bundle) -> list[TextInput]:
     return list(zip(texts, texts[::-1], strict=True)) if bundle.task.pair else list(texts)
 
 
-def _read_texts(path: str, task: Task) -> list[TextInput]:
+def _read_texts(path: str, task: Task, encoding: str | None) -> list[TextInput]:
     texts: list[TextInput] = []
     if task.pair:
-        raise UsageError("--check takes one text a row, and this model reads pairs; leave it out: pairs are made up")
-    for document in read_documents([path], CorpusConfig()):
+        raise UsageError(
+            "--check takes one text per row, and this model reads pairs; omit it to check with generated pairs"
+        )
+    for document in read_documents([path], merge_config(CorpusConfig, {"encoding": encoding})):
         texts.append(document.text)
         if len(texts) == MAX_CHECKED_TEXTS:
             break

@@ -9,6 +9,7 @@ head (rounded up for cuDNN).
 """
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, cast
 
 import torch
@@ -16,7 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
+from headstart.kernels.cast import apply_linear
 from headstart.kernels.dispatch import HEAD_MULTIPLE, KernelPlan, autocast_dtype
+from headstart.kernels.grouped_attention import DocumentGroup, grouped_attention
 
 
 class KeyValueCache:
@@ -50,6 +53,8 @@ class AttentionContext:
     """An upper bound of the lengths in `cu_seqlens`."""
     lengths: tuple[int, ...] = ()
     """The lengths of documents that lie end to end and are attended one at a time."""
+    groups: tuple[DocumentGroup, ...] = ()
+    """The same documents in groups of similar length, where the plan's attention is `grouped`."""
     window: int = -1
     """How far a token sees to each side in documents end to end; -1 is unlimited. Elsewhere `attn_mask` says it."""
     cache: KeyValueCache | None = None
@@ -57,21 +62,33 @@ class AttentionContext:
 
 
 def split_qkv(
-    x: Tensor, qkv_proj: nn.Linear, heads: int, plan: KernelPlan, *, pad_heads: bool = False
+    x: Tensor, qkv_proj: nn.Linear, heads: int, plan: KernelPlan, rotary: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values in the layout that the plan's attention takes: (B, H, T, K), or (N, H, K).
 
     Args:
         x: (B, T, D), or (1, N, D) for documents end to end.
-        pad_heads: heads may be padded for cuDNN; rotary positions pair the halves of a head and do not allow it.
+        rotary: cosine and sine of the positions; queries and keys are rotated by them.
     """
-    if plan.attention == "cudnn":
-        return _split_qkv_padded(x, qkv_proj, heads, pad_heads=pad_heads, fused=plan.fused_residual)
-    if plan.attention in ("varlen", "by_text"):
-        query, key, value = qkv_proj(x[0]).view(x.shape[1], 3, heads, -1).unbind(1)
+    if plan.attention == "grouped":
+        qkv_N3HK = apply_linear(x[0], qkv_proj, plan).view(x.shape[1], 3, heads, -1)
+        cos, sin = (None, None) if rotary is None else rotary
+        return cast(tuple[Tensor, Tensor, Tensor], _SplitRotate.apply(qkv_N3HK, cos, sin))  # type: ignore[no-untyped-call]
+    if plan.attention == "cudnn":  # rotary positions pair the halves of a head, which must not be padded then
+        query, key, value = _split_qkv_padded(x, qkv_proj, heads, pad_heads=rotary is None, fused=plan.fused_residual)
+    elif plan.attention in ("varlen", "by_text"):
+        query, key, value = apply_linear(x[0], qkv_proj, plan).view(x.shape[1], 3, heads, -1).unbind(1)
     else:
-        query, key, value = (_split_heads(part, heads) for part in qkv_proj(x).chunk(3, dim=-1))
+        query, key, value = (_split_heads(part, heads) for part in apply_linear(x, qkv_proj, plan).chunk(3, dim=-1))
+    if rotary is not None:
+        query, key = apply_rotary(query, *rotary), apply_rotary(key, *rotary)
     return query, key, value
+
+
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the two halves of each head against each other: products of two tokens then depend on their distance only."""
+    low, high = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
 
 
 def attention(
@@ -82,13 +99,16 @@ def attention(
     Args:
         query: with `key` and `value` in the layout of `split_qkv`: (B, H, T, K), or (N, H, K) for documents end to end.
         head_width: K without the padding that cuDNN's heads may have.
-        dropout_p: dropout of the attention weights; the kernels of `varlen` and `cudnn` have none.
+        dropout_p: dropout of the attention weights; the kernels of `varlen`, `cudnn` and `grouped` have none.
     """
     kernel = context.plan.attention
     if kernel == "varlen":
         return _varlen(query, key, value, context)
     if kernel == "by_text":
         return _by_text(query, key, value, context, dropout_p)
+    if kernel == "grouped":
+        groups, window = context.groups, context.window
+        return grouped_attention(query, key, value, groups, causal=context.causal, window=window)[None]
     if kernel == "cudnn":
         return _merge_heads(cudnn_attention(query, key, value, causal=context.causal, scale=head_width**-0.5))
     return _sdpa(query, key, value, context.attn_mask, causal=context.causal, dropout_p=dropout_p)
@@ -97,8 +117,7 @@ def attention(
 def project_out(x_BTD: Tensor, out_proj: nn.Linear, heads: int, plan: KernelPlan) -> Tensor:
     """Return the output projection (B, T, D) of merged heads. Its bias is left out where `deferred_bias` returns it."""
     if plan.attention != "cudnn":
-        projected: Tensor = out_proj(x_BTD)
-        return projected
+        return apply_linear(x_BTD, out_proj, plan)
     dtype = x_BTD.dtype
     weight = out_proj.weight.to(dtype)
     missing = (x_BTD.shape[-1] - weight.shape[1]) // heads
@@ -146,14 +165,19 @@ def _sdpa(
 
 
 def _by_text(query: Tensor, key: Tensor, value: Tensor, context: AttentionContext, dropout_p: float) -> Tensor:
-    """Attend within each document separately: no mask, no padding."""
-    lengths, mixed = list(context.lengths), []
-    for parts in zip(*(torch.split(part, lengths) for part in (query, key, value)), strict=True):
-        text_query, text_key, text_value = (part.transpose(0, 1)[None] for part in parts)
-        tokens, attn_mask = text_query.shape[2], None
+    """Attend within each document separately: no mask, no padding. Neighbours of the same length share a call."""
+    runs = [(length, len(list(texts))) for length, texts in groupby(context.lengths)]
+    if dropout_p:  # the random numbers of a document are drawn for it alone
+        runs = [(length, 1) for length in context.lengths]
+    sizes, mixed = [length * count for length, count in runs], []
+    splits = zip(*(torch.split(part, sizes) for part in (query, key, value)), strict=True)
+    for (tokens, _), parts in zip(runs, splits, strict=True):
+        text_query, text_key, text_value = (part.unflatten(0, (-1, tokens)).transpose(1, 2) for part in parts)
+        attn_mask = None
         if 0 <= context.window < tokens - 1:
             attn_mask = sliding_window_mask(tokens, context.window, query.device, causal=context.causal)
-        mixed.append(_sdpa(text_query, text_key, text_value, attn_mask, causal=context.causal, dropout_p=dropout_p))
+        rows = _sdpa(text_query, text_key, text_value, attn_mask, causal=context.causal, dropout_p=dropout_p)
+        mixed.append(rows.flatten(0, 1)[None])
     return torch.cat(mixed, dim=1)
 
 
@@ -220,6 +244,39 @@ class _SplitQKV(torch.autograd.Function):
             sums = grad.flatten(0, -2).sum(dim=0) if ctx.has_bias else None
         grad_weight = grad.flatten(0, -2).T @ x.flatten(0, -2)
         return grad @ weight, grad_weight, None if sums is None else sums.to(weight.dtype), None
+
+
+class _SplitRotate(torch.autograd.Function):
+    """Queries, keys and values (N, H, K) from one tensor (N, 3, H, K), queries and keys rotated in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor | None, sin: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        query, key, value = qkv.unbind(1)
+        if cos is not None and sin is not None:
+            query, key = (_rotate(part, cos, sin).to(part.dtype) for part in (query, key))
+        return query.contiguous(), key.contiguous(), value.contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        query, key, value = grads
+        grad = torch.empty(len(value), 3, *value.shape[1:], dtype=value.dtype)
+        rotated = (query, key) if cos is None else (_rotate(part, cos, -sin) for part in (query, key))
+        for index, part in enumerate((*rotated, value)):
+            grad[:, index] = part
+        return grad, None, None
+
+
+def _rotate(x_NHK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return `apply_rotary` in fp32; the negative sine rotates back."""
+    x = x_NHK.float()
+    low, high = x.chunk(2, dim=-1)
+    half = low.shape[-1]
+    out = x * cos
+    out[..., :half].addcmul_(high, sin[..., :half], value=-1)
+    out[..., half:].addcmul_(low, sin[..., half:])
+    return out
 
 
 # opaque to the compiler

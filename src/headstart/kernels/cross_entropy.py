@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headstart.kernels.cast import cast_once
 from headstart.kernels.dispatch import autocast_dtype
 
 CPU_CHUNK_ROWS = 256
@@ -38,6 +39,9 @@ _CHUNK_BYTES = 1 << 30
 _ROW_MULTIPLE = 128
 """Rows of a chunk are a multiple of this, the height of a product's tile."""
 
+_GRAD_ROWS = 4096
+"""Rows of a weight whose gradient is computed in bf16 and added in fp32 at a time, so that they stay in the cache."""
+
 LossAndGrad = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
 """Logits of a chunk without bias, and its rows: their summed loss, and its gradient by the logits."""
 LogitsToGrad = Callable[[Tensor, int, Tensor | None, Tensor], Tensor]
@@ -55,12 +59,14 @@ def linear_cross_entropy(
     targets_N: Tensor,
     *,
     compiled: bool = False,
+    sharded: bool = False,
     ignore_index: int | None = None,
 ) -> Tensor:
     """Return the sum over rows of -log softmax(hidden · weightᵀ + bias)[target].
 
     Args:
         compiled: let torch.compile fuse the operations between the matrix products.
+        sharded: the weight is gathered for each pass, which does not change its version: no copy of it is kept.
         ignore_index: rows with this target count for nothing; None says that there are none.
     """
     if ignore_index is not None and not hidden_ND.is_cuda:  # counting rows would wait for a GPU; it skips them instead
@@ -69,7 +75,7 @@ def linear_cross_entropy(
     rows = CPU_CHUNK_ROWS if hidden_ND.device.type == "cpu" else _SCORING_CHUNK_ROWS
     if torch.is_grad_enabled():
         total: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            hidden_ND, weight_VD, bias_V, targets_N, rows, compiled, ignore_index
+            hidden_ND, weight_VD, bias_V, targets_N, rows, compiled, sharded, ignore_index
         )
         return total
     losses = [
@@ -111,11 +117,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         rows: int,
         compiled: bool,
+        sharded: bool,
         ignore_index: int | None,
     ) -> Tensor:
         dtype = autocast_dtype(hidden)
         if hidden.device.type == "cpu" and dtype == torch.float32 and not compiled:
             total, *ctx.grads = _chunked_loss_cpu(hidden, weight, bias, targets, rows)
+        elif hidden.device.type == "cpu" and dtype == torch.bfloat16 and not compiled:
+            total, *ctx.grads = _chunked_loss_cpu_bf16(hidden, weight, bias, targets, rows, sharded=sharded)
         elif hidden.is_cuda:
             with torch.autocast("cuda", enabled=False):
                 total, *ctx.grads = chunked_loss_cuda(hidden, weight, bias, targets, dtype, ignore_index=ignore_index)
@@ -128,7 +137,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *_scale_grads(ctx, grads[0]), None, None, None, None
+        return *_scale_grads(ctx, grads[0]), None, None, None, None, None
 
 
 class _DistillationCrossEntropy(torch.autograd.Function):
@@ -280,6 +289,70 @@ def _chunked_loss_cpu(
         torch.mm(logits, weight, out=grad_hidden[start : start + rows])
         grad_weight.addmm_(logits.T, chunk_hidden, beta=float(start > 0))  # the first chunk overwrites
     return total, grad_hidden, grad_weight, grad_bias
+
+
+def _chunked_loss_cpu_bf16(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int, *, sharded: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the same as `_chunked_loss_cpu`, with products in bf16 and sums in fp32.
+
+    The bias and its rounding error are two columns of the weight, where the hidden states have ones: their product with
+    the gradients of the logits is the gradient of the bias, which costs no pass of its own. The loss of a row is that of
+    its target's rounded probability, and at most 87.
+    """
+    (count, width), vocabulary = hidden.shape, len(weight)
+    low_weight, low_hidden = _with_bias_columns(weight, bias, sharded=sharded), hidden.to(torch.bfloat16)
+    if bias is not None:
+        low_hidden = F.pad(low_hidden, (0, _WIDTH_MULTIPLE))
+        low_hidden[:, width : width + 2] = 1
+    columns = low_weight.shape[1]
+    buffer = low_hidden.new_empty(min(rows, count), _round_up(vocabulary, _CPU_ALIGNMENT))
+    grad_hidden = low_hidden.new_empty(count, columns)
+    total = hidden.new_zeros((), dtype=torch.float32)
+    grad_weight = torch.empty_like(weight) if count else torch.zeros_like(weight)
+    grad_bias = None if bias is None else torch.zeros_like(bias)
+    for start in range(0, count, rows):
+        chunk_hidden, chunk_targets = low_hidden[start : start + rows], targets[start : start + rows]
+        padded = buffer[: len(chunk_hidden)]
+        logits = padded[:, :vocabulary]
+        torch.mm(chunk_hidden, low_weight.T, out=logits)
+        padded[:, vocabulary:] = -torch.inf  # padding gets a probability of 0
+        torch.softmax(padded, dim=1, out=padded)
+        is_target = torch.arange(len(padded)), chunk_targets
+        probability = padded[is_target]
+        total -= probability.float().clamp_(min=torch.finfo(torch.float32).tiny).log_().sum()
+        padded[is_target] = probability - 1  # scatter_ would copy all of it
+        torch.mm(logits, low_weight, out=grad_hidden[start : start + rows])
+        _add_weight_grads(grad_weight, grad_bias, logits, chunk_hidden, first=start == 0)
+    return total, grad_hidden[:, :width].to(hidden.dtype), grad_weight, grad_bias
+
+
+def _with_bias_columns(weight: Tensor, bias: Tensor | None, *, sharded: bool) -> Tensor:
+    """Return the weight in bf16, with the bias in two more columns if there is one."""
+    if bias is None:
+        return weight.to(torch.bfloat16) if sharded else cast_once(weight)
+    width = weight.shape[1]
+    low_weight = torch.zeros(len(weight), width + _WIDTH_MULTIPLE, dtype=torch.bfloat16)
+    low_weight[:, :width] = weight
+    low_weight[:, width] = bias
+    low_weight[:, width + 1] = bias - low_weight[:, width]
+    return low_weight
+
+
+def _add_weight_grads(
+    grad_weight: Tensor, grad_bias: Tensor | None, grad_logits: Tensor, hidden: Tensor, *, first: bool
+) -> None:
+    """Add the gradients of a chunk in bf16 to sums in fp32, some rows of the weight at a time; the first overwrites."""
+    width = grad_weight.shape[1]
+    for start in range(0, len(grad_weight), _GRAD_ROWS):
+        block = slice(start, start + _GRAD_ROWS)
+        product = grad_logits[:, block].T @ hidden
+        if first:
+            grad_weight[block] = product[:, :width]
+        else:
+            grad_weight[block] += product[:, :width].float()  # torch is slow where dtypes are mixed
+        if grad_bias is not None:
+            grad_bias[block] += product[:, width]
 
 
 def chunked_loss_cuda(

@@ -33,9 +33,10 @@ MASKED_SCORING_TOKENS = 8192
 CPU_SCORING_TOKENS = 1024
 """Tokens per batch on a CPU, where activations should stay in the cache: 1.3 to 1.8 times as fast (measured)."""
 
-AttentionKernel = Literal["sdpa", "cudnn", "varlen", "by_text"]
+AttentionKernel = Literal["sdpa", "cudnn", "varlen", "by_text", "grouped"]
 """`sdpa`: torch's choice, with or without a mask. `cudnn`: full rows in bf16. `varlen`: documents end to end, separated by
-`cu_seqlens`. `by_text`: documents end to end, one call of `sdpa` per document."""
+`cu_seqlens`. `by_text`: documents end to end, one call of `sdpa` per document. `grouped`: documents end to end, in groups
+of similar length, in bf16 on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class KernelPlan:
     """Whether the last bias of a layer's MLP is added by the `add_norm` of the next layer."""
     uniform_layers: bool = False
     """Whether the first layer gets a residual of its own, so that all layers share one compiled graph."""
+    cast_weights: bool = False
+    """Whether layers compute in bf16 from copies of the weights that are made once per update, on a CPU."""
 
 
 PLAIN = KernelPlan()
@@ -79,7 +82,8 @@ def plan(
     Args:
         compiled: the layers are compiled.
         recorded: steps are captured as CUDA graphs; attention is then torch's choice, whatever the shape of the rows.
-        defer_bias: a layer may read a bias of the layer before it.
+        defer_bias: a layer may read a bias of the layer before it, and the weights stay where they are: not those of sharded
+            layers, which are gathered for each pass.
         has_segments: the rows hold several documents, or padding that must be masked.
         has_cu_seqlens: the documents are also described by cumulative lengths.
         by_text: the caller asks for one document at a time.
@@ -98,6 +102,9 @@ def plan(
     elif _can_use_cudnn(config, ids, training=training, recorded=recorded):
         attention = "cudnn"
     fused_residual = fused and pre_norm and attention != "by_text"
+    cast_weights = defer_bias and _can_cast_weights(ids, compiled=compiled)
+    if cast_weights and not (config.block == "classic" and config.dropout):  # the classic block drops attention weights
+        attention, segment_mask = "grouped", False
     return KernelPlan(
         attention=attention,
         segment_mask=segment_mask,
@@ -106,6 +113,7 @@ def plan(
         fused_embedding=fused_embedding,
         defer_bias=fused_residual and defer_bias and _has_deferrable_bias(config),
         uniform_layers=pre_norm and (compiled or fused_residual),
+        cast_weights=cast_weights,
     )
 
 
@@ -139,9 +147,9 @@ def supports_fused_adam(device: torch.device) -> bool:
     return device.type != "mps"
 
 
-def newton_schulz_dtype(x: Tensor) -> torch.dtype:
-    """Return the precision of the matrix products that orthogonalize `x`: bf16 on CUDA, where that suffices."""
-    return torch.bfloat16 if x.is_cuda else x.dtype
+def newton_schulz_dtype(x: Tensor, *, bf16: bool) -> torch.dtype:
+    """Return the precision of the matrix products that orthogonalize `x`: bf16 on CUDA, and where a CPU trains in bf16."""
+    return torch.bfloat16 if x.is_cuda or (bf16 and x.device.type == "cpu") else x.dtype
 
 
 def needs_full_batches(device: torch.device) -> bool:
@@ -211,6 +219,11 @@ def _can_fuse_training(config: ModelConfig, ids: Tensor, *, training: bool, comp
     trains = training and torch.is_grad_enabled() and torch.is_autocast_enabled("cuda")
     fits = compiled and ids.is_cuda and config.width <= MAX_COLUMNS
     return fits and trains and has_kernels(ids.device)
+
+
+def _can_cast_weights(ids: Tensor, *, compiled: bool) -> bool:
+    """Hand-written bf16 serves training on a CPU under autocast, which scoring never enters there."""
+    return ids.device.type == "cpu" and torch.is_autocast_enabled("cpu") and not compiled
 
 
 def _can_skip_mask(config: ModelConfig, ids: Tensor) -> bool:

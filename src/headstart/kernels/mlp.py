@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headstart.kernels.cast import apply_linear, dropout
 from headstart.kernels.dispatch import KernelPlan, autocast_dtype
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -21,17 +22,27 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def mlp(
-    x: Tensor, up: nn.Linear, down: nn.Linear, plan: KernelPlan, *, activation: str, gate: nn.Linear | None = None
+    x: Tensor,
+    up: nn.Linear,
+    down: nn.Linear,
+    plan: KernelPlan,
+    *,
+    activation: str,
+    gate: nn.Linear | None = None,
+    dropout_p: float = 0.0,
 ) -> Tensor:
     """Return down(activation(up(x))), or down(activation(gate(x)) * up(x)) with a gate.
 
     The bias of `down` is left out where the plan defers it to the next `add_norm`.
+
+    Args:
+        dropout_p: dropout of what `down` reads; the fused implementations have none.
     """
     if plan.fused_residual and gate is None and activation in ("gelu", "gelu_tanh"):
         return _fused_mlp(x, up, down, plan, tanh=activation == "gelu_tanh")
-    activate, up_x = ACTIVATIONS[activation], up(x)
-    output: Tensor = down(activate(up_x) if gate is None else activate(gate(x)) * up_x)
-    return output
+    activate, up_x = ACTIVATIONS[activation], apply_linear(x, up, plan)
+    activated = activate(up_x) if gate is None else activate(apply_linear(x, gate, plan)) * up_x
+    return apply_linear(dropout(activated, dropout_p, plan, training=True), down, plan)
 
 
 def _fused_mlp(x: Tensor, up: nn.Linear, down: nn.Linear, plan: KernelPlan, *, tanh: bool) -> Tensor:

@@ -53,6 +53,12 @@ def add_norm(
             residual, hidden, bias, norm.weight.float(), norm_bias, norm.eps, centered, dtype
         )
         return normed, total
+    if plan.cast_weights and isinstance(norm, nn.RMSNorm):
+        epsilon, dtype = norm.eps or torch.finfo(torch.float32).eps, dtype or torch.bfloat16
+        total, normed = _AddRMSNorm.apply(  # type: ignore[no-untyped-call]
+            hidden if residual is None else residual + hidden, norm.weight, epsilon, dtype
+        )
+        return normed, total
     total = _add(hidden, residual, bias)
     return norm(total), total
 
@@ -100,6 +106,31 @@ class _AddNorm(torch.autograd.Function):
             None,
             None,
         )
+
+
+class _AddRMSNorm(torch.autograd.Function):
+    """RMSNorm of fp32 numbers, rounded to `dtype`, and the numbers themselves, so that both gradients are added at once."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        norms = torch.linalg.vector_norm(total, dim=-1, keepdim=True)
+        scales = torch.rsqrt(norms.square_().div_(total.shape[-1]).add_(epsilon))
+        ctx.save_for_backward(total, scales, weight)
+        ctx.set_materialize_grads(False)
+        return total.view_as(total), (total * scales).mul_(weight).to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        (total, scales, weight), (grad_total, grad_normed) = ctx.saved_tensors, grads
+        if grad_normed is None:
+            return grad_total, None, None, None
+        width = total.shape[-1]
+        grad_ND, total_ND, scales_N = grad_normed.float().view(-1, width), total.view(-1, width), scales.flatten()
+        products = grad_ND * total_ND
+        grad_weight = scales_N @ products if ctx.needs_input_grad[1] else None
+        factors = (products @ weight.float()).mul_(scales_N**3).div_(-width)
+        grad = (grad_ND * weight).mul_(scales_N[:, None]).addcmul_(total_ND, factors[:, None]).view_as(total)
+        return grad if grad_total is None else grad.add_(grad_total), grad_weight, None, None
 
 
 # opaque to the compiler

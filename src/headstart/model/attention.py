@@ -24,12 +24,6 @@ def rotary_cos_sin(positions: Tensor, width: int, base: float = 10000.0) -> tupl
     return both_halves.cos(), both_halves.sin()
 
 
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the two halves of each head against each other: products of two tokens then depend on their distance only."""
-    low, high = x.chunk(2, dim=-1)
-    return (x * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
-
-
 def build_attention_mask(segments_BT: Tensor, attention: AttentionDirection) -> Tensor:
     """Return a bool mask B1TT that is True where a token (row) sees another (column).
 
@@ -55,9 +49,7 @@ class SelfAttention(nn.Module):
     def forward(self, x_BTD: Tensor, context: AttentionContext) -> Tensor:
         """Return the projected attention output of every token, without the bias that `deferred_bias` returns."""
         plan = context.plan
-        query, key, value = split_qkv(x_BTD, self.qkv_proj, self.heads, plan, pad_heads=context.rotary is None)
-        if context.rotary is not None:
-            query, key = apply_rotary(query, *context.rotary), apply_rotary(key, *context.rotary)
+        query, key, value = split_qkv(x_BTD, self.qkv_proj, self.heads, plan, context.rotary)
         if context.cache is not None:
             key, value = context.cache.update(key, value)
             context = _after_past(context, query, key)

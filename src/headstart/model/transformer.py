@@ -15,8 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 from headstart.config.schema import AttentionDirection, GenericConfig, ModelConfig
 from headstart.kernels.attention import AttentionContext, KeyValueCache, sliding_window_mask
+from headstart.kernels.cast import dropout
 from headstart.kernels.dispatch import PLAIN, KernelPlan, plan
 from headstart.kernels.embedding import CachedGradEmbedding, embed
+from headstart.kernels.grouped_attention import group_documents
 from headstart.kernels.mlp import ACTIVATIONS, mlp
 from headstart.kernels.residual_norm import add_norm, start_residual
 from headstart.model.attention import KeyValues, SelfAttention, build_attention_mask, rotary_cos_sin
@@ -70,10 +72,12 @@ class ClassicBlock(nn.Module):
         bias: Tensor | None = None,  # noqa: ARG002
     ) -> HiddenResidual:
         """Attend to the tokens that the context allows, then transform each token; all (B, T, D)."""
-        attended = self._drop(self.attention(hidden, context))
-        hidden, _ = add_norm(attended, hidden, self.norm1, context.plan)
-        widened = self._drop(F.relu(self.up(hidden)))
-        hidden, _ = add_norm(self._drop(self.down(widened)), hidden, self.norm2, context.plan)
+        plan = context.plan
+        attended = self._drop(self.attention(hidden, context), plan)
+        hidden, _ = add_norm(attended, hidden, self.norm1, plan)
+        dropout_p = self.dropout if self.training else 0.0
+        narrowed = mlp(hidden, self.up, self.down, plan, activation="relu", dropout_p=dropout_p)
+        hidden, _ = add_norm(self._drop(narrowed, plan), hidden, self.norm2, plan)
         return hidden, None
 
     def reset_parameters(self) -> None:
@@ -82,8 +86,8 @@ class ClassicBlock(nn.Module):
         nn.init.zeros_(self.attention.qkv_proj.bias)
         nn.init.zeros_(self.attention.out_proj.bias)
 
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
+    def _drop(self, x: Tensor, plan: KernelPlan) -> Tensor:
+        return dropout(x, self.dropout, plan, training=self.training)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -112,18 +116,19 @@ class ModernBlock(nn.Module):
         self, hidden: Tensor, residual: Tensor | None, context: AttentionContext, bias: Tensor | None = None
     ) -> HiddenResidual:
         """Attend to the tokens that the context allows, then transform each token; all (B, T, D)."""
-        hidden, residual = add_norm(hidden, residual, self.norm1, context.plan, bias=bias)
-        hidden = self._drop(self.attention(hidden, context))
-        hidden, residual = add_norm(hidden, residual, self.norm2, context.plan)
-        return self._drop(self.down(F.silu(self.gate(hidden)) * self.up(hidden))), residual
+        plan = context.plan
+        hidden, residual = add_norm(hidden, residual, self.norm1, plan, bias=bias)
+        hidden = self._drop(self.attention(hidden, context), plan)
+        hidden, residual = add_norm(hidden, residual, self.norm2, plan)
+        return self._drop(mlp(hidden, self.up, self.down, plan, activation="silu", gate=self.gate), plan), residual
 
     def reset_parameters(self) -> None:
         """Initialize every weight with small normal numbers, as Llama does."""
         for linear in (self.attention.qkv_proj, self.attention.out_proj, self.gate, self.up, self.down):
             nn.init.normal_(linear.weight, std=0.02)
 
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
+    def _drop(self, x: Tensor, plan: KernelPlan) -> Tensor:
+        return dropout(x, self.dropout, plan, training=self.training)
 
 
 def generic_config(config: ModelConfig) -> GenericConfig:
@@ -163,7 +168,7 @@ class GenericBlock(nn.Module):
         """
         if self.norm_first:
             return self._pre_norm(hidden, residual, context, bias)
-        attended = self._drop(self.attention(hidden, context))
+        attended = self._drop(self.attention(hidden, context), context.plan)
         hidden, _ = add_norm(attended, hidden, self.norm1, context.plan)
         hidden, _ = add_norm(self._mlp(hidden, context.plan), hidden, self.norm2, context.plan)
         return hidden, None
@@ -176,14 +181,16 @@ class GenericBlock(nn.Module):
         attention_bias = self.attention.deferred_bias(context.plan)
         if attention_bias is not None and self.dropout:  # dropout applies to the bias as well
             hidden, attention_bias = hidden + attention_bias, None
-        hidden, residual = add_norm(self._drop(hidden), residual, self.norm2, context.plan, bias=attention_bias)
+        hidden, residual = add_norm(
+            self._drop(hidden, context.plan), residual, self.norm2, context.plan, bias=attention_bias
+        )
         return self._mlp(hidden, context.plan), residual
 
     def _mlp(self, hidden: Tensor, plan: KernelPlan) -> Tensor:
-        return self._drop(mlp(hidden, self.up, self.down, plan, activation=self.activation, gate=self.gate))
+        return self._drop(mlp(hidden, self.up, self.down, plan, activation=self.activation, gate=self.gate), plan)
 
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
+    def _drop(self, x: Tensor, plan: KernelPlan) -> Tensor:
+        return dropout(x, self.dropout, plan, training=self.training)
 
 
 class Transform(nn.Module):
@@ -277,6 +284,8 @@ class Backbone(nn.Module):
         if kernels.attention == "varlen":
             assert cu_seqlens is not None
             return self._forward_varlen(ids_BT, context, cu_seqlens, unpadded_indices)
+        if kernels.attention == "grouped":
+            return self._forward_grouped(ids_BT, segments_BT, context, lengths)
         if kernels.attention == "by_text":
             return self._forward_by_text(ids_BT, replace(context, lengths=lengths))
         if not kernels.segment_mask:
@@ -317,12 +326,30 @@ class Backbone(nn.Module):
 
     def _forward_by_text(self, ids_BT: Tensor, context: AttentionContext) -> Tensor:
         """Process documents end to end, without padding, and return them in rows."""
-        width = ids_BT.shape[1]
-        spans = (torch.arange(row * width, row * width + length) for row, length in enumerate(context.lengths))
-        unpadded_indices = torch.cat(tuple(spans)).to(ids_BT.device)
-        positions_N = unpadded_indices % width
+        unpadded_indices = _unpadded_indices(ids_BT, context.lengths)
+        positions_N = unpadded_indices % ids_BT.shape[1]
         embedded = self._embed(ids_BT.flatten()[unpadded_indices][None], positions_N, context.plan)
         hidden = self._run_layers(embedded, context.plan, self._layer_contexts(context, positions_N))
+        return _pad_rows(hidden[0], unpadded_indices, ids_BT)
+
+    def _forward_grouped(
+        self, ids_BT: Tensor, segments_BT: Tensor | None, context: AttentionContext, lengths: tuple[int, ...]
+    ) -> Tensor:
+        """Process documents end to end, in groups of similar length, without padding if `lengths` say where it is."""
+        ids_N, unpadded_indices, heads = ids_BT.flatten(), None, self.config.heads
+        if lengths:
+            unpadded_indices = _unpadded_indices(ids_BT, lengths)
+            ids_N, positions_N = ids_N[unpadded_indices], unpadded_indices % ids_BT.shape[1]
+        else:
+            segments_BT = torch.zeros_like(ids_BT) if segments_BT is None else segments_BT
+            positions_N = positions_in_segments(segments_BT).flatten()
+            ends_D = torch.cat(((positions_N == 0).nonzero()[1:, 0], torch.tensor([len(ids_N)])))
+            lengths = tuple(torch.diff(ends_D, prepend=torch.tensor([0])).tolist())
+        context = replace(context, lengths=lengths, groups=group_documents(lengths, heads))
+        embedded = self._embed(ids_N[None], positions_N, context.plan)
+        hidden = self._run_layers(embedded, context.plan, self._layer_contexts(context, positions_N))
+        if unpadded_indices is None:
+            return hidden.view(*ids_BT.shape, -1)
         return _pad_rows(hidden[0], unpadded_indices, ids_BT)
 
     def _forward_varlen(
@@ -351,7 +378,7 @@ class Backbone(nn.Module):
             hidden_BTD = embed(ids_BT, self.embedding, plan)
             if not self.modern:
                 hidden_BTD = hidden_BTD * math.sqrt(self.config.width) + sinusoids(positions, self.config.width)
-        return F.dropout(hidden_BTD, self.config.dropout, self.training)
+        return dropout(hidden_BTD, self.config.dropout, plan, training=self.training)
 
     def _layer_contexts(self, context: AttentionContext, positions: Tensor) -> list[AttentionContext]:
         """Return the context of each layer: the same, unless some layers attend to a sliding window only."""
@@ -395,6 +422,13 @@ class Backbone(nn.Module):
             hidden, residual = checkpoint(layer, *arguments, use_reentrant=False) if recompute else layer(*arguments)
             bias = cast(GenericBlock, layer).down.bias if plan.defer_bias else None
         return add_norm(hidden, residual, self.norm, plan, bias=bias, dtype=embedded.dtype)[0]
+
+
+def _unpadded_indices(ids_BT: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    """Return the flat indices of the tokens that are not padding, for rows of one document each."""
+    width = ids_BT.shape[1]
+    spans = (torch.arange(row * width, row * width + length) for row, length in enumerate(lengths))
+    return torch.cat(tuple(spans)).to(ids_BT.device)
 
 
 def _pad_rows(hidden_ND: Tensor, unpadded_indices: Tensor, ids_BT: Tensor) -> Tensor:

@@ -1,48 +1,30 @@
-"""Explain a prediction by integrated gradients with respect to the token embeddings: one weight per word.
+"""Explain a prediction: one weight per word, for a network, a linear classifier or a blend. No torch.
 
-The path leads from a baseline (the start token followed by padding, in the same positions) to the text's embeddings.
-The gradient of the margin along the path, times the difference of the embeddings, is summed for each token. The margin
-is the logit of the label minus the mean of the other logits; in multi-label and regression tasks it is the logit alone.
-The weights sum to the change of the margin from baseline to text (completeness).
-M. Sundararajan, A. Taly, Q. Yan: Axiomatic attribution for deep networks, 2017.
+The margin of a label is its logit minus the mean of the other logits; in multi-label and regression tasks it is the
+logit alone. The weights of the words sum to the margin of the text minus that of a baseline:
 
-The margin may jump within a thousandth of the path because of a norm, so the path is split into smaller segments until
-the sum is right.
-
-B windows of one text, T tokens, D width, C labels, S points of the path.
+network  integrated gradients (`integrated_gradients.py`); the baseline is a row of padding; within 1 %
+linear   the contributions of the words' n-grams, exactly; the baseline is a text without any known n-gram
+blend    both, weighted like the logits: (w * network + (1 - w) * linear) / temperature
 """
 
-import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from headstart.data.batch import Batch
 from headstart.errors import DataError, UsageError
-from headstart.model.heads import ClassifierHead, Model
-from headstart.predict.outputs import AnyPrediction, MultiLabelPrediction, Prediction
-from headstart.predict.predictor import Predictor
+from headstart.linear.classifier import LinearClassifier
+from headstart.predict.bundle_predictor import AnyPredictor
+from headstart.predict.linear_predictor import LinearPredictor
+from headstart.predict.outputs import MultiLabelPrediction, Prediction
 from headstart.tasks import TextInput
-from headstart.tokenization.base import Tokenizer
-from headstart.train.objectives import class_logits
-from headstart.train.step import to_device
 
-TOLERANCE = 0.01
-"""The error of the sum, as a fraction of the change of the margin, above which the path is split further."""
-MAX_SEGMENTS = 100
-"""The maximum number of segments to integrate."""
 RATING = "rating"
 """Stands for the label in a regression task."""
 SEPARATOR = "|"
 """The word between the two texts of a pair."""
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
-_NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2  # numpy's are for the interval from -1 to 1, ours for 0 to 1
-_BLANK = re.compile(r"(▁|<0x0[9AD]>)*")
 
 
 @dataclass(frozen=True)
@@ -62,7 +44,7 @@ class Explanation:
     margin: float
     """The label's logit minus the mean of the others; in multi-label and regression tasks the logit itself."""
     baseline: float
-    """The margin of the baseline, a row of padding of the same length."""
+    """The margin of the baseline: a row of padding for a network, a text of unknown words for a linear classifier."""
     error: float
     """The sum of the weights minus (margin - baseline)."""
 
@@ -75,55 +57,39 @@ class Explanation:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class Attribution:
-    """A weight for each token of each window."""
-
-    weights_BT: NDArray[np.float64]
-    margin: float
-    baseline: float
-    error: float
-
-
-def explain_prediction(predictor: Predictor, text: TextInput, label: str | None = None) -> Explanation:
+def explain_prediction(predictor: AnyPredictor, text: TextInput, label: str | None = None) -> Explanation:
     """Explain the prediction of a text.
 
     Args:
         label: the label to explain; the predicted one by default, in a multi-label task the most probable one.
     """
     if not all(isinstance(part, str) and part.strip() for part in ((text,) if isinstance(text, str) else text)):
-        raise DataError("the text is empty; there is nothing to explain")
+        raise DataError("the text is empty")
     labels = predictor.labels or (RATING,)
     if label is not None and label not in labels:
         raise UsageError(f"there is no label {label!r}; the labels are {', '.join(labels)}")
-    explained = label or _predicted_label(predictor.predict([text])[0])
-    tokenizer = predictor.bundle.tokenizer
-    batch = to_device(predictor.dataset([text]).batch([0]), predictor.runtime.device)
-    attribution = attribute(
-        predictor.bundle.model,
-        batch,
-        labels.index(explained),
-        tokenizer.special.pad,
-        tokenizer.special.sep,
-        logit_only=predictor.task.kind != "classes",
-    )
-    num_closing = tokenizer.special.num_special_tokens - 1
-    assert batch.lengths_B is not None
-    ids: list[int] = []
-    weights: list[float] = []
-    for row, length in enumerate(batch.lengths_B.tolist()):
-        ids += batch.ids_BT[row, 1 : length - num_closing].tolist()
-        weights += attribution.weights_BT[row, 1 : length - num_closing].tolist()
-    words: list[WordWeight] = []
-    if predictor.task.pair:  # the token between the two texts is a word of its own
-        middle = ids.index(tokenizer.special.eos)
-        words = [*merge_pieces(ids[:middle], weights[:middle], tokenizer), WordWeight(SEPARATOR, weights[middle])]
-        ids, weights = ids[middle + 1 :], weights[middle + 1 :]
-    words += merge_pieces(ids, weights, tokenizer)
-    return Explanation(explained, tuple(words), attribution.margin, attribution.baseline, attribution.error)
+    explained = label or _predicted_label(predictor, text)
+    if isinstance(predictor, LinearPredictor):
+        assert isinstance(text, str)
+        return explain_linear(predictor.bundle.classifier, text, explained, labels)
+    from headstart.predict.blend_predictor import BlendPredictor
+    from headstart.predict.integrated_gradients import explain_network
+    from headstart.predict.predictor import Predictor
+
+    if isinstance(predictor, BlendPredictor):
+        assert isinstance(text, str)
+        return _blended(
+            explain_network(predictor.network, text, explained),
+            explain_linear(predictor.bundle.linear, text, explained, labels),
+            predictor.bundle.weight,
+            predictor.bundle.temperature,
+        )
+    assert isinstance(predictor, Predictor)
+    return explain_network(predictor, text, explained)
 
 
-def _predicted_label(prediction: AnyPrediction) -> str:
+def _predicted_label(predictor: AnyPredictor, text: TextInput) -> str:
+    prediction = predictor.predict([text])[0]
     if isinstance(prediction, Prediction):
         return prediction.label
     if isinstance(prediction, MultiLabelPrediction):
@@ -131,136 +97,78 @@ def _predicted_label(prediction: AnyPrediction) -> str:
     return RATING
 
 
-def merge_pieces(ids: Sequence[int], weights: Sequence[float], tokenizer: Tokenizer) -> list[WordWeight]:
-    """Merge tokens into words and sum their weights; white space belongs to the word before it."""
-    groups: list[tuple[list[int], list[float]]] = [([], [])]
-    has_letters = after_blank = False  # of the current word
-    for id, weight in zip(ids, weights, strict=True):
-        piece = tokenizer.piece(id)
-        is_blank = _BLANK.fullmatch(piece) is not None
-        if has_letters and not is_blank and (after_blank or piece.startswith("▁")):
-            groups.append(([], []))
-            has_letters = False
-        groups[-1][0].append(id)
-        groups[-1][1].append(weight)
-        has_letters, after_blank = has_letters or not is_blank, is_blank
-    return [
-        WordWeight(" ".join(tokenizer.decode(word_ids).split()), float(sum(word_weights)))
-        for word_ids, word_weights in groups
-        if word_ids
-    ]
+def explain_linear(classifier: LinearClassifier, text: str, label: str, labels: Sequence[str]) -> Explanation:
+    """Explain a label of a text by the contributions of its words' n-grams."""
+    index = labels.index(label)
+    margin, baseline = (_margin(row, index) for row in classifier.logits([text, ""]))
+    words = _words(text)
+    weights = _share(words, classifier.contributions(text, index))
+    error = sum(weights) - (margin - baseline)
+    named = tuple(WordWeight(text[start:end], weight) for (start, end), weight in zip(words, weights, strict=True))
+    return Explanation(label, named, margin, baseline, error)
 
 
-def attribute(
-    model: Model[ClassifierHead],
-    batch: Batch,
-    target: int,
-    pad: int,
-    sep: int | None = None,
-    *,
-    logit_only: bool = False,
-) -> Attribution:
-    """Compute integrated gradients of the margin of a label, for one text in one or more windows.
-
-    Args:
-        target: the index of the label.
-        pad: the id of the padding token, which the baseline consists of.
-        sep: the id of the token that closes every row, if there is one; the baseline keeps it.
-        logit_only: attribute the logit of the label instead of its margin.
-    """
-    model.eval()
-    path = _Path(model, batch, target, *baseline_and_input(model, batch, pad, sep), logit_only=logit_only)
-    segments = [path.integrate(0.0, 1.0)]
-    change = path.margin(1.0) - path.margin(0.0)
-    max_error = TOLERANCE * max(abs(change), 0.1)
-    num_integrated = 1
-    while sum(abs(segment.error) for segment in segments) > max_error and num_integrated < MAX_SEGMENTS:
-        segments.sort(key=lambda segment: abs(segment.error))
-        worst = segments.pop()
-        middle = (worst.start + worst.end) / 2
-        segments += [path.integrate(worst.start, middle), path.integrate(middle, worst.end)]
-        num_integrated += 2
-    weights = np.sum([segment.weights_BT for segment in segments], axis=0)
-    return Attribution(weights, path.margin(1.0), path.margin(0.0), float(weights.sum()) - change)
+def _margin(logits: "np.ndarray[Any, np.dtype[np.float64]]", index: int) -> float:
+    return float(logits[index] - np.delete(logits, index).mean()) if len(logits) > 1 else float(logits[index])
 
 
-def baseline_and_input(
-    model: Model[ClassifierHead], batch: Batch, pad: int, sep: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """The embeddings of the baseline (start token, padding, closing token) and of the text."""
-    baseline_BT = torch.full_like(batch.ids_BT, pad)
-    if sep is not None:
-        baseline_BT[batch.ids_BT == sep] = sep
-    baseline_BT[:, 0] = batch.ids_BT[:, 0]
-    with torch.no_grad():
-        return model.backbone.embedding(baseline_BT), model.backbone.embedding(batch.ids_BT)
+def _words(text: str) -> list[tuple[int, int]]:
+    """The start and the end of each word of a text that is not blank; blanks separate words."""
+    words, position = [], 0
+    for word in text.split():
+        start = text.index(word, position)
+        position = start + len(word)
+        words.append((start, position))
+    return words
 
 
-def margins(
-    model: Model[ClassifierHead], batch: Batch, target: int, embeddings_SBTD: Tensor, *, logit_only: bool = False
-) -> Tensor:
-    """Compute the margin of one text for each of S replacements of its embeddings."""
-    count, windows = embeddings_SBTD.shape[:2]
-    assert batch.lengths_B is not None
-    copies = replace(
-        batch,
-        ids_BT=batch.ids_BT.repeat(count, 1),
-        lengths_B=batch.lengths_B.repeat(count),
-        sample_index_B=torch.arange(count, device=embeddings_SBTD.device).repeat_interleave(windows),
-        num_targets=count,
-        cu_seqlens=None,  # those of the batch are for one copy
-        unpadded_indices=None,
+def _share(words: Sequence[tuple[int, int]], spans: Iterable[tuple[float, float, float]]) -> list[float]:
+    """Give the weight of every span to the words that it overlaps, in proportion; between words, to the next one."""
+    ends = np.array([end for _, end in words], dtype=float)
+    weights = [0.0] * len(words)
+    for start, end, weight in spans:
+        first = min(int(np.searchsorted(ends, start, side="right")), len(words) - 1)
+        overlaps: dict[int, float] = {}
+        for index in range(first, len(words)):
+            if words[index][0] >= end:
+                break
+            overlaps[index] = max(0.0, min(end, words[index][1]) - max(start, words[index][0]))
+        total = sum(overlaps.values())
+        if not total:
+            weights[first] += weight
+            continue
+        for index, overlap in overlaps.items():
+            weights[index] += weight * overlap / total
+    return weights
+
+
+def _blended(network: Explanation, linear: Explanation, weight: float, temperature: float) -> Explanation:
+    """Add the weights of both explanations, word by word, in the proportion in which the logits are blended."""
+    ours, theirs = weight / temperature, (1 - weight) / temperature
+    from_network = _aligned([word.text for word in linear.words], network.words)
+    words = tuple(
+        WordWeight(word.text, ours * by_network + theirs * word.weight)
+        for word, by_network in zip(linear.words, from_network, strict=True)
     )
-    hook = model.backbone.embedding.register_forward_hook(lambda *_: embeddings_SBTD.flatten(0, 1))
-    try:
-        logits_SC = class_logits(model, copies, in_rows=True)
-    finally:
-        hook.remove()
-    if logit_only:
-        return logits_SC[:, target]
-    is_other_C = torch.arange(logits_SC.shape[1], device=logits_SC.device) != target
-    return logits_SC[:, target] - logits_SC[:, is_other_C].mean(dim=1)
+    margin = ours * network.margin + theirs * linear.margin
+    baseline = ours * network.baseline + theirs * linear.baseline
+    return Explanation(linear.label, words, margin, baseline, ours * network.error + theirs * linear.error)
 
 
-@dataclass(frozen=True)
-class _Segment:
-    start: float
-    end: float
-    weights_BT: NDArray[np.float64]
-    error: float
-    """The sum of the weights minus the change of the margin on this segment."""
+def _aligned(words: Sequence[str], others: Sequence[WordWeight]) -> list[float]:
+    """The weights of the network's words, for the words of the text.
+
+    They are the same words unless the text was truncated or the tokenizer changes texts; then they are matched by their
+    positions, counted in characters that are not blank.
+    """
+    if [word.text for word in others] == list(words[: len(others)]):
+        return [word.weight for word in others] + [0.0] * (len(words) - len(others))
+    spans = _positions(["".join(word.text.split()) or "?" for word in others])
+    return _share(
+        _positions(words), [(start, end, word.weight) for (start, end), word in zip(spans, others, strict=True)]
+    )
 
 
-class _Path:
-    """The straight line from the baseline's embeddings (0) to those of the text (1)."""
-
-    def __init__(
-        self, model: Model[ClassifierHead], batch: Batch, target: int, start: Tensor, end: Tensor, *, logit_only: bool
-    ) -> None:
-        self.model, self.batch, self.target, self.logit_only = model, batch, target, logit_only
-        self.start_BTD, self.difference_BTD = start, end - start
-        self._margins: dict[float, float] = {}
-
-    def margin(self, position: float) -> float:
-        """The margin at a position between 0 and 1."""
-        if position not in self._margins:
-            with torch.no_grad():
-                embeddings = (self.start_BTD + position * self.difference_BTD)[None]
-                self._margins[position] = float(self._margins_at(embeddings)[0])
-        return self._margins[position]
-
-    def _margins_at(self, embeddings_SBTD: Tensor) -> Tensor:
-        return margins(self.model, self.batch, self.target, embeddings_SBTD, logit_only=self.logit_only)
-
-    def integrate(self, start: float, end: float) -> _Segment:
-        """Integrate the gradient over a segment by Gauss-Legendre quadrature with eight nodes."""
-        positions_S, weights_S = (
-            torch.tensor(values, dtype=torch.float32, device=self.difference_BTD.device)[:, None, None, None]
-            for values in (start + (end - start) * _NODES, (end - start) * _WEIGHTS)
-        )
-        embeddings = (self.start_BTD + positions_S * self.difference_BTD).requires_grad_()
-        margins_S = self._margins_at(embeddings)
-        (grad,) = torch.autograd.grad(margins_S.sum(), embeddings)
-        weights_BT = ((grad * weights_S).sum(dim=0) * self.difference_BTD).sum(dim=-1).cpu().double().numpy()
-        error = float(weights_BT.sum()) - (self.margin(end) - self.margin(start))
-        return _Segment(start, end, weights_BT, error)
+def _positions(words: Sequence[str]) -> list[tuple[int, int]]:
+    ends = np.cumsum([len(word) for word in words]).tolist()
+    return list(zip([0, *ends[:-1]], ends, strict=True))

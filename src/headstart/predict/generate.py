@@ -16,7 +16,7 @@ from headstart.runtime import Runtime, setup_runtime
 from headstart.store.bundle import Bundle, load_bundle
 from headstart.tokenization.base import SpecialIds, Tokenizer
 
-_MIN_TEMPERATURE = 1e-30
+_MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-30, 1e30
 _INCOMPLETE = "\ufffd"
 """The character that an incomplete UTF-8 sequence decodes to."""
 
@@ -35,6 +35,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.tokens < 1:
             raise ConfigError(f"tokens must be at least 1, got {self.tokens}")
+        if not math.isfinite(self.temperature):
+            raise ConfigError(f"temperature must be a finite number, got {self.temperature}")
         if self.temperature < 0:
             raise ConfigError(f"temperature must be at least 0, got {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
@@ -65,7 +67,7 @@ def load_language_model(folder: Path, runtime: RuntimeConfig | None = None) -> t
     bundle = load_bundle(folder, head_type="language")
     if bundle.objective == "masked":
         raise UsageError(
-            f"{folder} learnt to fill gaps (objective masked) and cannot go on from a prompt; causal and hybrid can"
+            f"{folder} was trained with objective masked and cannot continue a prompt; causal and hybrid models can"
         )
     loaded_runtime = setup_runtime(runtime or RuntimeConfig())
     bundle.model.to(loaded_runtime.device)
@@ -173,9 +175,7 @@ def _max_positions(model: Model[LanguageHead], ids: list[int]) -> float:
     generic = model.backbone.config.generic
     positions = generic.positions if generic and generic.positions else math.inf
     if len(ids) > positions:
-        raise UsageError(
-            f"the prompt is {len(ids)} tokens with its start, and the model has learnt {positions} positions"
-        )
+        raise UsageError(f"the prompt is {len(ids)} tokens with its start, and the model has {positions} positions")
     return positions
 
 
@@ -185,7 +185,7 @@ def sample_token(logits_V: Tensor, special: SpecialIds, sampling: Sampling, gene
     if sampling.temperature == 0:
         return int(logits_V.argmax())
     # shifted by the maximum, so that a temperature near 0 gives the most probable token and not NaN
-    logits_V = (logits_V - logits_V.max()) / max(sampling.temperature, _MIN_TEMPERATURE)
+    logits_V = (logits_V - logits_V.max()) / min(max(sampling.temperature, _MIN_TEMPERATURE), _MAX_TEMPERATURE)
     if sampling.top_k is not None and sampling.top_k < len(logits_V):
         logits_V[logits_V < logits_V.topk(sampling.top_k).values[-1]] = -torch.inf
     probabilities = logits_V.softmax(dim=-1)

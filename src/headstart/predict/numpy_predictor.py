@@ -22,7 +22,8 @@ from headstart.errors import HeadstartError
 from headstart.files import read_json, read_manifest
 from headstart.metrics import softmax
 from headstart.model.parameter_count import count_parameters
-from headstart.predict.outputs import AnyPrediction, make_prediction, single_texts
+from headstart.predict.outputs import AnyPrediction, make_prediction, predict_readable, single_texts
+from headstart.store.linear_bundle import LinearPart, read_linear_part
 from headstart.store.locate import find_bundle
 from headstart.tasks import SingleLabel, TextInput
 from headstart.tokenization.base import Tokenizer
@@ -186,17 +187,27 @@ _MODEL_KEYS = {
     *("rotary_base", "norm_epsilon", "tied", "generic"),
 }
 """The keys of bundle.json and of its model; a bundle with others is left to `Predictor`."""
+_BLEND_KEYS = {"classifier", "blend", "network_about"}
+"""The further keys of a blend."""
 _SINGLE_LABEL_FACTS = {"kind": "classes", "pair": False}
 
 
 class NumpyPredictor:
-    """A single-label classifier bundle of the classic or modern block, without torch."""
+    """A single-label classifier bundle of the classic or modern block, alone or in a blend, without torch."""
 
-    def __init__(self, facts: dict[str, Any], config: ModelConfig, weights: dict[str, Floats], tokenizer: Tokenizer):
+    def __init__(
+        self,
+        facts: dict[str, Any],
+        config: ModelConfig,
+        weights: dict[str, Floats],
+        tokenizer: Tokenizer,
+        linear: LinearPart | None,
+    ) -> None:
         self.task = SingleLabel(tuple(facts["labels"]))
         self.windows = bool(facts["windows"])
         self._attention: AttentionDirection = "bidirectional" if facts["attention"] == "bidirectional" else "causal"
         self._config, self._weights, self._tokenizer = config, weights, tokenizer
+        self._linear = linear
 
     @classmethod
     def load(cls, folder: Path, texts: Sequence[str]) -> "NumpyPredictor | None":
@@ -204,7 +215,10 @@ class NumpyPredictor:
         try:
             path = find_bundle(folder)
             facts = read_json(path / "bundle.json")
-            if set(facts) != _BUNDLE_KEYS or set(facts["model"]) != _MODEL_KEYS or facts["head_type"] != "classify":
+            is_blend = facts.get("classifier") == "blend"
+            if set(facts) != (_BUNDLE_KEYS | _BLEND_KEYS if is_blend else _BUNDLE_KEYS):
+                return None
+            if set(facts["model"]) != _MODEL_KEYS or facts["head_type"] != "classify":
                 return None
             if facts["task"] != _SINGLE_LABEL_FACTS or facts["model"]["generic"] is not None:
                 return None
@@ -229,25 +243,35 @@ class NumpyPredictor:
             weights_fit = weights_fit and all(tensor.dtype == np.float32 for tensor in weights.values())
             tokenizer_fits = tokenizer.digest == facts["tokenizer"] and tokenizer.vocab_size <= vocab_size
             tokenizer_fits = tokenizer_fits and tokenizer.special.sep is None
-            return cls(facts, config, weights, tokenizer) if weights_fit and tokenizer_fits else None
+            if not (weights_fit and tokenizer_fits):
+                return None
+            return cls(facts, config, weights, tokenizer, read_linear_part(path, facts) if is_blend else None)
         except (HeadstartError, SafetensorError, OSError, KeyError, TypeError, ValueError):
             return None
 
-    def predict(self, texts: Sequence[TextInput], *, abstain: float | None = None) -> list[AnyPrediction]:
-        """Predict every text by itself, in order. It cannot abstain."""
+    def predict(self, texts: Sequence[TextInput], *, abstain: float | None = None) -> list[AnyPrediction | None]:
+        """Predict every text by itself, in order, a blank one as None. It cannot abstain."""
         assert abstain is None
-        encoded = self._tokenizer.encode_batch(single_texts(texts))
-        return [self._predict_ids(np.asarray(ids, dtype=np.int64)) for ids in encoded]
+        return predict_readable(texts, self._predict_texts)
 
-    def _predict_ids(self, ids: NDArray[np.int64]) -> AnyPrediction:
+    def _predict_texts(self, texts: Sequence[TextInput]) -> list[AnyPrediction]:
+        singles = single_texts(texts)
+        encoded = self._tokenizer.encode_batch(singles)
+        return [
+            self._predict_one(text, np.asarray(ids, dtype=np.int64)) for text, ids in zip(singles, encoded, strict=True)
+        ]
+
+    def _predict_one(self, text: str, ids: NDArray[np.int64]) -> AnyPrediction:
         window = self._config.context - 1  # the start token takes one position
         starts = range(0, max(len(ids), 1), window) if self.windows else range(1)
         logits = [
             numpy_logits(self._weights, self._config, self._attention, self._add_start(ids[start : start + window]))
             for start in starts
         ]
-        probabilities = softmax(np.stack(logits).mean(axis=0, keepdims=True, dtype=np.float64))[0]
-        return make_prediction(self.task, probabilities, truncated=len(ids) > window and not self.windows)
+        mean = np.stack(logits).mean(axis=0, keepdims=True, dtype=np.float64)
+        if self._linear is not None:
+            mean = self._linear.blend(mean, [text])
+        return make_prediction(self.task, softmax(mean)[0], truncated=len(ids) > window and not self.windows)
 
     def _add_start(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.concatenate(([self._tokenizer.special.sos], ids))

@@ -1,6 +1,6 @@
 """Predictions of one text, by task, and the protocol that all predictors follow. This module needs no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -63,8 +63,8 @@ class TextPredictor(Protocol):
     def task(self) -> Task:
         """The task that the model was trained for."""
 
-    def predict(self, texts: Sequence[TextInput], *, abstain: float | None = None) -> list[AnyPrediction]:
-        """Predict every text, in order.
+    def predict(self, texts: Sequence[TextInput], *, abstain: float | None = None) -> list[AnyPrediction | None]:
+        """Predict every text, in order; the prediction of a blank text is None.
 
         Args:
             abstain: the precision that predictions should have; only `Predictor` can withhold the others.
@@ -87,6 +87,24 @@ def make_prediction(task: Task, probabilities: Floats, truncated: bool, min_prob
     abstained = bool(probabilities.max() < min_probability)
     label = ABSTAIN if abstained else task.labels[int(probabilities.argmax())]
     return Prediction(label, float(probabilities.max()), by_label, truncated, abstained)
+
+
+def is_blank(text: TextInput) -> bool:
+    """Return whether a text, or one of the two texts of a pair, has nothing but white space.
+
+    >>> is_blank(" \\n"), is_blank(("a", "")), is_blank("a")
+    (True, True, False)
+    """
+    return not all(part.strip() for part in ((text,) if isinstance(text, str) else text))
+
+
+def predict_readable(
+    texts: Sequence[TextInput], predict: Callable[[list[TextInput]], list[AnyPrediction]]
+) -> list[AnyPrediction | None]:
+    """Predict the texts that are not blank together; the others have None in their place."""
+    readable = [text for text in texts if not is_blank(text)]
+    predictions = iter(predict(readable) if readable else ())
+    return [None if is_blank(text) else next(predictions) for text in texts]
 
 
 def single_texts(texts: Sequence[TextInput]) -> list[str]:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,8 +28,9 @@ from headstart.data.masking import make_batch
 from headstart.model.heads import ClassifierHead, Model, build_classifier_head, build_language_head
 from headstart.model.transformer import Backbone, build_backbone
 from headstart.progress import Progress, SilentProgress
+from headstart.recipes.memory import check_pretrain_memory
 from headstart.recipes.pretrain.trainer import compiler_error
-from headstart.runtime import Runtime, environment, setup_runtime
+from headstart.runtime import Runtime, environment, resolve_precision, setup_runtime
 from headstart.store.bundle import Bundle, save_bundle
 from headstart.tasks import SingleLabel
 from headstart.tokenization.base import SpecialIds
@@ -115,8 +116,17 @@ def run_bench(
     pretraining = resolve_settings(PretrainConfig, preset, "pretrain", settings)
     model, vocab_size = pretraining.model, pretraining.tokenizer.vocab_size
     finetuning = merge_config(FinetuneConfig, preset_values(preset, "finetune"), {"model": model.model_dump()})
-    runtime = setup_runtime(pretraining.runtime)
-    progress.say(f"timing {preset} on {runtime.device}, threads: {runtime.threads}")
+    precision = resolve_precision(pretraining.runtime, model)
+    runtime = setup_runtime(pretraining.runtime.model_copy(update={"precision": precision}))
+    check_pretrain_memory(
+        merge_config(
+            PretrainConfig, pretraining.model_dump(), {"loop": {"batch_size": _num_rows(pretraining, runtime)}}
+        ),
+        vocab_size,
+    )
+    progress.say(
+        f"timing {preset} on {runtime.device}, threads: {runtime.threads}, {'bf16' if runtime.bf16 else 'fp32'}"
+    )
     rate = matmul_rate(runtime)
     language = Model(build_backbone(model, vocab_size, 0), build_language_head(model, vocab_size, 0)).to(runtime.device)
     compiles = pretraining.runtime.compile
@@ -129,6 +139,8 @@ def run_bench(
     del language
     classifier = Model(build_backbone(model, vocab_size, 0), head).to(runtime.device)
     figures.append(_finetuning(classifier, finetuning, runtime, rate, seconds))
+    if runtime.device.type == "cpu" and runtime.bf16:  # predictions are computed in fp32
+        rate = matmul_rate(replace(runtime, bf16=False))
     for what, count, mean in (("short", _NUM_SHORT, SNIPPET), ("long", _NUM_LONG, REVIEW)):
         texts = _RandomDocuments(count, mean, vocab_size)
         figures.append(_prediction(f"predicting {what} texts", classifier, texts, runtime, rate, seconds))
@@ -160,10 +172,14 @@ def peak_mib(runtime: Runtime) -> float | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def _pretraining(model: Any, config: PretrainConfig, runtime: Runtime, rate: float, seconds: float) -> BenchRow:
+def _num_rows(config: PretrainConfig, runtime: Runtime) -> int:
+    """Return the rows of a pretraining step."""
     rows = config.loop.batch_size
-    if runtime.device.type == "cpu":
-        rows = max(1, min(rows, _CPU_TOKENS // config.model.context))
+    return max(1, min(rows, _CPU_TOKENS // config.model.context)) if runtime.device.type == "cpu" else rows
+
+
+def _pretraining(model: Any, config: PretrainConfig, runtime: Runtime, rate: float, seconds: float) -> BenchRow:
+    rows = _num_rows(config, runtime)
     vocab_size = model.backbone.vocab_size
     corpus = _RandomDocuments(_NUM_DOCUMENTS, REVIEW, vocab_size)
     dataset = PackedDataset(
@@ -208,7 +224,7 @@ def _steps(
     seconds: float,
     graphs: GraphCache | None = None,
 ) -> float:
-    state = TrainState(model, build_optimizer(model, config.optim), 0)
+    state = TrainState(model, build_optimizer(model, config.optim, bf16=runtime.bf16), 0)
     # each batch may be compiled and captured, twice where the first time is an eager step
     warmup = 2 * len(batches) if graphs or model.backbone.compiled else 1
     reports = fit(

@@ -32,7 +32,7 @@ from headstart.report.page import write_report
 from headstart.report.statistics import paired_difference
 from headstart.report.summary import format_interval, format_points
 from headstart.store.bundle import Bundle
-from headstart.store.locate import STARTER_SCHEME, starters
+from headstart.store.locate import INSTALL_STARTERS, STARTER_SCHEME, starters
 
 DEMO_FILE = "demo.json"
 """The file that makes a folder a demo, and says what data it was made from."""
@@ -45,7 +45,7 @@ LABEL_BUDGETS = (50, 200)
 LABEL_BUDGETS_AFTER_PRETRAINING = (200, 1000)
 """A model that a laptop pretrains in two minutes shows nothing with fewer labels."""
 SEEDS = 3
-ARMS = ("tfidf", "scratch", "pretrained")
+ARMS = ("linear", "scratch", "pretrained")
 PROMPT = "The film is"
 
 PRETRAIN_SETTINGS = {
@@ -65,12 +65,14 @@ PRETRAIN_SETTINGS = {
 _OPTIM = {"optimizer": "adamw", "warmup": 0.1, "schedule": "linear", "clip": 1.0, "ema_decay": 0.9}
 FINETUNE_SETTINGS = {
     "optim": {**_OPTIM, "lr": 1e-4},
-    "loop": {"batch_size": 16, "epochs": 6, "min_steps": 50, "select": "last"},
+    "loop": {"batch_size": 16, "epochs": 6, "min_steps": 50, "min_steps_per_label": 0, "select": "last"},
+    "transfer": {"head_lr_multiplier": 1.0},
 }
 """Chosen for the starter on rows of train; there are fewer steps than in the presets, because a demo must be short."""
 FINETUNE_SETTINGS_AFTER_PRETRAINING = {
     "optim": {**_OPTIM, "lr": 3e-4},
-    "loop": {"batch_size": 16, "epochs": 8, "min_steps": 60, "select": "last"},
+    "loop": {"batch_size": 16, "epochs": 8, "min_steps": 60, "min_steps_per_label": 0, "select": "last"},
+    "transfer": {"head_lr_multiplier": 1.0},
 }
 
 LabelledSplits = dict[str, LabelledTexts]
@@ -88,11 +90,14 @@ class DemoRequest:
     """The pretrained model; None takes the English starter."""
     pretrain: bool = False
     """Pretrain a small model here in place of a pretrained one."""
+    encoding: str | None = None
+    """The encoding of the files of `data` that are not UTF-8."""
 
     @property
     def command(self) -> str:
         """The command that continues the demo."""
         command = f"headstart demo --out {self.out}" + (f" --data {self.data}" if self.data else "")
+        command += f" --encoding {self.encoding}" if self.encoding else ""
         return (
             command + (f" --from {self.backbone}" if self.backbone else "") + (" --pretrain" if self.pretrain else "")
         )
@@ -112,18 +117,16 @@ class DemoResult:
 def run_demo(request: DemoRequest, progress: Progress | None = None) -> DemoResult:
     """Split the data, compare and report. A demo that was interrupted continues."""
     if request.backbone and request.pretrain:
-        raise UsageError(f"--from {request.backbone} is pretrained already; leave --pretrain out")
+        raise UsageError(f"--from {request.backbone} is pretrained already; omit --pretrain")
     progress, pretrain = progress or SilentProgress(), request.pretrain
     if not (request.backbone or pretrain or STARTER.removeprefix(STARTER_SCHEME) in starters()):
-        progress.say(
-            f"{STARTER} is not in this installation (docs/starters.md): a small model is pretrained here instead"
-        )
+        progress.say(f"{STARTER} is not installed ({INSTALL_STARTERS}): a small model is pretrained here instead")
         pretrain = True
     try:
         return _run(request, None if pretrain else request.backbone or STARTER, progress)
     except Interrupted as error:
         raise Interrupted(
-            f"{str(error).split(' Go on with: ')[0]} Go on with: {request.command}", error.reason
+            f"{str(error).split(' Continue with: ')[0]} Continue with: {request.command}", error.reason
         ) from None
 
 
@@ -134,8 +137,8 @@ def _run(request: DemoRequest, backbone: str | None, progress: Progress) -> Demo
     if backbone:
         load_model_source(backbone, head_type="language")  # a missing one is refused before anything is written
     if not (out / "data" / "train.jsonl").is_file():
-        progress.say("setting data aside: test and validation rows first")
-        splits = split_reviews() if user_files is None else _read_user_files(user_files)
+        progress.say("splitting the data: test and validation rows first")
+        splits = split_reviews() if user_files is None else _read_user_files(user_files, request.encoding)
         (out / "data").mkdir(parents=True, exist_ok=True)
         write_json(out / DEMO_FILE, {"format": FORMAT, "kind": "demo", "source": _describe_data(data)})
         write_splits(splits, out / "data")
@@ -145,7 +148,9 @@ def _run(request: DemoRequest, backbone: str | None, progress: Progress) -> Demo
         progress.say("pretraining a small language model on the unlabelled text")
         texts_file = out / "data" / "texts.jsonl"
         if not texts_file.is_file():
-            texts = unlabelled_texts(Path(data) if data else None, (user_files or {}).values())
+            texts = unlabelled_texts(
+                Path(data) if data else None, (user_files or {}).values(), CorpusConfig(encoding=request.encoding)
+            )
             _write_json_lines(texts_file, [{"text": text} for text in (*texts, *_read_texts(files["train"]))])
         held_out = [files["valid"], files["test"]]
         backbone = pretrain_small(texts_file, held_out, out / "pretrained", request.command, progress)
@@ -171,7 +176,9 @@ def _compare(
     budgets = _label_budgets(
         Path(files["train"]), LABEL_BUDGETS_AFTER_PRETRAINING if pretrained_here else LABEL_BUDGETS
     )
-    progress.say(f"TF-IDF, a network from random weights and one from {backbone}, each with few labels, {SEEDS} times:")
+    progress.say(
+        f"a linear model, a network from random weights and one from {backbone}, each with few labels, {SEEDS} times:"
+    )
     progress.say(_describe_sizes(files, budgets, bundle))
     compare_request = CompareRequest(
         train=files["train"],
@@ -190,12 +197,16 @@ def _compare(
     return run_compare(compare_request, config, progress)
 
 
-def unlabelled_texts(data: Path | None, labelled_files: Iterable[Path]) -> list[str]:
+def unlabelled_texts(
+    data: Path | None, labelled_files: Iterable[Path], corpus: CorpusConfig | None = None
+) -> list[str]:
     """Read the other files of a folder than the labelled ones; of the film reviews, those that are not held out."""
     if data is None:
         return [review.text for review in read_reviews() if not review.set_aside]
     paths = sorted({path for path in data.iterdir() if path.is_file()} - set(labelled_files))
-    return [document.text for document in read_documents(list(map(str, paths)), CorpusConfig())] if paths else []
+    return (
+        [document.text for document in read_documents(list(map(str, paths)), corpus or CorpusConfig())] if paths else []
+    )
 
 
 def pretrain_small(texts: Path, held_out: list[str], out: Path, command: str, progress: Progress) -> str:
@@ -216,15 +227,15 @@ def pretrain_small(texts: Path, held_out: list[str], out: Path, command: str, pr
 
 
 def describe_gain(folder: Path) -> str:
-    """Describe the gain from pretraining with most labels, over TF-IDF and over random weights, also where it is none."""
+    """Describe the gain from pretraining with most labels, over a linear model and over random weights, even if it is none."""
     comparison = load_comparison(folder)
     budget = comparison.largest_budget
     labels = "all labels" if budget == "all" else f"{budget:,} labels"
     gains = []
-    for arm, name in (("tfidf", "TF-IDF + logistic regression"), ("scratch", "the same network from random weights")):
+    for arm, name in (("linear", "a linear model"), ("scratch", "the same network from random weights")):
         difference = paired_difference(comparison, "pretrained", arm, budget)
         assert difference is not None
-        caveat = "" if difference.measurable else ", which is not measurable"
+        caveat = "" if difference.measurable else ", not statistically significant"
         gains.append(f"{format_points(difference.mean)} points over {name} ({format_interval(difference)}){caveat}")
     return f"With {labels}, the head start is worth {' and '.join(gains)}."
 
@@ -240,7 +251,7 @@ def _check_out(out: Path, data: str | None) -> None:
         if made_from != _describe_data(data):
             raise UsageError(f"{out} was made from {made_from}; choose another --out")
     elif out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise UsageError(f"{out} is not empty and holds no demo; choose another --out")
+        raise UsageError(f"{out} is not empty and contains no demo; choose another --out")
 
 
 def split_reviews() -> LabelledSplits:
@@ -268,7 +279,7 @@ def _as_labelled_texts(reviews: list[Review]) -> LabelledTexts:
 def _find_user_files(data: Path) -> dict[str, Path]:
     """Find `train.*`, and `valid.*` and `test.*` if they exist, in a user's folder."""
     if not data.is_dir():
-        raise UsageError(f"no such folder: {data}; the demo wants one with a labelled train.csv in it")
+        raise UsageError(f"no such folder: {data}; the demo needs a folder with a labelled train.csv")
     matches = {name: sorted(data.glob(f"{name}.*")) for name in SPLITS}
     if not matches["train"]:
         names = ", ".join(sorted(path.name for path in data.iterdir())[:5]) or "nothing"
@@ -276,9 +287,10 @@ def _find_user_files(data: Path) -> dict[str, Path]:
     return {name: paths[0] for name, paths in matches.items() if paths}
 
 
-def _read_user_files(files: dict[str, Path]) -> LabelledSplits:
+def _read_user_files(files: dict[str, Path], encoding: str | None) -> LabelledSplits:
     """Read a user's files, cut to the sizes of the demo; missing splits are drawn from train."""
-    splits = {name: read_labelled(str(path), LabelledConfig()) for name, path in files.items()}
+    config = merge_config(LabelledConfig, {"encoding": encoding})
+    splits = {name: read_labelled(str(path), config) for name, path in files.items()}
     train = _without_duplicates(splits["train"])
     max_rows = {"test": TEST_ROWS, "valid": VALID_ROWS, "train": TRAIN_ROWS}
     for seed, name in enumerate(("test", "valid")):
@@ -310,8 +322,8 @@ def _describe_sizes(files: dict[str, str], budgets: tuple[int | None, ...], bund
     labels = " and ".join("all" if budget is None else f"{budget:,}" for budget in budgets)
     millions = sum(parameter.numel() for parameter in bundle.model.backbone.parameters()) / 1e6
     return (
-        f"{labels} labels of the {rows['train']:,} rows to learn from, {rows['valid']:,} rows to validate on, "
-        f"{rows['test']:,} to test on, a network of {millions:.1f} M parameters"
+        f"{labels} labels of the {rows['train']:,} training rows, {rows['valid']:,} validation rows, "
+        f"{rows['test']:,} test rows, a network of {millions:.1f} M parameters"
     )
 
 

@@ -3,18 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config.merge import merge_config
 from headstart.config.schema import LabelledConfig, RuntimeConfig
-from headstart.data.columns import cell_value, column_named
-from headstart.data.datasets import LabelledDataset
+from headstart.data.columns import cell_value, column_named, labelled_encoding
 from headstart.data.labelled import LabelledTexts, check_task, read_labelled
 from headstart.data.sources import expand_paths, read_rows
 from headstart.errors import ConfigError, DataError, UsageError
 from headstart.metrics import Evaluation, number_bins, reliability, softmax
+from headstart.predict.bundle_predictor import AnyPredictor, load_predictor
 from headstart.predict.error_analysis import (
     ErrorAnalysis,
     Mistake,
@@ -25,11 +26,12 @@ from headstart.predict.error_analysis import (
     slices_by_column,
 )
 from headstart.predict.explain import explain_prediction
-from headstart.predict.predictor import Predictor
 from headstart.progress import Progress, SilentProgress
-from headstart.store.bundle import Bundle
+from headstart.recipes.quality import recorded_quality
 from headstart.tasks import AnyEvaluation
-from headstart.train.scoring import score_texts
+
+if TYPE_CHECKING:
+    from headstart.store.bundle import AnyClassifierBundle
 
 _NUM_WORDS = 5
 """Words shown per mistake."""
@@ -53,7 +55,7 @@ class EvaluateRequest:
 
 def run_evaluate(request: EvaluateRequest, progress: Progress | None = None) -> AnyEvaluation:
     """Compute the metrics of a model on a labelled file."""
-    predictor = Predictor.load(request.model, request.runtime)
+    predictor = load_predictor(request.model, request.runtime)
     return _score(predictor, request, progress).evaluation
 
 
@@ -61,19 +63,20 @@ def run_error_analysis(request: EvaluateRequest, progress: Progress | None = Non
     """Compute the metrics and what is behind them: confusions, the most confident mistakes with their words, slices."""
     if request.mistakes < 0:
         raise ConfigError(f"--mistakes must be at least 0, got {request.mistakes}")
+    predictor = load_predictor(request.model, request.runtime)
     # a wrong column name is an error before the work begins
-    columns = {name: _read_column(request.file, name) for name in request.columns}
-    predictor = Predictor.load(request.model, request.runtime)
+    labelled = as_trained(predictor.bundle, request.labelled) if request.columns else request.labelled
+    columns = {name: _read_column(request.file, name, labelled) for name in request.columns}
     if predictor.task.kind != "classes":
         raise UsageError(
-            f"--errors is for one class a text; of {request.model} evaluate tells each label, or the errors, without it"
+            f"--errors is for one class per text; without it, evaluate reports each label or the errors of {request.model}"
         )
     scored = _score(predictor, request, progress)
     assert isinstance(scored.evaluation, Evaluation)
-    texts, rows = scored.texts, scored.rows
+    texts, gold = scored.texts, scored.gold
     probabilities = softmax(scored.logits)
-    correct = probabilities.argmax(axis=1) == rows.labels
-    length_groups, length_order = number_bins(rows.lengths - 1, "tokens")
+    correct = probabilities.argmax(axis=1) == gold
+    length_groups, length_order = number_bins(scored.lengths, predictor.length_unit)
     slices: dict[str, tuple[Slice, ...]] = {
         "length": slice_accuracy(length_groups, correct, length_order),
         "label": slice_accuracy(texts.labels, correct, predictor.labels),
@@ -81,10 +84,10 @@ def run_error_analysis(request: EvaluateRequest, progress: Progress | None = Non
     for name, values in columns.items():
         groups, order = slices_by_column([values[where] for where in texts.where])
         slices[name if name not in slices else f"column {name}"] = slice_accuracy(groups, correct, order)
-    mistakes = most_confident_mistakes(probabilities, rows.labels, request.mistakes)
+    mistakes = most_confident_mistakes(probabilities, gold, request.mistakes)
     return ErrorAnalysis(
         evaluation=scored.evaluation,
-        calibration=reliability(probabilities, rows.labels),
+        calibration=reliability(probabilities, gold),
         confused=most_confused(scored.evaluation),
         mistakes=tuple(_mistake(predictor, texts, probabilities, row) for row in mistakes),
         slices=slices,
@@ -94,30 +97,34 @@ def run_error_analysis(request: EvaluateRequest, progress: Progress | None = Non
 @dataclass(frozen=True)
 class _ScoredFile:
     texts: LabelledTexts
-    rows: LabelledDataset
+    gold: NDArray[Any]
+    lengths: list[int]
     logits: NDArray[np.float64]
     evaluation: AnyEvaluation
 
 
-def _score(predictor: Predictor, request: EvaluateRequest, progress: Progress | None) -> _ScoredFile:
+def _score(predictor: AnyPredictor, request: EvaluateRequest, progress: Progress | None) -> _ScoredFile:
     progress = progress or SilentProgress()
     texts = read_labelled(request.file, as_trained(predictor.bundle, request.labelled))
     if texts.skip_note:
         progress.say(texts.skip_note)
     for note in check_task(predictor.task, texts, f"the training data of {request.model}"):
         progress.say(note)
-    rows = predictor.dataset(texts.text_inputs, predictor.task.gold(texts.labels))
+    gold, encoded = predictor.task.gold(texts.labels), predictor.encode(texts.text_inputs)
     with progress.task(f"evaluating {request.file}", len(texts), "texts") as bar:
-        logits = score_texts(predictor.bundle.model, rows, predictor.runtime, lambda: None, bar.advance)
-    evaluation = predictor.task.measure(logits, rows.labels, 0 if rows.windows else rows.num_long)
-    return _ScoredFile(texts, rows, logits, evaluation)
+        logits = predictor.logits(encoded, done=bar.advance)
+    evaluation = predictor.task.measure(logits, gold, sum(map(predictor.truncates, encoded)))
+    trained = recorded_quality(predictor.bundle.about)
+    if trained is not None and trained.grade != "better":
+        progress.say(f"when {request.model} was trained: {trained.sentence}")
+    return _ScoredFile(texts, gold, [predictor.length(text) for text in encoded], logits, evaluation)
 
 
-def as_trained(bundle: Bundle, config: LabelledConfig) -> LabelledConfig:
+def as_trained(bundle: "AnyClassifierBundle", config: LabelledConfig) -> LabelledConfig:
     """Complete `config` with the columns of the training file; the task is that of the model."""
     task = bundle.task
     if config.task not in ("auto", task.kind):
-        raise ConfigError(f"labelled.task is {config.task}, but {bundle.path} answers {task.kind}; leave it out")
+        raise ConfigError(f"labelled.task is {config.task}, but {bundle.path} predicts {task.kind}; omit the setting")
     trained = bundle.about.get("labelled")
     trained = {
         name: value for name, value in (trained if isinstance(trained, dict) else {}).items() if value is not None
@@ -125,25 +132,25 @@ def as_trained(bundle: Bundle, config: LabelledConfig) -> LabelledConfig:
     if not task.pair:
         trained.pop("second_column", None)
         if config.second_column is not None:
-            raise DataError(f"{bundle.path} reads one text; leave out labelled.second_column")
+            raise DataError(f"{bundle.path} reads single texts; omit labelled.second_column")
     elif config.second_column is None and "second_column" not in trained:
-        raise DataError(f"{bundle.path} reads pairs of texts; name the second column with labelled.second_column")
+        raise DataError(f"{bundle.path} reads pairs of texts; give the second column with labelled.second_column")
     explicit = {name: value for name, value in config.model_dump().items() if value is not None}
     return merge_config(LabelledConfig, trained | explicit | {"task": task.kind})
 
 
-def _read_column(file: str, name: str) -> dict[str, object]:
+def _read_column(file: str, name: str, config: LabelledConfig) -> dict[str, object]:
     """Read one column of a labelled file by row location, because some rows may be skipped."""
     values: dict[str, object] = {}
     for path in expand_paths([file]):
         column = ""
-        for row in read_rows(path, with_labels=True):
+        for row in read_rows(path, with_labels=True, encoding=labelled_encoding(config)):
             column = column or column_named(path, list(row.values), name)
             values[row.where] = cell_value(row.values, column, row.where)
     return values
 
 
-def _mistake(predictor: Predictor, texts: LabelledTexts, probabilities: NDArray[np.float64], row: int) -> Mistake:
+def _mistake(predictor: AnyPredictor, texts: LabelledTexts, probabilities: NDArray[np.float64], row: int) -> Mistake:
     answer = predictor.labels[int(probabilities[row].argmax())]
     words = explain_prediction(predictor, texts.text_inputs[row], answer).strongest(_NUM_WORDS)
     return Mistake(

@@ -45,7 +45,7 @@ class Executor:
         if self.jobs is not None and self.jobs < 1:
             raise UsageError(f"--jobs must be at least 1, got {self.jobs}")
         if self.address is not None and self.name != "ray":
-            raise UsageError("--address is that of a Ray cluster; it needs --engine ray")
+            raise UsageError("--address is the address of a Ray cluster and needs --engine ray")
 
     def map(
         self,

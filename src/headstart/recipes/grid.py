@@ -105,6 +105,10 @@ class Grid(ABC, Generic[Spec, Record, Result]):
     def finish(self) -> Result:
         """Write the results of all runs and return them."""
 
+    def phases(self, specs: list[Spec]) -> list[list[Spec]]:
+        """Return the runs in groups of which one must be finished before the next begins; here all are independent."""
+        return [specs]
+
     def prepare(self) -> None:
         """Write what was read before the first run begins; refuse to continue with other inputs than the first time."""
         write_json(self.path / "environment.json", environment(self.runtime))
@@ -124,7 +128,7 @@ class Grid(ABC, Generic[Spec, Record, Result]):
                     self.progress.say(self.describe_record(record))
             except StopRequested:
                 raise Interrupted(
-                    f"{stop.why} {self.describe_position()}; saved. Go on with: {self.resume_command}",
+                    f"{stop.why} {self.describe_position()}; saved. Continue with: {self.resume_command}",
                     stop.reason or "",
                 ) from None
         shutil.rmtree(self.work_folder, ignore_errors=True)
@@ -134,13 +138,15 @@ class Grid(ABC, Generic[Spec, Record, Result]):
     ) -> Iterator[tuple[Spec, Record]]:
         """Do these runs and yield them as they finish; the record of each is on disk by then."""
         if executor.is_multiprocess and specs:
-            by_values: dict[tuple[Any, ...], Spec] = {tuple(spec): spec for spec in specs}
             make_worker, arguments = self.worker()
-            for values in executor.map(make_worker, arguments, list(by_values), self.path, stop, self.resume_command):
-                if values is not None:
-                    spec = by_values[tuple(values)]
-                    yield spec, self.load_record(spec)
-            stop.check()
+            for phase in filter(None, self.phases(specs)):
+                by_values: dict[tuple[Any, ...], Spec] = {tuple(spec): spec for spec in phase}
+                jobs = list(by_values)
+                for values in executor.map(make_worker, arguments, jobs, self.path, stop, self.resume_command):
+                    if values is not None:
+                        spec = by_values[tuple(values)]
+                        yield spec, self.load_record(spec)
+                stop.check()
             return
         for spec in specs:
             stop.check()

@@ -15,7 +15,15 @@ import numpy as np
 from headstart.config.schema import CorpusConfig, LabelledConfig
 from headstart.data.corpus import read_documents
 from headstart.data.decontamination import Membership
-from headstart.data.diagnostics import RawFile, RawRow, encoding_issues, read_leniently
+from headstart.data.diagnostics import (
+    Problem,
+    RawFile,
+    RawRow,
+    encoding_issues,
+    label_problems,
+    read_leniently,
+    text_problems,
+)
 from headstart.data.io import single_line
 from headstart.data.near_duplicates import Overlap, TextIndex, count_duplicates, find_in_stream, overlap
 from headstart.errors import StoreError, UsageError
@@ -28,17 +36,17 @@ from headstart.tokenization.tokenizer import load_tokenizer
 NUM_EXAMPLES = 3
 CUT_SHORT = "cut short"
 """The kind of finding about a file that could not be read to its end: other findings cover only a part of it."""
-_STOPS = "training stops at the first, or leaves them out with labelled.skip_empty"
+_STOPS = "training stops at the first such row, or skips them with labelled.skip_empty"
 _FAULTS = {
     "text empty": f"no text; {_STOPS}",
-    "text unreadable": "a text that is none (a number, a list, half of a character)",
+    "text unreadable": "a text that is not a string (a number, a list) or contains an unpaired surrogate",
     "label missing": f"no label; {_STOPS}",
-    "label unreadable": "a label that is neither text nor a number",
+    "label unreadable": "a label that is neither a string nor a number",
 }
 _FAULTS_BY_TASK = {
-    ("label unreadable", "labels"): "labels that are no list of texts or numbers",
-    ("label unreadable", "rating"): "a rating that is no finite number within its bounds",
-    ("label missing", "labels"): f"no list of labels, not even an empty one; {_STOPS}",
+    ("label unreadable", "labels"): "labels that are not a list of strings or numbers",
+    ("label unreadable", "rating"): "a rating that is not a finite number within its bounds",
+    ("label missing", "labels"): f"no list of labels; {_STOPS}",
     ("label missing", "rating"): f"no rating; {_STOPS}",
 }
 """Descriptions that differ for multi-label and regression files."""
@@ -106,17 +114,11 @@ def fault_findings(one: InspectedFile) -> Iterator[Finding]:
         )
 
 
-def label_findings(one: InspectedFile) -> Iterator[Finding]:
-    """Find labels that are probably misspelt, and columns that probably hold no labels."""
+def label_findings(one: InspectedFile, *, training: bool = True) -> Iterator[Finding]:
+    """Find labels that are probably misspelt, missing or too rare, and columns that probably hold no labels."""
     counts = Counter(name for row in one.file.rows for name in row.names)
-    spellings: dict[str, list[str]] = defaultdict(list)
-    for label in sorted(counts):
-        spellings[label.casefold()].append(label)
-    for names in spellings.values():
-        if len(names) > 1:
-            rows = [row for row in one.file.rows if not set(names[1:]).isdisjoint(row.names)]
-            listed = " and ".join(f"'{single_line(name)}'" for name in names)
-            yield _finding("labels", one, rows, f"may be misspelt: {listed} are different labels")
+    names = [row.names for row in one.file.rows]
+    yield from _as_findings(one, one.file.rows, label_problems(names, training=training))
     if len(counts) == 1 and one.file.task_name == "classes":
         yield Finding(
             "labels", one.file.name, len(one.file.rows), f"every row has the label '{single_line(next(iter(counts)))}'"
@@ -125,6 +127,20 @@ def label_findings(one: InspectedFile) -> Iterator[Finding]:
     if total >= _MIN_ROWS and len(counts) > _MAX_LABELS_PER_ROW * total:
         message = f"{len(counts):,} different labels in {total:,} rows; is this the label column?"
         yield Finding("labels", one.file.name, total, message)
+
+
+def text_findings(one: InspectedFile, config: LabelledConfig, *, training: bool = True) -> Iterator[Finding]:
+    """Find columns that hold ids in place of texts, and files with few different texts."""
+    texts = [row.text for row in one.rows]
+    yield from _as_findings(one, one.rows, text_problems(one.file.name, texts, config, training=training))
+
+
+def _as_findings(one: InspectedFile, rows: Sequence[RawRow], problems: Iterable[Problem]) -> Iterator[Finding]:
+    for problem in problems:
+        # a problem of every row needs no examples
+        shown = problem.rows[:NUM_EXAMPLES] if len(problem.rows) < len(rows) else ()
+        examples = tuple(one.location(rows[index]) for index in shown)
+        yield Finding(problem.kind, one.file.name, len(problem.rows), problem.message, examples)
 
 
 def unseen_label_findings(one: InspectedFile, train: InspectedFile) -> Iterator[Finding]:
@@ -152,7 +168,7 @@ def duplicate_findings(one: InspectedFile) -> Iterator[Finding]:
             "duplicates",
             one.file.name,
             repeats,
-            f"{_rows(repeats)} {_verb(repeats, 'repeat')} an earlier row word for word "
+            f"{_rows(repeats)} {_verb(repeats, 'repeat')} an earlier row verbatim "
             f"({pluralize(texts, 'text')} in {rows:,} rows)",
             tuple(f"{one.location(row)} = {one.location(earlier)}" for row, earlier in pairs[:NUM_EXAMPLES]),
             texts=texts,
@@ -187,7 +203,7 @@ def overlap_findings(one: InspectedFile, other: InspectedFile) -> Iterator[Findi
         count = len(shared.exact)
         message = (
             f"{_rows(count)} ({pluralize(len(digests), 'different text')}) {_verb(count, 'appear')} "
-            f"word for word in {other.short_name}, in {_rows(other_rows)} there"
+            f"verbatim in {other.short_name}, in {_rows(other_rows)} there"
         )
         yield Finding(
             "overlap",
@@ -201,14 +217,14 @@ def overlap_findings(one: InspectedFile, other: InspectedFile) -> Iterator[Findi
         )
     if shared.near:
         count = len(shared.near)
-        rows = f"{_rows(count)} almost {_verb(count, 'appear')} in {other.short_name}"
-        message = f"{rows}: words changed, or part of a longer text"
+        rows = f"{_rows(count)} {_verb(count, 'have', 'has')} near-duplicates in {other.short_name}"
+        message = f"{rows}: some words differ, or the text is part of a longer one"
         examples = _pair_examples(one, other, shared.near, "~")
         yield Finding("near-duplicate", one.file.name, count, message, examples, other=other.file.name)
     conflicts = {row: match for row, match in shared.exact.items() if _labels_differ(one.rows[row], other.rows[match])}
     if conflicts:
         rows = f"{_rows(len(conflicts))} {_verb(len(conflicts), 'have', 'has')}"
-        message = f"{rows} another label than the same text in {other.short_name}"
+        message = f"{rows} a different label than the same text in {other.short_name}"
         examples = _pair_examples(one, other, conflicts, "=")
         yield Finding("conflict", one.file.name, len(conflicts), message, examples, other=other.file.name)
 
@@ -254,11 +270,13 @@ def _verb(count: int, plural: str, singular: str | None = None) -> str:
     return plural if count != 1 else singular or f"{plural}s"
 
 
-def all_findings(files: Sequence[InspectedFile]) -> list[Finding]:
+def all_findings(files: Sequence[InspectedFile], config: LabelledConfig) -> list[Finding]:
     """Check every file, and each file against those before it; the first is the training file."""
     findings: list[Finding] = []
     for number, one in enumerate(files):
-        checks: list[Iterable[Finding]] = [fault_findings(one), label_findings(one), duplicate_findings(one)]
+        training = number == 0
+        checks: list[Iterable[Finding]] = [fault_findings(one), text_findings(one, config, training=training)]
+        checks += [label_findings(one, training=training), duplicate_findings(one)]
         if number:
             checks.append(unseen_label_findings(one, files[0]))
         checks += [overlap_findings(one, other) for other in files[:number]]
@@ -356,9 +374,9 @@ class InspectRequest:
     def check(self) -> None:
         """Refuse options that contradict each other."""
         if self.tokenizer is not None and self.backbone is not None:
-            raise UsageError(f"{self.backbone} brings its own tokenizer; leave out --tokenizer, or --from")
+            raise UsageError(f"{self.backbone} has its own tokenizer; omit --tokenizer or --from")
         if self.context is not None and self.tokenizer is None and self.backbone is None:
-            raise UsageError("--context counts tokens; give --tokenizer or --from with it")
+            raise UsageError("--context counts tokens and needs --tokenizer or --from")
         if self.context is not None and self.context < 2:
             raise UsageError(f"--context must be at least 2, got {self.context}")
 
@@ -386,7 +404,7 @@ def run_inspect(
         files.append(InspectedFile(read_leniently(name, labelled), short_names[name]))
     facts = tuple(_facts(one, tokenizer, context, progress) for one in files)
     progress.say("looking for duplicates")
-    findings = all_findings(files)
+    findings = all_findings(files, labelled)
     overlaps: list[PretrainingOverlap] = []
     notes: list[str] = []
     if request.texts:
@@ -394,9 +412,7 @@ def run_inspect(
     if bundle is not None:
         membership = Membership.load(bundle)
         if membership is None:
-            notes.append(
-                f"{request.backbone} does not know what it was pretrained on (no digests of its text were kept)"
-            )
+            notes.append(f"{request.backbone} has no record of its pretraining text (no digests were saved)")
         else:
             overlaps += [_overlap_with_model(one, str(request.backbone), membership) for one in files]
     return Inspection(facts, tuple(findings), tuple(overlaps), tuple(notes))

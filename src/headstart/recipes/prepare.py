@@ -68,7 +68,7 @@ def run_tokenizer(
     """Train a tokenizer on text, save it at `out`, and measure it on the beginning of the text."""
     check_output_folder(out, "tokenizer")
     if (out / MANIFEST).is_file():
-        raise UsageError(f"{out} already holds a tokenizer; choose another --out")
+        raise UsageError(f"{out} already contains a tokenizer; choose another --out")
     files = _text_files(paths)
     tokenizer = train_tokenizer(_texts(files, corpus), config, progress)
     report = tokenizer_report(tokenizer, _first_texts(_texts(files, corpus)))
@@ -86,7 +86,7 @@ def run_shared_tokenizer(
     """
     files = [_text_files(paths) for paths in stages]
     sources = stat_sources(sorted({file for stage_files in files for file in stage_files}))
-    settings = {"text_column": corpus.text_column, "documents": corpus.documents, "stages": files}
+    settings = _reading_settings(corpus) | {"stages": files}
     mark = fingerprint(sources, f"trained {config.model_dump_json()}", settings)
     if (out / MANIFEST).is_file() and read_manifest(out, kind="tokenizer").get("fingerprint") == mark:
         return load_tokenizer(out)
@@ -101,7 +101,7 @@ def run_prepare(request: PrepareRequest, progress: Progress) -> Shards:
     files = _text_files(request.texts)
     tokenizer = load_tokenizer(request.tokenizer) if isinstance(request.tokenizer, Path) else request.tokenizer
     sources = stat_sources(files)
-    settings: dict[str, Any] = {"text_column": corpus.text_column, "documents": corpus.documents}
+    settings = _reading_settings(corpus)
     if excluded := excluded_sources(corpus):
         settings["exclude"] = [[source.name, source.size, source.modified] for source in excluded]
     made_with = tokenizer.digest if tokenizer else f"trained {request.tokenizer_config.model_dump_json()}"
@@ -128,6 +128,12 @@ def run_prepare(request: PrepareRequest, progress: Progress) -> Shards:
         documents, tokenizer, out, sources=sources, fingerprint=mark, progress=progress, made=made, extra=extra
     )
     return _announce(shards, progress)
+
+
+def _reading_settings(corpus: CorpusConfig) -> dict[str, Any]:
+    """Return the settings that determine how the files of a corpus are read."""
+    encoding = {} if corpus.encoding is None else {"encoding": corpus.encoding}
+    return {"text_column": corpus.text_column, "documents": corpus.documents} | encoding
 
 
 def _announce(shards: Shards, progress: Progress) -> Shards:
@@ -157,11 +163,13 @@ def run_prepare_labelled(
     if isinstance(tokenizer, Path):
         tokenizer = load_tokenizer(tokenizer)
     sources = stat_sources([*files, *(label_path(file) for file in files if suffix_of(file) == ".spm")])
-    settings = {
+    settings: dict[str, Any] = {
         "text_column": config.text_column,
         "label_column": config.label_column,
         "labels": None if labels is None else labels.names,
-    } | ({"skip_empty": True} if config.skip_empty else {})  # else the fingerprints of older shards would change
+    }
+    # only where they are set, else the fingerprints of older shards would change
+    settings |= {name: value for name in ("skip_empty", "encoding") if (value := getattr(config, name))}
     mark = fingerprint(sources, tokenizer.digest, settings)
     if shards := _unchanged(out, mark, progress):
         return shards
@@ -172,9 +180,11 @@ def run_prepare_labelled(
         has = (
             "pairs of texts"
             if texts.pairs
-            else {"labels": "several labels a text", "rating": "ratings"}[texts.task_name]
+            else {"labels": "several labels per text", "rating": "ratings"}[texts.task_name]
         )
-        raise DataError(f"{path} has {has}; prepared folders hold one class a text: give the file itself to finetune")
+        raise DataError(
+            f"{path} has {has}; prepared folders support one class per text only: give the original file to finetune"
+        )
     if labels is None:
         labels = LabelSet.from_training(texts)
     else:
@@ -206,13 +216,15 @@ def check_output_folder(out: Path, kind: str) -> None:
         except StoreError:
             manifest = None
     if not isinstance(manifest, Mapping) or manifest.get("kind") != kind:
-        raise UsageError(f"{out} is not empty and not a Headstart {kind} folder; choose another place for the output")
+        raise UsageError(f"{out} is not empty and is not a Headstart {kind} folder; choose another --out")
 
 
 def _text_files(paths: Sequence[str]) -> list[str]:
     for path in paths:
         if is_shards(path):
-            raise DataError(f"{path} is prepared already: its text is tokens now; give the text files it was made from")
+            raise DataError(
+                f"{path} is prepared already: it contains tokens, not text; give the text files it was made from"
+            )
     return expand_paths(paths)
 
 
@@ -222,10 +234,10 @@ def _unchanged(out: Path, mark: str, progress: Progress) -> Shards | None:
     try:
         shards = Shards.open(out)
     except StoreError as error:
-        progress.say(f"{error}; preparing it anew")
+        progress.say(f"{error}; preparing it again")
         return None
     if shards.fingerprint != mark:
-        progress.say(f"{out} was made from other text or settings; preparing it anew")
+        progress.say(f"{out} was made from other text or settings; preparing it again")
         return None
     progress.say(
         f"{out} is up to date: {pluralize(shards.num_documents, 'document')}, {pluralize(shards.num_tokens, 'token')}; reused"
@@ -311,14 +323,14 @@ def prepare_by_parts(
     with progress.task("prepare", len(marks), "files") as task, handle_signals() as stop:
         task.advance(len(marks) - len(remaining))
         if len(remaining) < len(marks):
-            progress.say(f"{len(marks) - len(remaining):,} of {len(marks):,} files were done already; going on")
+            progress.say(f"{len(marks) - len(remaining):,} of {len(marks):,} files were done already; continuing")
         try:
             for _ in _encode_parts(work, corpus, remaining, min(jobs, len(remaining)), stop):
                 task.advance()
         except StopRequested:
             done = sum(_part_folder(work, part_mark).is_dir() for part_mark in marks.values())
             raise Interrupted(
-                f"{stop.why}: {done:,} of {len(marks):,} files are done and kept in {work}; the same command goes on",
+                f"{stop.why}: {done:,} of {len(marks):,} files are done and saved in {work}; run the same command to continue",
                 stop.reason or "",
             ) from None
     parts = [part for source in sources if (part := read_part(_part_folder(work, marks[source]), marks[source]))]
@@ -413,9 +425,7 @@ def run_merge(folders: Sequence[Path], out: Path, progress: Progress) -> Shards:
     parts = [ShardPart(shards.folder, shards.about) for shards in all_shards]
     extra = _merged_provenance(parts) | merged_exclusions(parts)
     if "excluded" not in extra and any("excluded" in part.about for part in parts):
-        progress.say(
-            "not all of these folders left out the same files, so that nothing is said to be left out of the whole"
-        )
+        progress.say("these folders did not exclude the same files, so the merged folder does not record exclusions")
     tokenizer = load_tokenizer(first.tokenizer_folder)
     return merge_parts(parts, tokenizer, out, labels=first.labels, extra=extra, progress=progress)
 

@@ -118,8 +118,8 @@ def _result(ray: Any, reference: Any, resume_command: str) -> Any:
         reply = ray.get(reference)
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.RaySystemError, ray.exceptions.OutOfMemoryError):
         raise TrainingError(
-            f"a run's process died {MAX_RETRIES + 1} times (out of memory?); finished runs are kept. "
-            f"Go on with: {resume_command}"
+            f"a run's process died {MAX_RETRIES + 1} times (out of memory?); finished runs are kept. Continue "
+            f"with: {resume_command}"
         ) from None
     if "error" in reply:
         raise _rebuild_error(*reply["error"])
@@ -155,7 +155,9 @@ def _change_directory(working_directory: str, folder: str) -> None:
     """Enter the directory of the command: paths are relative to it."""
     for path in (working_directory, folder):
         if not Path(path).is_dir():
-            raise StoreError(f"{socket.gethostname()} does not see {path}; every machine of the cluster must see it")
+            raise StoreError(
+                f"{socket.gethostname()} cannot access {path}; every machine of the cluster must have access to it"
+            )
     os.chdir(working_directory)
 
 
@@ -164,7 +166,9 @@ def _import_ray() -> Any:
     try:
         return import_module("ray")
     except ImportError:
-        raise UsageError('--engine ray needs one more package; run: pip install "headstart[cluster]"') from None
+        raise UsageError(
+            '--engine ray needs one more package; install it with: pip install "headstart[cluster]"'
+        ) from None
 
 
 def _check_reachable(address: str) -> None:

@@ -26,6 +26,8 @@ class RunRequest:
     """Continue the run in `out`."""
     command: str = ""
     """The command line, for the record; empty in Python."""
+    began: float | None = None
+    """When the command began (`time.monotonic`), from which `loop.minutes` count; None if it begins with the recipe."""
 
     def inputs(self) -> dict[str, Any]:
         """Return the inputs as the JSON values that run.json records."""
@@ -65,5 +67,5 @@ def open_recorded(request: RequestT, *, kind: str, config_class: type[ConfigT]) 
     try:
         request = request.with_inputs(run.facts["inputs"])
     except (KeyError, TypeError):
-        raise StoreError(f"{run.path / 'run.json'} is damaged: it does not say what the run reads") from None
+        raise StoreError(f"{run.path / 'run.json'} is damaged: it does not list the inputs of the run") from None
     return run, request, merge_config(config_class, run.settings)

@@ -32,8 +32,13 @@ from headstart.train.loop import StepReport, TrainState, fit, seconds_per_step
 from headstart.train.objectives import LossSum
 from headstart.train.optimizers import build_optimizer, optimizer_tensors, restore_optimizer
 from headstart.train.parallel import SINGLE, ParallelStrategy
+from headstart.train.plan import Pace, Plan
 
 PLAN_FILE = "plan.json"
+NO_LIMIT = 2**31
+"""The most steps of a run that only its minutes limit."""
+_BYTES_PER_SECOND = 2e8
+"""A cautious estimate of how fast a model is written, until a checkpoint was."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +94,9 @@ def distributed_run(out: Path) -> Iterator[ProcessGroup]:
             yield group
     except PeerLostError as error:
         steps = [folder.name.removeprefix("step-").lstrip("0") for folder in checkpoint_steps(RunFolder(out))]
-        saved = f"the checkpoint of step {steps[-1]} is whole" if steps else "there was no checkpoint yet"
+        saved = f"the checkpoint of step {steps[-1]} is complete" if steps else "there was no checkpoint yet"
         raise PeerLostError(
-            f"{error}; {saved}. Go on with the same command, --resume and --out {out} in place of the rest of it"
+            f"{error}; {saved}. Continue with the same command, with only --resume and --out {out}"
         ) from error
 
 
@@ -134,7 +139,7 @@ def check_fsdp(config: PretrainConfig | FinetuneConfig) -> None:
 def interrupted_error(command: str, out: Path, stop: StopSignal, step: int, steps: int) -> Interrupted:
     """Return the error of a run that was stopped and saved, with the command that resumes it."""
     return Interrupted(
-        f"{stop.why} at step {step} of {steps}; saved. Go on with: headstart {command} --resume --out {out}",
+        f"{stop.why} at step {step} of {steps}; saved. Continue with: headstart {command} --resume --out {out}",
         stop.reason or "",
     )
 
@@ -234,8 +239,18 @@ class Trainer(ABC, Generic[ConfigT]):
         self.state = self._new_state()
         self.saved_step = 0
         self._graphs = self._build_graphs()
-        self.steps = self._configured_steps()
+        self.plan = Plan(self._configured_steps())
         """The steps of the run; `train` replaces them by those that fit into `loop.minutes`."""
+        self.pace: Pace | None = None
+        """The speed of a run that is planned again while it trains."""
+        self._measuring = 0.0, 0.0
+        """The seconds of measuring (an evaluation, or a token), and the seconds per step when that was timed."""
+        self._save_seconds = sum(p.numel() for p in self.model.parameters()) * 4 / _BYTES_PER_SECOND
+
+    @property
+    def steps(self) -> int:
+        """The steps of the run as planned now."""
+        return self.plan.steps
 
     @property
     def group(self) -> ProcessGroup:
@@ -271,20 +286,21 @@ class Trainer(ABC, Generic[ConfigT]):
 
     def _new_state(self) -> TrainState:
         optim = self.config.optim
-        optimizer = build_optimizer(self.model, optim, self._layer_decay)
+        optimizer = build_optimizer(self.model, optim, *self._lr_multipliers, bf16=self.runtime.bf16)
         ema = EMA(self.model, optim.ema_decay) if optim.ema_decay else None
         return TrainState(self.model, optimizer, self.config.runtime.seed, ema=ema, strategy=self.strategy)
 
     @property
-    def _layer_decay(self) -> float:
-        return 1.0
+    def _lr_multipliers(self) -> tuple[float, float]:
+        """The decay of the learning rate per layer, and the multiple of it for the head."""
+        return 1.0, 1.0
 
     def _say(self, line: str) -> None:
         if not self.quiet:
             self.progress.say(line)
 
     def _fit(
-        self, state: TrainState, fetch: Callable[[int], list[Batch]], steps: int
+        self, state: TrainState, fetch: Callable[[int], list[Batch]], steps: int | Plan
     ) -> Generator[StepReport, None, None]:
         context = step_context(self.stop, compiled=self.model.backbone.compiled)
         return fit(state, fetch, self._objective, self.config.optim, steps, self.runtime, context, self._graphs)
@@ -308,12 +324,83 @@ class Trainer(ABC, Generic[ConfigT]):
         path = self.run.path / PLAN_FILE
         return self.group.broadcast(lambda: read_checksummed(path) if path.is_file() else {})
 
+    @property
+    def _elapsed(self) -> float:
+        """Seconds since the command began."""
+        return time.monotonic() - self.began
+
+    def _set_plan(self, plan: Plan) -> None:
+        """Take a plan that is recorded, or needs no record."""
+        self.plan = plan
+
+    def _record_plan(self, plan: Plan) -> None:
+        """Take a plan and write it, before a step is made by it: a resumed run repeats it."""
+        self._set_plan(plan)
+        self.run.write_json(PLAN_FILE, plan.as_dict() | self._plan_facts(), checksummed=True)
+
+    def _plan_facts(self) -> dict[str, Any]:
+        """Return further entries of plan.json."""
+        return {"seconds_per_step": self.pace.seconds_per_step} if self.pace else {}
+
+    def _max_steps(self) -> int:
+        """Return the most steps that the run may have."""
+        return NO_LIMIT
+
+    def _min_steps_left(self) -> int:
+        """Return the fewest steps that must follow, if any do."""
+        return 1
+
+    def _other_seconds(self, steps: int) -> float:
+        """Return the seconds that a run of `steps` steps still needs besides its steps."""
+        saves = (steps - self.state.step) // self.config.loop.save_every
+        return (saves + 1) * self._save_seconds
+
+    def _begin_pace(self, budget: float, seconds_per_step: float) -> Pace:
+        """Follow the clock from now on."""
+        self.pace = Pace(budget, seconds_per_step, self._elapsed)
+        self._measuring = self._measuring[0], seconds_per_step
+        return self.pace
+
+    def _note_measuring(self, seconds: float) -> None:
+        """Remember how long measuring took."""
+        self._measuring = seconds, self.pace.seconds_per_step if self.pace else 0.0
+
+    @property
+    def _measuring_seconds(self) -> float:
+        """The seconds that measuring would take now: where steps have become slower, so has measuring."""
+        seconds, seconds_per_step = self._measuring
+        return seconds * self.pace.seconds_per_step / seconds_per_step if self.pace and seconds_per_step else seconds
+
+    def _replan(self, seconds: float) -> bool:
+        """Plan the remaining steps again if the minutes require it; True if their number has changed.
+
+        The main process decides. The change is on disk before the next step.
+
+        Args:
+            seconds: the duration of the last step.
+        """
+        step = self.state.step
+        if self.pace is None:
+            return False
+        self.pace.add(seconds)
+        if not self.plan.is_check(step):
+            return False
+        limits = {"minimum": self._min_steps_left(), "limit": self._max_steps()}
+        new_steps = self.pace.new_steps(self.plan, step, self._elapsed, self._other_seconds, **limits)
+        steps = int(self.group.sum([float(new_steps or 0) if self.group.is_main else 0.0])[0])
+        if not steps:
+            return False
+        self._record_plan(self.plan.replanned(step, steps))
+        return True
+
     def _save(self) -> None:
         """Write a checkpoint unless the last one is of this step."""
         if self.state.step == self.saved_step:
             return
+        started = time.monotonic()
         save_state(self.run, self.state, self._checkpoint_extra(), self.config.loop.keep)
         self.saved_step = self.state.step
+        self._save_seconds = time.monotonic() - started
 
     def _resume(self, check: CheckpointCheck | None = None) -> None:
         values = resume_state(self.run, self.state, self._say, check, self.progress.say)

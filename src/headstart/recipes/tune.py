@@ -21,25 +21,28 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from headstart.config.merge import merge_config, nest
 from headstart.config.presets import preset_values
-from headstart.config.schema import FinetuneConfig
+from headstart.config.schema import MAX_LR, MAX_MINUTES, MIN_LR, FinetuneConfig
 from headstart.errors import ConfigError, TrainingError, UsageError
 from headstart.files import MANIFEST, atomic_write, read_checksummed, sha256_of, write_checksummed, write_json
 from headstart.interrupts import StopSignal
 from headstart.metrics import Evaluation
 from headstart.progress import Progress, SilentProgress, pluralize
 from headstart.recipes.executors import Executor, with_threads
+from headstart.recipes.finetune.backbone_preset import SCRATCH
 from headstart.recipes.finetune.dataset import (
     LabelledData,
     build_classifier,
     check_single_label,
+    check_training_memory,
     class_weights,
     load_labelled_data,
     model_config_for,
     resolve_attention,
 )
-from headstart.recipes.finetune.run import SCRATCH, LoadBackbone, choose_tokenizer, load_backbone, resolve_config
+from headstart.recipes.finetune.run import LoadBackbone, choose_tokenizer, load_backbone, resolve_config
 from headstart.recipes.finetune.trainer import FinetuneTrainer
 from headstart.recipes.grid import Grid, GridDisplay, grid_worker, open_cell, run_grid
+from headstart.recipes.memory import check_finetune_memory
 from headstart.recipes.run_request import RunRequest, begin_or_resume, open_recorded
 from headstart.recipes.workers import MakeWorker, RunJob
 from headstart.runtime import setup_runtime
@@ -132,7 +135,7 @@ def run_tune(request: TuneRequest, config: FinetuneConfig | None, progress: Prog
         request,
         kind=TuneRun.command,
         config_class=FinetuneConfig,
-        resolve=lambda: _resolve(request, config, load),
+        resolve=lambda: _resolve(request, config, load, progress),
     )
 
     def load_grid() -> TuneRun:
@@ -143,26 +146,33 @@ def run_tune(request: TuneRequest, config: FinetuneConfig | None, progress: Prog
 
 
 def _resolve(
-    request: TuneRequest, config: FinetuneConfig | None, load: LoadBackbone
+    request: TuneRequest, config: FinetuneConfig | None, load: LoadBackbone, progress: Progress
 ) -> tuple[TuneRequest, FinetuneConfig]:
     """Return the request and the settings of a new search, with all that the backbone and this machine decide."""
     if config is None or request.train is None or request.backbone is None:
-        raise UsageError("tune needs a labelled file, and --from with a pretrained folder or the word scratch")
+        raise UsageError(
+            "tune needs a labelled file, and --from with a pretrained folder, a starter or the word scratch"
+        )
     _check(request, config)
     backbone = load(request.backbone)
-    config = resolve_config(with_threads(config, request.executor), backbone)
+    config = resolve_config(with_threads(config, request.executor), backbone, progress)
     search_dimensions(config, backbone, request.search)
+    check_finetune_memory(config, backbone=backbone is not None)
     return request, config
 
 
 def _check(request: TuneRequest, config: FinetuneConfig) -> None:
     if request.minutes is None and request.trials is None:
-        raise UsageError("tune needs --minutes or --trials: how long to search")
+        raise UsageError("tune needs --minutes or --trials")
     for name, value in (("minutes", request.minutes), ("trials", request.trials)):
+        if value is not None and not math.isfinite(value):
+            raise UsageError(f"--{name} must be a finite number, got {value:g}")
         if value is not None and value <= 0:
             raise UsageError(f"--{name} must be above 0, got {value:g}")
+    if request.minutes is not None and request.minutes > MAX_MINUTES:
+        raise UsageError(f"--minutes must be at most {MAX_MINUTES:.0f}, got {request.minutes:g}")
     if config.loop.watch_test:
-        raise UsageError("loop.watch_test looks at test, which a search for settings may not see")
+        raise UsageError("loop.watch_test reads test data, which a search may not use")
 
 
 def check_installed() -> None:
@@ -214,11 +224,12 @@ def search_dimensions(
     """Return the settings that are searched, without those that have no meaning for this network."""
     for name in search:
         if name not in SEARCH_SPACE:
-            raise ConfigError(f"--search knows {', '.join(SEARCH_SPACE)}, got {name!r}")
+            raise ConfigError(f"--search must be among {', '.join(SEARCH_SPACE)}, got {name!r}")
     lr, epochs, decay = config.optim.lr, config.loop.epochs, config.transfer.layer_decay
     dropout = config.model.dropout
+    lowest_lr, highest_lr = max(MIN_LR, float(f"{lr / 5:.3g}")), min(MAX_LR, float(f"{lr * 5:.3g}"))
     available = {
-        "lr": SearchDimension("optim.lr", lr, float(f"{lr / 5:.3g}"), float(f"{lr * 5:.3g}"), log=True),
+        "lr": SearchDimension("optim.lr", lr, lowest_lr, highest_lr, log=True),
         "epochs": SearchDimension("loop.epochs", epochs, max(1, epochs // 2), math.ceil(1.5 * epochs), integer=True),
         "dropout": SearchDimension(
             "transfer.dropout" if backbone else "model.dropout", dropout, min(0.0, dropout), max(0.3, dropout)
@@ -231,7 +242,7 @@ def search_dimensions(
         available["attention"] = SearchDimension("transfer.attention", backbone.attention, choices=directions)
     dimensions = tuple(available[name] for name in search if name in available)
     if not dimensions:
-        raise ConfigError(f"--search {','.join(search)} leaves nothing to search; what can be: {', '.join(available)}")
+        raise ConfigError(f"--search {','.join(search)} leaves nothing to search; available: {', '.join(available)}")
     return dimensions
 
 
@@ -352,6 +363,7 @@ class TuneRun(Grid[TrialSpec, Trial, TuneResult]):
         instead = "run finetune with other settings, and compare what its result.json says of validation"
         check_single_label(data, "tune", instead)
         class_weights(config, data.task, data.train)
+        check_training_memory(config, data, backbone)
         return cls(
             folder=folder,
             config=config,
@@ -378,7 +390,7 @@ class TuneRun(Grid[TrialSpec, Trial, TuneResult]):
         values = ", ".join(f"{name.split('.')[-1]} {value}" for name, value in record.settings.items())
         results = {
             "done": f"validation accuracy {record.accuracy:.4f}",
-            "stopped": f"given up after epoch {record.epochs}, validation accuracy {record.accuracy:.4f}",
+            "stopped": f"stopped after epoch {record.epochs}, validation accuracy {record.accuracy:.4f}",
             "failed": "its loss was not finite",
         }
         return f"trial {record.trial}: {values}: {results[record.state]}"

@@ -68,9 +68,13 @@ def run_parallel(
                     yield result
             if num_remaining and any(worker.has_died for worker in workers):
                 raise TrainingError(
-                    f"a process was ended from outside (out of memory?); {kept}. Go on with: {resume_command}"
+                    f"a worker process was killed (out of memory?); {kept}. Continue with: {resume_command}"
                 )
             stop.check()
+    except (KeyboardInterrupt, SystemExit):  # a second signal, before the first one was noticed
+        for worker in workers:
+            worker.kill()
+        raise
     finally:
         stop_all(workers)  # an error or a stop here stops the others, with their state saved
 

@@ -6,6 +6,7 @@ can distinguish. The same figure gives the same SVG bytes. Lines are labelled at
 
 import io
 import math
+import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ from itertools import pairwise
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import Formatter, MaxNLocator, NullLocator
+from numpy.typing import NDArray
 
 from headstart.metrics import wilson
 from headstart.report.intervals import mean
@@ -34,9 +37,11 @@ COLOURS = {
     "naive_bayes": "#b5528b",
     "nbsvm": "#7b4ea3",
     "tfidf": "#008060",
+    "linear": "#008060",
     "scratch": "#d55e00",
     "frozen": "#3f6f8f",
     "pretrained": "#0072b2",
+    "blend": "#a8324e",
 }
 FURTHER = {"further-1": "#a8324e", "further-2": "#4f6d00", "further-3": "#5145a8", "further-4": "#00707a"}
 """Colours of arms that differ by the name of a folder; the name alone decides which."""
@@ -53,6 +58,10 @@ _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _MIN_WIDTH_WITH_NOTE = 6.0  # inches
 _MAX_LABELS_WITH_NUMBERS = 10
 _MAX_LABELS_UNROTATED = 3
+_NUM_CONFUSED = 3
+"""Pairs of labels that a caption names where the figure has no numbers."""
+_PALEST = 0.06
+"""The opacity of a cell of a confusion matrix without any text."""
 RELIABILITY_WIDTH = 2.9
 
 Band = tuple[float, float, float]
@@ -71,7 +80,9 @@ def png(figure: Figure) -> bytes:
 
 def _render(figure: Figure, file_format: str) -> bytes:
     buffer = io.BytesIO()
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        # labels in Chinese: the page has them as text in the reader's font, and nobody could act on the warning
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
         metadata = _NO_METADATA if file_format == "svg" else {"Software": None}
         figure.savefig(buffer, format=file_format, dpi=200, metadata=metadata)
     return buffer.getvalue()
@@ -179,8 +190,8 @@ def arm_colour(arm: str) -> str:
 def short_name(arm: str) -> str:
     """Name an arm briefly, for lines and tables.
 
-    >>> short_name("tfidf"), short_name("pretrained:books")
-    ('TF-IDF', 'pretrained books')
+    >>> short_name("nbsvm"), short_name("pretrained:books")
+    ('NB-SVM', 'pretrained books')
     """
     return SHORT.get(arm, arm.replace(":", " "))
 
@@ -236,7 +247,7 @@ def _curves(comparison: ComparisonResults, name: str, split: str, value: Callabl
     caption = f"Accuracy on {split} after every epoch"
     caption += f": mean of {seeds} seeds, and the band from the worst seed to the best." if seeds > 1 else ", one seed."
     if split == "test":
-        caption += " Nothing was chosen by these numbers."
+        caption += " These numbers were not used to choose anything."
     caption += _absent_arms(comparison)
     return ReportFigure(name, caption, lambda width: draw_curves(comparison, width, split, value))
 
@@ -244,7 +255,7 @@ def _curves(comparison: ComparisonResults, name: str, split: str, value: Callabl
 def _absent_arms(comparison: ComparisonResults) -> str:
     """Name the arms that a figure of the largest budget lacks."""
     names = " and ".join(arm_name(arm) for arm in comparison.arms_without_runs(comparison.largest_budget))
-    return f" {capitalize(names)}: no finished run with so many labels." if names else ""
+    return f" {capitalize(names)}: no finished run with this number of labels." if names else ""
 
 
 def _has_test_curves(comparison: ComparisonResults) -> bool:
@@ -312,7 +323,7 @@ def draw_budgets(comparison: ComparisonResults, width: float) -> Figure:
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(round_ticks())
-    axes.set_xlabel("labelled texts to learn from", color=INK)
+    axes.set_xlabel("labelled training texts", color=INK)
     label_line_ends(axes, ends)
     return figure
 
@@ -361,12 +372,15 @@ def draw_test(comparison: ComparisonResults, width: float) -> Figure:
 
 
 def confusion_width(num_labels: int) -> float:
-    """Return the inches in which the numbers of so many labels do not touch.
+    """Return the inches in which the numbers, or the names, of so many labels do not touch.
 
-    >>> confusion_width(2), confusion_width(8), confusion_width(77)
-    (2.9, 4.7, 7.4)
+    >>> confusion_width(2), confusion_width(8), confusion_width(30), confusion_width(77), confusion_width(500)
+    (2.9, 4.7, 7.4, 10.1, 14.0)
     """
-    return 2.9 if num_labels <= _MAX_LABELS_UNROTATED else min(7.4, round(1.5 + 0.4 * num_labels, 1))
+    if num_labels <= _MAX_LABELS_UNROTATED:
+        return 2.9
+    with_numbers, with_names = 1.5 + 0.4 * num_labels, 1.6 + 0.11 * num_labels
+    return round(max(min(7.4, with_numbers), min(14.0, with_names)), 1)
 
 
 def draw_confusion(comparison: ComparisonResults, arm: str, width: float) -> Figure:
@@ -374,30 +388,27 @@ def draw_confusion(comparison: ComparisonResults, arm: str, width: float) -> Fig
     size = len(comparison.labels)
     figure, axes = new_figure(width, height=width * 0.86)
     colour, font_size = arm_colour(arm), 10 if size <= _MAX_LABELS_UNROTATED else 8
-    for row, fractions in enumerate(_confusion_fractions(comparison.runs_of(arm, comparison.largest_budget), size)):
-        for column, fraction in enumerate(fractions):
-            alpha = 0.06 + 0.42 * fraction  # pale enough for the text colour, in the light and the dark theme
-            box = Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, facecolor=colour, alpha=alpha, linewidth=0)
+    counts = _confusion_counts(comparison, arm)
+    axes.add_patch(Rectangle((-0.5, -0.5), size, size, facecolor=colour, alpha=_PALEST, linewidth=0))
+    for row, column in np.ndindex(size, size):
+        fraction = counts[row, column] / max(1, counts[row].sum())
+        if fraction:  # pale enough for the text colour, in the light and the dark theme
+            box = Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, facecolor=colour, linewidth=0)
+            box.set_alpha(0.42 * fraction)
             axes.add_patch(box)
-            if size <= _MAX_LABELS_WITH_NUMBERS:
-                axes.text(
-                    column,
-                    row,
-                    f"{100 * fraction:.0f}",
-                    ha="center",
-                    va="center",
-                    color=INK,
-                    weight="bold",
-                    fontsize=font_size,
-                )
+        if size <= _MAX_LABELS_WITH_NUMBERS:
+            number = f"{100 * fraction:.0f}"
+            axes.text(column, row, number, ha="center", va="center", color=INK, weight="bold", fontsize=font_size)
     axes.set_xlim(-0.5, size - 0.5)
     axes.set_ylim(size - 0.5, -0.5)
-    names = [shorten(label, 12) for label in comparison.labels] if size <= 2 * _MAX_LABELS_WITH_NUMBERS else []
+    many = size > _MAX_LABELS_WITH_NUMBERS
+    names = [shorten(label, 24 if many else 12) for label in comparison.labels]
+    name_size = min(9.0, 72 * 0.62 * width / size)  # of the points that a row has
     rotation = 0 if size <= _MAX_LABELS_UNROTATED else 90
-    axes.set_xticks(range(len(names)), names, color=INK, rotation=rotation, fontsize=9)
-    axes.set_yticks(range(len(names)), names, color=INK, fontsize=9)
+    axes.set_xticks(range(size), names, color=INK, rotation=rotation, fontsize=name_size)
+    axes.set_yticks(range(size), names, color=INK, fontsize=name_size)
     axes.grid(visible=False)
-    axes.set_xlabel("answered", color=INK, fontsize=9)
+    axes.set_xlabel("predicted", color=INK, fontsize=9)
     axes.set_ylabel("true label", color=INK, fontsize=9)
     axes.set_title(f"{short_name(arm)}, %", color=colour, fontsize=10, weight="bold", loc="left")
     return figure
@@ -406,14 +417,27 @@ def draw_confusion(comparison: ComparisonResults, arm: str, width: float) -> Fig
 def _confusion_caption(comparison: ComparisonResults, arm: str) -> str:
     seeds = len(comparison.runs_of(arm, comparison.largest_budget))
     together = f", {seeds} seeds together" if seeds > 1 else ""
-    return f"Share of each true label given each answer on test{together}."
-
-
-def _confusion_fractions(runs: tuple[RunRecord, ...], size: int) -> list[list[float]]:
-    counts = [
-        [sum((run.test.confusion or ())[row][column] for run in runs) for column in range(size)] for row in range(size)
+    caption = f"Fraction of the test texts of each true label by predicted label{together}."
+    if len(comparison.labels) <= _MAX_LABELS_WITH_NUMBERS:
+        return caption
+    counts = _confusion_counts(comparison, arm)
+    mistakes = counts - np.diag(np.diag(counts))
+    order = np.argsort(-mistakes, axis=None, kind="stable")[:_NUM_CONFUSED]
+    pairs = [(row, column) for row, column in zip(*np.unravel_index(order, counts.shape), strict=True)]
+    described = [
+        f"{comparison.labels[row]} predicted as {comparison.labels[column]} "
+        f"({100 * counts[row, column] / counts[row].sum():.0f} % of its texts)"
+        for row, column in pairs
+        if mistakes[row, column]
     ]
-    return [[count / max(1, sum(row)) for count in row] for row in counts]
+    return f"{caption} Most often confused: {'; '.join(described)}." if described else caption
+
+
+def _confusion_counts(comparison: ComparisonResults, arm: str) -> NDArray[np.int64]:
+    """Return the texts of each true label (row) that got each prediction (column), over all seeds."""
+    runs = comparison.runs_of(arm, comparison.largest_budget)
+    counts: NDArray[np.int64] = np.sum([run.test.confusion or () for run in runs], axis=0, dtype=np.int64)
+    return counts
 
 
 def _seeds_and_labels(comparison: ComparisonResults) -> str:
@@ -438,7 +462,7 @@ def reliability_caption(calibration: ArmCalibration) -> str:
     """Describe a diagram, also for readers who cannot see it."""
     together = f", {calibration.seeds} seeds together" if calibration.seeds > 1 else ""
     return (
-        f"Right answers by certainty{together}: calibration error {100 * calibration.ece:.1f} points "
+        f"Accuracy by predicted probability{together}: calibration error {100 * calibration.ece:.1f} points "
         f"(95 % interval {100 * calibration.low:.1f} to {100 * calibration.high:.1f})."
     )
 
@@ -470,7 +494,7 @@ def draw_reliability(calibration: ArmCalibration, width: float) -> Figure:
     axes.xaxis.set_major_locator(round_ticks(4))
     axes.yaxis.set_major_locator(round_ticks(5))
     axes.xaxis.grid(visible=True, color=FAINT, linewidth=0.8)
-    axes.set_xlabel("sure", color=INK, fontsize=9)
-    axes.set_ylabel("right", color=INK, fontsize=9)
+    axes.set_xlabel("probability", color=INK, fontsize=9)
+    axes.set_ylabel("accuracy", color=INK, fontsize=9)
     axes.set_title(short_name(calibration.arm), color=colour, fontsize=10, weight="bold", loc="left")
     return figure

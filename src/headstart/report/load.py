@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.errors import StoreError, UsageError
-from headstart.files import read_json
+from headstart.files import read_checksummed, read_json
 from headstart.metrics import confusion_matrix
 from headstart.report.intervals import mean
 from headstart.store.records import (
@@ -26,22 +26,26 @@ from headstart.store.records import (
     read_record,
 )
 
-ARM_ORDER = ("majority", "naive_bayes", "nbsvm", "tfidf", "scratch", "frozen", "pretrained")
-"""The order in which arms are shown; others follow by name."""
+ARM_ORDER = ("majority", "naive_bayes", "nbsvm", "tfidf", "linear", "scratch", "frozen", "pretrained", "blend")
+"""The order in which arms are shown; others follow by name. Only comparisons of earlier versions have `tfidf`."""
 ARM_NAMES = {
     "majority": "the majority class",
     "naive_bayes": "naive Bayes",
     "tfidf": "TF-IDF + logistic regression",
     "nbsvm": "NB-SVM",
+    "linear": "the linear model",
     "scratch": "the from-scratch network",
     "pretrained": "the pretrained network",
     "frozen": "the frozen pretrained network",
+    "blend": "the blend",
 }
-EXPECTED_ARMS = ("majority", "tfidf", "scratch", "pretrained")
+EXPECTED_ARMS = ("majority", "linear", "scratch", "pretrained")
 """A report names each of these arms that has no run, unless the comparison was started with other arms."""
-LINEAR_ARMS = ("majority", "tfidf", "naive_bayes", "nbsvm")
+LINEAR_ARMS = ("majority", "tfidf", "naive_bayes", "nbsvm", "linear")
 """The arms that are not networks."""
 SCRATCH, PRETRAINED = "scratch", "pretrained"
+CHOICE = "choice.json"
+"""Written by `headstart auto`: the arm that validation chose, the arms there are, and a sentence on the choice."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ class ComparisonResults:
     receipts: tuple[dict[str, Any], ...] = ()
     """The transfer receipt of each pretrained folder, the first folder's first."""
     samples: tuple[dict[str, Any], ...] = ()
+    choice: str | None = None
+    """A sentence on the arm that validation chose to be used, where a command chose one."""
     excerpts: dict[int, str] = field(default_factory=dict)
     """The beginnings of a few test texts, by row; empty where none may be quoted."""
 
@@ -105,6 +111,8 @@ def load_comparison(folder: Path) -> ComparisonResults:
     runs.sort(key=lambda run: (arms.index(run.arm), _budget_size(run.labels), run.seed))
     config, facts = _load_optional(folder / "config.json"), _load_optional(folder / "run.json")
     first_seed = config.get("runtime", {}).get("seed", 0)
+    choice = read_checksummed(folder / CHOICE) if (folder / CHOICE).is_file() else {}
+    inputs = facts.get("inputs", {}) | ({"arms": choice["arms"]} if choice else {})
     receipts = map(_load_optional, (folder / "receipt.json", *sorted(folder.glob("receipt-*.json"))))
     return ComparisonResults(
         labels=data.labels,
@@ -113,13 +121,14 @@ def load_comparison(folder: Path) -> ComparisonResults:
         arms=arms,
         budgets=tuple(sorted({run.labels for run in runs}, key=_budget_size)),
         seeds=tuple(sorted({run.seed for run in runs})),
-        missing=tuple(_missing_runs(runs, facts.get("inputs", {}), first_seed)),
+        missing=tuple(_missing_runs(runs, inputs, first_seed)),
         config=config,
         environment=_load_optional(folder / "environment.json"),
         command=facts.get("command") or None,
         ledger=_load_optional(folder / "ledger.json") or None,
         receipts=tuple(filter(None, receipts)),
         samples=_load_samples(folder / "samples.json"),
+        choice=choice.get("sentence"),
         excerpts=read_excerpts(folder),
     )
 
@@ -128,16 +137,16 @@ def _load_run(path: Path, data: ComparisonData) -> RunRecord:
     run = read_record(path)
     if len(run.predictions) != data.test.rows:
         problem = f"{len(run.predictions)} predictions for {data.test.rows} rows of test"
-        raise StoreError(f"{path} is of another comparison: it has {problem}")
+        raise StoreError(f"{path} belongs to another comparison: it has {problem}")
     if any(prediction >= len(data.labels) for prediction in run.predictions):
         problem = f"label {max(run.predictions)}, where there are {len(data.labels)}"
-        raise StoreError(f"{path} is of another comparison: it predicts {problem}")
+        raise StoreError(f"{path} belongs to another comparison: it predicts {problem}")
     confusion = confusion_matrix(data.test.gold, run.predictions, len(data.labels))
     accuracy = float(confusion.trace()) / max(1, data.test.rows)
     recorded_confusion = [list(row) for row in run.test.confusion or ()]
     if recorded_confusion != confusion.tolist() or abs(accuracy - run.test.accuracy) > 1e-6:
         raise StoreError(
-            f"{path} is of another comparison: it says accuracy {run.test.accuracy:.4f}, "
+            f"{path} belongs to another comparison: it records accuracy {run.test.accuracy:.4f}, "
             f"its predictions give {accuracy:.4f} on {data.test.name}"
         )
     return run
@@ -207,8 +216,8 @@ def is_network_arm(arm: str) -> bool:
 def arm_name(arm: str) -> str:
     """Name an arm in a sentence.
 
-    >>> arm_name("tfidf"), arm_name("distilled"), arm_name("pretrained:books")
-    ('TF-IDF + logistic regression', 'distilled', 'the pretrained network books')
+    >>> arm_name("linear"), arm_name("distilled"), arm_name("pretrained:books")
+    ('the linear model', 'distilled', 'the pretrained network books')
     """
     first, _, folder = arm.partition(":")
     return f"{ARM_NAMES.get(first, first)} {folder}".rstrip()

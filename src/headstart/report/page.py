@@ -43,6 +43,7 @@ from headstart.report.statistics import differences_without_leaks, protocol_accu
 from headstart.report.summary import (
     capitalize,
     describe_missing,
+    describe_pairing,
     format_budget,
     format_percent,
     format_point,
@@ -163,6 +164,7 @@ def _figures(comparison: ComparisonResults) -> dict[str, Any]:
         "figures": drawn,
         "confusions": [(figure.caption, _inline(figure, width)) for figure in confusion_figures(comparison)],
         "confusion_rem": _REM_PER_INCH * width,
+        "confusion_scrolls": width >= DESKTOP_WIDTH,  # many labels, whose names a phone would shrink too much
         "calibration": calibration,
         "diagrams": [
             (figure.caption, _inline(figure, RELIABILITY_WIDTH)) for figure in reliability_diagrams(calibration)
@@ -186,6 +188,7 @@ def _tables(comparison: ComparisonResults) -> dict[str, Any]:
         "leaks": differences_without_leaks(comparison),
         "splits": [("train", data.train), ("validation", data.valid), ("test", data.test)],
         "one_seed": len(comparison.seeds) == 1,
+        "pairing": describe_pairing(comparison),
         "looked_at_test": any(epoch.test_accuracy is not None for run in comparison.runs for epoch in run.epochs),
     }
 

@@ -28,8 +28,8 @@ NO_VALUE = "–"
 def capitalize(text: str) -> str:
     """Capitalize the first letter and leave the others as they are.
 
-    >>> capitalize("the majority class"), capitalize("TF-IDF")
-    ('The majority class', 'TF-IDF')
+    >>> capitalize("the majority class"), capitalize("NB-SVM")
+    ('The majority class', 'NB-SVM')
     """
     return text[:1].upper() + text[1:]
 
@@ -137,7 +137,11 @@ def verdict_sentences(comparison: ComparisonResults) -> Verdict:
     rival = _rival(ranked)
     sentences = [_winner(comparison, ranked[0], rival), *_also_ran(comparison, ranked, rival)]
     sentences += _against_majority(ranked)
-    sentences += _gain_sentences(comparison)
+    if comparison.choice:
+        result, _, differences = comparison.choice.partition(": ")
+        sentences[:0] = [f"{result}.", *([f"{capitalize(differences)}."] if differences else [])]
+    else:
+        sentences += _gain_sentences(comparison)
     smaller_budgets = [
         sentence for budget in comparison.budgets[:-1] for sentence in _smaller_budget(comparison, budget)
     ]
@@ -155,7 +159,7 @@ def _rival(ranked: list[Summary]) -> Summary | None:
 def _winner(comparison: ComparisonResults, first: Summary, second: Summary | None) -> str:
     name, accuracy = capitalize(arm_name(first.arm)), format_percent(first.accuracy.mean)
     if second is None:
-        return f"Only {arm_name(first.arm)} has finished, with {accuracy} on test: there is nothing to compare it with."
+        return f"Only {arm_name(first.arm)} has finished, with {accuracy} on test: there is no other arm to compare it with."
     other, other_accuracy = arm_name(second.arm), format_percent(second.accuracy.mean)
     gap = first.accuracy.mean - second.accuracy.mean
     if gap == 0:
@@ -163,14 +167,14 @@ def _winner(comparison: ComparisonResults, first: Summary, second: Summary | Non
     lead = f"{accuracy} on test, {format_points(gap, sign=False)} points above {other}"
     difference = paired_difference(comparison, first.arm, second.arm, comparison.largest_budget)
     if difference is None:
-        return f"{name} is ahead, but shares no seed with the next: {lead} ({other_accuracy})."
+        return f"{name} has the highest accuracy, but shares no seed with the second: {lead} ({other_accuracy})."
     if _is_level(gap):
-        return f"{name} is level with {other}: {accuracy} and {other_accuracy} on test."
+        return f"{name} and {other} are equal: {accuracy} and {other_accuracy} on test."
     if difference.measurable and difference.low > 0:
-        return f"{name} won: {lead} ({other_accuracy})."
+        return f"{name} is best: {lead} ({other_accuracy})."
     if difference.low > 0:
-        return f"{name} is ahead, but one seed cannot show the luck of training: {lead} ({other_accuracy})."
-    return f"{name} is ahead, but not measurably: {lead} ({other_accuracy}; {format_interval(difference)})."
+        return f"No clear winner with one seed: {name} has {lead} ({other_accuracy})."
+    return f"No clear winner: {name} has {lead} ({other_accuracy}; {format_interval(difference)})."
 
 
 def _also_ran(comparison: ComparisonResults, ranked: list[Summary], rival: Summary | None) -> list[str]:
@@ -187,7 +191,7 @@ def _also_ran(comparison: ComparisonResults, ranked: list[Summary], rival: Summa
         gap = first.accuracy.mean - summary.accuracy.mean
         distance = "level with" if _is_level(gap) else f"{format_points(gap, sign=False)} points below"
         name = capitalize(arm_name(summary.arm))
-        sentences.append(f"{name} came to {format_percent(summary.accuracy.mean)}, {distance} {arm_name(first.arm)}.")
+        sentences.append(f"{name} reached {format_percent(summary.accuracy.mean)}, {distance} {arm_name(first.arm)}.")
     return sentences
 
 
@@ -221,7 +225,7 @@ def _gain_sentences(comparison: ComparisonResults) -> list[str]:
         return [unmeasured]
     measured = gain(comparison, comparison.largest_budget)
     if measured is None:
-        return ["What pretraining was worth is not known: the two networks share no seed."]
+        return ["The gain from pretraining is unknown: the two networks share no seed."]
     sentences = [
         f"{_points_sentence(measured.points)}{_labels_clause(comparison, measured)}.",
         *_macro_f1_sentence(measured),
@@ -231,10 +235,8 @@ def _gain_sentences(comparison: ComparisonResults) -> list[str]:
     for arm in network_arms(comparison):
         difference = None if arm in arms else paired_difference(comparison, arm, SCRATCH, comparison.largest_budget)
         if difference:
-            points = (
-                f"{format_points(difference.mean)} points against random weights ({_interval_and_seeds(difference)})"
-            )
-            claim = "" if difference.measurable else ", not measurable"
+            points = f"{format_points(difference.mean)} points compared with random weights ({_interval_and_seeds(difference)})"
+            claim = "" if difference.measurable else ", not statistically significant"
             sentences.append(f"{capitalize(arm_name(arm))}: {points}{claim}.")
     return sentences
 
@@ -244,14 +246,14 @@ def _unmeasured_gain(comparison: ComparisonResults, arms: tuple[str, str]) -> st
     not_requested = [arm_name(arm) for arm in reversed(arms) if arm not in (*comparison.arms, *comparison.missing)]
     if not_requested:
         was = "was" if len(not_requested) == 1 else "were"
-        return f"What pretraining was worth was not asked: {' and '.join(not_requested)} {was} left out (--arms)."
+        return f"The gain from pretraining was not measured: {' and '.join(not_requested)} {was} not among the arms (--arms)."
     absent = [arm_name(arm) for arm in reversed(arms) if not comparison.runs_of(arm, comparison.largest_budget)]
     if not absent:
         return None
     ran_with_fewer = all(arm in comparison.arms for arm in arms)
     labels = f" with {format_budget(comparison.largest_budget)} labels" if ran_with_fewer else ""
-    verb, many = "has" if len(absent) == 1 else "have", " with so many" if ran_with_fewer else ""
-    return f"What pretraining was worth{labels} is not known: {' and '.join(absent)} {verb} no finished run{many}."
+    verb, many = "has" if len(absent) == 1 else "have", " with this number" if ran_with_fewer else ""
+    return f"The gain from pretraining{labels} is unknown: {' and '.join(absent)} {verb} no finished run{many}."
 
 
 def _points_sentence(points: Estimate, budget: Budget | None = None) -> str:
@@ -259,19 +261,25 @@ def _points_sentence(points: Estimate, budget: Budget | None = None) -> str:
     difference, interval = f"{format_points(points.mean)} points", _interval_and_seeds(points)
     if points.one_run:
         run = "With one seed" if budget is None else f"With {format_budget(budget)} labels and one seed"
-        return f"{run}, pretraining made {difference} against random weights, which is no proof ({interval})"
+        return (
+            f"{run}, the difference between pretraining and random weights was {difference}, which one "
+            f"seed cannot confirm ({interval})"
+        )
     if points.low > 0:
-        claim = f"Pretraining was worth {difference} over random weights ({interval})"
+        claim = f"Pretraining gained {difference} over random weights ({interval})"
     elif points.high < 0:
-        claim = f"Pretraining hurt: {difference} against random weights ({interval})"
+        claim = f"Pretraining was harmful: {difference} compared with random weights ({interval})"
     else:
-        claim = f"No measurable gain from pretraining: {difference} ({interval})"
+        claim = f"No clear gain from pretraining: {difference} ({interval})"
     return claim if budget is None else f"With {format_budget(budget)} labels, {claim[:1].lower()}{claim[1:]}"
 
 
 def _interval_and_seeds(difference: Estimate) -> str:
     if difference.one_run:
-        return f"{format_interval(difference)} over the test texts alone: one seed cannot show the luck of training"
+        return (
+            f"{format_interval(difference)} over the test texts only: one seed does not show the "
+            f"variation between training runs"
+        )
     return f"{format_interval(difference)}, {difference.seeds} paired seeds"
 
 
@@ -280,9 +288,9 @@ def _macro_f1_sentence(measured: Gain) -> list[str]:
     if not measured.unbalanced:
         return []
     macro = measured.macro_f1
-    claim = "" if macro.measurable else ", not measurable"
+    claim = "" if macro.measurable else ", not statistically significant"
     return [
-        f"In macro-F1, where a rare label counts as much as a frequent one: {format_points(macro.mean)} points "
+        f"In macro-F1, which weights all labels equally: {format_points(macro.mean)} points "
         f"({format_interval(macro)}){claim}."
     ]
 
@@ -293,13 +301,11 @@ def _epochs_sentence(measured: Gain) -> list[str]:
         return []
     needed, accuracy = epochs.needed, f"({format_percent(epochs.accuracy)} on validation)"
     if needed.low is not None and needed.low <= 1:  # after one epoch the two cannot be distinguished
-        return [
-            f"No measurable head start in epochs: after the first, {arm} {accuracy} is not measurably above {other}."
-        ]
+        return [f"No clear gain in epochs: after the first epoch, {arm} {accuracy} is not clearly above {other}."]
     start = f"After one epoch {arm} {accuracy} is where {other}"
     if needed.at is None:
         epochs_run = pluralize(round(needed.last), "epoch")
-        return [f"{start} does not arrive in {epochs_run}{format_point_interval(needed)}."]
+        return [f"{start} is not after {epochs_run}{format_point_interval(needed)}."]
     return [f"{start} is after {needed.at:.0f}{format_point_interval(needed)}."]
 
 
@@ -310,7 +316,7 @@ def _smaller_budget(comparison: ComparisonResults, budget: Budget) -> list[str]:
     sentence = _points_sentence(measured.points, budget) + _labels_clause(comparison, measured)
     best = max(summaries(comparison, budget), key=lambda summary: summary.accuracy.mean)
     if not is_network_arm(best.arm):
-        sentence += f"; {arm_name(best.arm)} was ahead with {format_percent(best.accuracy.mean)}"
+        sentence += f"; {arm_name(best.arm)} was best with {format_percent(best.accuracy.mean)}"
     return [f"{sentence}."]
 
 
@@ -328,8 +334,8 @@ def _against_linear(comparison: ComparisonResults, budget: Budget) -> list[str]:
     points = f"{format_points(difference.mean, sign=False)} points {side} {arm_name(linear)}"
     points += f" ({_interval_and_seeds(difference)})"
     if not difference.measurable and not difference.one_run:
-        points += ", which is not measurable"
-    unknown = f"{arm_name(other)} has no finished run with so many"
+        points += ", not statistically significant"
+    unknown = f"{arm_name(other)} has no finished run with this number"
     return [f"With {format_budget(budget)} labels, {arm_name(arm)} was {points}{needs}; {unknown}."]
 
 
@@ -342,9 +348,9 @@ def _labels_clause(comparison: ComparisonResults, measured: Gain) -> str:
     linear_needs_more = linear is not None and (linear.needed.at is None or linear.needed.at > rows)
     also = f", {arm_name(linear.other)} {_format_needed(linear.needed)}" if linear and linear_needs_more else ""
     if needed.at is None and rows >= needed.last and rows < comparison.rows_of(comparison.largest_budget):
-        return f": {other}, which was run with no more labels, needs more than {rows:,} for the same accuracy{also}"
+        return f": {other}, which was not run with more labels, needs more than {rows:,} for the same accuracy{also}"
     if needed.at is None and rows >= needed.last:
-        return f": {other} needs more than the {rows:,} labels there are for the same accuracy"
+        return f": {other} needs more than the {rows:,} available labels for the same accuracy"
     saved = f", or {format_point(needed.at, needed, rows)} labels{format_point_interval(needed, rows)}"
     return f"{saved}: {other} needs {format_point(needed.at, needed)} for the same accuracy{also}"
 
@@ -380,8 +386,8 @@ def _missing(comparison: ComparisonResults) -> list[str]:
 def describe_missing(missing: Sequence[str]) -> list[str]:
     """Describe missing runs, with those that differ only in their seed in one entry.
 
-    >>> describe_missing(["tfidf", "scratch with 50 labels, seed 0", "scratch with 50 labels, seed 3"])
-    ['tfidf (no run at all)', 'scratch with 50 labels, seeds 0 and 3']
+    >>> describe_missing(["linear", "scratch with 50 labels, seed 0", "scratch with 50 labels, seed 3"])
+    ['linear (no run at all)', 'scratch with 50 labels, seeds 0 and 3']
     """
     seeds: dict[str, list[str]] = {}
     for name in missing:
@@ -393,6 +399,26 @@ def describe_missing(missing: Sequence[str]) -> list[str]:
 def _format_seeds(seeds: list[str]) -> str:
     *others, last = seeds
     return f"seeds {', '.join(others)} and {last}" if others else f"seed {last}"
+
+
+def describe_pairing(comparison: ComparisonResults) -> str:
+    """Say what the networks of a seed have in common: the starting weights are not all where their steps differ."""
+    limited = (comparison.config.get("loop") or {}).get("minutes") is not None
+    steps: dict[tuple[Budget, int], set[int | None]] = {}
+    for run in comparison.runs:
+        if run.epochs:
+            steps.setdefault((run.labels, run.seed), set()).add(run.steps)
+    if limited and any(None in numbers for numbers in steps.values()):
+        return "The number of steps of each network was not recorded; it may differ between the networks."
+    known = [sorted(number for number in numbers if number is not None) for numbers in steps.values()]
+    unequal = [numbers for numbers in known if len(numbers) > 1]
+    if unequal:
+        low, high = min(numbers[0] for numbers in unequal), max(numbers[-1] for numbers in unequal)
+        return (
+            f"The networks of a seed were not trained for the same number of steps ({low:,} to {high:,}): they "
+            "differ in this as well as in their initial weights."
+        )
+    return "The two networks differ in their initial weights only."
 
 
 @dataclass(frozen=True)
@@ -431,8 +457,8 @@ def _points_tile(comparison: ComparisonResults, measured: Gain) -> HeadlineTile:
 
 def _format_significance(points: Estimate) -> str:
     if points.one_run:
-        return "one seed: no proof"
-    return format_interval(points) + ("" if points.measurable else ", not measurable")
+        return "one seed: not conclusive"
+    return format_interval(points) + ("" if points.measurable else ", not statistically significant")
 
 
 def _labels_tile(measured: list[Gain]) -> HeadlineTile:
@@ -440,12 +466,12 @@ def _labels_tile(measured: list[Gain]) -> HeadlineTile:
     name = "labels saved"
     curves = [(at_budget, at_budget.labels) for at_budget in measured if at_budget.labels is not None]
     if not curves:
-        return HeadlineTile(name, NO_VALUE, "", "not measured", "compare with --labels 50,200,all to learn it")
+        return HeadlineTile(name, NO_VALUE, "", "not measured", "compare with --labels 50,200,all to measure it")
     positive = [
         (at_budget, labels) for at_budget, labels in curves if at_budget.points.measurable and at_budget.points.low > 0
     ]
     if not positive:
-        return HeadlineTile(name, NO_VALUE, "", "not measurable", "there is no measurable gain to count in labels")
+        return HeadlineTile(name, NO_VALUE, "", "not measurable", "there is no clear gain to express in labels")
     for at_budget, labels in positive:
         needed, rows = labels.needed, labels.rows
         if needed.at is not None and needed.at > rows:
@@ -456,7 +482,7 @@ def _labels_tile(measured: list[Gain]) -> HeadlineTile:
         rows, last = labels.rows, labels.needed.last
         if rows < last:
             note = f"with {rows:,} labels better than {arm_name(at_budget.other)} with {last:,.0f}"
-            return HeadlineTile(name, f"> {last - rows:,.0f}", "labels", "beyond what was run", note)
+            return HeadlineTile(name, f"> {last - rows:,.0f}", "labels", "more than was run", note)
     return HeadlineTile(name, NO_VALUE, "", "not known", "no run has more labels to compare with")
 
 
@@ -465,16 +491,16 @@ def _epochs_tile(measured: Gain, largest_budget: Budget) -> HeadlineTile:
     if epochs is None:
         return HeadlineTile(name, NO_VALUE, "", "not measured", "the two networks share no epochs")
     if epochs.one_run:
-        return HeadlineTile(name, NO_VALUE, "", "one seed: no proof", "several seeds are needed to count epochs")
+        return HeadlineTile(name, NO_VALUE, "", "one seed: not conclusive", "several seeds are needed to count epochs")
     needed = epochs.needed
     if needed.low is not None and needed.low <= 1:
-        return HeadlineTile(name, NO_VALUE, "", "not measurable", f"after one epoch it is not measurably above {other}")
+        return HeadlineTile(name, NO_VALUE, "", "not measurable", f"after one epoch it is not clearly above {other}")
     labels = "" if measured.budget == largest_budget else f"with {format_budget(measured.budget)} labels "
     start = f"{labels}after one epoch ({format_percent(epochs.accuracy)} on validation) where {other}"
     interval = _interval_only(needed, 1)
     if needed.at is None:
         note = f"{start} does not arrive in {needed.last:.0f}"
-        return HeadlineTile(name, f"> {needed.last - 1:.0f}", "epochs", interval or "beyond what was run", note)
+        return HeadlineTile(name, f"> {needed.last - 1:.0f}", "epochs", interval or "more than was run", note)
     return HeadlineTile(name, f"{needed.at - 1:.0f}", "epochs", interval, f"{start} is after {needed.at:.0f}")
 
 

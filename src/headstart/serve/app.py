@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import traceback
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from functools import cache
@@ -16,10 +15,12 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Res
 from starlette.exceptions import HTTPException
 
 from headstart.config.merge import closest_name
+from headstart.errors import DataError
 from headstart.predict.generate import Sampling
-from headstart.serve.middleware import ERRORS, LOG, HTTPError, ServiceMiddleware
+from headstart.serve.middleware import ERRORS, HTTPError, ServiceMiddleware, unexpected_error
 from headstart.serve.payloads import (
     ANSWER_TYPES,
+    BlankAnswer,
     ErrorBody,
     ExplainAnswer,
     ExplainRequest,
@@ -31,7 +32,7 @@ from headstart.serve.payloads import (
     PredictRequest,
     Weight,
 )
-from headstart.serve.service import Service, report_path, run_curves, run_result
+from headstart.serve.service import Service, report_path, run_curves, run_result, training_columns
 from headstart.version import __version__
 
 T = TypeVar("T")
@@ -75,6 +76,7 @@ def build_app(service: Service, key: str | None = None) -> ServiceMiddleware:
     app.add_exception_handler(HTTPError, _handle_http_error)
     app.add_exception_handler(RequestValidationError, _handle_invalid_body)
     app.add_exception_handler(HTTPException, _handle_framework_error)
+    app.add_exception_handler(DataError, _handle_bad_text)
     app.add_exception_handler(Exception, _handle_unexpected)
     return middleware
 
@@ -82,10 +84,15 @@ def build_app(service: Service, key: str | None = None) -> ServiceMiddleware:
 def _add_classifier_routes(app: FastAPI, service: Service) -> None:
     @app.post("/predict", response_model=PredictAnswer, responses=ERROR_RESPONSES)
     async def predict(body: PredictRequest, request: Request) -> Response:
-        """Labels and calibrated probabilities."""
+        """Labels and calibrated probabilities; a blank text among `texts` has an error in its place."""
         work = service.predict(body.text_inputs(), body.abstain, deadline(request, service))
         predictions = await _while_connected(request, work)
-        answers: Any = [ANSWER_TYPES[prediction.kind].model_construct(**vars(prediction)) for prediction in predictions]
+        if body.text is not None and predictions[0] is None:
+            raise HTTPError(422, f"{'text or pair' if body.pair is not None else 'text'} is empty")
+        answers: Any = [
+            ANSWER_TYPES[prediction.kind].model_construct(**vars(prediction)) if prediction else BlankAnswer()
+            for prediction in predictions
+        ]
         return _json(PredictAnswer.model_construct(labels=list(service.labels), predictions=answers))
 
     @app.post("/explain", response_model=ExplainAnswer, responses=ERROR_RESPONSES)
@@ -149,17 +156,19 @@ def _add_status_routes(app: FastAPI, service: Service, middleware: ServiceMiddle
     @app.get("/about")
     async def about() -> JSONResponse:
         """The model, its limits, and the metrics of its run."""
-        bundle, config, run = service.bundle, service.config, service.run_folder
+        bundle, network, config, run = service.bundle, service.network, service.config, service.run_folder
         calibration = bundle.about.get("calibration") or {}
         return JSONResponse(
             {
                 "name": bundle.path.resolve().parent.name if run else bundle.path.resolve().name,
                 "version": __version__,
-                "head_type": bundle.head_type,
+                "head_type": "classify" if service.predictor else "language",
+                "classifier": service.classifier_kind,
                 "labels": list(bundle.labels),
                 "task": bundle.task.facts(),
-                "context": bundle.config.context,
-                "windows": bundle.windows,
+                "context": network.config.context if network else None,
+                "windows": network is not None and network.windows,
+                "columns": training_columns(bundle.about),
                 "precisions": [row["wanted"] for row in calibration.get("thresholds", [])],
                 "limits": {
                     "texts": config.texts,
@@ -167,6 +176,7 @@ def _add_status_routes(app: FastAPI, service: Service, middleware: ServiceMiddle
                     "body": config.body,
                     "tokens": config.tokens,
                 },
+                "quality": bundle.about.get("quality"),
                 "result": run_result(run),
                 "curves": run_curves(run),
                 "report": report_path(run) is not None,
@@ -182,7 +192,7 @@ def _add_pages(app: FastAPI, service: Service) -> None:
     async def report() -> Response:
         page = report_path(service.run_folder)
         if page is None:
-            raise HTTPError(404, "there is no report beside this model")
+            raise HTTPError(404, "this model has no report")
         return FileResponse(page, media_type="text/html", headers={"Content-Security-Policy": REPORT_POLICY})
 
 
@@ -215,7 +225,7 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait((task, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise HTTPError(400, "the client left before there was an answer")
+            raise HTTPError(400, "the client disconnected before the answer was ready")
         return task.result()
     finally:
         task.cancel()
@@ -257,12 +267,12 @@ async def _handle_invalid_body(request: Request, error: Exception) -> JSONRespon
     assert isinstance(error, RequestValidationError)
     fault = error.errors()[0]
     if fault["type"] == "json_invalid":
-        detail = "the body is not valid JSON"
+        detail = "the request body is not valid JSON"
     elif fault["type"] == "extra_forbidden" and len(fault["loc"]) == 2:
         names = _field_names(request)
         closest = closest_name(str(fault["loc"][1]), names)
         hint = f"did you mean {closest}? " if closest else ""
-        detail = f"{fault['loc'][1]} is not asked for here; {hint}known are {', '.join(names)}"
+        detail = f"{fault['loc'][1]} is not a known field; {hint}the fields are {', '.join(names)}"
     else:
         name = ".".join(str(part) for part in fault["loc"][1:])
         problem = fault["msg"].removeprefix("Value error, ")
@@ -279,20 +289,19 @@ def _field_names(request: Request) -> list[str]:
 async def _handle_framework_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     details = {
-        404: "there is nothing here",
-        405: "this path is asked with another method",
-        400: "the body cannot be read",
+        404: "not found",
+        405: "method not allowed for this path",
+        400: "the request body cannot be read",
     }
     detail = details.get(error.status_code, str(error.detail))
     return JSONResponse(HTTPError(error.status_code, detail).body(), error.status_code, error.headers)
 
 
+async def _handle_bad_text(_request: Request, error: Exception) -> JSONResponse:
+    """A text that the tokenizer cannot read."""
+    return JSONResponse(HTTPError(422, str(error)).body(), 422)
+
+
 async def _handle_unexpected(_request: Request, error: Exception) -> JSONResponse:
-    """Log the location of an internal error, without any text of the request, and send one line to the client."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    LOG.error("unexpected %s in %s, line %s", type(error).__name__, frame.filename.rsplit("/", 1)[-1], frame.lineno)
-    if isinstance(error, MemoryError) or "memory" in str(error).lower():
-        response = HTTPError(503, "the model ran out of memory; ask for fewer or shorter texts", 5)
-    else:
-        response = HTTPError(500, "the server failed on this request")
+    response = unexpected_error(error)
     return JSONResponse(response.body(), response.status, response.headers())

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,10 @@ from numpy.typing import NDArray
 from headstart.serve.middleware import HTTPError, ServerMetrics, deadline_error
 from headstart.tasks import TextInput
 
-Ids = NDArray[np.int64]
+EncodedText = Any
+"""A text as its model reads it: token ids, the text itself, or both."""
 ProbabilityRows = NDArray[np.float64]
-_MAX_INLINE_CHARACTERS = 4000
+MAX_INLINE_CHARACTERS = 4000
 """Longer requests are tokenized on another thread."""
 _MAX_PADDING_FRACTION = 0.1
 """The fraction of a batch that may be padding, beyond the padding that costs less than one more batch."""
@@ -44,7 +46,7 @@ class PaddedShape:
 class _PendingRequest:
     """The texts of one request: those that wait to be scored, and the probabilities of the others."""
 
-    ids: list[Ids]
+    encoded: list[EncodedText]
     shapes: list[PaddedShape]
     deadline: float
     result: "asyncio.Future[ProbabilityRows]"
@@ -60,20 +62,21 @@ class Batcher:
     """A queue of texts in front of a model.
 
     Args:
-        encode: turns texts into token ids.
-        score: turns the token ids of some texts into probabilities, a row per text.
-        shape: returns the padded shape of a text from its number of tokens.
+        encode: turns texts into what the model reads.
+        score: turns some encoded texts into probabilities, a row per text.
+        shape: returns the padded shape of an encoded text.
         queue: the number of texts that may wait.
         tokens: the padded tokens of a batch.
         wait: milliseconds that a batch waits for more texts, if the previous batch had several requests.
         padding: padded tokens that cost less than one more batch.
+        inline: characters of a request up to which it is tokenized on the event loop's thread.
     """
 
     def __init__(
         self,
-        encode: Callable[[Sequence[TextInput]], list[Ids]],
-        score: Callable[[Sequence[Ids]], ProbabilityRows],
-        shape: Callable[[int], PaddedShape],
+        encode: Callable[[Sequence[TextInput]], list[EncodedText]],
+        score: Callable[[Sequence[EncodedText]], ProbabilityRows],
+        shape: Callable[[EncodedText], PaddedShape],
         *,
         model: Executor,
         encoder: Executor,
@@ -82,10 +85,12 @@ class Batcher:
         tokens: int,
         wait: float,
         padding: int,
+        inline: int = MAX_INLINE_CHARACTERS,
     ) -> None:
         self._encode, self._score, self._shape = encode, score, shape
         self._model, self._encoder, self._metrics = model, encoder, metrics
         self._capacity, self._max_tokens, self._batch_wait, self._max_padding = queue, tokens, wait / 1000, padding
+        self._inline = inline
         self._requests: deque[_PendingRequest] = deque()
         self._arrived = asyncio.Event()
         self._seconds_per_token = 0.0
@@ -96,22 +101,19 @@ class Batcher:
         self._pending_tokens = 0
         """The padded tokens of the waiting texts and of the batch that is being scored."""
 
-    async def predict(self, texts: Sequence[TextInput], deadline: float) -> tuple[list[Ids], ProbabilityRows]:
-        """Return the token ids and the probabilities of each text; raise where the queue is full or time is short."""
+    async def predict(self, texts: Sequence[TextInput], deadline: float) -> tuple[list[EncodedText], ProbabilityRows]:
+        """Return each text encoded, and its probabilities; raise where the queue is full or time is short."""
         self._admit(len(texts), deadline)
         self.waiting += len(texts)
         request = None
         try:
-            if (
-                sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts)
-                <= _MAX_INLINE_CHARACTERS
-            ):
-                ids = self._encode(texts)
-            else:
-                ids = await asyncio.get_running_loop().run_in_executor(self._encoder, self._encode, texts)
-            request = self._enqueue(ids, deadline)
             async with asyncio.timeout(deadline - time.monotonic()):
-                return ids, await request.result
+                if sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts) <= self._inline:
+                    encoded = self._encode(texts)
+                else:
+                    encoded = await asyncio.get_running_loop().run_in_executor(self._encoder, self._encode, texts)
+                request = self._enqueue(encoded, deadline)
+                return encoded, await request.result
         except TimeoutError:
             self._metrics.events["expired"] += len(texts)
             raise deadline_error() from None
@@ -134,7 +136,7 @@ class Batcher:
                 continue
             self._last_batch_shared = len({id(request) for request, _ in batch}) > 1
             started = time.monotonic()
-            work = loop.run_in_executor(self._model, self._score, [request.ids[index] for request, index in batch])
+            work = loop.run_in_executor(self._model, self._score, [request.encoded[index] for request, index in batch])
             await asyncio.wait([work])
             self._dispatch(batch, work, time.monotonic() - started)
 
@@ -154,13 +156,13 @@ class Batcher:
             self._metrics.events["expired"] += num_texts
             raise deadline_error()
         if wait > remaining:
-            detail = f"what waits takes about {wait:.1f} seconds, and this request has {remaining:.1f}"
+            detail = f"the queue takes about {wait:.1f} seconds, and this request has {remaining:.1f}"
             raise HTTPError(503, f"{detail}; try again later", math.ceil(wait))
 
-    def _enqueue(self, ids: list[Ids], deadline: float) -> _PendingRequest:
-        shapes = [self._shape(len(text)) for text in ids]
+    def _enqueue(self, encoded: list[EncodedText], deadline: float) -> _PendingRequest:
+        shapes = [self._shape(text) for text in encoded]
         result: asyncio.Future[ProbabilityRows] = asyncio.get_running_loop().create_future()
-        request = _PendingRequest(ids, shapes, deadline, result, waiting=list(range(len(ids))))
+        request = _PendingRequest(encoded, shapes, deadline, result, waiting=list(range(len(encoded))))
         self._pending_tokens += sum(shape.tokens for shape in shapes)
         self._requests.append(request)
         self._arrived.set()
@@ -225,5 +227,7 @@ class Batcher:
         self._metrics.batch_texts.add(len(batch))
         for (request, index), probabilities in zip(batch, work.result(), strict=True):
             request.scored[index] = probabilities
-            if len(request.scored) == len(request.ids) and not request.result.done():
-                request.result.set_result(np.stack([request.scored[position] for position in range(len(request.ids))]))
+            if len(request.scored) == len(request.encoded) and not request.result.done():
+                request.result.set_result(
+                    np.stack([request.scored[position] for position in range(len(request.encoded))])
+                )

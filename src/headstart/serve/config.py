@@ -1,4 +1,4 @@
-"""Settings of the server: address, key and limits. No torch, no web framework."""
+"""Settings of the server: address, API key and limits. No torch, no web framework."""
 
 import os
 from pathlib import Path
@@ -13,41 +13,51 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class ServeConfig(Section):
-    """How much a server takes at once, and how long a request may wait."""
+    """Address, limits and batching of the server."""
 
     host: str = "127.0.0.1"
-    """Where to listen; the default can be reached from this machine only."""
+    """Address to listen on. The default accepts connections from this machine only."""
     port: int = Field(8000, ge=0, lt=65536)
-    """0 takes any that is free; the first line printed says which."""
+    """Port to listen on; 0 chooses a free port, which is printed."""
     api_key_file: str | None = None
-    """A file with a key that requests must bring; or put the key into the variable HEADSTART_API_KEY."""
+    """File with an API key that requests must send. By default, the environment variable HEADSTART_API_KEY; without
+    either, no key is required.
+    """
     allow_hosts: str | None = None
-    """Further host names, with commas between, under which the server may be asked (behind a proxy, say)."""
+    """Additional host names, separated by commas, that requests may use, for example behind a proxy."""
     deadline: float = Field(30.0, gt=0, le=3600)
-    """Seconds after which a request is given up; one may ask for less by the header X-Deadline-Ms."""
+    """Maximum time per request in seconds. A client can set a shorter time with the header X-Deadline-Ms."""
+    head_deadline: float = Field(10.0, gt=0, le=3600)
+    """Maximum time to receive the headers of a request in seconds; slower connections are closed."""
+    connections: int = Field(1024, ge=1)
+    """Maximum number of open connections; at most half of them may be idle connections of one address. The oldest idle
+    connection is closed to accept a new one.
+    """
     body: int = Field(4_000_000, ge=1000)
-    """Bytes a request may have."""
+    """Maximum size of a request body in bytes."""
     texts: int = Field(256, ge=1)
-    """Texts a request may have."""
+    """Maximum number of texts per request."""
     characters: int = Field(100_000, ge=1)
-    """Characters a text may have."""
+    """Maximum length of a text in characters."""
     queue: int = Field(2048, ge=1)
-    """Texts that may wait; what does not fit is refused with 503."""
+    """Maximum number of queued texts; further requests are rejected with status 503."""
     concurrency: int = Field(256, ge=1)
-    """Requests that may be in hand; more are refused with 429."""
+    """Maximum number of concurrent requests; further requests are rejected with status 429."""
     batch_tokens: int = Field(4096, ge=1)
-    """Padded tokens that are read together."""
+    """Maximum batch size in tokens, including padding."""
     wait: float = Field(2.0, ge=0, le=1000)
-    """Milliseconds that a text may wait for company; only where there was company before."""
+    """Maximum time to wait for more requests before a batch is run, in milliseconds. Applied only while requests
+    overlap.
+    """
     tokens: int = Field(512, ge=1)
-    """Tokens that a language model may be asked for."""
+    """Maximum number of tokens to generate per request."""
     log: bool = False
-    """Print a line a request: method, path, status, milliseconds. Never its text."""
+    """Log method, path, status and duration of every request. Texts are never logged."""
 
     @model_validator(mode="after")
     def _request_fits_into_queue(self) -> "ServeConfig":
         if self.texts > self.queue:
-            raise ValueError(f"serve.texts ({self.texts}) must not be above serve.queue ({self.queue})")
+            raise ValueError(f"serve.texts must be at most serve.queue, got {self.texts} and {self.queue}")
         return self
 
     @property
@@ -68,7 +78,7 @@ class ServeConfig(Section):
 
 
 class ServeCommandConfig(Section):
-    """All settings of a server."""
+    """The settings of the serve command."""
 
     serve: ServeConfig = ServeConfig()
     runtime: RuntimeConfig = RuntimeConfig()
@@ -80,12 +90,12 @@ def api_key(config: ServeConfig) -> str | None:
         try:
             key = Path(config.api_key_file).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not text"
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise UsageError(f"--api-key-file {config.api_key_file} cannot be read: {reason}") from None
         if not key:
             raise UsageError(f"--api-key-file {config.api_key_file} is empty")
     else:
         key = os.environ.get(KEY_VARIABLE, "").strip()
     if key and not (key.isascii() and key.isprintable() and " " not in key):
-        raise ConfigError("the API key must be of printable ASCII letters without spaces")
+        raise ConfigError("the API key must consist of printable ASCII characters without spaces")
     return key or None

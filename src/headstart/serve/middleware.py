@@ -9,6 +9,7 @@ import hmac
 import json
 import logging
 import time
+import traceback
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
@@ -17,13 +18,14 @@ from typing import Any
 
 from headstart.serve.config import ServeConfig
 
+LOG = logging.getLogger("headstart.serve")
 ERRORS = {
     400: "bad_request",
     401: "no_key",
     403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
-    408: "slow_body",
+    408: "slow_request",
     413: "too_large",
     415: "not_json",
     422: "invalid",
@@ -58,7 +60,16 @@ class HTTPError(Exception):
 
 def deadline_error() -> HTTPError:
     """Return the error of a request that could not be answered in time."""
-    return HTTPError(504, "the deadline passed before there was an answer; ask for less, or allow more time")
+    return HTTPError(504, "the deadline passed before the answer was ready; send fewer texts, or allow more time")
+
+
+def unexpected_error(error: BaseException) -> HTTPError:
+    """Log the location of an internal error, without any text of the request; return one line for the client."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    LOG.error("unexpected %s in %s, line %s", type(error).__name__, frame.filename.rsplit("/", 1)[-1], frame.lineno)
+    if isinstance(error, MemoryError) or "memory" in str(error).lower():
+        return HTTPError(503, "the model ran out of memory; send fewer or shorter texts", 5)
+    return HTTPError(500, "the server failed on this request")
 
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -92,7 +103,7 @@ class ServerMetrics:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
         self.events: Counter[str] = Counter()
-        """Counts of texts, tokens, truncated texts, batches, and texts that expired unread."""
+        """Counts of texts, tokens, truncated texts, batches, texts that expired unread, and connections closed unread."""
         self.seconds, self.batch_texts = Histogram(SECONDS), Histogram(TEXTS)
         self.gauges: dict[str, Callable[[], float]] = {}
         """Functions that return the current value."""
@@ -102,7 +113,7 @@ class ServerMetrics:
         lines = ["# TYPE headstart_requests_total counter"]
         for (path, status), count in sorted(self.requests.items()):
             lines.append(f'headstart_requests_total{{path="{path}",status="{status}"}} {count}')
-        for name in ("texts", "tokens", "truncated", "batches", "expired"):
+        for name in ("texts", "tokens", "truncated", "batches", "expired", "slow_heads", "refused_connections"):
             lines += [f"# TYPE headstart_{name}_total counter", f"headstart_{name}_total {self.events[name]}"]
         for name, value in self.gauges.items():
             lines += [f"# TYPE headstart_{name} gauge", f"headstart_{name} {value():g}"]
@@ -117,7 +128,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-LOG = logging.getLogger("headstart.serve")
 PUBLIC_PATHS = frozenset({"/", "/page.css", "/page.js", "/health", "/ready"})
 """Paths that need no key: the page contains no data, and asks the user for the key."""
 ROUTES = PUBLIC_PATHS | {"/predict", "/explain", "/generate", "/next", "/metrics", "/about", "/report", "/openapi.json"}
@@ -194,6 +204,10 @@ class ServiceMiddleware:
             if scope["method"] == "POST" and not body_read and error.status not in (400, 408, 413):
                 await _discard(receive)
             await response.send_error(error, close=self.draining or error.status in (408, 413))
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit) or response.begun:
+                raise
+            await response.send_error(unexpected_error(error), close=True)
         finally:
             self.in_flight -= admitted
             self.num_answered += 1
@@ -204,12 +218,12 @@ class ServiceMiddleware:
         headers = _headers(scope)
         self._check_host(headers.get(b"host", b""))
         if self.draining and scope["path"] not in DRAIN_PATHS:
-            raise HTTPError(503, "the server is stopping; ask another, or try again later", 5)
+            raise HTTPError(503, "the server is shutting down; try again later", 5)
         if self._key is not None and scope["path"] not in PUBLIC_PATHS:
             self._check_key(headers)
         if scope["method"] == "POST" and self.in_flight >= self._config.concurrency:
             raise HTTPError(
-                429, f"{self.in_flight} requests are in hand, as many as this server takes; try again later", 1
+                429, f"{self.in_flight} requests are in progress, which is the limit of this server; try again later", 1
             )
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
@@ -226,7 +240,7 @@ class ServiceMiddleware:
         name = host.decode("latin-1").lower()
         name = name[1:].split("]")[0] if name.startswith("[") else name.rsplit(":", 1)[0]
         if name not in self._hosts:
-            raise HTTPError(403, f"this server does not answer to the name {name[:60]!r}; --allow-hosts may add it")
+            raise HTTPError(403, f"this server does not accept the host name {name[:60]!r}; add it with --allow-hosts")
 
     def _check_key(self, headers: dict[bytes, bytes]) -> None:
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
@@ -234,7 +248,7 @@ class ServiceMiddleware:
             key = headers.get(b"x-api-key", b"")
         assert self._key is not None
         if not hmac.compare_digest(key.strip(), self._key):
-            raise HTTPError(401, "this server needs a key: Authorization: Bearer KEY")
+            raise HTTPError(401, "this server requires an API key: Authorization: Bearer KEY")
 
     async def _read(self, receive: Receive, content_length: int) -> bytes:
         """Read a body up to the limit; what is beyond it is discarded, so that the client receives the error."""
@@ -246,15 +260,15 @@ class ServiceMiddleware:
                 while more_body and size <= _MAX_DISCARDED_BYTES:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise HTTPError(400, "the client left before its request was whole")
+                        raise HTTPError(400, "the client disconnected before its request was complete")
                     chunk, more_body = message.get("body", b""), message.get("more_body", False)
                     size += len(chunk) if content_length <= limit else 0
                     if size <= limit:
                         chunks.append(chunk)
         except TimeoutError:
-            raise HTTPError(408, "the body did not arrive in time") from None
+            raise HTTPError(408, "the request body was not received in time") from None
         if size > limit:
-            raise HTTPError(413, f"a request may have {limit:,} bytes; ask for fewer or shorter texts at a time")
+            raise HTTPError(413, f"a request may have {limit:,} bytes; send fewer or shorter texts per request")
         return b"".join(chunks)
 
     def _record(self, scope: Scope, response: "_ResponseWriter") -> None:
@@ -271,11 +285,12 @@ class _ResponseWriter:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.scope, self.status, self.started = scope, 500, time.monotonic()
+        self.begun = False
         self._send = send
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status = message["status"]
+            self.status, self.begun = message["status"], True
             present = {name.lower() for name, _ in message["headers"]}
             message["headers"] = [*message["headers"], *(pair for pair in HEADERS if pair[0] not in present)]
         await self._send(message)

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 def _valid_unicode(text: str) -> str:
     """Reject lone surrogates, which JSON can encode although they are not text."""
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError("holds half a character (a lone surrogate)")
+        raise ValueError("contains an unpaired surrogate")
     return text
 
 
@@ -44,7 +44,7 @@ class PredictRequest(_Request):
         if (self.pair is not None and self.text is None) or (self.pairs is not None and self.texts is None):
             raise ValueError("pair goes with text, and pairs with texts")
         if self.texts is not None and self.pairs is not None and len(self.texts) != len(self.pairs):
-            raise ValueError(f"texts has {len(self.texts)} and pairs {len(self.pairs)}; expected as many")
+            raise ValueError(f"texts has {len(self.texts)} and pairs {len(self.pairs)}; expected the same number")
         return self
 
     def text_inputs(self) -> list[str | tuple[str, str]]:
@@ -86,11 +86,21 @@ class RegressionAnswer(_Response):
     truncated: bool
 
 
+class BlankAnswer(_Response):
+    """In place of an answer, for a blank text among several."""
+
+    error: str = "the text is empty"
+
+
 class PredictAnswer(_Response):
     """The answers in the order of the texts; `/about` names the task."""
 
     labels: list[str]
-    predictions: list[SingleLabelAnswer] | list[MultiLabelAnswer] | list[RegressionAnswer]
+    predictions: (
+        list[SingleLabelAnswer | BlankAnswer]
+        | list[MultiLabelAnswer | BlankAnswer]
+        | list[RegressionAnswer | BlankAnswer]
+    )
 
 
 ANSWER_TYPES: dict[str, type[SingleLabelAnswer | MultiLabelAnswer | RegressionAnswer]] = {

@@ -7,8 +7,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
 from headstart.config.schema import RuntimeConfig
 from headstart.errors import Interrupted, UsageError
@@ -19,12 +21,16 @@ try:
     import uvicorn
 
     from headstart.serve.app import build_app
+    from headstart.serve.connections import ACCEPTED_AT_ONCE, ConnectionLimits, LimitedProtocol, reserve_files
     from headstart.serve.middleware import ServiceMiddleware
     from headstart.serve.service import Service
 except ModuleNotFoundError as error:
     if (error.name or "").split(".")[0] not in ("fastapi", "starlette", "uvicorn"):
         raise
     raise UsageError(f"serve needs {error.name}, which is not installed; pip install 'headstart[serve]'") from None
+
+_BACKLOG = 2048
+"""Connections that the system holds until they are accepted."""
 
 
 def run_server(
@@ -42,13 +48,17 @@ def run_server(
         host, port = sock.getsockname()[:2]
         say(f"serving {folder} at http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C stops)")
         if not config.loopback and key is None:
-            say("anyone who can reach this machine can ask; HEADSTART_API_KEY or --api-key-file asks them for a key")
-        server = _Server(_uvicorn_config(middleware), middleware)
+            say(
+                "anyone who can reach this machine can use the server; set HEADSTART_API_KEY or "
+                "--api-key-file to require a key"
+            )
+        limits = ConnectionLimits(reserve_files(config.connections), config.head_deadline, service.metrics)
+        server = _Server(_uvicorn_config(middleware, limits), middleware)
         server.run(sockets=[sock])
     finally:
         sock.close()
     if server.force_exit:
-        raise Interrupted("stopped at once; requests in hand were not answered", server.reason)
+        raise Interrupted("stopped; requests in progress were not answered", server.reason)
     say(f"stopped: {pluralize(middleware.num_answered, 'request')} answered")
 
 
@@ -60,19 +70,21 @@ def _bind(config: ServeConfig) -> socket.socket:
         if os.name == "posix":  # on other systems it would let two servers share a port
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((config.host, config.port))
-        sock.listen(2048)
+        sock.listen(_BACKLOG)
         return sock
     except (OSError, OverflowError, UnicodeError) as error:
         sock.close()
         number = getattr(error, "errno", None) or 0
         reason = os.strerror(number) if number > 0 else str(getattr(error, "strerror", None) or error)
-        tip = "; choose another --port, or 0 for any that is free" if "in use" in reason else ""
+        tip = "; choose another --port, or 0 for any free port" if "in use" in reason else ""
         raise UsageError(f"cannot listen at {config.host} port {config.port}: {reason}{tip}") from None
 
 
-def _uvicorn_config(middleware: ServiceMiddleware) -> "uvicorn.Config":
+def _uvicorn_config(middleware: ServiceMiddleware, limits: "ConnectionLimits") -> "uvicorn.Config":
     return uvicorn.Config(
         middleware,
+        http=cast("type[LimitedProtocol]", partial(LimitedProtocol, limits=limits)),
+        backlog=ACCEPTED_AT_ONCE,
         log_config=None,
         log_level=logging.CRITICAL,
         access_log=False,
@@ -91,6 +103,12 @@ class _Server(uvicorn.Server):
     def __init__(self, config: "uvicorn.Config", middleware: ServiceMiddleware) -> None:
         super().__init__(config)
         self.middleware, self.reason = middleware, "SIGINT"
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen with the full backlog; that of the settings is also how many connections asyncio accepts at once."""
+        await super().startup(sockets)
+        for sock in sockets or ():
+            sock.listen(_BACKLOG)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

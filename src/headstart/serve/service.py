@@ -10,18 +10,21 @@ from typing import Any, TypeVar
 from headstart.config.schema import RuntimeConfig
 from headstart.errors import HeadstartError, StoreError
 from headstart.files import read_json
+from headstart.predict.bundle_predictor import AnyPredictor, load_predictor
 from headstart.predict.explain import RATING, Explanation, explain_prediction
 from headstart.predict.generate import Sampling, generate_pieces, load_language_model, next_token_candidates
-from headstart.predict.outputs import AnyPrediction
-from headstart.predict.predictor import Predictor
+from headstart.predict.outputs import AnyPrediction, is_blank, predict_readable
 from headstart.progress import pluralize
-from headstart.serve.batching import Batcher, PaddedShape
+from headstart.runtime import Runtime
+from headstart.serve.batching import MAX_INLINE_CHARACTERS, Batcher, PaddedShape
 from headstart.serve.config import ServeConfig
 from headstart.serve.middleware import HTTPError, ServerMetrics, deadline_error
-from headstart.store.bundle import Bundle
+from headstart.store.bundle import AnyClassifierBundle, BlendBundle, Bundle
+from headstart.store.linear_bundle import ClassifierKind, LinearBundle
 from headstart.store.locate import find_bundle
 from headstart.store.run_folder import RunFolder
 from headstart.tasks import TextInput
+from headstart.tokenization.hf import HFTokenizer
 
 T = TypeVar("T")
 MAX_POINTS = 300
@@ -96,6 +99,13 @@ def run_result(run: RunFolder | None) -> dict[str, float]:
     return metrics
 
 
+def training_columns(about: dict[str, Any]) -> dict[str, str]:
+    """Return the columns that the training file was read by, where they were named."""
+    trained = about.get("labelled")
+    columns = trained.items() if isinstance(trained, dict) else ()
+    return {name: value for name, value in columns if name.endswith("_column") and isinstance(value, str)}
+
+
 def report_path(run: RunFolder | None) -> Path | None:
     """Return the path of the report beside the run, if there is one."""
     page = None if run is None else run.path / "report.html"
@@ -107,7 +117,8 @@ class Service:
 
     def __init__(self, folder: Path, config: ServeConfig, runtime: RuntimeConfig | None = None) -> None:
         self.config, self.metrics = config, ServerMetrics()
-        self.bundle, self.runtime, self.predictor = _load(folder, runtime)
+        self.predictor, self.language = _load(folder, runtime)
+        self.bundle: AnyClassifierBundle = self.predictor.bundle if self.predictor else self._language_model()[0]
         self.run_folder = _run_folder(self.bundle.path)
         self._model = ThreadPoolExecutor(1, "model")
         self._encoder = ThreadPoolExecutor(1, "encoder")
@@ -118,6 +129,22 @@ class Service:
         self._warm_up()
 
     @property
+    def network(self) -> Bundle | None:
+        """The network, alone or in a blend; None for a linear classifier."""
+        if isinstance(self.bundle, LinearBundle):
+            return None
+        return self.bundle.network if isinstance(self.bundle, BlendBundle) else self.bundle
+
+    @property
+    def classifier_kind(self) -> ClassifierKind | None:
+        """`network`, `linear` or `blend`; None for a language model."""
+        if self.predictor is None:
+            return None
+        if isinstance(self.bundle, LinearBundle):
+            return "linear"
+        return "blend" if isinstance(self.bundle, BlendBundle) else "network"
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """The labels in order; empty for a language model."""
         return self.bundle.labels
@@ -126,23 +153,21 @@ class Service:
         """Start batching; must be called on the event loop."""
         if self.predictor is None:
             return
-        context, windows = self.bundle.config.context, self.bundle.windows
-        num_special = self.bundle.tokenizer.special.num_special_tokens
+        predictor = self.predictor
+        tokenizer = self.network.tokenizer if self.network else None
+        may_be_slow = isinstance(tokenizer, HFTokenizer) and tokenizer.has_unknown_patterns
         self._batcher = Batcher(
-            self.predictor.encode,
-            self.predictor.probabilities,
-            lambda tokens: PaddedShape(
-                -(-max(tokens, 1) // (context - num_special)) if windows else 1,
-                min(tokens + num_special, context),
-            ),
+            predictor.encode,
+            predictor.probabilities,
+            lambda text: PaddedShape(*predictor.padded_shape(text)),
             model=self._model,
             encoder=self._encoder,
             metrics=self.metrics,
             queue=self.config.queue,
             tokens=self.config.batch_tokens,
             wait=self.config.wait,
-            # measured on a CPU core: a batch costs as much as 24 tokens; a GPU is not saturated even by full batches
-            padding=24 if self.runtime.device.type == "cpu" else self.config.batch_tokens,
+            padding=min(predictor.batch_overhead, self.config.batch_tokens),
+            inline=0 if may_be_slow else MAX_INLINE_CHARACTERS,
         )
         self._batching = asyncio.create_task(self._batcher.run())
 
@@ -158,21 +183,25 @@ class Service:
         """True if requests will be processed."""
         return self.predictor is None or (self._batching is not None and not self._batching.done())
 
-    async def predict(self, texts: Sequence[TextInput], abstain: float | None, deadline: float) -> list[AnyPrediction]:
-        """Return the predictions in the order of the texts."""
+    async def predict(
+        self, texts: Sequence[TextInput], abstain: float | None, deadline: float
+    ) -> list[AnyPrediction | None]:
+        """Return the predictions in the order of the texts; that of a blank text is None."""
         predictor = self._classifier("predict")
         if len(texts) > self.config.texts:
             raise HTTPError(
                 422, f"a request may have {pluralize(self.config.texts, 'text')}, this one has {len(texts)}"
             )
         for index, text in enumerate(texts):
-            self._check_input(text, f"texts[{index}]", f"pairs[{index}]")
+            self._check_input(text, f"texts[{index}]", f"pairs[{index}]", may_be_empty=True)
         min_probability = self._as_http_error(lambda: predictor.min_probability(abstain))
-        assert self._batcher is not None
-        ids, probabilities = await self._batcher.predict(texts, deadline)
-        predictions = predictor.make_predictions(ids, probabilities, min_probability)
+        predictions: list[AnyPrediction] = []
+        if readable := [text for text in texts if not is_blank(text)]:
+            assert self._batcher is not None
+            ids, probabilities = await self._batcher.predict(readable, deadline)
+            predictions = predictor.make_predictions(ids, probabilities, min_probability)
         self.metrics.events["truncated"] += sum(prediction.truncated for prediction in predictions)
-        return predictions
+        return predict_readable(texts, lambda _texts: predictions)
 
     async def explain(self, text: TextInput, label: str | None, deadline: float) -> tuple[Explanation, bool]:
         """Return the explanation of a prediction, and True if the text was truncated."""
@@ -183,19 +212,17 @@ class Service:
             raise HTTPError(422, f"there is no label {label!r:.60}; the labels are {', '.join(labels)}")
 
         def work() -> tuple[Explanation, bool]:
-            max_tokens = self.bundle.config.context - self.bundle.tokenizer.special.num_special_tokens
-            truncated = len(predictor.encode([text])[0]) > max_tokens and not self.bundle.windows
-            return explain_prediction(predictor, text, label), truncated
+            return explain_prediction(predictor, text, label), predictor.truncates(predictor.encode([text])[0])
 
         return await self._run_unbatched(work, deadline)
 
     async def generate(self, prompt: str, sampling: Sampling, deadline: float) -> AsyncIterator[tuple[str, str | None]]:
         """Return the pieces of the continuation; the last one comes with the reason for the end."""
-        self._language("generate")
+        bundle, runtime = self._language_model("generate")
         self._check_text(prompt, "prompt", may_be_empty=True)
         if sampling.tokens > self.config.tokens:
             raise HTTPError(422, f"tokens may be {self.config.tokens} at most, got {sampling.tokens}")
-        pieces = generate_pieces(self.bundle.model, self.bundle.tokenizer, prompt, sampling, self.runtime)
+        pieces = generate_pieces(bundle.model, bundle.tokenizer, prompt, sampling, runtime)
         return self._stream(pieces, sampling.tokens, deadline)
 
     async def _stream(
@@ -215,9 +242,8 @@ class Service:
 
     async def next(self, prompt: str, count: int, deadline: float) -> list[tuple[str, float]]:
         """Return the most probable next pieces of text."""
-        self._language("next")
+        bundle, runtime = self._language_model("next")
         self._check_text(prompt, "prompt", may_be_empty=True)
-        bundle, runtime = self.bundle, self.runtime
         return await self._run_unbatched(
             lambda: next_token_candidates(bundle.model, bundle.tokenizer, prompt, count, runtime), deadline
         )
@@ -239,26 +265,27 @@ class Service:
                 422, f"{name} has {len(text):,} characters; a text may have {self.config.characters:,} at most"
             )
         if not text.strip() and not may_be_empty:
-            raise HTTPError(422, f"{name} is empty; there is nothing to read")
+            raise HTTPError(422, f"{name} is empty")
 
-    def _check_input(self, text: TextInput, name: str, pair_name: str) -> None:
+    def _check_input(self, text: TextInput, name: str, pair_name: str, *, may_be_empty: bool = False) -> None:
         """Check that a model of text pairs gets a pair and any other model one text, and check their lengths."""
         if isinstance(text, str) == self.bundle.task.pair:
-            pairs = "reads pairs: give pair beside text, or pairs beside texts"
+            pairs = "reads pairs: give pair with text, or pairs with texts"
             raise HTTPError(
-                422, f"this model {pairs if isinstance(text, str) else 'reads one text; leave out pair and pairs'}"
+                422, f"this model {pairs if isinstance(text, str) else 'reads single texts; omit pair and pairs'}"
             )
         for part, part_name in zip((text,) if isinstance(text, str) else text, (name, pair_name), strict=False):
-            self._check_text(part, part_name)
+            self._check_text(part, part_name, may_be_empty=may_be_empty)
 
-    def _classifier(self, verb: str) -> Predictor:
+    def _classifier(self, verb: str) -> AnyPredictor:
         if self.predictor is None:
-            raise HTTPError(404, f"this server holds a language model; /{verb} needs a classifier")
+            raise HTTPError(404, f"this server has a language model; /{verb} needs a classifier")
         return self.predictor
 
-    def _language(self, verb: str) -> None:
-        if self.predictor is not None:
-            raise HTTPError(404, f"this server holds a classifier; /{verb} needs a language model")
+    def _language_model(self, verb: str = "") -> tuple[Bundle, Runtime]:
+        if self.language is None:
+            raise HTTPError(404, f"this server has a classifier; /{verb} needs a language model")
+        return self.language
 
     def _as_http_error(self, work: Callable[[], T]) -> T:
         """Turn an error of the user into status 422, without the path of the bundle."""
@@ -273,19 +300,17 @@ class Service:
             text: TextInput = ("a text", "a text") if self.bundle.task.pair else "a text"
             self._model.submit(self.predictor.predict, [text]).result()
         else:
-            self._model.submit(
-                next_token_candidates, self.bundle.model, self.bundle.tokenizer, "a text", 1, self.runtime
-            ).result()
+            bundle, runtime = self._language_model()
+            self._model.submit(next_token_candidates, bundle.model, bundle.tokenizer, "a text", 1, runtime).result()
 
 
-def _load(folder: Path, runtime: RuntimeConfig | None) -> tuple[Bundle, Any, Predictor | None]:
+def _load(folder: Path, runtime: RuntimeConfig | None) -> tuple[AnyPredictor | None, tuple[Bundle, Runtime] | None]:
+    """Load a classifier, or a language model with its runtime."""
     path = find_bundle(folder)
     facts = read_json(path / "bundle.json") if (path / "bundle.json").is_file() else {}
     if isinstance(facts, dict) and facts.get("head_type") == "language":
-        bundle, resolved_runtime = load_language_model(folder, runtime)
-        return bundle, resolved_runtime, None
-    predictor = Predictor.load(folder, runtime)
-    return predictor.bundle, predictor.runtime, predictor
+        return None, load_language_model(folder, runtime)
+    return load_predictor(folder, runtime), None
 
 
 def _run_folder(bundle: Path) -> RunFolder | None:

@@ -1,7 +1,7 @@
-"""Checkpoints of a run, and the weights of its best epoch so far.
+"""Checkpoints of a run, and its best weights so far.
 
 checkpoints/step-00000200/  backbone.safetensors  head.safetensors  optimizer.safetensors  state.json  manifest.json
-best-epoch-0003/            backbone.safetensors  head.safetensors  manifest.json
+best-0003/                  backbone.safetensors  head.safetensors  manifest.json      (epoch 3, or step 3 in pretraining)
 
 Both are written atomically. Resuming uses the newest checkpoint that is undamaged.
 """
@@ -54,7 +54,7 @@ def newest_valid(run: RunFolder, say: Callable[[str], None], check: CheckpointCh
             if check:
                 check(read_json(folder / "state.json"))
         except StoreError as error:
-            say(f"{error}; trying the checkpoint before it")
+            say(f"{error}; trying the previous checkpoint")
             continue
         return folder
     return None
@@ -66,7 +66,7 @@ def load_checkpoint(folder: Path, model: Model[Any]) -> tuple[dict[str, Tensor],
     load_into(model.head, load_tensors(folder / "head.safetensors"), str(folder))
     state = read_json(folder / "state.json")
     if not isinstance(state, dict) or not all(isinstance(state.get(name), int) for name in ("step", "metrics")):
-        raise StoreError(f"{folder / 'state.json'} is damaged: it names no step")
+        raise StoreError(f"{folder / 'state.json'} is damaged: it contains no step")
     return load_tensors(folder / "optimizer.safetensors"), state
 
 
@@ -90,7 +90,7 @@ def resume_from(
         shutil.rmtree(aside, ignore_errors=True)  # from an earlier resume
         path.rename(aside)
     if folder is None:
-        reason = "no whole checkpoint is left in" if damaged else "there is no checkpoint yet in"
+        reason = "no complete checkpoint is left in" if damaged else "there is no checkpoint yet in"
         say(f"{reason} {run.path}: starting from step 0")
         run.metrics.rewind(0)
         return {}, {"step": 0}
@@ -104,13 +104,13 @@ ModelWeights = tuple[dict[str, Tensor], dict[str, Tensor]]
 """The state dicts of backbone and head."""
 
 
-def best_folder(run: RunFolder, epoch: int) -> Path:
-    """The folder of the weights of an epoch."""
-    return run.path / f"best-epoch-{epoch:04d}"
+def best_folder(run: RunFolder, number: int) -> Path:
+    """The folder of the weights of an epoch; in pretraining, of a step."""
+    return run.path / f"best-{number:04d}"
 
 
 def check_best(run: RunFolder, state: dict[str, Any]) -> None:
-    """Raise StoreError if the best-epoch weights that a checkpoint refers to are damaged."""
+    """Raise StoreError if the best weights that a checkpoint refers to are damaged."""
     if state["best"][0]:
         folder = best_folder(run, state["best"][0])
         try:
@@ -120,26 +120,26 @@ def check_best(run: RunFolder, state: dict[str, Any]) -> None:
             raise
 
 
-def save_best(run: RunFolder, epoch: int, weights: ModelWeights | None) -> None:
-    """Write the weights of an epoch, unless they are None or already saved."""
-    folder = best_folder(run, epoch)
+def save_best(run: RunFolder, number: int, weights: ModelWeights | None) -> None:
+    """Write the best weights, unless they are None or already saved."""
+    folder = best_folder(run, number)
     if weights and not folder.exists():
         with atomic_folder(folder, kind="best") as draft:
             save_tensors(draft / "backbone.safetensors", weights[0])
             save_tensors(draft / "head.safetensors", weights[1])
 
 
-def load_best(run: RunFolder, epoch: int) -> ModelWeights:
+def load_best(run: RunFolder, number: int) -> ModelWeights:
     """Load the best weights of an interrupted run."""
-    folder = best_folder(run, epoch)
+    folder = best_folder(run, number)
     read_manifest(folder, kind="best")
     return load_tensors(folder / "backbone.safetensors"), load_tensors(folder / "head.safetensors")
 
 
 def remove_best(run: RunFolder) -> None:
-    """Delete the weights of epochs that no checkpoint refers to any more."""
+    """Delete the best weights that no checkpoint refers to any more."""
     referenced = {best_folder(run, read_json(step / "state.json")["best"][0]) for step in checkpoint_steps(run)}
-    for old in run.path.glob("best-epoch-*"):
+    for old in run.path.glob("best-[0-9]*"):
         if old not in referenced:
             shutil.rmtree(old, ignore_errors=True)
 

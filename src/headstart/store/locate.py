@@ -1,18 +1,23 @@
 """Resolve a path or `starter:NAME` to the folder of a bundle, without torch.
 
-Starters are small pretrained backbones that are shipped with the package; `starter:en` may be given wherever a model
-folder is expected.
+Starters are small pretrained backbones in a package of their own, `headstart_starters`, which is looked up and never
+imported; `starter:en` may be given wherever a model folder is expected.
 """
 
+from importlib.util import find_spec
 from pathlib import Path
 
-from headstart.errors import UsageError
-from headstart.files import MANIFEST, is_pickled, pickled_weights
+from headstart.errors import StoreError, UsageError
+from headstart.files import FORMAT, MANIFEST, is_pickled, pickled_weights, read_json
 from headstart.store.run_folder import RunFolder
 
 STARTER_SCHEME = "starter:"
-STARTERS_FOLDER = Path(__file__).parent.parent / "starters"
-"""Package data: one folder per language."""
+HF_SCHEME = "hf:"
+"""The prefix of models in the format of transformers."""
+STARTER_AUTO = "starter:auto"
+"""The starter of the language of a table; recipes that read texts replace it."""
+STARTERS_PACKAGE = "headstart_starters"
+INSTALL_STARTERS = 'pip install "headstart-starters", or in a clone of Headstart: pip install ./starters'
 
 
 def is_starter(source: Path | str) -> bool:
@@ -24,33 +29,57 @@ def is_starter(source: Path | str) -> bool:
     return str(source).startswith(STARTER_SCHEME)
 
 
+def starters_folder() -> Path | None:
+    """Return the folder of the installed starters; None where their package is not installed."""
+    spec = find_spec(STARTERS_PACKAGE)
+    locations = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(locations[0]) if locations else None
+
+
 def display_name(folder: Path) -> str:
     """The name of a model folder as users type it: `starter:NAME` for a starter, else its path."""
-    return STARTER_SCHEME + folder.name if folder.parent == STARTERS_FOLDER else str(folder)
+    return STARTER_SCHEME + folder.name if folder.parent == starters_folder() else str(folder)
 
 
-def starters(home: Path | None = None) -> tuple[str, ...]:
+def starters() -> tuple[str, ...]:
     """The names of the installed starters."""
-    manifests = (home or STARTERS_FOLDER).glob(f"*/{MANIFEST}")
+    home = starters_folder()
+    manifests = home.glob(f"*/{MANIFEST}") if home else ()
     return tuple(sorted(path.parent.name for path in manifests if not path.parent.name.startswith(".")))
 
 
-def starter_folder(source: Path | str, home: Path | None = None) -> Path:
-    """Return the folder of a starter such as `starter:en`.
+def starter_languages(name: str) -> tuple[str, ...]:
+    """The languages (ISO 639-1 codes) of an installed starter; a starter that does not record them has none."""
+    bundle = (starters_folder() or Path()) / name / "bundle.json"
+    starter = read_json(bundle).get("about", {}).get("starter") or {}
+    return tuple(starter.get("languages", ()))
 
-    Args:
-        home: the folder of the starters; that of the package by default.
-    """
+
+def starter_folder(source: Path | str) -> Path:
+    """Return the folder of a starter such as `starter:en`, whose format this version of Headstart reads."""
     name = str(source).removeprefix(STARTER_SCHEME)
-    installed = starters(home)
-    if name in installed:
-        return (home or STARTERS_FOLDER) / name
-    if not installed:
-        raise UsageError(
-            f"{source} is not there: this installation has no starters; "
-            "make one (docs/starters.md), or name a pretrained folder"
+    home, installed = starters_folder(), starters()
+    if home is None or not installed:
+        raise UsageError(f"{source}: the starters are not installed; {INSTALL_STARTERS}")
+    names = ", ".join(STARTER_SCHEME + name for name in installed)
+    if STARTER_SCHEME + name == STARTER_AUTO:
+        raise UsageError(f"{STARTER_AUTO} is chosen by the language of a training file; here name one: {names}")
+    if name not in installed:
+        raise UsageError(f"no such starter: {source}; there are {names}")
+    _check_format(home / name)
+    return home / name
+
+
+def _check_format(folder: Path) -> None:
+    """Refuse a starter that another version of Headstart wrote."""
+    manifest = read_json(folder / MANIFEST)
+    version = manifest.get("format") if isinstance(manifest, dict) else None
+    if type(version) is int and version != FORMAT:
+        package = "headstart" if version > FORMAT else "headstart-starters"
+        raise StoreError(
+            f"{STARTER_SCHEME}{folder.name} has format {version}, this version of Headstart reads {FORMAT}; "
+            f"pip install --upgrade {package}"
         )
-    raise UsageError(f"no such starter: {source}; there are {', '.join(STARTER_SCHEME + name for name in installed)}")
 
 
 def find_bundle(folder: Path) -> Path:
@@ -65,15 +94,20 @@ def find_bundle(folder: Path) -> Path:
     if (folder / "run.json").is_file():
         kind = str(RunFolder(folder).facts.get("kind"))
         if kind == "compare":
-            raise UsageError(f"{folder} is a comparison, which keeps no model; give the folder it was pretrained in")
-        raise UsageError(f"{folder} has no finished model yet; go on with: headstart {kind} --resume --out {folder}")
+            raise UsageError(f"{folder} is a comparison, which contains no model; give the folder of the pretraining")
+        raise UsageError(f"{folder} has no finished model yet; continue with: headstart {kind} --resume --out {folder}")
+    if (folder / "model.onnx").is_file():
+        raise UsageError(
+            f"{folder} is an export for onnxruntime, which only headstart predict accepts; give the model that it "
+            f"was exported from"
+        )
     if (folder / MANIFEST).is_file():
         return folder
     entries = sorted(folder.iterdir()) if folder.is_dir() else [folder]
     if pickled := next((path for path in entries if is_pickled(path)), None):
         raise UsageError(pickled_weights(pickled))
     listing = ", ".join(path.name for path in entries[:5]) if folder.is_dir() else "a file"
-    raise UsageError(f"{folder} holds no model of Headstart's; found: {listing or 'nothing'}")
+    raise UsageError(f"{folder} contains no Headstart model; found: {listing or 'nothing'}")
 
 
 def _suggest_starter(folder: Path) -> str:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from headstart.files import README
 from headstart.metrics import wilson
 from headstart.progress import pluralize
+from headstart.tasks import UNBOUNDED
 from headstart.version import __version__
 
 CARD_FILE = README
@@ -27,22 +28,31 @@ _MAX_FILES = 10
 _PIPELINES = {"classify": "text-classification", "masked": "fill-mask"}
 _OBJECTIVES = {
     "causal": "the next token, left to right",
-    "masked": "masked tokens, from both sides",
-    "hybrid": "by turns the next token, left to right, and masked tokens, from both sides",
+    "masked": "masked tokens, with bidirectional attention",
+    "hybrid": "alternately the next token, left to right, and masked tokens, with bidirectional attention",
 }
 _SPLITS = ("train", "valid", "test")
-_EVALUATED_SPLITS = (("valid", "validation (it chose the epoch)"), ("test", "test (read once)"))
+_EVALUATED_SPLITS = ("valid", "test")
 _METRICS = {
     "classes": (("accuracy", "accuracy", "accuracy"), ("f1", "macro_f1", "macro-F1")),
     "labels": (("f1", "micro_f1", "micro-F1"), ("f1", "macro_f1", "macro-F1")),
     "rating": (("mae", "mae", "MAE"), ("rmse", "rmse", "RMSE")),
 }
 """By task: the hub's name of a metric, its key in a result, and its name in prose."""
+_TITLES = {
+    "network": "Headstart classifier",
+    "linear": "Headstart linear classifier",
+    "blend": "Headstart classifier (a network and a linear classifier)",
+}
+_NOT_AVAILABLE = re.compile("'#?n/a'", re.I)
+"""A label with a slash that is no path."""
 _PRETRAINED = f"Pretrained with Headstart {__version__}."
 _LIMITS = {
-    "classes": "- It always gives one of its labels, also to a text with none of them; `--abstain` withholds unsure answers.",
-    "labels": "- It knows its own labels only: a text that has another one gets those that fit, or none.",
-    "rating": "- It always gives a number, also to a text that says nothing of it, and none outside of its bounds.",
+    "classes": "- It always predicts one of its labels, even for a text that has none of them; "
+    "`--abstain` withholds uncertain predictions.",
+    "labels": "- It knows its own labels only: a text with another label gets those that fit best, or none.",
+    "rating": "- It always predicts a number, even for a text that does not express one, and never a "
+    "number outside its bounds.",
 }
 
 
@@ -50,26 +60,39 @@ class BundleFacts(TypedDict):
     """The content of bundle.json, as JSON values."""
 
     head_type: str
-    model: dict[str, Any]
-    vocab_size: int
-    tokenizer: str
+    model: NotRequired[dict[str, Any]]
+    vocab_size: NotRequired[int]
+    tokenizer: NotRequired[str]
     """The digest of the tokenizer."""
     labels: list[str]
     task: dict[str, Any] | None
-    windows: bool
-    attention: str
+    windows: NotRequired[bool]
+    attention: NotRequired[str]
     objective: str
     about: dict[str, Any]
     weights: NotRequired[str]
     """The storage type of the weights if it is not fp32."""
+    classifier: NotRequired[str]
+    """`linear` or `blend`; a network has no such key, and a linear classifier has no keys of a network."""
+    blend: NotRequired[dict[str, float]]
+    """The weight and the temperature of a blend."""
+    network_about: NotRequired[dict[str, Any]]
+    """What `about` is for a blend's network alone."""
 
 
-def model_card(facts: BundleFacts, parameters: int) -> str:
-    """Write the card of a bundle from the content of its `bundle.json` and its number of parameters."""
+def model_card(facts: BundleFacts, parameters: int, linear: Mapping[str, Any] | None = None) -> str:
+    """Write the card of a bundle.
+
+    Args:
+        facts: the content of its `bundle.json`.
+        parameters: the number of parameters of its network.
+        linear: of a linear classifier, its `views` and the number of its `weights`.
+    """
     sections = [
         f"---\n{_metadata(facts)}---\n",
         *(_classifier_sections(facts) if facts["head_type"] == "classify" else _language_sections(facts)),
-        _network_section(facts, parameters),
+        _network_section(facts, parameters) if "model" in facts else "",
+        _linear_section(facts, linear) if linear else "",
         _usage_section(facts),
         _limits_section(facts),
     ]
@@ -163,13 +186,14 @@ def _metadata(facts: BundleFacts) -> str:
     """The YAML header; its values are JSON, which is valid YAML."""
     head_type = facts["head_type"]
     pipeline = _PIPELINES.get(head_type) or _PIPELINES.get(facts["objective"], "text-generation")
-    tags = ["headstart", "pytorch", "safetensors", pipeline]
+    tags = ["headstart", *(["pytorch"] if "model" in facts else []), "safetensors", pipeline]
     results = _classifier_results(facts) if head_type == "classify" else _language_results(facts)
     metrics = list(dict.fromkeys(metric["type"] for result in results for metric in result["metrics"]))
     index = [{"name": _title(facts), "results": [{"task": {"type": pipeline}} | result for result in results]}]
     starter = facts["about"].get("starter") or {}
     values: dict[str, Any] = {"library_name": "headstart", "license": starter.get("licence", "unknown")}
-    values |= {"language": starter["language"]} if starter else {}
+    languages = starter.get("languages", ())
+    values |= {"language": languages[0] if len(languages) == 1 else list(languages)} if languages else {}
     values |= {"pipeline_tag": pipeline, "tags": tags}
     if results:
         values |= {"metrics": metrics, "model-index": index}
@@ -179,11 +203,9 @@ def _metadata(facts: BundleFacts) -> str:
 def _title(facts: BundleFacts) -> str:
     if starter := facts["about"].get("starter"):
         return f"Headstart starter `{starter['name']}`"
-    return (
-        "Headstart classifier"
-        if facts["head_type"] == "classify"
-        else f"Headstart language model ({facts['objective']})"
-    )
+    if facts["head_type"] == "classify":
+        return _TITLES[facts.get("classifier", "network")]
+    return f"Headstart language model ({facts['objective']})"
 
 
 def _classifier_results(facts: BundleFacts) -> list[dict[str, Any]]:
@@ -220,11 +242,71 @@ def _language_results(facts: BundleFacts) -> list[dict[str, Any]]:
 
 def _classifier_sections(facts: BundleFacts) -> list[str]:
     about = facts["about"]
+    head = f"# {_title(facts)}\n\n{_task_sentence(facts)} {_import_sentence(about) or _training_sentence(facts)}\n"
+    return [
+        head,
+        _quality_sentence(about),
+        _metrics_section(facts),
+        _majority_sentence(facts),
+        _calibration_section(facts),
+        _labelled_data_section(about),
+    ]
+
+
+def _keeps_last_epoch(about: Mapping[str, Any]) -> bool:
+    return about.get("select") == "last"
+
+
+def _quality_sentence(about: Mapping[str, Any]) -> str:
+    """How the model compares with one answer for every text, and with a linear model."""
+    sentence = strip_markup(str((about.get("quality") or {}).get("sentence", "")))
+    return f"{sentence[0].upper()}{sentence[1:]}.\n" if sentence else ""
+
+
+def _is_cross_validated(facts: BundleFacts) -> bool:
+    """Whether the validation rows are out-of-fold rows of train."""
+    return facts.get("classifier") in ("linear", "blend") or bool(facts["about"].get("cross_validated"))
+
+
+def _split_title(split: str, facts: BundleFacts) -> str:
+    if split == "test":
+        return "test (read once)"
+    if _is_cross_validated(facts):
+        return "cross-validation (it chose the settings)"
+    return "validation" if _keeps_last_epoch(facts["about"]) else "validation (it chose the epoch)"
+
+
+def _majority_sentence(facts: BundleFacts) -> str:
+    """What the commonest label of train would score; empty where `about.quality` says so, or the labels were not counted."""
+    about = facts["about"]
+    data = about.get("data") or {}
+    split = next((name for name in ("test", "valid") if about.get(name) and (data.get(name) or {}).get("counts")), None)
+    train = (data.get("train") or {}).get("counts")
+    if _task_name(facts) != "classes" or about.get("quality") or split is None or not train:
+        return ""
+    label = max(train, key=lambda name: (train[name], name))
+    counts = data[split]["counts"]
+    accuracy = 100 * counts.get(label, 0) / max(1, sum(counts.values()))
+    where = "test" if split == "test" else "these rows"
+    return f"Always answering `{strip_markup(label)}`, the commonest label of train, is right on {accuracy:.1f} % of {where}.\n"
+
+
+def _training_sentence(facts: BundleFacts) -> str:
+    """A sentence about how the model was made."""
+    if facts.get("classifier") == "linear":
+        return f"Fitted with Headstart {__version__}; cross-validation chose its regularization."
+    about = facts.get("network_about", facts["about"])
     source = about.get("source")
     start = "random weights" if source in (None, "scratch") else f"the pretrained model `{base_name(str(source))}`"
-    trained = f"Fine-tuned with Headstart {__version__} from {start}; the epoch was chosen on validation."
-    head = f"# {_title(facts)}\n\n{_task_sentence(facts)} {_import_sentence(about) or trained}\n"
-    return [head, _metrics_section(facts), _calibration_section(about), _labelled_data_section(about)]
+    epoch = "the last epoch was kept" if _keeps_last_epoch(about) else "the epoch was chosen on validation"
+    trained = f"ine-tuned with Headstart {__version__} from {start}; {epoch}."
+    if "blend" not in facts:
+        return f"F{trained}"
+    weight, temperature = facts["blend"]["weight"], facts["blend"]["temperature"]
+    return (
+        f"It is the mean of the log-probabilities of two models, divided by a temperature of {temperature:.2f}: a network "
+        f"(weight {weight:.2f}) and a linear classifier (weight {1 - weight:.2f}). The network was f{trained}"
+    )
 
 
 def _task_name(facts: BundleFacts) -> str:
@@ -238,17 +320,19 @@ def _task_sentence(facts: BundleFacts) -> str:
     text = "a pair of texts" if task.get("pair") else "a text"
     task_name = _task_name(facts)
     if task_name == "rating":
-        return f"It gives {text} a number between {task['lowest']:g} and {task['highest']:g}."
+        if task["highest"] >= UNBOUNDED:
+            return f"It predicts a number for {text}."
+        return f"It predicts a number between {task['lowest']:g} and {task['highest']:g} for {text}."
     if task_name == "labels":
-        return f"It gives {text} any number of {len(facts['labels'])} labels, or none: {labels}."
-    return f"It gives {text} one of {len(facts['labels'])} labels: {labels}."
+        return f"It assigns any number of {len(facts['labels'])} labels, or none, to {text}: {labels}."
+    return f"It assigns one of {len(facts['labels'])} labels to {text}: {labels}."
 
 
 def _metrics_section(facts: BundleFacts) -> str:
     """The metrics of validation and test, and a table by label."""
     about = facts["about"]
     columns, format_row, note = _METRIC_TABLES[_task_name(facts)]
-    scores = [(name, about[split]) for split, name in _EVALUATED_SPLITS if about.get(split)]
+    scores = [(_split_title(split, facts), about[split]) for split in _EVALUATED_SPLITS if about.get(split)]
     if not scores:
         return ""
     rows = [f"| split | {' | '.join(columns)} | rows |", "|---" * (len(columns) + 2) + "|"]
@@ -276,18 +360,18 @@ def _with_interval(fraction: float, rows: int) -> str:
     return f"{100 * fraction:.1f} % | {100 * low:.1f} to {100 * high:.1f}"
 
 
-_WILSON = "Intervals are over the rows alone (Wilson's): one training run cannot show the luck of training."
+_WILSON = "Intervals are over the rows alone (Wilson's): they do not include the variation between training runs."
 _METRIC_TABLES = {
     "classes": (("accuracy", "95 % interval", "macro-F1"), _single_label_row, _WILSON),
     "labels": (
         ("micro-F1", "macro-F1", "exact match", "95 % interval"),
         _multi_label_row,
-        f"{_WILSON} Validation chose the thresholds too, which flatters it.",
+        f"{_WILSON} Validation also chose the thresholds, so its figures are optimistic.",
     ),
     "rating": (
         ("mean absolute error", "root mean squared error", "Spearman", "Pearson"),
         _regression_row,
-        "In brackets the error of always answering the mean of the training rows.",
+        "The error of always predicting the mean of the training rows is in parentheses.",
     ),
 }
 """By task: the columns of the table, a function that formats a row, and a note below the table."""
@@ -314,24 +398,35 @@ def _per_label_table(score: Mapping[str, Any], split_name: str) -> list[str]:
     return [*lines, ""]
 
 
-def _calibration_section(about: Mapping[str, Any]) -> str:
+def _calibration_section(facts: BundleFacts) -> str:
     """The temperature and calibration error; empty for a model without probabilities."""
+    about = facts["about"]
     calibration = about.get("calibration")
     if not calibration:
         return ""
-    if calibration.get("reason"):
-        first = f"Probabilities are as they came (temperature 1): {calibration['reason']}."
+    validation = "validation, each row with a temperature fitted without it"
+    if _is_cross_validated(facts):
+        validation = "these rows"
+        first = f"Its temperature was fitted on {calibration['rows']:,} rows of train by models that had not seen them."
+    elif calibration.get("reason"):
+        first = f"Probabilities are not calibrated (temperature 1): {calibration['reason']}."
     else:
         fitted = f"fitted on {calibration['rows']:,} validation rows"
-        first = f"Scores were divided by a temperature of {calibration['temperature']:.2f}, {fitted}."
+        first = f"Logits were divided by a temperature of {calibration['temperature']:.2f}, {fitted}."
+        first += f" It is {calibration['bound']}." if calibration.get("bound") else ""
     lines = ["## Calibration", "", first]
-    rows = "rows" if not about.get("thresholds") else "decisions, one a label and row"
-    for key, name in (("test", "test"), ("after", "validation, each row by a temperature fitted without it")):
+    rows = "rows" if not about.get("thresholds") else "decisions, one per label and row"
+    for key, name in (("test", "test"), ("after", validation)):
         if error := calibration.get(key):
             interval = f"95 % interval {100 * error['low']:.1f} to {100 * error['high']:.1f}"
             lines.append(
                 f"Calibration error on {name}: {100 * error['ece']:.1f} points ({interval}, {error['rows']:,} {rows})."
             )
+    before, after = calibration.get("before"), calibration.get("after")
+    if before and after and after["ece"] > before["ece"]:
+        lines.append(
+            f"Without the temperature it was {100 * before['ece']:.1f} points on validation: only the log-loss decreased."
+        )
     default = [threshold["label"] for threshold in about.get("thresholds") or () if threshold["reason"]]
     if default:
         lines.append(
@@ -379,7 +474,7 @@ def _redacted_notes(about: Mapping[str, Any]) -> list[str]:
     names += [name.removeprefix(HELD_OUT) for name in names]
     full_names = _longest_first(names)
     notes = [strip_markup(_redact_sentence(note, full_names)) for note in about.get("notes") or []]
-    return [note for note in notes if not re.search(r"[/\\]", note)]
+    return [note for note in notes if not re.search(r"[/\\]", _NOT_AVAILABLE.sub("", note))]
 
 
 # language models
@@ -393,11 +488,11 @@ def _language_sections(facts: BundleFacts) -> list[str]:
         if "tokens_seen" in about
         else ""
     )
-    description = f"A Transformer that learnt from unlabelled text to predict {predicts}."
+    description = f"A Transformer that was pretrained on unlabelled text to predict {predicts}."
     if teacher := about.get("teacher"):
         description += (
-            f" Another one, `{base_name(str(teacher['name']))}`, taught it: its opinion of every token weighed "
-            f"{teacher['weight']:g}, the text the rest."
+            f" Another one, `{base_name(str(teacher['name']))}`, was its teacher: the teacher's probabilities had a weight of "
+            f"{teacher['weight']:g}, and the text the rest."
         )
     origin = _import_sentence(about) or _import_sentence(about, "source") or _PRETRAINED
     head = f"# {_title(facts)}\n\n{description} {origin}{tokens_seen}\n"
@@ -431,7 +526,7 @@ def _corpus_section(about: Mapping[str, Any]) -> str:
     if excluded := about.get("excluded"):
         files = ", ".join(f"`{base_name(str(file['name']))}`" for file in excluded["files"])
         documents = pluralize(excluded["exact"] + excluded["near"], "document")
-        lines += [f"Texts of {files} and their near-duplicates were left out: {documents}.", ""]
+        lines += [f"Texts of {files} and their near-duplicates were excluded: {documents}.", ""]
     elif about.get("sha256"):
         lines += ["## Data", "", f"Not recorded. The weights' file had sha256 `{about['sha256']}`.", ""]
     return "\n".join(lines)
@@ -481,11 +576,38 @@ def _network_section(facts: BundleFacts, parameters: int) -> str:
     )
 
 
+def _linear_section(facts: BundleFacts, linear: Mapping[str, Any]) -> str:
+    """The size of a linear classifier, its settings, and what cross-validation chose."""
+    lines = [
+        "## Linear classifier",
+        "",
+        f"{linear['weights']:,} weights: one support vector machine per label on TF-IDF of {_describe_views(linear)}. "
+        "Weights are safetensors in fp16; loading them runs no code.",
+    ]
+    about = facts["about"]
+    setting = (about.get("linear_setting") if "blend" in facts else about.get("setting")) or {}
+    simple = {name: value for name, value in setting.items() if isinstance(value, (str, int, float))}
+    if simple:
+        chosen = ", ".join(f"{strip_markup(name)} {_setting_value(value)}" for name, value in simple.items())
+        lines += ["", f"Cross-validation chose: {chosen}."]
+    return "\n".join([*lines, ""])
+
+
+def _describe_views(linear: Mapping[str, Any]) -> str:
+    return " and ".join(
+        f"{view['ngrams']:,} n-grams of one to {view['longest']} {view['kind']}" for view in linear["views"]
+    )
+
+
+def _setting_value(value: str | float) -> str:
+    return f"{value:g}" if isinstance(value, float) else f"`{strip_markup(str(value))}`"
+
+
 def _usage_section(facts: BundleFacts) -> str:
     starter = facts["about"].get("starter")
     folder = f"starter:{starter['name']}" if starter else "path/to/this/folder"
     if facts["head_type"] == "classify":
-        arguments, text_input = '"a text you wonder about"', '"a text you wonder about"'
+        arguments, text_input = '"a text to classify"', '"a text to classify"'
         if (facts["task"] or {}).get("pair"):
             arguments, text_input = '"the first text" "the second"', '("the first text", "the second")'
         commands = [f"headstart predict path/to/this/folder {arguments}"]
@@ -503,22 +625,30 @@ def _limits_section(facts: BundleFacts) -> str:
     about = facts["about"]
     starter = about.get("starter") or {}
     lines = [
-        "- It knows the kind of text it was trained on, and repeats the leanings of that text and of whoever labelled it.",
+        "- It was trained on one kind of text, and reproduces the biases of that text and of its labels.",
         *(f"- {limit}" for limit in starter.get("limits", ())),
     ]
     if not starter:
         lines.append(
-            "- Neither the language nor the licence of its data is recorded; hubs read both from the first lines of a README "
+            "- Neither the language nor the licence of its data is recorded; model hubs read both from the first "
+            "lines of a README "
             "(`language:`, `license:`)."
         )
     if facts["head_type"] == "classify":
-        long_texts = "read in windows" if facts["windows"] else "cut, so that what stands later is not read"
-        lines.append(f"- Texts beyond {facts['model']['context']:,} tokens are {long_texts}.")
+        if "model" in facts:
+            long_texts = "read in windows" if facts["windows"] else "truncated: the rest is not read"
+            by_network = " by its network" if "blend" in facts else ""
+            lines.append(f"- Texts beyond {facts['model']['context']:,} tokens are {long_texts}{by_network}.")
+        if facts.get("classifier") == "linear":
+            lines.append(
+                "- It counts words and short sequences, and does not represent the meaning of longer sentences."
+            )
         lines.append(_LIMITS[_task_name(facts)])
         if _import_sentence(about):
-            lines.append("- It was trained elsewhere and not measured here.")
+            lines.append("- It was trained elsewhere and has not been evaluated here.")
         elif not about.get("test"):
-            lines.append("- It was not measured on a test set: the figures on validation chose it and flatter it.")
+            reason = "are the only ones" if _keeps_last_epoch(about) else "were used to choose it and are optimistic"
+            lines.append(f"- It was not measured on a test set: the figures on validation {reason}.")
     else:
-        lines.append("- What it writes is not true because it reads well; it may repeat passages of its training text.")
+        lines.append("- Generated text may be false, and may repeat passages of its training text.")
     return "\n".join(["## Limits", "", *lines, ""])

@@ -95,6 +95,8 @@ class RunRecord(_Record):
     """The rounded probabilities of the validation rows, if these are few enough for a small file."""
     temperature: float = Field(1.0, gt=0)
     """The temperature fitted on validation; the probabilities include it."""
+    steps: int | None = Field(None, ge=1)
+    """The steps that a network was planned for; None for an arm without steps, or where they were not recorded."""
     tried: tuple[dict[str, Any], ...] = Field((), strict=False)
     """Every setting that was tried, with its validation accuracy; empty if there was only one."""
     extra: dict[str, Any] = {}
@@ -114,7 +116,7 @@ class RunRecord(_Record):
             for row in getattr(self, name) or ():
                 probabilities = full_row(row)
                 if len(probabilities) != num_labels or abs(sum(probabilities) - 1) > num_labels * _STEP:
-                    raise ValueError(f"{name} holds {row}, which does not share 1 among {num_labels} labels")
+                    raise ValueError(f"{name} holds {row}, which does not sum to 1 over {num_labels} labels")
         if self.probabilities is None:
             return
         if len(self.probabilities) != len(self.predictions):
@@ -122,7 +124,7 @@ class RunRecord(_Record):
         for prediction, row in zip(self.predictions, self.probabilities, strict=True):
             probabilities = full_row(row)
             if prediction >= num_labels or probabilities[prediction] < max(probabilities) - 2 * _STEP:
-                raise ValueError(f"the prediction {prediction} is not the likeliest of probabilities {row}")
+                raise ValueError(f"the prediction {prediction} is not the most likely of the probabilities {row}")
 
 
 class Split(_Record):
@@ -157,7 +159,7 @@ class TestSplit(Split):
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
         if len(self.gold) != self.rows:
-            raise ValueError(f"test.gold has {len(self.gold)} answers for {self.rows} rows")
+            raise ValueError(f"test.gold has {len(self.gold)} labels for {self.rows} rows")
         if self.lengths is not None and len(self.lengths) != self.rows:
             raise ValueError(f"test.lengths has {len(self.lengths)} lengths for {self.rows} rows")
         for name, rows in (("overlap", self.overlap), ("near", self.near)):
@@ -185,8 +187,8 @@ class ComparisonData(_Record):
 def arm_type(arm: str) -> str:
     """The type of an arm, without the name of its folder.
 
-    >>> arm_type("pretrained:base"), arm_type("tfidf")
-    ('pretrained', 'tfidf')
+    >>> arm_type("pretrained:base"), arm_type("linear")
+    ('pretrained', 'linear')
     """
     return arm.partition(":")[0]
 
@@ -233,7 +235,7 @@ def read_record(path: Path) -> RunRecord:
     record = _read_versioned(path, RunRecord, "compare anew")
     expected = record_path(path.parent.parent, record.arm, record.labels, record.seed).name
     if path.name != expected:
-        raise StoreError(f"{path} is damaged: it holds the run that belongs in {expected}")
+        raise StoreError(f"{path} is damaged: it contains the run that belongs in {expected}")
     return record
 
 
@@ -362,7 +364,7 @@ def best_trial(trials: Iterable[Trial]) -> Trial:
 
 
 def _read_trial_file(path: Path) -> Trial:
-    trial = _read_versioned(path, Trial, "search again", remedy="; take it away, and --resume runs it again")
+    trial = _read_versioned(path, Trial, "search again", remedy="; delete it, and --resume runs it again")
     if path.name != f"{trial.trial:04d}.json":
-        raise StoreError(f"{path} is damaged: it holds trial {trial.trial}")
+        raise StoreError(f"{path} is damaged: it contains trial {trial.trial}")
     return trial

@@ -65,15 +65,15 @@ class RunFolder:
         """
         emptied = _remove_unsaved_run(path)
         if (path / "run.json").exists():
-            raise UsageError(f"{path} already holds a run; continue it with --resume, or choose another --out")
+            raise UsageError(f"{path} already contains a run; continue it with --resume, or choose another --out")
         if path.is_file():
-            raise UsageError(f"{path} is a file; --out names a folder to write")
+            raise UsageError(f"{path} is a file; --out must be a folder to write")
         if path.is_dir() and not emptied and not all(_BEGINNING.fullmatch(entry.name) for entry in path.iterdir()):
             raise UsageError(f"{path} is not empty; choose another --out")
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"cannot make the folder {path}: {os_error_reason(error, path)}") from None
+            raise UsageError(f"cannot create the folder {path}: {os_error_reason(error, path)}") from None
         run = cls(path)
         write_json(path / "config.json", config.model_dump(mode="json"))
         facts = {"format": FORMAT, "kind": kind, "command": command, "headstart": __version__, "inputs": inputs}
@@ -84,15 +84,15 @@ class RunFolder:
     def open(cls, path: Path, *, kind: str) -> "RunFolder":
         """Open an existing run of the expected kind."""
         if not (path / "run.json").is_file():
-            raise UsageError(f"{path} holds no run; start one without --resume")
+            raise UsageError(f"{path} contains no run; start one without --resume")
         run = cls(path)
         facts = run.facts
         if facts.get("format") != FORMAT:
             raise StoreError(f"{path} {wrong_format_error(facts.get('format'), 'start another run')}")
         if not isinstance(facts.get("inputs"), dict):
-            raise StoreError(f"{path / 'run.json'} is damaged: it does not say what the run reads")
+            raise StoreError(f"{path / 'run.json'} is damaged: it does not list the inputs of the run")
         if facts.get("kind") != kind:
-            raise UsageError(f"{path} holds a {facts.get('kind')} run, not a {kind} run")
+            raise UsageError(f"{path} contains a {facts.get('kind')} run, not a {kind} run")
         return run
 
     @property
@@ -106,7 +106,7 @@ class RunFolder:
         path = self.path / "config.json"
         settings = read_json(path)
         if not isinstance(settings, dict) or self.facts.get("config", sha256_of(path)) != sha256_of(path):
-            raise StoreError(f"{path} is not what {self.path} was started with; put it back, or start another run")
+            raise StoreError(f"{path} is not what {self.path} was started with; restore it, or start another run")
         return settings
 
     @property
@@ -144,7 +144,7 @@ class RunFolder:
         recorded = read_checksummed(path)
         for name, value in facts.items():
             if recorded.get(name) != value:
-                raise UsageError(f"{name} is not what {self.path} was started with; put it back, or start another run")
+                raise UsageError(f"{name} is not what {self.path} was started with; restore it, or start another run")
 
     def write_json(self, name: str, content: dict[str, Any], *, checksummed: bool = False) -> None:
         """Write a JSON file of the run."""
@@ -156,8 +156,8 @@ class RunFolder:
             raise _missing_error(self.path)
 
     def remove_checkpoints(self) -> None:
-        """Delete checkpoints and best-epoch weights, which only an unfinished run needs."""
-        for leftover in (self.path / "checkpoints", *self.path.glob("best-epoch-*")):
+        """Delete checkpoints and best weights, which only an unfinished run needs."""
+        for leftover in (self.path / "checkpoints", *self.path.glob("best-[0-9]*")):
             shutil.rmtree(leftover, ignore_errors=True)
 
     @contextmanager
@@ -230,7 +230,7 @@ def _remove_unsaved_run(path: Path) -> bool:
 
 
 def _missing_error(path: Path) -> StoreError:
-    return StoreError(f"{path} is gone: it was moved or deleted while the run was under way")
+    return StoreError(f"{path} is missing: it was moved or deleted during the run")
 
 
 class Metrics:
@@ -293,7 +293,7 @@ class Metrics:
         except (ValueError, RecursionError) as error:
             raise StoreError(f"{self.path} is damaged: {error}") from None
         if not all(isinstance(value, dict) for value in values):
-            raise StoreError(f"{self.path} is damaged: a line of it is no JSON object")
+            raise StoreError(f"{self.path} is damaged: one of its lines is not a JSON object")
         return [value for value in values if kind is None or value.get("kind") == kind]
 
 

@@ -64,7 +64,7 @@ def load_packed(path: Path) -> dict[str, Tensor]:
         elif scale.shape == tensor.shape[:1] and tensor.dim() == 2 and scale.dtype == torch.float32:
             unpacked[name] = tensor.float() * scale[:, None]
         else:
-            raise StoreError(f"{path} is damaged: {name}{_SCALE} is not one number a row of {name}")
+            raise StoreError(f"{path} is damaged: {name}{_SCALE} is not one number per row of {name}")
     lone = [name for name in saved if name.endswith(_SCALE) and name.removesuffix(_SCALE) not in saved]
     if lone:
         raise StoreError(f"{path} is damaged: {lone[0]} belongs to no tensor")
@@ -96,7 +96,16 @@ def load_into(module: nn.Module, saved: Mapping[str, Tensor], name: str) -> None
     Args:
         name: the source of the tensors, for the error message.
     """
-    expected = module.state_dict()
+    check_tensors(module.state_dict(), saved, name)
+    module.load_state_dict(dict(saved))
+
+
+def check_tensors(expected: Mapping[str, Tensor], saved: Mapping[str, Tensor], name: str) -> None:
+    """Refuse tensors whose names or shapes are not the expected ones; those may be without data, on torch's meta device.
+
+    Args:
+        name: the source of the tensors, for the error message.
+    """
     missing, extra = sorted(expected.keys() - saved.keys()), sorted(saved.keys() - expected.keys())
     misshapen = [
         f"{key} is {tuple(saved[key].shape)} for {tuple(expected[key].shape)}"
@@ -111,7 +120,6 @@ def load_into(module: nn.Module, saved: Mapping[str, Tensor], name: str) -> None
     if faults:
         others = f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else ""
         raise StoreError(f"{name} does not fit the model: {faults[0]}{others}")
-    module.load_state_dict(dict(saved))
 
 
 def tensor_sha256(tensor: Tensor) -> str:

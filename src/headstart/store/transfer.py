@@ -90,6 +90,6 @@ def _move(source: str, folder: Path, module: nn.Module, name: str) -> tuple[Tens
     for key, tensor in sorted(module.state_dict().items()):
         digest = tensor_sha256(tensor)
         if digest != tensor_sha256(saved[key]):
-            raise TransferError(f"{key} of {source} did not arrive as it was saved; nothing can be trusted")
+            raise TransferError(f"{key} of {source} was not loaded as it was saved; the model cannot be trusted")
         lines.append(TensorLine(f"{name}.{key}", tuple(tensor.shape), digest))
     return tuple(lines)

@@ -6,7 +6,8 @@ mask: "<eos>" in a text is five ordinary characters.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -83,8 +84,8 @@ def as_utf8(text: str) -> bytes:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise DataError(
-            f"a text holds the lone surrogate {text[error.start]!a} at character {error.start}, "
-            "which UTF-8 cannot write; remove it from the data"
+            f"a text contains the unpaired surrogate {text[error.start]!a} at character {error.start}, "
+            "which UTF-8 cannot encode; remove it from the data"
         ) from None
 
 
@@ -107,7 +108,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write a tokenizer's files, unless the folder holds a file of another tokenizer."""
     for name in (TOKENIZER_FILE, MODEL_FILE, DICTIONARY_FILE, HF_FILE):
         if name not in files and (folder / name).exists():
-            raise StoreError(f"cannot save a tokenizer in {folder}: {name} of another one is there")
+            raise StoreError(f"cannot save a tokenizer in {folder}: {name} of another tokenizer is there already")
     for name, content in files.items():
         atomic_write(folder / name, content)
 
@@ -117,10 +118,22 @@ def read_limited(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > SIZE_LIMIT:
-            raise StoreError(f"{path} is not a tokenizer: {size} bytes are too many, the limit is {SIZE_LIMIT}")
+            raise StoreError(f"{path} is not a tokenizer: {size} bytes exceed the limit of {SIZE_LIMIT}")
         return path.read_bytes()
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+@contextmanager
+def library_panics() -> Iterator[None]:
+    """Turn a panic of the `tokenizers` library into a DataError: it is no Exception, and would pass every handler."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # pyo3's class, which cannot be imported
+            raise
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        raise DataError(f"the tokenizer fails on a text: {reason}") from None
 
 
 class LibraryTokenizer:
@@ -151,7 +164,9 @@ class LibraryTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         for text in texts:
             as_utf8(text)
-        return [encoding.ids for encoding in self._engine.encode_batch_fast(list(texts), add_special_tokens=False)]
+        with library_panics():
+            encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def save(self, folder: Path) -> None:
         write_files(folder, {self._file: self._content})

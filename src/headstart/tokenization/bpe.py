@@ -67,7 +67,7 @@ def parse_engine(content: bytes, path: Path) -> tokenizers.Tokenizer:
     except _NotOurFormat as difference:
         raise StoreError(f"{path} is not a tokenizer of Headstart: {difference}") from None
     except RecursionError:
-        raise StoreError(f"{path} is damaged: its brackets are nested too deep") from None
+        raise StoreError(f"{path} is damaged: its brackets are nested too deeply") from None
     except ValueError as error:  # wrong JSON, wrong UTF-8, or a number of many thousand digits
         raise StoreError(f"{path} is damaged: {error}") from None
 

@@ -14,7 +14,8 @@ from typing import Any, Self
 import tokenizers
 
 from headstart.errors import StoreError
-from headstart.tokenization.base import HF_FILE, LibraryTokenizer, SpecialIds, check_id, read_limited
+from headstart.tokenization.base import HF_FILE, LibraryTokenizer, SpecialIds, check_id, library_panics, read_limited
+from headstart.tokenization.patterns import unknown_patterns
 
 
 class HFTokenizer(LibraryTokenizer):
@@ -46,12 +47,18 @@ class HFTokenizer(LibraryTokenizer):
             raise StoreError(f"{path} is damaged: {error}") from None
         return cls(read_engine(settings, str(path)), special, content)
 
+    @property
+    def has_unknown_patterns(self) -> bool:
+        """Whether it has a regular expression that is not one of a well-known model, and may be slow on some texts."""
+        return bool(unknown_patterns(json.loads(self.content)["tokenizer"]))
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of some ids, joined by the tokenizer's own decoder."""
         for id in ids:
             check_id(id, self._vocab_size)
         special_ids = set(vars(self.special).values())
-        text: str = self._engine.decode([id for id in ids if id not in special_ids], skip_special_tokens=False)
+        with library_panics():
+            text: str = self._engine.decode([id for id in ids if id not in special_ids], skip_special_tokens=False)
         return text
 
     def piece(self, id: int) -> str:
@@ -92,8 +99,8 @@ def read_engine(settings: Mapping[str, Any], name: str) -> tokenizers.Tokenizer:
     steps = [settings.get(key) for key in ("normalizer", "pre_tokenizer")] if isinstance(settings, Mapping) else []
     if (factor := math.prod(map(growth, steps))) > MAX_GROWTH:
         raise StoreError(
-            f"{name} is not a tokenizer that can be trusted: its steps may make a text {factor:,.0f} times as long, "
-            f"and {MAX_GROWTH} is the most"
+            f"{name} is not a safe tokenizer: its steps may make a text {factor:,.0f} times as long, and the "
+            f"limit is {MAX_GROWTH}"
         )
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(settings))

@@ -155,6 +155,6 @@ def _parse_dictionary(content: bytes, path: Path) -> list[str]:
         if not piece or not (count.isascii() and count.isdigit()):
             raise StoreError(f"{path}, line {number}: expected 'piece count', found {line[:80]!r}")
         if piece in line_of:
-            raise StoreError(f"{path}, line {number}: {piece[:80]!r} stands on line {line_of[piece]} already")
+            raise StoreError(f"{path}, line {number}: {piece[:80]!r} is on line {line_of[piece]} already")
         line_of[piece] = number
     return list(line_of)

@@ -64,10 +64,12 @@ def _find_file(path: Path) -> Path:
             if file.is_file()
         ]
         if len(files) > 1:
-            raise StoreError(f"{folder} holds several tokenizers: {', '.join(file.name for file in files)}; name one")
+            raise StoreError(
+                f"{folder} contains several tokenizers: {', '.join(file.name for file in files)}; name one"
+            )
         if files:
             return files[0]
-    raise StoreError(f"{path} holds no tokenizer: neither {TOKENIZER_FILE} nor a SentencePiece .model file")
+    raise StoreError(f"{path} contains no tokenizer: neither {TOKENIZER_FILE} nor a SentencePiece .model file")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.metrics import Reliability, log_loss, reliability, softmax, wilson
+from headstart.metrics import (
+    TEMPERATURE_RANGE,
+    Reliability,
+    best_temperature,
+    log_loss,
+    reliability,
+    softmax,
+    wilson,
+)
 from headstart.tasks import MultiLabel, SingleLabel, Task
 
 if TYPE_CHECKING:
@@ -36,7 +44,6 @@ MIN_ANSWERED = 20
 MIN_LABEL_ROWS = 5
 """Validation rows with a label, and without it, below which its threshold stays 0.5."""
 FOLDS = 5
-_TEMPERATURE_RANGE = (0.05, 20.0)
 _ROWS_HINT = "a larger validation file or labelled.valid_fraction gives more"
 
 
@@ -64,9 +71,11 @@ class Calibration:
     rows: int
     before: Reliability
     after: Reliability
-    """On validation, each row by a temperature fitted without it."""
+    """On validation, each row with a temperature fitted without it."""
     test: Reliability | None
     thresholds: tuple[Threshold, ...]
+    bound: str | None = None
+    """What it means that the temperature is the highest or the lowest that is tried; None for one in between."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields for JSON."""
@@ -145,6 +154,10 @@ def calibrate(logits: Floats, gold: Ints, decisions_per_text: int = 1) -> Calibr
     """
     temperature, reason = fit_temperature(logits, gold, decisions_per_text)
     calibrated = _cross_fitted(logits, gold, decisions_per_text) if reason is None else logits
+    before, after = log_loss(logits, gold), log_loss(calibrated, gold)
+    if reason is None and after >= before:
+        temperature, calibrated = 1.0, logits
+        reason = f"a temperature does not lower the log-loss of validation ({before:.4f}, {after:.4f} with one)"
     single = decisions_per_text == 1
     return Calibration(
         temperature=temperature,
@@ -154,7 +167,17 @@ def calibrate(logits: Floats, gold: Ints, decisions_per_text: int = 1) -> Calibr
         after=reliability(softmax(calibrated), gold),
         test=None,
         thresholds=precision_thresholds(softmax(logits / temperature), gold) if single else (),
+        bound=_describe_bound(temperature),
     )
+
+
+def _describe_bound(temperature: float) -> str | None:
+    lowest, highest = TEMPERATURE_RANGE
+    if math.isclose(temperature, highest, rel_tol=1e-3):
+        return "the highest that is tried: the model's scores say little about which answers are correct"
+    if math.isclose(temperature, lowest, rel_tol=1e-3):
+        return "the lowest that is tried: the model's scores hardly differ between the labels"
+    return None
 
 
 def fit_temperature(logits: Floats, gold: Ints, decisions_per_text: int = 1) -> tuple[float, str | None]:
@@ -165,15 +188,10 @@ def fit_temperature(logits: Floats, gold: Ints, decisions_per_text: int = 1) -> 
     if len(np.unique(gold)) == 1:
         return 1.0, "the validation rows have one label only"
     if (logits.argmax(axis=1) == gold).all():
-        return 1.0, "every validation row is answered rightly: there is no mistake to learn doubt from"
+        return 1.0, "every validation row is classified correctly: there are no errors to fit a temperature on"
     if np.ptp(logits - logits[:, :1], axis=0).max() < 1e-9:
         return 1.0, "every validation row has the same scores"
-    from scipy.optimize import minimize_scalar
-
-    # over the logarithm, where halving and doubling are equally far; the log-loss has a single minimum there
-    bounds = tuple(map(math.log, _TEMPERATURE_RANGE))
-    minimum = minimize_scalar(lambda log: log_loss(logits / math.exp(log), gold), bounds=bounds, method="bounded")
-    return math.exp(float(minimum.x)), None
+    return best_temperature(logits, gold), None
 
 
 def _cross_fitted(logits: Floats, gold: Ints, decisions_per_text: int) -> Floats:
@@ -249,7 +267,7 @@ def _why_not_chosen(num_rows: int, positives: int) -> str | None:
     if min(positives, num_rows - positives) >= MIN_LABEL_ROWS:
         return None
     few_have_it = positives < MIN_LABEL_ROWS
-    rows = f"{positives} validation rows have it" if few_have_it else f"{num_rows - positives} have it not"
+    rows = f"{positives} validation rows have it" if few_have_it else f"{num_rows - positives} do not have it"
     return f"{rows}, at least {MIN_LABEL_ROWS} are needed"
 
 

@@ -98,7 +98,7 @@ class ProcessGroup:
                 time.sleep(0.02)
             message = json.loads(self._store.get(key))
             if "failed" in message:
-                raise PeerFailedError("the first process of this run says why", message["failed"])
+                raise PeerFailedError("the first process of this run reports the cause", message["failed"])
             result: T = message["value"]
             return result
         try:
@@ -145,7 +145,7 @@ def init_distributed() -> Iterator[ProcessGroup]:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT)
     except (ValueError, RuntimeError) as error:
         raise UsageError(
-            f"process {info.rank} of {info.world_size} could not meet the others ({_first_line(error)}); "
+            f"process {info.rank} of {info.world_size} could not connect to the others ({_first_line(error)}); "
             "start them with torchrun, all with the same command"
         ) from None
     _end_store = prefixed("end", store)

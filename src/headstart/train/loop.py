@@ -30,6 +30,7 @@ from headstart.train.ema import EMA
 from headstart.train.objectives import LossSum, Objective
 from headstart.train.optimizers import lr_factor
 from headstart.train.parallel import SINGLE, ParallelStrategy
+from headstart.train.plan import Plan
 from headstart.train.step import EagerStep, StepRunner
 
 
@@ -68,7 +69,7 @@ def fit(
     fetch: Fetch,
     objective: Objective,
     config: OptimConfig,
-    steps: int,
+    steps: int | Plan,
     runtime: Runtime,
     interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
     graphs: GraphCache | None = None,
@@ -78,6 +79,7 @@ def fit(
     The loss of a step is the sum over all its batches divided by the number of their targets.
 
     Args:
+        steps: the end of the run; a plan whose steps were changed also says how the learning rate goes on.
         interruptible: a context entered around the forward and backward passes, which change no weight and may be
             left in the middle.
         graphs: the CUDA graphs of the model; see `text_graphs` and `token_graphs`.
@@ -85,9 +87,10 @@ def fit(
     started = time.perf_counter()  # before the batches are fetched: waiting for them is part of a step
     asynchronous, strategy = is_asynchronous(runtime.device), state.strategy
     runner = _build_runner(state, objective, config, runtime, graphs)
-    with Prefetcher(fetch, state.step, steps, runner.to_device, threaded=asynchronous) as prefetcher:
+    plan = steps if isinstance(steps, Plan) else Plan(steps)
+    with Prefetcher(fetch, state.step, plan.steps, runner.to_device, threaded=asynchronous) as prefetcher:
         for batches in prefetcher:
-            factor = _prepare_step(state, steps, config)
+            factor = _prepare_step(state, plan, config)
             losses: list[LossSum] = []
             with strategy.sync_grads(state.model):
                 with interruptible():
@@ -111,9 +114,10 @@ def fit(
             runner.zero_grad(state.optimizer)
             state.step += 1
             if state.ema:
-                state.ema.update(state.step, steps)
+                state.ema.update(state.step, plan.steps_at(state.step - 1))
             seconds = time.perf_counter() - started
-            yield StepReport(state.step, total / count, factor * config.lr, norm, int(num_targets), seconds)
+            loss = total / max(count, 1e-12)  # few tokens may all be left unmasked
+            yield StepReport(state.step, loss, factor * config.lr, norm, int(num_targets), seconds)
             started = time.perf_counter()
 
 
@@ -127,11 +131,11 @@ def _build_runner(
     return eager
 
 
-def _prepare_step(state: TrainState, steps: int, config: OptimConfig) -> float:
+def _prepare_step(state: TrainState, plan: Plan, config: OptimConfig) -> float:
     """Set training mode, learning rates and random seed for the next step; returns the factor of the learning rate."""
     if not state.model.training:  # checked first: setting the mode of every module takes time
         state.model.train()
-    factor = lr_factor(state.step, steps, config)
+    factor = lr_factor(plan.position(state.step), plan.first, config)
     for group in state.optimizer.param_groups:
         group["lr"] = factor * group["max_lr"]
     seed_step(state.seed, state.step, state.strategy.ranks.rank)
@@ -141,7 +145,7 @@ def _prepare_step(state: TrainState, steps: int, config: OptimConfig) -> float:
 def _not_finite(loss: float, norm: float, step: int, config: OptimConfig, *, updated: bool) -> TrainingError:
     return TrainingError(
         f"loss {loss} with gradient norm {norm} at step {step};"
-        f" {'what was saved before is whole' if updated else 'no update was made'};"
+        f" {'what was saved before is complete' if updated else 'no update was made'};"
         f" try a lower optim.lr than {config.lr:g}, a longer optim.warmup, or precision fp32"
     )
 
@@ -221,8 +225,6 @@ def _read_async(values: Tensor) -> Callable[[], list[float]]:
     return read
 
 
-TRAINING_FRACTION = 0.93
-"""The fraction of `loop.minutes` that is spent on steps; the rest goes to measuring, saving and sampling."""
 _WARMUP_STEPS, _MIN_STEPS, _MAX_STEPS = 2, 2, 40
 _BUDGET_FRACTION = 0.05
 _OUTLIER = 5.0

@@ -58,7 +58,13 @@ def token_loss(model: Model[LanguageHead], hidden_BTD: Tensor, batch: Batch) -> 
     weight, bias = model.head.weights(model.backbone)
     transformed_ND = model.head.transform(hidden_ND)
     return linear_cross_entropy(
-        transformed_ND, weight, bias, targets, compiled=model.backbone.compiled, ignore_index=ignore_index
+        transformed_ND,
+        weight,
+        bias,
+        targets,
+        compiled=model.backbone.compiled,
+        sharded=not model.backbone.defer_bias,
+        ignore_index=ignore_index,
     )
 
 
@@ -76,11 +82,15 @@ def objective_for(task: Task, weights: Tensor | None = None) -> LabelledObjectiv
     return partial(multi_label_loss if isinstance(task, MultiLabel) else classification_loss, weights=weights)
 
 
-def class_logits(model: Model[ClassifierHead], batch: Batch, *, in_rows: bool = False) -> Tensor:
+def class_logits(
+    model: Model[ClassifierHead], batch: Batch, *, in_rows: bool = False, unpadded: bool = False
+) -> Tensor:
     """Return the logits of each text over the classes in fp32; for a text in several windows, their mean.
 
     Args:
         in_rows: compute padding too, so that every hidden state is (B, T, D), for callers that inspect the network.
+        unpadded: compute texts end to end where the device prefers that, even if there is little padding: the hidden
+            states of a text then depend on no other row.
     """
     logits: Tensor = model(
         batch.ids_BT,
@@ -88,7 +98,7 @@ def class_logits(model: Model[ClassifierHead], batch: Batch, *, in_rows: bool = 
         cu_seqlens=batch.cu_seqlens,
         unpadded_indices=batch.unpadded_indices,
         lengths_B=batch.lengths_B,
-        text_lengths=() if in_rows else _text_lengths(model, batch),
+        text_lengths=() if in_rows else _text_lengths(model, batch, unpadded=unpadded),
     ).float()
     if batch.sample_index_B is None:
         return logits
@@ -97,13 +107,13 @@ def class_logits(model: Model[ClassifierHead], batch: Batch, *, in_rows: bool = 
     return sums / windows[:, None]
 
 
-def _text_lengths(model: Model[ClassifierHead], batch: Batch) -> tuple[int, ...]:
-    """Return the lengths of texts that are processed one at a time, because their rows would hold much padding."""
+def _text_lengths(model: Model[ClassifierHead], batch: Batch, *, unpadded: bool) -> tuple[int, ...]:
+    """Return the lengths of texts that are processed one at a time: on request, or if their rows would hold much padding."""
     assert batch.lengths_B is not None
     if batch.cu_seqlens is not None or not prefers_by_text(batch.ids_BT, compiled=model.backbone.compiled):
         return ()
     lengths = tuple(batch.lengths_B.tolist())
-    return lengths if sum(lengths) < UNPAD_THRESHOLD * batch.ids_BT.numel() else ()
+    return lengths if unpadded or sum(lengths) < UNPAD_THRESHOLD * batch.ids_BT.numel() else ()
 
 
 def classification_loss(model: Model[ClassifierHead], batch: Batch, weights: Tensor | None = None) -> LossSum:

@@ -16,8 +16,10 @@ from headstart.train.ema import EMA, EMA_PREFIX
 from headstart.train.parallel import is_sharded, local_tensor, reshard_like, shard_like
 
 
-def lr_factor(step: int, steps: int, config: OptimConfig) -> float:
+def lr_factor(step: float, steps: int, config: OptimConfig) -> float:
     """Return the learning rate of a step, counted from 0, as a fraction of its peak: linear warm-up, then the schedule.
+
+    A step between two others (`Plan.position`) has a rate between theirs.
 
     >>> config = OptimConfig(warmup=1 / 3, schedule="linear")
     >>> [round(lr_factor(step, 6, config), 3) for step in range(6)]
@@ -25,7 +27,7 @@ def lr_factor(step: int, steps: int, config: OptimConfig) -> float:
     """
     warmup_steps = round(steps * config.warmup)
     if step < warmup_steps:
-        return (step + 1) / warmup_steps
+        return min(1.0, (step + 1) / warmup_steps)
     done = (step - warmup_steps) / max(1, steps - warmup_steps)
     if config.schedule == "linear":
         return 1 - done
@@ -36,8 +38,8 @@ def lr_factor(step: int, steps: int, config: OptimConfig) -> float:
     return 1.0
 
 
-def epoch_and_total_steps(rows: int, loop: FinetuneLoop) -> tuple[int, int]:
-    """Return the steps of an epoch and of the full run over `rows` labelled rows.
+def epoch_and_total_steps(rows: int, loop: FinetuneLoop, labels: int = 0) -> tuple[int, int]:
+    """Return the steps of an epoch and of the full run over `rows` labelled rows with so many labels.
 
     >>> epoch_and_total_steps(1600, FinetuneLoop(batch_size=16, epochs=6, min_steps=300, max_steps=5000))
     (100, 600)
@@ -45,9 +47,12 @@ def epoch_and_total_steps(rows: int, loop: FinetuneLoop) -> tuple[int, int]:
     (52, 312)
     >>> epoch_and_total_steps(25000, FinetuneLoop(batch_size=16, epochs=6, min_steps=300, max_steps=5000))  # 3 epochs
     (1563, 4689)
+    >>> epoch_and_total_steps(750, FinetuneLoop(batch_size=16, epochs=10, min_steps_per_label=8), labels=150)
+    (141, 1410)
     """
+    min_steps = max(loop.min_steps, loop.min_steps_per_label * labels)
     one_pass = -(-rows // (loop.batch_size * loop.accumulate))
-    epoch = one_pass * max(1, -(-loop.min_steps // (one_pass * loop.epochs)))
+    epoch = one_pass * max(1, -(-min_steps // (one_pass * loop.epochs)))
     epochs = loop.epochs if loop.max_steps is None else max(1, min(loop.epochs, loop.max_steps // epoch))
     return epoch, epoch * epochs
 
@@ -66,8 +71,11 @@ class Muon(Optimizer):
     together, because fifty small products in sequence leave a GPU waiting for kernel launches.
     """
 
-    def __init__(self, params: Iterable[dict[str, Any]], lr: float, momentum: float = 0.95) -> None:
+    def __init__(
+        self, params: Iterable[dict[str, Any]], lr: float, momentum: float = 0.95, *, bf16: bool = False
+    ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": 0.0, "momentum": momentum})
+        self._bf16 = bf16
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
@@ -90,7 +98,7 @@ class Muon(Optimizer):
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         buffers = [local_tensor(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
         torch._foreach_lerp_(buffers, grads, 1 - momentum)
-        updates = _orthogonalize_sharded(torch._foreach_lerp(grads, buffers, momentum), parameters)
+        updates = _orthogonalize_sharded(torch._foreach_lerp(grads, buffers, momentum), parameters, bf16=self._bf16)
         # makes an update as large as AdamW's usually is, so that one learning rate serves both
         scale = 0.2 * math.sqrt(max(parameters[0].shape))
         by_rate: dict[tuple[float, float], tuple[list[Tensor], list[Tensor]]] = {}
@@ -104,23 +112,27 @@ class Muon(Optimizer):
             torch._foreach_add_(weights, deltas, alpha=-lr * scale)
 
 
-def _orthogonalize_sharded(momenta: Sequence[Tensor], parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+def _orthogonalize_sharded(momenta: Sequence[Tensor], parameters: Sequence[Tensor], *, bf16: bool) -> Sequence[Tensor]:
     """Return the updates of parameters of one shape; sharded matrices are gathered a few at a time."""
     if not is_sharded(parameters[0]):
-        return orthogonalize(torch.stack(list(momenta))).unbind()
+        return orthogonalize(torch.stack(list(momenta)), bf16=bf16).unbind()
     updates: list[Tensor] = []
     for start in range(0, len(parameters), _GATHER_BATCH):
         chunk = slice(start, start + _GATHER_BATCH)
         shards = zip(momenta[chunk], parameters[chunk], strict=True)
         full = torch.stack([reshard_like(shard, parameter) for shard, parameter in shards])
-        full_updates = zip(orthogonalize(full).unbind(), parameters[chunk], strict=True)
+        full_updates = zip(orthogonalize(full, bf16=bf16).unbind(), parameters[chunk], strict=True)
         updates += [local_tensor(shard_like(update, parameter)) for update, parameter in full_updates]
     return updates
 
 
-def orthogonalize(stack: Tensor) -> Tensor:
-    """Move the singular values of each matrix near 1 by matrix products alone; in bf16 on a GPU, where that suffices."""
-    x = stack.to(newton_schulz_dtype(stack))
+def orthogonalize(stack: Tensor, *, bf16: bool = False) -> Tensor:
+    """Move the singular values of each matrix near 1 by matrix products alone.
+
+    Args:
+        bf16: the run trains in bf16; products are then in bf16 on a CPU too. On CUDA they always are, since that suffices.
+    """
+    x = stack.to(newton_schulz_dtype(stack, bf16=bf16))
     transposed = x.shape[-2] > x.shape[-1]
     x = x.mT if transposed else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
@@ -165,13 +177,25 @@ class ChainedOptimizer(Optimizer):
             optimizer.zero_grad(set_to_none)
 
 
-def build_optimizer(model: Model, config: OptimConfig, layer_decay: float = 1.0) -> Optimizer:  # type: ignore[type-arg]
-    """Build an optimizer with one group per learning rate and decay; a group has its own `max_lr` for the schedule."""
+def build_optimizer(
+    model: Model,  # type: ignore[type-arg]
+    config: OptimConfig,
+    layer_decay: float = 1.0,
+    head_lr_multiplier: float = 1.0,
+    *,
+    bf16: bool = False,
+) -> Optimizer:
+    """Build an optimizer with one group per learning rate and decay; a group has its own `max_lr` for the schedule.
+
+    Args:
+        bf16: the run trains in bf16, and so do Muon's matrix products.
+    """
     muon: dict[tuple[float, bool], list[nn.Parameter]] = {}
     adam: dict[tuple[float, bool], list[nn.Parameter]] = {}
     depth = model.backbone.config.depth
     for name, parameter in model.named_parameters():
-        max_lr = config.lr * layer_decay ** layer_level(name, depth)
+        level = layer_level(name, depth)
+        max_lr = config.lr * (layer_decay**level if level else head_lr_multiplier)
         decays = config.weight_decay > 0 and parameter.ndim > 1
         is_layer_matrix = parameter.ndim == 2 and name.startswith("backbone.layers.")
         groups = muon if config.optimizer == "muon" and is_layer_matrix else adam
@@ -190,9 +214,16 @@ def build_optimizer(model: Model, config: OptimConfig, layer_decay: float = 1.0)
     adam_class = Adam if config.optimizer == "adam" else AdamW
     fused = supports_fused_adam(model.backbone.embedding.weight.device)
     adam_optimizer = adam_class(param_groups(adam), lr=config.lr, betas=(0.9, config.beta2), fused=fused)
-    if not muon:
-        return adam_optimizer
-    return ChainedOptimizer(Muon(param_groups(muon), lr=config.lr), adam_optimizer)
+    optimizers = [Muon(param_groups(muon), lr=config.lr, bf16=bf16)] if muon else []
+    for optimizer in (*optimizers, adam_optimizer):
+        optimizer.register_step_post_hook(_note_update)
+    return ChainedOptimizer(*optimizers, adam_optimizer) if optimizers else adam_optimizer
+
+
+def _note_update(optimizer: Optimizer, *_: object) -> None:
+    """Count the update in the version of each parameter, which fused optimizers do not: copies of the weights go by it."""
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    torch.autograd.graph.increment_version([local_tensor(p) for p in parameters if p.grad is not None])
 
 
 def set_trainable(model: Model, transfer: TransferConfig, epoch: int) -> int:  # type: ignore[type-arg]
@@ -236,7 +267,7 @@ def restore_optimizer(
     for key, tensor in saved.items():
         name, _, state_key = key.rpartition("/")
         if name not in parameters:
-            raise StoreError(f"the saved optimizer knows a parameter {name!r} that this model has not")
+            raise StoreError(f"the saved optimizer has a parameter {name!r} that this model does not have")
         parameter = parameters[name]
         # a fused optimizer's step count is a scalar; moments have the shape of their parameter
         if tensor.ndim and tensor.shape != parameter.shape:

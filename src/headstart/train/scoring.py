@@ -15,6 +15,7 @@ from headstart.data.batch import Batch
 from headstart.data.datasets import LabelledDataset, PackedDataset
 from headstart.data.next_sentence import NextSentenceDataset
 from headstart.kernels.dispatch import max_scoring_tokens
+from headstart.kernels.packed_linear import pack_linears
 from headstart.model.heads import ClassifierHead, LanguageHead, Model, NextSentenceHead
 from headstart.runtime import Runtime
 from headstart.train.distributed import SINGLE_PROCESS, ProcessGroup
@@ -26,6 +27,14 @@ def max_batch_tokens(runtime: Runtime) -> int:
     """Return the number of padded tokens per batch for inference."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     return max_scoring_tokens(runtime.device, bf16=runtime.bf16, deterministic=deterministic)
+
+
+def pack_for_scoring(model: Model[ClassifierHead], runtime: Runtime) -> bool:
+    """Pack the layers of a network whose weights will not change, where that is faster; return whether they were packed.
+
+    They compute in bf16 if the settings ask for it and the processor can; the head computes in fp32.
+    """
+    return pack_linears(model.backbone, runtime.device, bf16=runtime.bf16)
 
 
 def without_compile(model: Model[Any]) -> AbstractContextManager[object]:
@@ -78,7 +87,7 @@ def score_language(
         for index in rank_batches(len(starts), ranks, check):
             start = starts[index]
             batch = (fetch or rows.batch)(start, min(batch_rows, rows.num_rows - start))
-            with runtime.autocast():
+            with runtime.autocast(scoring=True):
                 loss_sum = language_model_loss(model, to_device(batch, runtime.device))
             sums[index] = float(loss_sum.total), loss_sum.count
     nats, tokens = 0.0, 0
@@ -97,16 +106,22 @@ def score_texts(
     check: Callable[[], None],
     done: Callable[[int], None] | None = None,
     ranks: ProcessGroup = SINGLE_PROCESS,
+    *,
+    unpadded: bool = False,
 ) -> NDArray[np.float64]:
-    """Return the logits of every text, in the order of `rows`; texts of similar length share a batch."""
+    """Return the logits of every text, in the order of `rows`; texts of similar length share a batch.
+
+    Args:
+        unpadded: see `class_logits`.
+    """
     model.eval()
     logits = np.zeros((len(rows), model.head.linear.out_features))
     buckets = rows.buckets(max_batch_tokens(runtime))
     with torch.inference_mode(), without_compile(model), runtime.scoring():
         for index in rank_batches(len(buckets), ranks, check):
             indices = buckets[index]
-            # not in bf16: the logits of a text must not depend on the rest of its batch
-            batch_logits = class_logits(model, to_device(rows.batch(indices), runtime.device))
+            # not under autocast: the logits of a text must not depend on the rest of its batch
+            batch_logits = class_logits(model, to_device(rows.batch(indices), runtime.device), unpadded=unpadded)
             logits[indices] = batch_logits.cpu().double().numpy()  # in this order: Apple's GPUs have no float64
             if done:
                 done(len(indices))
@@ -142,7 +157,7 @@ def score_next_sentence(
             pairs = rows.batch(start, min(batch_rows, rows.num_rows - start))
             batch = to_device(replace(pairs, attention="bidirectional"), runtime.device)
             assert batch.pairs_B is not None
-            with runtime.autocast():
+            with runtime.autocast(scoring=True):
                 hidden_BTD = model.backbone(
                     batch.ids_BT, batch.segments_BT, batch.attention, batch.cu_seqlens, batch.unpadded_indices
                 )

@@ -1,9 +1,10 @@
 """The arms of a comparison, and one run of a network.
 
-majority  tfidf  naive_bayes  nbsvm      need no network
+majority  linear  naive_bayes  nbsvm      need no network
 scratch                                  random weights
 pretrained  frozen                       the backbone of --from, trained or frozen; with several folders, one arm per
                                          folder: pretrained:NAME
+blend                                    the pretrained network and a linear classifier, pooled
 """
 
 import re
@@ -27,6 +28,8 @@ from headstart.interrupts import StopSignal
 from headstart.metrics import Evaluation, evaluate_single_label, softmax
 from headstart.progress import Progress
 from headstart.recipes.compare.baselines import MAX_VALID_PROBABILITIES
+from headstart.recipes.compare.blending import RunLogits, write_logits
+from headstart.recipes.finetune.backbone_preset import SCRATCH
 from headstart.recipes.finetune.dataset import (
     EncodedSplit,
     LabelledData,
@@ -34,7 +37,6 @@ from headstart.recipes.finetune.dataset import (
     model_config_for,
     resolve_attention,
 )
-from headstart.recipes.finetune.run import SCRATCH
 from headstart.recipes.finetune.trainer import FinetuneOutcome, FinetuneTrainer
 from headstart.recipes.grid import open_cell
 from headstart.runtime import Runtime
@@ -48,8 +50,9 @@ from headstart.train.scoring import score_texts
 
 PRETRAINED = ("pretrained", "frozen")
 NETWORK_ARMS = ("scratch", *PRETRAINED)
-ARMS = ("majority", "tfidf", "naive_bayes", "nbsvm", *NETWORK_ARMS)
-DEFAULT_ARMS = ("majority", "tfidf", "scratch", "pretrained")
+BLEND = "blend"
+ARMS = ("majority", "linear", "naive_bayes", "nbsvm", *NETWORK_ARMS, BLEND)
+DEFAULT_ARMS = ("majority", "linear", "scratch", "pretrained")
 
 LR_FACTORS = (1.0, 3.0)
 """With --choose, validation chooses among these multiples of the configured learning rate."""
@@ -69,6 +72,11 @@ class RunSpec(NamedTuple):
     def is_network(self) -> bool:
         """True if the arm is trained by gradient descent, and so depends on the seed."""
         return arm_type(self.arm) in NETWORK_ARMS
+
+    @property
+    def is_blend(self) -> bool:
+        """True if the run blends a finished run of a network, and so depends on the seed too."""
+        return arm_type(self.arm) == BLEND
 
     @property
     def cost(self) -> float:
@@ -117,7 +125,7 @@ def backbone_names(paths: Sequence[str]) -> tuple[str, ...]:
     resolved = [Path(path).resolve() for path in paths]
     if len(set(resolved)) < len(paths):
         twice = next(path for path in paths if resolved.count(Path(path).resolve()) > 1)
-        raise UsageError(f"--from names {twice} twice; once is enough")
+        raise UsageError(f"--from names {twice} twice; give each folder once")
     all_parts = [path.parts[:-1] if path.parts[-1] == "bundle" else path.parts for path in resolved]
     depth = 1
     while len(names := {_name(parts[-depth:]) for parts in all_parts}) < len(paths) and depth < max(
@@ -125,7 +133,7 @@ def backbone_names(paths: Sequence[str]) -> tuple[str, ...]:
     ):
         depth += 1
     if len(names) < len(paths):
-        raise UsageError("the folders of --from cannot be told apart by name; rename one")
+        raise UsageError("the folders of --from have the same name; rename one")
     return tuple(_name(parts[-depth:]) for parts in all_parts)
 
 
@@ -139,16 +147,19 @@ def expand_arms(arms: Sequence[str], paths: Sequence[str]) -> tuple[str, ...]:
     >>> expand_arms(("scratch", "pretrained"), ["runs/a", "runs/b"])
     ('scratch', 'pretrained:a', 'pretrained:b')
     """
+    if BLEND in arms and "pretrained" not in arms:
+        raise UsageError("--arms blend also needs pretrained, the network that it blends with a linear model")
+    arms = sorted(arms, key=lambda arm: arm == BLEND)  # after the runs that it blends
     for arm in arms:
         if arm not in ARMS:
-            raise ConfigError(f"--arms knows {', '.join(ARMS)}, got {arm!r}")
+            raise ConfigError(f"--arms must be among {', '.join(ARMS)}, got {arm!r}")
         if arm in PRETRAINED and not paths:
             raise UsageError(
                 f"compare needs --from with a pretrained folder or a starter such as starter:en, or --arms without {arm}"
             )
     names = backbone_names(paths)
     expanded = [
-        [f"{arm}:{name}" for name in names] if arm in PRETRAINED and len(names) > 1 else [arm]
+        [f"{arm}:{name}" for name in names] if arm in (*PRETRAINED, BLEND) and len(names) > 1 else [arm]
         for arm in dict.fromkeys(arms)
     ]
     return tuple(arm for group in expanded for arm in group)
@@ -190,7 +201,7 @@ def encode_with(data: LabelledData, tokenizer: Tokenizer, path: str) -> Labelled
         return data
     for split in (data.train, data.valid, data.test):
         if split is not None and is_shards(split.name):
-            raise UsageError(f"{split.name} was prepared with another tokenizer than {path}'s; give the file itself")
+            raise UsageError(f"{split.name} was prepared with another tokenizer than {path}'s; give the original file")
 
     def encode(split: EncodedSplit) -> EncodedSplit:
         ids = (np.asarray(row, dtype=np.int32) for row in encode_inputs(tokenizer, split.text_inputs))
@@ -214,12 +225,16 @@ class NetworkRun:
     work_folder: Path
     """The folder of the unfinished run; further candidates have the same name with a number."""
     receipt: Path
+    logits: Path | None = None
+    """The file for the logits of validation and test, which a blend reads; None without one."""
+    bound_steps: int | None = None
+    """With `loop.minutes`, the steps of the first network of this seed and budget; None if this is the first."""
 
     def candidates(self) -> list[FinetuneConfig]:
         """Return one configuration per learning rate that is tried, the configured rate first."""
         frozen = arm_type(self.spec.arm) == "frozen"
         lr = self.config.optim.lr * (FROZEN_LR_FACTOR if frozen else 1.0)
-        transfer = {"transfer": {"freeze": True, "unfreeze_every": None}} if frozen else {}
+        transfer = {"transfer": {"freeze": True, "unfreeze_every": None, "head_lr_multiplier": 1.0}} if frozen else {}
         return [
             merge_config(
                 FinetuneConfig,
@@ -244,6 +259,8 @@ def run_network(
     data = network_run.data if len(candidates) == 1 else replace(network_run.data, test=None)
     outcomes: list[FinetuneOutcome] = []
     for index, config in enumerate(candidates):
+        if outcomes and config.loop.minutes is not None:
+            network_run = replace(network_run, bound_steps=outcomes[0].steps)
         trainer, resume = _trainer(network_run, config, index, data, runtime, stop, progress)
         if say_truncation and not index:
             trainer.say_truncation()
@@ -281,7 +298,10 @@ def _trainer(
     )
     if receipt:
         write_json(network_run.receipt, receipt.as_dict())
-    return FinetuneTrainer(folder, config, data, model, runtime, stop, progress, quiet=True), resume
+    trainer = FinetuneTrainer(
+        folder, config, data, model, runtime, stop, progress, quiet=True, bound_steps=network_run.bound_steps
+    )
+    return trainer, resume
 
 
 def _run_record(
@@ -299,13 +319,15 @@ def _run_record(
     logits = outcome.test_logits
     if logits is None:
         logits = score_texts(outcome.model, dataset, runtime, stop.check)
+    if network_run.logits:
+        write_logits(network_run.logits, RunLogits(outcome.valid_logits, logits))
     tried = [
         {"lr": candidate.optim.lr, "valid_accuracy": tried.valid.selection_metric, "valid_loss": tried.valid.loss}
         for candidate, tried in zip(candidates, outcomes, strict=True)
     ]
     freeze = {"freeze": True} if config.transfer.freeze else {}
     save_valid = outcome.valid_logits.size <= MAX_VALID_PROBABILITIES
-    epoch_steps, total_steps = epoch_and_total_steps(len(data.train), config.loop)
+    epoch_steps, total_steps = epoch_and_total_steps(len(data.train), config.loop, len(data.labels))
     return RunRecord(
         arm=spec.arm,
         labels=spec.budget,
@@ -326,6 +348,7 @@ def _run_record(
         valid_probabilities=round_probabilities(softmax(outcome.valid_logits).tolist()) if save_valid else None,
         temperature=outcome.calibrated.temperature,
         tried=tuple(tried) if len(tried) > 1 else (),
+        steps=outcome.steps,
         seconds=0.0,
     )
 

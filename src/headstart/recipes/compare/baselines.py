@@ -1,7 +1,8 @@
-"""The baselines of a comparison: the majority class, naive Bayes, NB-SVM, and TF-IDF with logistic regression.
+"""The baselines of a comparison: the majority class, naive Bayes, NB-SVM, and the linear classifier.
 
-They learn from train alone, validation chooses among their settings, and the chosen one predicts test once. Nothing in
-them is random: the seed is recorded because the rows may have been drawn by it.
+They learn from train alone, validation chooses among their settings, and the chosen one predicts test once. The linear
+classifier is the one that `headstart auto` fits: it chooses its settings and its temperature by cross-validation inside
+train, and validation only scores it. The seed draws its folds; nothing in the others is random.
 """
 
 import time
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.errors import UsageError
+from headstart.linear.classifier import fit_linear
 from headstart.metrics import confusion_matrix, macro_f1, softmax
 from headstart.store.records import Budget, RunRecord, Score, round_probabilities
 from headstart.train.calibration import fit_temperature
@@ -26,8 +28,9 @@ TextsAndLabels = tuple[Sequence[str], Sequence[int]]
 PredictProba = Callable[[Sequence[str]], Floats]
 """Maps texts to a probability for each label."""
 
+LINEAR = "linear"
 REGULARIZATION = (1, 10, 100)
-"""The values of C that validation chooses from; a larger one fits train more closely."""
+"""The values of C that validation chooses from for NB-SVM; a larger one fits train more closely."""
 MAX_UNBOUNDED_CHARACTERS = 50_000_000
 """Characters of training text up to which every word and pair of words is a feature."""
 MAX_TERMS = 1_000_000
@@ -42,6 +45,8 @@ class FittedCandidate:
 
     setting: dict[str, Any]
     predict_proba: PredictProba
+    temperature: float | None = None
+    """The temperature that is in the probabilities already; None if validation is to fit it."""
 
 
 def run_baseline(
@@ -53,14 +58,20 @@ def run_baseline(
     seed: int,
     *,
     budget: Budget = "all",
+    check: Callable[[], None] = lambda: None,
 ) -> RunRecord:
-    """Fit a baseline on train, choose its settings on validation and predict test."""
-    if arm not in BASELINES:
-        raise UsageError(f"unknown baseline {arm}; known: {', '.join(BASELINES)}")
+    """Fit a baseline on train, choose its settings on validation and predict test.
+
+    Args:
+        check: called between the fits of the linear classifier; it may raise to interrupt.
+    """
+    if arm not in (*BASELINES, LINEAR):
+        raise UsageError(f"unknown baseline {arm}; known: {', '.join((*BASELINES, LINEAR))}")
     start = time.perf_counter()
     best: tuple[FittedCandidate, Score, Floats] | None = None
     tried = []
-    for candidate in BASELINES[arm](train, len(labels)):
+    candidates = linear(train, len(labels), seed, check) if arm == LINEAR else BASELINES[arm](train, len(labels))
+    for candidate in candidates:
         probabilities = candidate.predict_proba(valid[0])
         score = score_predictions(valid[1], probabilities.argmax(axis=1), len(labels))
         tried.append(candidate.setting | {"valid_accuracy": score.accuracy})
@@ -68,11 +79,13 @@ def run_baseline(
             best = candidate, score, probabilities
     assert best is not None
     chosen, valid_score, uncalibrated = best
-    # calibrated on validation like the networks; the order of labels, and so every prediction, stays the same
-    temperature, _ = fit_temperature(np.log(np.maximum(uncalibrated, 1e-12)), np.asarray(valid[1], dtype=np.int64))
-    test_probabilities, valid_probabilities = (
-        _with_temperature(probabilities, temperature) for probabilities in (chosen.predict_proba(test[0]), uncalibrated)
-    )
+    test_probabilities, valid_probabilities = chosen.predict_proba(test[0]), uncalibrated
+    temperature = chosen.temperature
+    if temperature is None:
+        # calibrated on validation like the networks; the order of labels, and so every prediction, stays the same
+        temperature, _ = fit_temperature(np.log(np.maximum(uncalibrated, 1e-12)), np.asarray(valid[1], dtype=np.int64))
+        test_probabilities = _with_temperature(test_probabilities, temperature)
+        valid_probabilities = _with_temperature(uncalibrated, temperature)
     predictions = test_probabilities.argmax(axis=1)
     save_valid = valid_probabilities.size <= MAX_VALID_PROBABILITIES
     return RunRecord(
@@ -117,18 +130,12 @@ def majority(train: TextsAndLabels, num_labels: int) -> Iterable[FittedCandidate
     yield FittedCandidate({}, _constant_proba(counts / counts.sum()))
 
 
-def tfidf(train: TextsAndLabels, num_labels: int) -> Iterable[FittedCandidate]:
-    """Fit a logistic regression on TF-IDF of words and pairs of words, with sublinear counts."""
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    transform, train_features = _fit_vectorizer(TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), train[0])
-    gold = np.asarray(train[1], dtype=np.int64)
-    for strength in REGULARIZATION:
-        if len(set(train[1])) == 1:  # scikit-learn refuses to fit a single label
-            yield FittedCandidate({"C": strength}, _constant_proba(np.eye(num_labels)[train[1][0]]))
-            continue
-        regression = _fit_regression(train_features, gold, strength)
-        yield FittedCandidate({"C": strength}, _predict_proba_of(transform, regression, num_labels))
+def linear(train: TextsAndLabels, num_labels: int, seed: int, check: Callable[[], None]) -> Iterable[FittedCandidate]:
+    """Fit the linear classifier on n-grams of words and characters."""
+    fit = fit_linear(train[0], train[1], num_labels, seed=seed, check=check)
+    setting = dict(fit.setting)
+    temperature = setting.pop("temperature")
+    yield FittedCandidate(setting, lambda texts: softmax(fit.classifier.logits(texts)), temperature)
 
 
 def nbsvm(train: TextsAndLabels, num_labels: int) -> Iterable[FittedCandidate]:
@@ -173,7 +180,6 @@ BASELINES: dict[str, Callable[[TextsAndLabels, int], Iterable[FittedCandidate]]]
     "majority": majority,
     "naive_bayes": naive_bayes,
     "nbsvm": nbsvm,
-    "tfidf": tfidf,
 }
 
 

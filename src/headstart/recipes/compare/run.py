@@ -3,6 +3,7 @@
 The runs are a grid of arms, label budgets and seeds. See `headstart.store.records` for the files of the folder.
 """
 
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +22,9 @@ from headstart.interrupts import StopSignal
 from headstart.model.parameter_count import count_parameters
 from headstart.progress import Progress, SilentProgress, pluralize
 from headstart.recipes.compare.arms import (
+    BLEND,
     DEFAULT_ARMS,
+    NETWORK_ARMS,
     NetworkRun,
     PretrainedBackbone,
     RunSpec,
@@ -33,10 +36,12 @@ from headstart.recipes.compare.arms import (
     run_network,
 )
 from headstart.recipes.compare.baselines import run_baseline
+from headstart.recipes.compare.blending import LOGITS, read_logits, run_blend
 from headstart.recipes.executors import Executor, with_threads
 from headstart.recipes.finetune.dataset import (
     LabelledData,
     check_single_label,
+    check_training_memory,
     class_weights,
     load_labelled_data,
     note_pretraining_overlap,
@@ -44,6 +49,7 @@ from headstart.recipes.finetune.dataset import (
 )
 from headstart.recipes.finetune.run import choose_tokenizer, resolve_config
 from headstart.recipes.grid import Grid, GridDisplay, grid_worker, run_grid
+from headstart.recipes.memory import check_finetune_memory
 from headstart.recipes.run_request import RunRequest, begin_or_resume, open_recorded
 from headstart.recipes.workers import MakeWorker, RunJob
 from headstart.report.error_tables import error_tables
@@ -56,6 +62,7 @@ from headstart.store.records import (
     RunRecord,
     Split,
     TestSplit,
+    arm_type,
     read_record,
     write_comparison_data,
     write_excerpts,
@@ -83,7 +90,7 @@ class CompareRequest(RunRequest):
     """How many labelled rows to train on; None is all of them."""
     arms: tuple[str, ...] = DEFAULT_ARMS
     choose: bool = False
-    """Let validation choose the learning rate of each network, as it chooses the C of the linear arms."""
+    """Let validation choose the learning rate of each network, as it chooses the settings of naive Bayes and NB-SVM."""
     executor: Executor = field(default_factory=Executor)
     quote_texts: bool = True
     """Keep the beginnings of a few test texts, which the report quotes."""
@@ -130,7 +137,7 @@ def run_compare(request: CompareRequest, config: FinetuneConfig | None, progress
         request,
         kind=ComparisonRun.command,
         config_class=FinetuneConfig,
-        resolve=lambda: _resolve(request, config, load),
+        resolve=lambda: _resolve(request, config, load, progress),
     )
     if folder.finished:
         progress.say(f"{request.out} is finished already")
@@ -143,22 +150,31 @@ def run_compare(request: CompareRequest, config: FinetuneConfig | None, progress
 
 
 def _resolve(
-    request: CompareRequest, config: FinetuneConfig | None, load: LoadBackbones
+    request: CompareRequest, config: FinetuneConfig | None, load: LoadBackbones, progress: Progress
 ) -> tuple[CompareRequest, FinetuneConfig]:
     """Return the request and the settings of a new comparison, with all that its backbones and this machine decide."""
     if config is None or request.train is None or request.test is None:
-        raise UsageError("compare needs a labelled file to train on and --test with one to be judged on")
+        raise UsageError("compare needs a labelled training file, and a labelled test file with --test")
     paths = pretrained_paths(request.backbones)
     request = replace(request, backbones=paths, arms=expand_arms(request.arms, paths))
     _check(request, config)
     backbones = load(paths, request.tokenizer)
     first = backbones[0].bundle if backbones else None
-    return request, resolve_config(with_threads(config, request.executor), first)
+    config = resolve_config(with_threads(config, request.executor), first, progress)
+    if (frozen := _only_frozen(request.arms)) is not None:
+        check_finetune_memory(config, backbone=bool(backbones), frozen=frozen)
+    return request, config
+
+
+def _only_frozen(arms: tuple[str, ...]) -> bool | None:
+    """Return whether all networks of these arms are frozen; None without any network."""
+    types = {arm_type(arm) for arm in arms} & set(NETWORK_ARMS)
+    return types == {"frozen"} if types else None
 
 
 def _check(request: CompareRequest, config: FinetuneConfig) -> None:
     if request.choose and config.loop.watch_test:
-        raise ConfigError("--choose and loop.watch_test exclude each other: what is tried may not see test")
+        raise ConfigError("--choose and loop.watch_test exclude each other: test data may not influence the choice")
     if request.seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, got {request.seeds}")
     for budget in request.label_budgets:
@@ -233,6 +249,10 @@ class ComparisonRun(Grid[RunSpec, RunRecord, Path]):
             for backbone in backbones
         }
         class_weights(config, data.task, data.train)
+        if (frozen := _only_frozen(request.arms)) is not None:
+            budgets = request.label_budgets
+            max_rows = max((budget for budget in budgets if budget is not None), default=None)
+            check_training_memory(config, data, first, frozen=frozen, max_rows=None if None in budgets else max_rows)
         return cls(
             folder=folder,
             config=config,
@@ -255,7 +275,7 @@ class ComparisonRun(Grid[RunSpec, RunRecord, Path]):
         try:
             return read_record(self.record_path(spec))
         except StoreError as error:
-            raise StoreError(f"{error}; take the file away, and --resume repeats that run") from None
+            raise StoreError(f"{error}; delete the file, and --resume repeats that run") from None
 
     def describe_record(self, record: RunRecord) -> str:
         """Describe a finished run in one line."""
@@ -270,14 +290,16 @@ class ComparisonRun(Grid[RunSpec, RunRecord, Path]):
     @contextmanager
     def display(self) -> Iterator[GridDisplay[RunSpec, RunRecord]]:
         """Show a progress bar, and a table with the mean accuracy of each arm and budget."""
+        # short runs count as fractions of a network's, and as whole ones where there is no network
+        costs = {spec: spec.cost if any(one.is_network for one in self.specs) else 1.0 for spec in self.specs}
         with (
-            self.progress.task("comparing", sum(spec.cost for spec in self.specs), "runs") as bar,
+            self.progress.task("comparing", sum(costs.values()), "runs") as bar,
             self.progress.board("test accuracy", Counter(spec.row_and_column for spec in self.specs)) as table,
         ):
 
             def add(spec: RunSpec, record: RunRecord) -> None:
                 table.add(spec.row_and_column, record.test.accuracy)
-                bar.advance(spec.cost, spec.describe())
+                bar.advance(costs[spec], spec.describe())
 
             yield GridDisplay(lambda spec: table.start(spec.row_and_column), add)
 
@@ -303,7 +325,10 @@ class ComparisonRun(Grid[RunSpec, RunRecord, Path]):
         if path.is_file():
             with suppress(StoreError):  # it is still being copied: the run is done here
                 return read_record(path)
-        record = self._run_network(spec, stop) if spec.is_network else self._run_linear(spec)
+        if spec.is_blend:
+            record = self._run_blend(spec, stop)
+        else:
+            record = self._run_network(spec, stop) if spec.is_network else self._run_linear(spec, stop)
         write_record(self.path, record)
         return record
 
@@ -313,6 +338,7 @@ class ComparisonRun(Grid[RunSpec, RunRecord, Path]):
             self._write_excerpts()
         page = write_report(self.path)
         write_json(self.path / "result.json", {"report": page.name})  # written last: the comparison is finished
+        shutil.rmtree(self.path / LOGITS, ignore_errors=True)
         return page
 
     def _subset(self, data: LabelledData, spec: RunSpec) -> LabelledData:
@@ -322,11 +348,11 @@ class ComparisonRun(Grid[RunSpec, RunRecord, Path]):
         labels = [data.labels[label] for label in data.train.gold]
         return replace(data, train=data.train.take(label_subset(labels, spec.budget, spec.seed, self.digests)))
 
-    def _run_linear(self, spec: RunSpec) -> RunRecord:
+    def _run_linear(self, spec: RunSpec, stop: StopSignal) -> RunRecord:
         data = self._subset(self.data, spec)
         assert data.test is not None
         train, valid, test = ((split.texts, split.gold.tolist()) for split in (data.train, data.valid, data.test))
-        return run_baseline(spec.arm, train, valid, test, data.labels, spec.seed, budget=spec.budget)
+        return run_baseline(spec.arm, train, valid, test, data.labels, spec.seed, budget=spec.budget, check=stop.check)
 
     def _run_network(self, spec: RunSpec, stop: StopSignal) -> RunRecord:
         backbone = self._backbone_of(spec.arm)
@@ -340,9 +366,44 @@ class ComparisonRun(Grid[RunSpec, RunRecord, Path]):
             choose=self.request.choose,
             work_folder=self.work_folder / self.record_path(spec).stem,
             receipt=self.path / ("receipt.json" if is_first or not backbone else f"receipt-{backbone.name}.json"),
+            logits=self._logits_path(spec) if self._is_blended(spec) else None,
+            bound_steps=self._bound_steps(spec),
         )
         say_truncation = spec == next(spec for spec in self.specs if spec.is_network)
         return run_network(network_run, self.runtime, stop, self.progress, say_truncation=say_truncation)
+
+    def phases(self, specs: list[RunSpec]) -> list[list[RunSpec]]:
+        """Blends come last; with `loop.minutes`, the first network of a seed and budget before those with as many steps."""
+        blends = [spec for spec in specs if spec.is_blend]
+        later = [spec for spec in specs if spec.is_network and spec != self._networks_beside(spec)[0]]
+        if self.config.loop.minutes is None:
+            later = []
+        return [[spec for spec in specs if spec not in later and spec not in blends], later, blends]
+
+    def _is_blended(self, spec: RunSpec) -> bool:
+        """Return True if a blend needs the logits of a run."""
+        return arm_type(spec.arm) == "pretrained" and any(other.is_blend for other in self.specs)
+
+    def _logits_path(self, spec: RunSpec) -> Path:
+        return self.path / LOGITS / self.record_path(spec).name
+
+    def _run_blend(self, spec: RunSpec, stop: StopSignal) -> RunRecord:
+        network = spec._replace(arm=spec.arm.replace(BLEND, "pretrained", 1))
+        logits = read_logits(self._logits_path(network), self.record_path(network))
+        return run_blend(spec.arm, spec.budget, spec.seed, self._subset(self.data, spec), logits, stop)
+
+    def _networks_beside(self, spec: RunSpec) -> list[RunSpec]:
+        """Return the networks of the seed and budget of a run, this one included, in the order of the arms."""
+        return [
+            other for other in self.specs if other.is_network and (other.budget, other.seed) == (spec.budget, spec.seed)
+        ]
+
+    def _bound_steps(self, spec: RunSpec) -> int | None:
+        """Return the steps that `loop.minutes` allowed a finished network of this seed and budget; None without one."""
+        if self.config.loop.minutes is None:
+            return None
+        finished = (other for other in self._networks_beside(spec) if self.record_path(other).is_file())
+        return next((record.steps for record in map(self.load_record, finished) if record.steps), None)
 
     def _backbone_of(self, arm: str) -> PretrainedBackbone | None:
         """Return the backbone that an arm starts from, or has the shape of: scratch has that of the first."""
@@ -386,12 +447,12 @@ class ComparisonRun(Grid[RunSpec, RunRecord, Path]):
 
 
 def _describe_time_limit(minutes: float | None) -> tuple[str, ...]:
-    """Note for the reader of the numbers that networks were trained for minutes, and not for all their epochs."""
+    """Note for the reader of the numbers that minutes limited the steps of the networks."""
     if minutes is None:
         return ()
     return (
-        f"every network was given {pluralize(minutes, 'minute')} (--minutes) in place of all its "
-        "epochs, which may be too few to learn anything",
+        f"the first network of each seed was given {pluralize(minutes, 'minute')} (--minutes), which may be too "
+        "short to learn anything; the other networks of the seed were trained for the same number of steps",
     )
 
 
@@ -399,9 +460,13 @@ def _run_specs(request: CompareRequest, first_seed: int, num_rows: int) -> tuple
     """List the runs, arms side by side and seed after seed, so that an unfinished comparison is as balanced as possible."""
     for count in request.label_budgets:
         if count is not None and count > num_rows:
-            raise ConfigError(f"--labels {count} is more than the {num_rows} labelled rows there are to learn from")
+            raise ConfigError(
+                f"--labels {count} is more than the {num_rows} labelled rows that are available for training"
+            )
     budgets: list[Budget] = ["all" if count is None else count for count in request.label_budgets]
     seeds = range(first_seed, first_seed + request.seeds)
     specs = (RunSpec(arm, budget, seed) for budget in budgets for seed in seeds for arm in request.arms)
     # a linear arm on all rows does not depend on the seed: one run is enough
-    return tuple(spec for spec in specs if spec.is_network or spec.budget != "all" or spec.seed == first_seed)
+    return tuple(
+        spec for spec in specs if spec.is_network or spec.is_blend or spec.budget != "all" or spec.seed == first_seed
+    )

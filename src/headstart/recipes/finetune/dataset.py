@@ -20,6 +20,7 @@ from headstart.config.schema import (
 )
 from headstart.data.datasets import LabelledDataset, encode_inputs
 from headstart.data.decontamination import Membership
+from headstart.data.diagnostics import check_scored_rows, check_training_rows
 from headstart.data.labelled import (
     LabelledTexts,
     check_task,
@@ -35,6 +36,7 @@ from headstart.errors import ConfigError, DataError, UsageError
 from headstart.model.heads import ClassifierHead, Model, build_classifier_head
 from headstart.model.transformer import build_backbone
 from headstart.progress import Progress
+from headstart.recipes.memory import check_finetune_memory
 from headstart.store.bundle import Bundle
 from headstart.store.transfer import TransferReceipt, transfer
 from headstart.tasks import Task, TextInput
@@ -136,21 +138,22 @@ def load_labelled_data(
     tokenizer = _tokenizer_for(sources[train], tokenizer, tokenizer_config, notes, progress)
     train_texts = _texts_of(sources[train], tokenizer)
     task = infer_task(train_texts, config)
+    notes += check_training_rows(train_texts, config)
     notes += [*filter(None, [describe_balance(train_texts)]), *label_hints(train_texts, config)]
     if valid is None:
         rows = len(train_texts)
         train_texts, valid_texts = split_validation(train_texts, config.valid_fraction, seed)
         valid_texts = replace(valid_texts, name=f"held-out rows of {train}")
         notes.append(
-            f"no validation file: {len(valid_texts):,} of {rows:,} rows of {train} held out, stratified, to choose on"
+            f"no validation file: {len(valid_texts):,} of {rows:,} rows of {train} held out for validation (stratified)"
         )
     else:
         valid_texts = _texts_of(sources[valid], tokenizer)
-        notes += check_task(task, valid_texts, train)
+        notes += check_task(task, valid_texts, train) + check_scored_rows(valid_texts, config)
     test_texts = None
     if test is not None:
         test_texts = _texts_of(sources[test], tokenizer)
-        notes += check_task(task, test_texts, train)
+        notes += check_task(task, test_texts, train) + check_scored_rows(test_texts, config)
     leaks: Overlap[int] = Overlap({}, {})
     if find_duplicates:
         with progress.task("looking for duplicates", None, "files"):
@@ -167,15 +170,15 @@ def _check_files_differ(train: str, valid: str | None, test: str | None) -> None
     for name, role in ((valid, "validation"), (test, "test")):
         if name is not None and Path(name).resolve() == Path(train).resolve():
             raise UsageError(
-                f"{name} is both the training and the {role} file; what was learnt by heart proves nothing"
+                f"{name} is both the training file and the {role} file; a score on training rows is meaningless"
             )
 
 
 def check_single_label(data: LabelledData, command: str, instead: str) -> None:
     """Refuse a task other than single-label classification, and name the alternative."""
     if data.task.kind != "classes":
-        labels = "several labels a text" if data.task.kind == "labels" else "ratings"
-        raise UsageError(f"{command} is for one class a text, and {data.train.name} has {labels}; {instead}")
+        labels = "several labels per text" if data.task.kind == "labels" else "ratings"
+        raise UsageError(f"{command} is for one class per text, and {data.train.name} has {labels}; {instead}")
 
 
 def _find_overlaps(
@@ -195,7 +198,7 @@ def _find_overlaps(
         notes += _overlap_notes(repeated, texts, earlier.name)
     for split in (valid, test):
         if split is not None and len(set(split.labels)) == 1:
-            notes.append(f"{split.name} has one {_describe_only_label(split)}: a score on it says little")
+            notes.append(f"{split.name} has one {_describe_only_label(split)}: a score on it means little")
     return notes, leaks
 
 
@@ -207,8 +210,8 @@ def _overlap_notes(repeated: Overlap[int], texts: LabelledTexts, earlier: str) -
     if near:
         more = " more" if exact else ""
         notes.append(
-            f"{near:,}{more} of {len(texts):,} texts of {texts.name} almost {_appear(near)} in {earlier}: "
-            "words changed, or part of a longer text"
+            f"{near:,}{more} of {len(texts):,} texts of {texts.name} {_appear(near)} in {earlier} as "
+            f"near-duplicates: some words differ, or the text is part of a longer one"
         )
     return notes
 
@@ -228,10 +231,10 @@ def _read(name: str, config: LabelledConfig, progress: Progress) -> InputTexts:
     if is_shards(name):
         shards = Shards.open(Path(name))
         if shards.labels is None:
-            raise DataError(f"{name} holds prepared text without labels; prepare it with --labelled")
+            raise DataError(f"{name} contains prepared text without labels; prepare it with --labelled")
         if config.task not in ("auto", "classes") or config.second_column or config.separator:
             raise DataError(
-                f"{name} is prepared, for one class a text; for labels, ratings or pairs give the file itself"
+                f"{name} is a prepared folder for one class per text; for several labels, ratings or pairs give the file itself"
             )
         return shards
     progress.say(f"reading {name}")
@@ -250,13 +253,14 @@ def _tokenizer_for(
         shard_tokenizer = load_tokenizer(train.folder / "tokenizer")
         if tokenizer is not None and tokenizer.digest != shard_tokenizer.digest:
             raise UsageError(
-                f"{train.folder} was prepared with another tokenizer than the model's; prepare it again with that one"
+                f"{train.folder} was prepared with another tokenizer than the model's; prepare it again with the "
+                f"model's tokenizer"
             )
         return shard_tokenizer
     if tokenizer is not None:
         return tokenizer
     trained = train_tokenizer(train.texts, config, progress)
-    notes.append(f"no tokenizer given: one of {trained.vocab_size:,} entries was trained on {train.name}")
+    notes.append(f"no tokenizer given: a tokenizer with {trained.vocab_size:,} entries was trained on {train.name}")
     return trained
 
 
@@ -266,7 +270,8 @@ def _texts_of(source: InputTexts, tokenizer: Tokenizer) -> LabelledTexts:
         return source
     if source.tokenizer_digest != tokenizer.digest:
         raise UsageError(
-            f"{source.folder} was prepared with another tokenizer than the rest; prepare it again with that one"
+            f"{source.folder} was prepared with another tokenizer than the other files; prepare it again with the "
+            f"same tokenizer"
         )
     assert source.labels is not None
     assert source.label_indices is not None
@@ -289,6 +294,25 @@ def encode_split(texts: LabelledTexts, task: Task, tokenizer: Tokenizer, progres
             ids += [np.asarray(row, dtype=np.int32) for row in encode_inputs(tokenizer, chunk)]
             bar.advance(len(chunk))
     return EncodedSplit(texts.name, texts.texts, tuple(ids), task.gold(texts.labels), texts.sha256, text_inputs)
+
+
+def check_training_memory(
+    config: FinetuneConfig,
+    data: LabelledData,
+    backbone: Bundle | None,
+    *,
+    frozen: bool = False,
+    max_rows: int | None = None,
+) -> None:
+    """Refuse to train on these rows where it cannot fit into memory, before the network is built.
+
+    Args:
+        frozen: only heads are trained.
+        max_rows: no run is trained on more rows than this.
+    """
+    vocab_size = backbone.model.backbone.vocab_size if backbone else data.tokenizer.vocab_size
+    rows = data.dataset(data.train, config.model.context, config.labelled)
+    check_finetune_memory(config, vocab_size, rows, max_rows, backbone=backbone is not None, frozen=frozen)
 
 
 def build_classifier(
@@ -317,8 +341,7 @@ def model_config_for(backbone: Bundle, transfer: TransferConfig) -> ModelConfig:
     positions = backbone.config.generic.positions if backbone.config.generic else 0
     if transfer.context is not None and positions and transfer.context > positions:
         raise ConfigError(
-            f"transfer.context must be at most {positions}, the positions that {backbone.name} has learnt, "
-            f"got {transfer.context}"
+            f"transfer.context must be at most {positions}, the number of positions of {backbone.name}, got {transfer.context}"
         )
     changes = {"context": transfer.context, "dropout": transfer.dropout}
     return backbone.config.model_copy(update={name: value for name, value in changes.items() if value is not None})
@@ -343,7 +366,7 @@ def class_weights(config: FinetuneConfig, task: Task, train: EncodedSplit) -> Te
         return None
     labels = task.labels
     if task.kind == "rating":
-        raise ConfigError("transfer.class_weights is for labels, and a rating has none; leave it out")
+        raise ConfigError("transfer.class_weights is for labels, and a rating has none; omit it")
     if weights == "balanced":
         if task.kind == "labels":
             positives = np.maximum(train.gold.sum(axis=0), 1)
@@ -367,6 +390,6 @@ def note_pretraining_overlap(
         return data
     rows = len(members.rows_in(data.test.texts))
     counted = f"{'none' if not rows else f'{rows:,}'} of the {len(data.test):,} texts of {data.test.name}"
-    note = f"{counted} {'were' if rows > 1 else 'was'} in the pretraining text of {name}, word for word"
+    note = f"{counted} {'were' if rows > 1 else 'was'} in the pretraining text of {name} verbatim"
     progress.say(note)
     return replace(data, notes=(*data.notes, note))

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any, Self
 
 from headstart.config.merge import merge_config
+from headstart.config.presets import preset_for_width
 from headstart.config.schema import FinetuneConfig
 from headstart.errors import UsageError
-from headstart.interop.model_source import HF_SCHEME, load_model_source
+from headstart.interop.model_source import load_model_source
 from headstart.interrupts import StopRequested, handle_signals
 from headstart.metrics import RegressionEvaluation
 from headstart.progress import Progress, SilentProgress
+from headstart.recipes.finetune.backbone_preset import SCRATCH
 from headstart.recipes.finetune.dataset import (
     LabelledData,
     build_classifier,
+    check_training_memory,
     class_weights,
     load_labelled_data,
     model_config_for,
@@ -24,6 +27,16 @@ from headstart.recipes.finetune.dataset import (
     resolve_attention,
 )
 from headstart.recipes.finetune.trainer import FinetuneOutcome, FinetuneTrainer
+from headstart.recipes.memory import check_finetune_memory
+from headstart.recipes.quality import (
+    LinearPredictions,
+    Quality,
+    commonest_labels,
+    constant_baseline,
+    fit_linear_predictions,
+    judge,
+    linear_baseline,
+)
 from headstart.recipes.run_request import RunRequest
 from headstart.recipes.trainer import (
     StartedRun,
@@ -34,8 +47,8 @@ from headstart.recipes.trainer import (
     process_facts,
     start_run,
 )
-from headstart.runtime import environment, resolve_threads, setup_runtime
-from headstart.store.bundle import Bundle, bundle_block, save_bundle
+from headstart.runtime import describe_threads, environment, resolve_precision, resolve_threads, setup_runtime
+from headstart.store.bundle import Bundle, save_bundle
 from headstart.store.run_folder import RunFolder
 from headstart.tasks import AnyEvaluation, Regression
 from headstart.tokenization.base import Tokenizer
@@ -44,8 +57,7 @@ from headstart.train.calibration import Calibration, CalibrationResult
 from headstart.train.distributed import ProcessGroup
 from headstart.train.parallel import strategy_for
 
-SCRATCH = "scratch"
-RECORDED_COLUMNS = ("text_column", "second_column", "label_column", "separator")
+RECORDED_COLUMNS = ("text_column", "second_column", "label_column", "separator", "encoding")
 """The settings of the training file that `evaluate` and `predict` take as defaults."""
 _MAX_SHOWN = 8
 """Labels whose thresholds are listed."""
@@ -97,7 +109,7 @@ def run_finetune(
     Args:
         config: the settings of a new run; a resumed one keeps its own.
     """
-    progress, began = progress or SilentProgress(), time.monotonic()
+    progress, began = progress or SilentProgress(), request.began or time.monotonic()
     with distributed_run(request.out) as group:
         progress = progress if group.is_main else SilentProgress()
         # the backbone is checked before a folder is made, and used after: load it once
@@ -108,7 +120,7 @@ def run_finetune(
             progress,
             kind="finetune",
             config_class=FinetuneConfig,
-            resolve=lambda: _resolve(request, config, load),
+            resolve=lambda: _resolve(request, config, load, progress),
         )
         if started is not None:
             with started.run.locked():
@@ -117,13 +129,16 @@ def run_finetune(
 
 
 def _resolve(
-    request: FinetuneRequest, config: FinetuneConfig | None, load: LoadBackbone
+    request: FinetuneRequest, config: FinetuneConfig | None, load: LoadBackbone, progress: Progress
 ) -> tuple[FinetuneRequest, FinetuneConfig]:
     """Return the request and the settings of a new run, with all that the backbone and this machine decide."""
     if config is None or request.train is None or request.backbone is None:
-        raise UsageError("finetune needs a labelled file, and --from with a pretrained folder or the word scratch")
-    config = resolve_config(config, load(request.backbone))
+        raise UsageError(
+            "finetune needs a labelled file, and --from with a pretrained folder, a starter or the word scratch"
+        )
+    config = resolve_config(config, load(request.backbone), progress)
     check_fsdp(config)
+    check_finetune_memory(config, backbone=request.backbone != SCRATCH)
     return request, config
 
 
@@ -154,7 +169,10 @@ def _finetune(
         class_weights(config, data.task, data.train)  # raises if a name is wrong
         run.check_inputs_unchanged(data.fingerprints())
         attention = resolve_attention(config, backbone)
+        check_training_memory(config, data, backbone)
         model, receipt = build_classifier(config.model, data, backbone, name, config.runtime.seed, attention)
+        # before training, so that loop.minutes counts it; one process is enough
+        linear = predict_linearly(data, config.runtime.seed, progress) if group.is_main else None
     if receipt:
         run.write_json("receipt.json", receipt.as_dict())
         progress.say(receipt.summary())
@@ -167,7 +185,7 @@ def _finetune(
         except StopRequested:
             raise interrupted_error("finetune", run.path, stop, trainer.state.step, trainer.steps) from None
         # this takes seconds, and a stop waits for it
-        group.broadcast(lambda: _write_result(run, config, data, outcome, name, progress))
+        group.broadcast(lambda: _write_result(run, config, data, outcome, linear, name, progress))
 
 
 def _write_result(
@@ -175,10 +193,12 @@ def _write_result(
     config: FinetuneConfig,
     data: LabelledData,
     outcome: FinetuneOutcome,
+    linear: LinearPredictions | None,
     backbone: str,
     progress: Progress,
 ) -> None:
     calibrated = outcome.calibrated
+    baselines, quality = compare_with_baselines(data, outcome, linear)
     splits = {"train": data.train, "valid": data.valid, "test": data.test}
     result = {
         "source": backbone,
@@ -188,10 +208,13 @@ def _write_result(
         "data": {name: split.describe(data.task) for name, split in splits.items() if split is not None},
         "notes": list(data.notes),
         "best_epoch": outcome.best_epoch,
+        "select": config.loop.select,
         "temperature": calibrated.temperature,
         "calibration": calibrated.calibration.as_dict() if calibrated.calibration else None,
         "valid": outcome.valid.as_dict(),
         "test": outcome.test.as_dict() if outcome.test else None,
+        "baselines": baselines,
+        "quality": quality.as_dict(),
     }
     if calibrated.thresholds:
         result["thresholds"] = [threshold.as_dict() for threshold in calibrated.thresholds]
@@ -203,6 +226,46 @@ def _write_result(
     test = f"; test {outcome.test.headline} (read once)" if outcome.test else ""
     selected = "best epoch {} by validation," if config.loop.select == "best" else "epoch {}, validation"
     progress.say(f"{selected.format(outcome.best_epoch)} {outcome.valid.headline}{test}; model in {run.path}")
+    progress.say(quality.sentence)
+
+
+def predict_linearly(data: LabelledData, seed: int, progress: Progress) -> LinearPredictions | None:
+    """Return what a linear model predicts for validation and test; None for a task that it does not have."""
+    if data.task.kind != "classes" or data.task.pair:
+        return None
+    splits = {"valid": data.valid.texts} | ({"test": data.test.texts} if data.test else {})
+    with progress.task("fitting a linear model for comparison", None, "texts"):
+        return fit_linear_predictions((data.train.texts, data.train.gold), splits, len(data.labels), seed)
+
+
+def compare_with_baselines(
+    data: LabelledData, outcome: FinetuneOutcome, linear: LinearPredictions | None
+) -> tuple[dict[str, Any], Quality]:
+    """Return the baselines on validation and test as JSON values, and the quality by test, or by validation without it."""
+    answer = _constant_answer(data)
+    baselines: dict[str, Any] = {}
+    splits = [("valid", "validation", data.valid, outcome.valid, outcome.valid_logits)]
+    if data.test is not None and outcome.test is not None and outcome.test_logits is not None:
+        splits.append(("test", "test", data.test, outcome.test, outcome.test_logits))
+    for split, title, rows, evaluation, logits in splits:
+        constant, linear_score = constant_baseline(evaluation, answer), None
+        baselines.setdefault(constant.name, {"answer": constant.answer})[split] = constant.figures
+        if linear is not None:
+            linear_score = linear_baseline(linear, split, logits.argmax(axis=1), rows.gold, len(data.labels))
+            baselines.setdefault("linear", {"rows": linear.rows})[split] = linear_score.figures
+        quality = judge(evaluation, constant, linear_score, title)
+    return baselines, quality
+
+
+def _constant_answer(data: LabelledData) -> str | list[str] | float:
+    """Return the best answer to every row, by the training rows: the commonest label, the commonest labels, the mean."""
+    task = data.task
+    if isinstance(task, Regression):
+        return task.mean
+    counts: dict[str, int] = task.describe(data.train.gold)["counts"]
+    if task.kind == "labels":
+        return commonest_labels(counts, len(data.train))
+    return max(counts, key=lambda label: counts[label])
 
 
 def classifier_bundle(
@@ -236,9 +299,9 @@ def summary_lines(calibrated: CalibrationResult, evaluation: AnyEvaluation) -> I
     if isinstance(evaluation, RegressionEvaluation):
         assert isinstance(calibrated.task, Regression)
         yield (
-            f"MAE {evaluation.mae:.4f}, RMSE {evaluation.rmse:.4f} (always answering the mean of train: "
+            f"MAE {evaluation.mae:.4f}, RMSE {evaluation.rmse:.4f} (always predicting the training mean: "
             f"{evaluation.baseline_mae:.4f} and {evaluation.baseline_rmse:.4f}), Spearman {evaluation.spearman:.3f}; "
-            f"answers stay within {calibrated.task.lowest:g} and {calibrated.task.highest:g}"
+            f"predictions are clipped to {calibrated.task.lowest:g} and {calibrated.task.highest:g}"
         )
         return
     figures = ", ".join(
@@ -253,11 +316,15 @@ def summary_lines(calibrated: CalibrationResult, evaluation: AnyEvaluation) -> I
 
 def _calibration_line(calibration: Calibration) -> str:
     if calibration.reason is not None:
-        return f"probabilities as they came (temperature 1): {calibration.reason}"
-    before, after = (f"{100 * reliability.ece:.1f}" for reliability in (calibration.before, calibration.after))
+        return f"probabilities not calibrated (temperature 1): {calibration.reason}"
+    before, after = calibration.before, calibration.after
+    bound = f" ({calibration.bound})" if calibration.bound else ""
+    worse = ""
+    if after.ece > before.ece:
+        worse = f": it increased, although the log-loss decreased from {before.log_loss:.4f} to {after.log_loss:.4f}"
     return (
-        f"probabilities calibrated on {calibration.rows:,} validation rows: temperature {calibration.temperature:.2f}, "
-        f"calibration error {before} -> {after} points"
+        f"probabilities calibrated on {calibration.rows:,} validation rows: temperature {calibration.temperature:.2f}{bound}, "
+        f"calibration error {100 * before.ece:.1f} -> {100 * after.ece:.1f} points{worse}"
     )
 
 
@@ -274,16 +341,9 @@ def _threshold_line(calibrated: CalibrationResult) -> str:
     return "; ".join(phrases)
 
 
-def default_preset(backbone: str | None) -> str:
-    """Return the preset that fits the network of a backbone, for a run that names none."""
-    if backbone is None or backbone == SCRATCH:
-        return "classic"
-    return "modern" if backbone.startswith(HF_SCHEME) or bundle_block(Path(backbone)) != "classic" else "classic"
-
-
 def backbone_preset(backbone: Bundle | None) -> str:
     """Return the preset that fits a loaded backbone."""
-    return "modern" if backbone and backbone.config.block != "classic" else "classic"
+    return preset_for_width(backbone.config.width) if backbone and backbone.config.block != "classic" else "classic"
 
 
 def load_backbone(backbone: str) -> Bundle | None:
@@ -301,9 +361,14 @@ def choose_tokenizer(backbone: Bundle | None, path: str | Path | None) -> Tokeni
     return backbone.tokenizer if backbone else None
 
 
-def resolve_config(config: FinetuneConfig, backbone: Bundle | None) -> FinetuneConfig:
-    """Return the settings with all that the backbone and this machine decide: the shape and the threads."""
-    resolved: dict[str, Any] = {"runtime": {"threads": resolve_threads(config.runtime)}}
-    if backbone:
-        resolved["model"] = model_config_for(backbone, config.transfer).model_dump()
+def resolve_config(config: FinetuneConfig, backbone: Bundle | None, progress: Progress | None = None) -> FinetuneConfig:
+    """Return the settings with all that the backbone and this machine decide: the shape, the threads and the precision."""
+    threads = resolve_threads(config.runtime)
+    if progress is not None and (note := describe_threads(config.runtime, threads)):
+        progress.say(note)
+    model = model_config_for(backbone, config.transfer) if backbone else config.model
+    resolved: dict[str, Any] = {
+        "runtime": {"threads": threads, "precision": resolve_precision(config.runtime, model)},
+        "model": model.model_dump(),
+    }
     return merge_config(FinetuneConfig, config.model_dump(), resolved)

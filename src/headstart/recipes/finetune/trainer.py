@@ -22,7 +22,7 @@ from headstart.interrupts import StopSignal
 from headstart.model.heads import ClassifierHead, Model
 from headstart.progress import Progress, ProgressTask, pluralize
 from headstart.recipes.finetune.dataset import LabelledData, class_weights
-from headstart.recipes.trainer import PLAN_FILE, Trainer
+from headstart.recipes.trainer import Trainer
 from headstart.runtime import Runtime
 from headstart.store.checkpoint import (
     ModelWeights,
@@ -39,14 +39,16 @@ from headstart.tasks import AnyEvaluation
 from headstart.train.calibration import CalibrationResult, calibrate_task, fold_affine, fold_temperature, reliability_of
 from headstart.train.cuda_graphs import GraphCache, text_graphs
 from headstart.train.ema import ema_weights
-from headstart.train.loop import TRAINING_FRACTION
 from headstart.train.objectives import LossSum, objective_for
 from headstart.train.optimizers import epoch_and_total_steps, set_trainable
 from headstart.train.parallel import SINGLE, ParallelStrategy
+from headstart.train.plan import TIME_FRACTION, Plan
 from headstart.train.scoring import score_texts
 
 _MIN_EPOCH_FRACTION = 0.5
-"""A run that `loop.minutes` limits to less than this fraction of its epochs says so."""
+"""A run that `loop.minutes` limits to less than this fraction of its steps says so."""
+_TIMED_ROWS = 500
+"""Validation rows that are scored to estimate the time of an evaluation."""
 _SECONDS_BETWEEN_SAVES = 20.0
 """At the end of an epoch; `loop.save_every` counts steps besides."""
 
@@ -59,6 +61,8 @@ class FinetuneOutcome:
     epochs: tuple[dict[str, Any], ...]
     """The metrics of every epoch."""
     best_epoch: int
+    steps: int
+    """The steps of the run as planned at its end; `loop.patience` may have ended it earlier."""
     valid: AnyEvaluation
     test: AnyEvaluation | None
     valid_logits: NDArray[np.float64]
@@ -66,6 +70,16 @@ class FinetuneOutcome:
     """Logits of the rows over the labels, in file order, divided by the temperature."""
     calibrated: CalibrationResult
     """The calibration on validation; its temperature is folded into the head."""
+
+
+class Deadline(NamedTuple):
+    """When a run must end, and how fast its steps and evaluations were when they were timed."""
+
+    time: float
+    """By `time.monotonic`."""
+    seconds_per_step: float
+    seconds_per_row: float
+    """The seconds to score one row."""
 
 
 class BestEpoch(NamedTuple):
@@ -100,8 +114,15 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         quiet: bool = False,
         began: float | None = None,
         strategy: ParallelStrategy = SINGLE,
+        bound_steps: int | None = None,
+        deadline: Deadline | None = None,
     ) -> None:
-        """Build the trainer of a model on labelled data; for the other arguments see `Trainer`."""
+        """Build the trainer of a model on labelled data; for the other arguments see `Trainer`.
+
+        Args:
+            bound_steps: the steps of a run that must be as long as another one, whatever `loop.minutes` allows.
+            deadline: when a run without `loop.minutes` must end; it makes fewer steps if they take longer than forecast.
+        """
         context = model.backbone.config.context
         self.data, self.task, self.affine = data, data.task, data.task.affine
         self.train_dataset, self.valid_dataset = (
@@ -114,11 +135,15 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         self._task_loss = objective_for(data.task, None if weights is None else weights.to(runtime.device))
         self.rows_per_step = config.loop.batch_size * config.loop.accumulate
         self.steps_per_pass = -(-len(self.train_dataset) // self.rows_per_step)
-        self.epoch_steps, self._all_steps = epoch_and_total_steps(len(self.train_dataset), config.loop)
+        self.epoch_steps, self._all_steps = epoch_and_total_steps(
+            len(self.train_dataset), config.loop, self.task.outputs
+        )
         self.best, self.sums = BestEpoch(), EpochSums()
         self._best_weights: ModelWeights | None = None  # in memory until a checkpoint is written
         self._saved_at = time.monotonic()
         self._ordered_pass, self._order = -1, seeded_permutation(0, 0, 0)
+        self._bound_steps, self._deadline = bound_steps, deadline
+        self._valid_logits: tuple[int, NDArray[np.float64]] | None = None  # of the last evaluated epoch
         super().__init__(
             run,
             config,
@@ -151,19 +176,34 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         verb = (
             "read in windows"
             if self.train_dataset.windows
-            else "cut there (labelled.long_texts windows would read all of it)"
+            else "truncated (labelled.long_texts windows reads them completely)"
         )
         context = self.train_dataset.context
         self.progress.say(f"texts longer than the context of {context} tokens: {', '.join(counts)}; {verb}")
 
     def train(self, *, resume: bool) -> FinetuneOutcome:
         """Train, select by validation, score test once; on a stop, save the state and raise StopRequested."""
-        self.steps = self._plan()
+        self._plan_steps()
         if resume:
             self._resume(partial(check_best, self.run))
         with self._saved_on_stop():
             self._run_epochs()
             return self._finish()
+
+    def measure_speed(self, budget: float) -> tuple[float, float]:
+        """Return the seconds of a step and of scoring the validation rows; the weights are put back.
+
+        Args:
+            budget: the seconds of the training that is planned; the timing takes about a twentieth of them.
+        """
+        with self._discarded_steps():
+            self._evaluate(self.model, self.valid_dataset)  # the first time is slower than all others
+            started = time.monotonic()
+            self._evaluate(self.model, self.valid_dataset)
+            scoring = time.monotonic() - started
+            step = self._seconds_per_step(self._new_state(), self._fetch, self.steps, budget)
+        self._release_graphs()
+        return step, scoring
 
     def _prepare_sharding(self) -> None:
         set_trainable(self.model, self.config.transfer, 0)
@@ -175,8 +215,8 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         return self._all_steps
 
     @property
-    def _layer_decay(self) -> float:
-        return self.config.transfer.layer_decay
+    def _lr_multipliers(self) -> tuple[float, float]:
+        return self.config.transfer.layer_decay, self.config.transfer.head_lr_multiplier
 
     def _checkpoint_extra(self) -> dict[str, Any]:
         loss, num_targets, seconds = self.sums
@@ -186,36 +226,80 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         self.best = BestEpoch(*values["best"])
         self.sums = EpochSums(values["loss"], values["counted"], values["seconds"])
 
-    def _plan(self) -> int:
-        """Return the steps of all epochs, or those that the minutes allow; the plan is recorded for resuming."""
+    def _plan_steps(self) -> None:
+        """Plan the steps that the minutes allow, at most those of all epochs; a resumed run keeps its recorded plan."""
         minutes = self.config.loop.minutes
         if minutes is None:
-            return self.steps
-        plan = self._read_plan()
-        if not plan:
-            plan = self._plan_minutes(minutes)
-            self.run.write_json(PLAN_FILE, plan, checksummed=True)
-        steps = int(plan["steps"])
-        epochs, all_epochs = steps / self.epoch_steps, self.steps / self.epoch_steps
-        self._say(f"{pluralize(steps, 'step')}, {epochs:.1f} epochs, in {pluralize(minutes, 'minute')}")
-        if epochs < _MIN_EPOCH_FRACTION * all_epochs:
-            needed = f"about {minutes / epochs * all_epochs:.2g} minutes would allow all"
-            self._say(f"that is little of the {pluralize(round(all_epochs, 2), 'epoch')} it should learn for; {needed}")
-        return steps
+            self._follow_deadline()
+            return
+        recorded = self._read_plan()
+        if recorded:
+            self._set_plan(Plan.from_dict(recorded))
+        elif self._bound_steps is not None:
+            self._record_plan(Plan(self._bound_steps))
+        else:
+            self._time_steps(60 * minutes)
+        self._say_plan(minutes)
 
-    def _plan_minutes(self, minutes: float) -> dict[str, Any]:
-        """Return the steps that fit into the minutes, with an evaluation per epoch."""
-        budget = 60 * minutes
+    def _follow_deadline(self) -> None:
+        """Follow the clock until the deadline, if there is one; a resumed run keeps its recorded plan."""
+        recorded, deadline = self._read_plan(), self._deadline
+        if recorded:
+            self._set_plan(Plan.from_dict(recorded))
+        elif deadline is not None:
+            self._measuring = deadline.seconds_per_row * len(self.valid_dataset), deadline.seconds_per_step
+            seconds = max(1e-3, deadline.time - self.began)  # the time may be over already
+            self._begin_pace(seconds / TIME_FRACTION, deadline.seconds_per_step)
+
+    def _say_plan(self, minutes: float) -> None:
+        passes, all_passes = self.steps / self.steps_per_pass, self._all_steps / self.steps_per_pass
+        self._say(
+            f"{pluralize(self.steps, 'step')}, {pluralize(round(passes, 1), 'epoch')}, in {pluralize(minutes, 'minute')}"
+        )
+        if self.pace and self.steps < _MIN_EPOCH_FRACTION * self._all_steps:
+            steps_seconds = self._all_steps * self.pace.seconds_per_step
+            needed = self.pace.minutes_for(self._elapsed, steps_seconds + self._other_seconds(self._all_steps))
+            self._say(
+                f"this is a small part of the {pluralize(round(all_passes, 1), 'epoch')} in the settings; about "
+                f"{needed:,.{0 if needed >= 10 else 1}f} minutes would be enough for all of them"
+            )
+
+    def _time_steps(self, budget: float) -> None:
+        """Time an evaluation and a few steps, whose updates are discarded, and record the steps that fit."""
         with self._discarded_steps():
-            started = time.monotonic()
-            with self.strategy.full_model(self.model) as model:
-                self._evaluate(model, self.valid_dataset)
-            evaluation = time.monotonic() - started
-            seconds = self._seconds_per_step(self._new_state(), self._fetch, self.steps, budget)
-        available = max(0.0, TRAINING_FRACTION * budget - (time.monotonic() - self.began) - evaluation)
-        affordable = int(available / (evaluation + self.epoch_steps * seconds) * self.epoch_steps)
-        plan = {"steps": max(1, min(self.steps, affordable)), "seconds_per_step": seconds}
-        return self.group.broadcast(lambda: plan)
+            self._time_evaluation()
+            seconds = self._seconds_per_step(self._new_state(), self._fetch, self._all_steps, budget)
+        pace = self._begin_pace(budget, seconds)
+        steps = pace.fitting_steps(0, self._elapsed, self._other_seconds, limit=self._all_steps)
+        self._record_plan(Plan(self.group.broadcast(lambda: steps)))
+
+    def _time_evaluation(self) -> None:
+        """Estimate the time of an evaluation from some of the validation rows."""
+        every = -(-len(self.valid_dataset) // _TIMED_ROWS)
+        valid = self.valid_dataset
+        sample = LabelledDataset(
+            valid.texts[::every],
+            valid.labels[::every],
+            valid.special,
+            context=valid.context,
+            windows=valid.windows,
+            pair=valid.pair,
+        )
+        started = time.monotonic()
+        with self.strategy.full_model(self.model) as model:
+            self._logits(model, sample)
+        self._note_measuring((time.monotonic() - started) * valid.num_tokens / max(1, sample.num_tokens))
+
+    def _max_steps(self) -> int:
+        return self._all_steps
+
+    def _other_seconds(self, steps: int) -> float:
+        """Add the evaluations: one at the end of each epoch, and at the end of the run validation and test."""
+        epochs = -(-steps // self.epoch_steps) - self.state.step // self.epoch_steps
+        test_share = len(self.test_dataset) / max(1, len(self.valid_dataset)) if self.test_dataset else 0.0
+        per_epoch = 1 + (test_share if self.config.loop.watch_test else 0.0)
+        at_end = test_share + (0 if self._can_reuse_logits and self.config.loop.select == "last" else 1)
+        return super()._other_seconds(steps) + self._measuring_seconds * (epochs * per_epoch + at_end)
 
     def _run_epochs(self) -> None:
         with self.progress.task("fine-tuning", self.steps * self.rows_per_step, "texts") as bar:
@@ -231,7 +315,7 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
 
     def _run_epoch(self, epoch: int, bar: ProgressTask) -> None:
         # closed at the end of the epoch, so that no batch is being prefetched when the next one begins
-        with closing(self._fit(self.state, self._fetch, self.steps)) as reports:
+        with closing(self._fit(self.state, self._fetch, self.plan)) as reports:
             for report in reports:
                 loss, num_targets, seconds = self.sums
                 self.sums = EpochSums(
@@ -239,12 +323,19 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
                 )
                 mean_loss = self.sums.loss / self.sums.num_targets
                 bar.advance(self.rows_per_step, f"epoch {epoch + 1}, loss {mean_loss:.3f}")
-                if self._ends_epoch(report.step):
+                ends_epoch = self._ends_epoch(report.step)
+                if ends_epoch:
                     self._end_epoch(epoch + 1)
-                    return
-                if report.step % self.config.loop.save_every == 0:
+                replanned = self._replan(report.seconds)
+                if replanned:
+                    bar.advance(0, total=self.steps * self.rows_per_step)
+                if not ends_epoch and report.step % self.config.loop.save_every == 0:
                     self._save()
+                if ends_epoch:
+                    return
                 self.stop.check()
+                if replanned:  # the next steps follow the new plan
+                    return
 
     def _ends_epoch(self, step: int) -> bool:
         return step % self.epoch_steps == 0 or step == self.steps
@@ -274,7 +365,10 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
     def _end_epoch(self, epoch: int) -> None:
         """Evaluate on validation, keep the best weights and log; a stop during this makes a resumed run repeat it."""
         with ema_weights(self.model, self.state.ema), self.strategy.full_model(self.model) as model:
-            valid = self._evaluate(model, self.valid_dataset)
+            started = time.monotonic()
+            logits = self._logits(model, self.valid_dataset)
+            valid, self._valid_logits = self._measure(self.valid_dataset, logits), (epoch, logits)
+            self._note_measuring(time.monotonic() - started)
             watch_test = self.config.loop.watch_test and self.test_dataset
             test = self._evaluate(model, self.test_dataset) if watch_test and self.test_dataset else None
             # ties go to the lower validation loss, then to the earlier epoch
@@ -325,9 +419,12 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         """Load the best weights, calibrate on validation, fold the result into the head and score test."""
         self._release_graphs()
         model = self._load_best_weights()
+        known = self._valid_logits if self._can_reuse_logits else None
         fold_affine(model.head, *self.affine)
         self.affine = 1.0, 0.0  # the head has it from here on
-        valid_logits, test_logits, test = self._logits(model, self.valid_dataset), None, None
+        is_known = known is not None and known[0] == self.best.epoch
+        valid_logits = known[1] if known and is_known else self._logits(model, self.valid_dataset)
+        test_logits, test = None, None
         calibrated = calibrate_task(self.task, valid_logits, self.valid_dataset.labels)
         self.task = calibrated.task
         fold_temperature(model.head, calibrated.temperature)
@@ -341,7 +438,14 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
                 calibrated = replace(calibrated, calibration=replace(calibrated.calibration, test=reliability))
             self.run.metrics.write("test", epoch=self.best.epoch, **test.figures())
         epochs = tuple({k: v for k, v in line.items() if k != "kind"} for line in self.run.metrics.read("epoch"))
-        return FinetuneOutcome(model, epochs, self.best.epoch, valid, test, valid_logits, test_logits, calibrated)
+        return FinetuneOutcome(
+            model, epochs, self.best.epoch, self.steps, valid, test, valid_logits, test_logits, calibrated
+        )
+
+    @property
+    def _can_reuse_logits(self) -> bool:
+        """True if the validation logits of an epoch are, to the bit, those of the finished model."""
+        return self.affine == (1.0, 0.0)
 
     def _load_best_weights(self) -> Model[ClassifierHead]:
         weights = self._best_weights or load_best(self.run, self.best.epoch)  # on disk if found before an interruption

@@ -12,9 +12,10 @@ from headstart.config.schema import PretrainConfig
 from headstart.data.shards import Shards
 from headstart.errors import ConfigError, UsageError
 from headstart.files import MANIFEST, read_json
-from headstart.interop.model_source import HF_SCHEME, load_model_source
+from headstart.interop.model_source import load_model_source
 from headstart.interrupts import StopRequested, handle_signals
 from headstart.progress import Progress, SilentProgress
+from headstart.recipes.memory import check_pretrain_memory
 from headstart.recipes.pretrain.stages import open_shards
 from headstart.recipes.pretrain.trainer import (
     Distillation,
@@ -33,14 +34,16 @@ from headstart.recipes.trainer import (
     share_shards,
     start_run,
 )
-from headstart.runtime import environment, resolve_threads, setup_runtime
-from headstart.store.bundle import Bundle, bundle_objective
+from headstart.runtime import describe_threads, environment, resolve_precision, resolve_threads, setup_runtime
+from headstart.store.bundle import Bundle
 from headstart.store.run_folder import RunFolder
 from headstart.tokenization.base import Tokenizer
 from headstart.train.distributed import ProcessGroup
 from headstart.train.parallel import strategy_for
 
 LoadBackbone = Callable[[str], Bundle]
+MAX_TOKENS_RATIO = 1.8
+"""Tokens per byte of a text, compared with the text of the model, from which on the tokenizer does not fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +89,7 @@ def run_pretrain(
     Args:
         config: the settings of a new run; a resumed one keeps its own.
     """
-    progress, began = progress or SilentProgress(), time.monotonic()
+    progress, began = progress or SilentProgress(), request.began or time.monotonic()
     with distributed_run(request.out) as group:
         progress = progress if group.is_main else SilentProgress()
         # the backbone is checked before a folder is made, and used after: load it once
@@ -111,18 +114,24 @@ def _resolve(
     texts = _all_texts(request.texts, config)
     weight = check_teacher_weight(request.teacher, request.teacher_weight)
     assert config is not None
-    resolved: dict[str, Any] = {"runtime": {"threads": resolve_threads(config.runtime)}}
+    threads = resolve_threads(config.runtime)
+    if note := describe_threads(config.runtime, threads):
+        progress.say(note)
+    resolved: dict[str, Any] = {"runtime": {"threads": threads}}
     if request.backbone:
         backbone = load(request.backbone)
         _check_objective(backbone, config)
         resolved["model"] = backbone.config.model_dump()
         if config.objective != backbone.objective:
             progress.say(
-                f"{request.backbone} was pretrained with objective {backbone.objective} and goes on with "
+                f"{request.backbone} was pretrained with objective {backbone.objective} and continues with "
                 f"{config.objective}"
             )
     config = merge_config(PretrainConfig, config.model_dump(), resolved)
+    precision = {"runtime": {"precision": resolve_precision(config.runtime, config.model)}}
+    config = merge_config(PretrainConfig, config.model_dump(), precision)
     check_fsdp(config)
+    check_pretrain_memory(config, backbone=request.backbone is not None)
     return replace(request, texts=texts, teacher_weight=weight if request.teacher else None), config
 
 
@@ -143,6 +152,8 @@ def _pretrain(
             strategy = strategy_for(config.runtime, group)
             tokenizer: Tokenizer | Path | None = request.tokenizer or (backbone.tokenizer if backbone else None)
             shards = share_shards(group, lambda: open_shards(request.texts, run.path, config, tokenizer, progress))
+            if backbone and request.backbone:
+                _say_tokenizer_fit(request.backbone, backbone, shards, progress)
             run.check_inputs_unchanged(_input_facts(request.texts, config, shards, distillation))
             setup = prepare_pretraining(config, shards, runtime, backbone, strategy.portion)
             if setup.receipt:
@@ -183,22 +194,26 @@ def _all_texts(texts: Sequence[str], config: PretrainConfig | None) -> tuple[str
     staged = [text for stage in config.stages for text in stage.texts] if config else []
     if texts and staged:
         raise UsageError(
-            f"{texts[0]} is given beside stages ({staged[0]} is in the first), which name their own texts; "
-            "put it in a stage, or leave the stages out"
+            f"{texts[0]} is given together with stages ({staged[0]} is in the first), which list their own texts; put "
+            "it into a stage, or omit the stages"
         )
     if config is None or not (texts or staged):
         raise UsageError("pretrain needs at least one text file or a folder of prepared shards")
     return tuple(texts or staged)
 
 
-def default_objective(backbone: str | None) -> dict[str, Any]:
-    """Return the setting `objective` that continues what a model was pretrained with; empty without a model."""
-    if backbone is None:
-        return {}
-    objective = (
-        load_model_source(backbone).objective if backbone.startswith(HF_SCHEME) else bundle_objective(Path(backbone))
-    )
-    return {} if objective == "classify" else {"objective": objective}  # loading a classifier reports the mistake
+def _say_tokenizer_fit(name: str, backbone: Bundle, shards: Sequence[Shards], progress: Progress) -> None:
+    """Say if the tokenizer of a model splits this text much more finely than the text that the model was trained on."""
+    measured = backbone.about.get("held_out")
+    if not isinstance(measured, dict) or not measured.get("bytes"):
+        return
+    own = measured["tokens"] / measured["bytes"]
+    here = sum(corpus.num_tokens for corpus in shards) / max(1, sum(int(corpus.text_bytes.sum()) for corpus in shards))
+    if here > MAX_TOKENS_RATIO * own:
+        progress.say(
+            f"the tokenizer of {name} does not fit this text: {here:.2f} tokens per byte, compared with "
+            f"{own:.2f} on its own text; without --from, a tokenizer is trained on the text"
+        )
 
 
 def _check_objective(backbone: Bundle, config: PretrainConfig) -> None:
@@ -206,14 +221,15 @@ def _check_objective(backbone: Bundle, config: PretrainConfig) -> None:
     if backbone.config.generic is None:
         return
     if config.objective != backbone.objective:
-        predicts = "names a masked token at its own place" if backbone.objective == "masked" else "names the next token"
+        masked = backbone.objective == "masked"
+        predicts = "predicts a masked token at its own position" if masked else "predicts the next token"
         raise ConfigError(
             f"objective must be {backbone.objective}, got {config.objective}: {backbone.name} is a "
             f"{backbone.config.generic.family}, whose language head {predicts}"
         )
     if config.next_sentence.weight:
         raise ConfigError(
-            f"next_sentence.weight is not for {backbone.name}, a {backbone.config.generic.family}: leave it out"
+            f"next_sentence.weight is not for {backbone.name}, a {backbone.config.generic.family}: omit it"
         )
 
 
@@ -228,4 +244,4 @@ def _input_facts(
     if distillation:
         facts[f"the teacher ({distillation.name})"] = read_json(distillation.bundle.path / MANIFEST)["files"]
     excluded = [corpus.excluded for corpus in shards]
-    return facts | ({"what was left out": excluded[0] if len(excluded) == 1 else excluded} if any(excluded) else {})
+    return facts | ({"the excluded texts": excluded[0] if len(excluded) == 1 else excluded} if any(excluded) else {})

@@ -1,7 +1,7 @@
 """The stages of a pretraining run: the text of each, the length of its rows, and its part of the steps.
 
 A run without stages has one. The position in the data is a single integer: the first step of a stage follows from the
-settings, and the stage counts its rows from there.
+settings and the recorded plan, and the stage counts its rows from there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,6 +25,7 @@ from headstart.progress import Progress, pluralize
 from headstart.recipes.prepare import PrepareRequest, run_prepare, run_shared_tokenizer
 from headstart.tokenization.base import SpecialIds, Tokenizer
 from headstart.tokenization.tokenizer import load_tokenizer
+from headstart.train.plan import Plan
 
 _SEED_STRIDE = 2**32
 """Between the seeds of two stages: a text in two stages has another order and other masked tokens in each."""
@@ -63,9 +64,19 @@ class Stage:
         return self.pairs or self.packed
 
     @property
+    def tokens_per_step(self) -> float:
+        """Tokens of one optimizer step, at the average length of a row."""
+        return self.rows_per_step * self.epoch_dataset.num_tokens / max(1, self.epoch_dataset.num_rows)
+
+    @property
     def tokens_seen(self) -> float:
-        """Tokens that the steps of this stage read, at the average length of a row."""
-        return self.steps * self.rows_per_step * self.epoch_dataset.num_tokens / max(1, self.epoch_dataset.num_rows)
+        """Tokens that the steps of this stage read."""
+        return self.steps * self.tokens_per_step
+
+    @property
+    def held_out_tokens(self) -> int:
+        """Tokens of all held-out documents, the end of each document included."""
+        return int(self.shards.lengths[self.held_out].sum()) + len(self.held_out)
 
     def fetch(self, step: int) -> list[Batch]:
         """Return the batches of a step, counted from the first of this stage."""
@@ -149,14 +160,14 @@ class Stage:
         return (
             f"stage {self.number}: {steps}, {pluralize(self.batch_size, 'row')} of {self.packed.context} tokens, "
             f"{pluralize(len(self.packed.documents), 'document')}, "
-            f"{pluralize(self.epoch_dataset.num_tokens, 'token')} an epoch"
+            f"{pluralize(self.epoch_dataset.num_tokens, 'token')} per epoch"
         )
 
 
 def _describe_pairs(pairs: NextSentenceDataset) -> str:
     verb = "is" if pairs.num_short == 1 else "are"
-    short = f"; {pluralize(pairs.num_short, 'document')} of one token {verb} left out" if pairs.num_short else ""
-    return f"{pluralize(pairs.num_rows, 'pair')} of pieces an epoch from {pluralize(len(pairs.documents), 'document')}{short}"
+    short = f"; {pluralize(pairs.num_short, 'document')} of one token {verb} skipped" if pairs.num_short else ""
+    return f"{pluralize(pairs.num_rows, 'pair')} of pieces per epoch from {pluralize(len(pairs.documents), 'document')}{short}"
 
 
 def describe_stages(stages: Sequence[Stage], context: int) -> Iterator[str]:
@@ -170,13 +181,13 @@ def describe_stages(stages: Sequence[Stage], context: int) -> Iterator[str]:
             is_longer, are = ("is longer", "is") if stage.packed.num_truncated == 1 else ("are longer", "are")
             yield (
                 f"{pluralize(stage.packed.num_truncated, 'document')} {is_longer} than the context of "
-                f"{stage.packed.context} tokens and {are} cut there; corpus.layout packed would read all"
+                f"{stage.packed.context} tokens and {are} truncated; corpus.layout packed reads them completely"
             )
     longest = max(stage.packed.context for stage in stages)
     if longest < context:
         yield (
-            f"no stage has rows beyond {longest} tokens: the model will not have learnt to read longer texts, "
-            f"though its context is {context}"
+            f"no stage has rows beyond {longest} tokens: the model is not trained on longer texts, although its "
+            f"context is {context}"
         )
 
 
@@ -194,7 +205,7 @@ def open_shards(
     """Open the shards of each stage, or prepare them in `out`; all of them with one tokenizer."""
     stage_texts = [stage.texts for stage in config.stages] or [list(texts)]
     shared = load_tokenizer(tokenizer) if isinstance(tokenizer, Path) else tokenizer
-    tokenizer_name = str(tokenizer) if isinstance(tokenizer, Path) else "the model it should continue"
+    tokenizer_name = str(tokenizer) if isinstance(tokenizer, Path) else "the model to continue from"
     opened: dict[tuple[str, ...], Shards] = {}
     for paths in stage_texts:
         if len(paths) > 1 or not is_shards(paths[0]):
@@ -205,7 +216,7 @@ def open_shards(
             shared, tokenizer_name = load_tokenizer(shards.tokenizer_folder), paths[0]
         if shared.digest != shards.tokenizer_digest:
             raise UsageError(
-                f"{paths[0]} was prepared with another tokenizer than {tokenizer_name}; prepare it again with that one"
+                f"{paths[0]} was prepared with another tokenizer than {tokenizer_name}; prepare it again with that tokenizer"
             )
     if shared is None and len(stage_texts) > 1:
         shared = run_shared_tokenizer(stage_texts, out / "tokenizer", config.tokenizer, config.corpus, progress)
@@ -261,14 +272,14 @@ def build_stages(
 def _check_length(packed: PackedDataset, stage_name: str) -> None:
     if packed.num_tokens < packed.context:
         raise DataError(
-            f"the training text{stage_name} holds {packed.num_tokens} tokens, less than one row of {packed.context}; "
+            f"the training text{stage_name} has {packed.num_tokens} tokens, less than one row of {packed.context}; "
             "give more text or a smaller model.context"
         )
 
 
-def assign_steps(stages: Sequence[Stage], steps: int) -> None:
+def assign_steps(stages: Sequence[Stage], plan: Plan) -> None:
     """Divide the steps of a run among its stages."""
-    ends = stage_borders(steps, [stage.fraction for stage in stages])
+    ends = stage_ends(plan, [stage.fraction for stage in stages])
     for stage, (first, end) in zip(stages, pairwise([0, *ends]), strict=True):
         stage.first_step, stage.steps = first, end - first
 
@@ -284,6 +295,28 @@ def stage_borders(steps: int, fractions: Sequence[float]) -> list[int]:
         min_end, max_end = (ends[-1] if ends else 0) + 1, steps - (len(fractions) - 1 - index)
         ends.append(min(max(round(steps * float(fraction)), min_end), max_end))
     return ends
+
+
+def stage_ends(plan: Plan, fractions: Sequence[float]) -> list[int]:
+    """Return the number of steps after which each stage ends; a change of the plan moves the ends of unfinished stages.
+
+    >>> stage_ends(Plan(100), [0.5, 0.5]), stage_ends(Plan(100).replanned(40, 70), [0.5, 0.5])
+    ([50, 100], [45, 70])
+    """
+    ends = stage_borders(plan.first, fractions)
+    for step, steps in plan.replans:
+        unfinished = [end for end in ends if end > step]
+        begins = [step, *unfinished]
+        remaining = [end - begin for begin, end in zip(begins, unfinished, strict=False)]
+        new_ends = [step + end for end in stage_borders(steps - step, remaining)]
+        ends = [*ends[: len(ends) - len(unfinished)], *new_ends]
+    return ends
+
+
+def end_stages(stages: Sequence[Stage], step: int) -> None:
+    """Let the stages of a run that has stopped early end at this step."""
+    for stage in stages:
+        stage.steps = max(0, min(stage.steps, step - stage.first_step))
 
 
 def stage_at(stages: Sequence[Stage], step: int) -> Stage:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,20 +23,48 @@ from headstart.model.heads import LanguageHead, Model, NextSentenceHead, build_l
 from headstart.model.transformer import build_backbone
 from headstart.predict.generate import Sampling, generate_text
 from headstart.progress import Progress, ProgressTask, pluralize
-from headstart.recipes.pretrain.stages import Stage, assign_steps, build_stages, describe_stages, stage_at, total_steps
-from headstart.recipes.trainer import PLAN_FILE, Trainer, describe_processes
+from headstart.recipes.memory import check_pretrain_memory
+from headstart.recipes.pretrain.measuring import (
+    BestStep,
+    describe_too_little,
+    evaluation_fractions,
+    final_tokens,
+    is_evaluated,
+    tokens_to_measure,
+)
+from headstart.recipes.pretrain.stages import (
+    Stage,
+    assign_steps,
+    build_stages,
+    describe_stages,
+    end_stages,
+    stage_at,
+    total_steps,
+)
+from headstart.recipes.trainer import Trainer, describe_processes
 from headstart.runtime import Runtime
 from headstart.store.bundle import Bundle, save_bundle
+from headstart.store.checkpoint import (
+    ModelWeights,
+    best_folder,
+    check_best,
+    copy_weights,
+    load_best,
+    remove_best,
+    save_best,
+)
 from headstart.store.model_card import base_name
 from headstart.store.run_folder import RunFolder
+from headstart.store.tensors import load_into
 from headstart.store.transfer import TransferReceipt, new_tensor_lines, transfer
 from headstart.tokenization.base import Tokenizer
 from headstart.tokenization.tokenizer import load_tokenizer
 from headstart.train.cuda_graphs import GraphCache, token_graphs
 from headstart.train.ema import ema_weights
-from headstart.train.loop import TRAINING_FRACTION, StepReport
+from headstart.train.loop import StepReport
 from headstart.train.objectives import LossSum, Teacher, distillation_loss, next_sentence_loss
 from headstart.train.parallel import SINGLE, ParallelStrategy
+from headstart.train.plan import Plan
 from headstart.train.scoring import (
     LanguageScore,
     NextSentenceScore,
@@ -65,10 +94,16 @@ class HeldOutScore:
         """Return the entry about pairs for JSON; empty without next-sentence prediction."""
         return {"pairs": asdict(self.pairs)} if self.pairs else {}
 
-    def summary(self, *, tokens: bool = False) -> str:
-        """Format the scores as one line, with the number of tokens if asked."""
+    def summary(self, *, tokens: bool = False, held_out_tokens: int | None = None) -> str:
+        """Format the scores as one line.
+
+        Args:
+            tokens: say on how many tokens.
+            held_out_tokens: the number of all held-out tokens, if these are only a part.
+        """
         text, pairs = self.text, self.pairs
-        over = f" over {text.tokens:,} tokens" if tokens else ""
+        part = f" of {held_out_tokens:,}" if held_out_tokens is not None else ""
+        over = f" over {text.tokens:,}{part} tokens" if tokens else ""
         bits = "" if text.bits_per_byte is None else f", {text.bits_per_byte:.3f} bits per byte"
         right = f", pairs {100 * pairs.accuracy:.1f} % right of {pairs.pairs:,}" if pairs else ""
         return f"held-out loss {text.loss:.3f}, perplexity {text.perplexity:.1f}{bits}{over}{right}"
@@ -121,11 +156,11 @@ def check_teacher_weight(teacher: str | None, weight: float | None) -> float:
     """Return the weight of the teacher, the default filled in; 0 without a teacher."""
     if teacher is None:
         if weight is not None:
-            raise UsageError("--teacher-weight says how much --teacher counts; name one")
+            raise UsageError("--teacher-weight needs --teacher")
         return 0.0
     weight = TEACHER_WEIGHT if weight is None else weight
     if not 0 <= weight <= 1:
-        raise ConfigError(f"--teacher-weight must lie between 0 and 1, got {weight:g}")
+        raise ConfigError(f"--teacher-weight must be between 0 and 1, got {weight:g}")
     return weight
 
 
@@ -158,9 +193,11 @@ def _check_teacher(name: str, teacher: Bundle, config: PretrainConfig, tokenizer
             "prepare the text with the teacher's"
         )
     if teacher.objective not in (config.objective, "hybrid"):
-        raise UsageError(f"--teacher {name} learnt {teacher.objective}, which does not teach {config.objective}")
+        raise UsageError(
+            f"--teacher {name} was trained with {teacher.objective}, which cannot teach {config.objective}"
+        )
     if config.next_sentence.weight:
-        raise UsageError("--teacher has no opinion on pairs; leave next_sentence.weight at 0")
+        raise UsageError("--teacher does not support next-sentence prediction; leave next_sentence.weight at 0")
     if teacher.config.context < config.model.context:
         raise UsageError(
             f"--teacher {name} reads {teacher.config.context} tokens, the rows have {config.model.context}; "
@@ -217,6 +254,7 @@ def prepare_pretraining(
     if config.objective != "causal":
         mask_token(tokenizer.special)  # raises if there is none
     stages = build_stages(config, shards, tokenizer.special, rank_slice)
+    check_pretrain_memory(config, vocab_size, backbone=backbone is not None)
     model: Model[LanguageHead] = Model(
         build_backbone(config.model, vocab_size, seed), build_language_head(config.model, vocab_size, seed)
     ).to(runtime.device)
@@ -270,18 +308,31 @@ class PretrainTrainer(Trainer[PretrainConfig]):
             teacher.model.backbone.compile_layers()
         self.evaluated_step = 0
         """The step of the last evaluation, which a resumed run does not repeat."""
+        self.best = BestStep()
+        """The lowest held-out loss so far; only with `loop.patience`."""
+        self._best_weights: ModelWeights | None = None  # in memory until a checkpoint is written
+        self._fractions: tuple[float, ...] = ()
+        if self._selects_best:
+            self._first_weights = copy_weights(setup.model.backbone), copy_weights(setup.model.head)
+
+    @property
+    def _selects_best(self) -> bool:
+        return self.config.loop.patience is not None
 
     def train(self, *, resume: bool) -> None:
         """Train to the end and write the bundle; on a stop, save the state and raise StopRequested."""
         if self.backbone and not resume:  # the baseline of continued pretraining
-            self._report_scores(self.model)
-        self.steps = self._plan()
+            self._report_scores()
+        self._plan_steps()
         self._report_start()
         if resume:
-            self._resume()
+            self._resume(partial(check_best, self.run) if self._selects_best else None)
+            if self.backbone and not self.state.step:
+                self._report_scores()
         with self._saved_on_stop():
             self._run_steps()
             self._release_graphs()
+            end_stages(self.stages, self.state.step)
             with ema_weights(self.model, self.state.ema), self.strategy.full_model(self.model) as model:
                 self._finish(model)
 
@@ -292,84 +343,142 @@ class PretrainTrainer(Trainer[PretrainConfig]):
         return total_steps(self.stages, self.config.loop)
 
     def _checkpoint_extra(self) -> dict[str, Any]:
-        return {"evaluated": self.evaluated_step}
+        return {"evaluated": self.evaluated_step} | ({"best": list(self.best)} if self._selects_best else {})
 
     def _restore_extra(self, values: Mapping[str, Any]) -> None:
         self.evaluated_step = values.get("evaluated", 0)
+        self.best = BestStep(*values.get("best", ()))
 
-    def _plan(self) -> int:
-        """Divide the steps among the stages and record the plan, so that a resumed run keeps what was timed."""
-        loop, staged = self.config.loop, len(self.stages) > 1
-        plan = self._read_plan()
-        if loop.minutes is not None:
-            plan = plan or self._plan_minutes(loop.minutes)
+    def _plan_steps(self) -> None:
+        """Plan the steps and the stages, and record what was timed; a resumed run keeps its recorded plan."""
+        minutes = self.config.loop.minutes
+        recorded = self._read_plan() if minutes is not None else {}
+        if recorded:
+            self._set_plan(Plan.from_dict(recorded))
+        elif minutes is not None:
+            self._time_steps(60 * minutes)
+        elif len(self.stages) > 1:
+            self._record_plan(self.plan)
         else:
-            plan["steps"] = self.steps
-        steps = int(plan["steps"])
-        assign_steps(self.stages, steps)
-        if staged:
-            plan["stages"] = [stage.plan() for stage in self.stages]
-        if staged or loop.minutes is not None:
-            self.run.write_json(PLAN_FILE, plan, checksummed=True)
-        return steps
+            self._set_plan(self.plan)
+        self._fractions = evaluation_fractions(self.config.loop, self.stages, self.plan)
 
-    def _plan_minutes(self, minutes: float) -> dict[str, Any]:
-        """Return the steps that fit into the minutes, by the time that steps of each stage take."""
-        seconds, budget, count = 0.0, 60 * minutes, len(self.stages)
+    def _set_plan(self, plan: Plan) -> None:
+        super()._set_plan(plan)
+        assign_steps(self.stages, plan)
+
+    def _plan_facts(self) -> dict[str, Any]:
+        stages = {"stages": [stage.plan() for stage in self.stages]} if len(self.stages) > 1 else {}
+        return super()._plan_facts() | stages
+
+    def _time_steps(self, budget: float) -> None:
+        """Time a few steps of each stage, whose updates are discarded, and record the steps that fit."""
+        seconds, count = 0.0, len(self.stages)
         with self._discarded_steps():
             for stage in self.stages:
                 state = replace(self._new_state(), ema=None)
                 seconds += stage.fraction * self._seconds_per_step(state, stage.fetch, 2**31, budget / count)
-        affordable = int(max(0.0, TRAINING_FRACTION * budget - (time.monotonic() - self.began)) / seconds)
-        plan = {"steps": max(count, affordable), "seconds_per_step": seconds}
-        return self.group.broadcast(lambda: plan)
+        pace = self._begin_pace(budget, seconds)
+        # until something was measured: a token takes about a third of the time of training
+        estimate = seconds / max(stage.tokens_per_step for stage in self.stages) / 3
+        self._note_measuring(self._measuring_seconds or estimate)
+        assign_steps(self.stages, Plan(count))
+        steps = pace.fitting_steps(0, self._elapsed, self._other_seconds, minimum=count, limit=self._max_steps())
+        self._record_plan(Plan(self.group.broadcast(lambda: steps)))
+
+    def _min_steps_left(self) -> int:
+        return sum(stage.first_step + stage.steps > self.state.step for stage in self.stages)
+
+    def _other_seconds(self, steps: int) -> float:
+        """Add the measurements: those during the run that are left, and the one at its end."""
+        left = 1 - self.plan.position(self.state.step) / self.plan.first
+        tokens = tokens_to_measure(self.config.loop, self.stages, steps, left)
+        return super()._other_seconds(steps) + tokens * self._measuring_seconds
 
     def _report_start(self) -> None:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         threads = pluralize(self.runtime.threads, "thread") + describe_processes(self.config.runtime, self.group)
         stages = self.stages
         self.progress.say(
-            f"{pluralize(sum(len(stage.packed.documents) for stage in stages), 'document')} to learn from, "
+            f"{pluralize(sum(len(stage.packed.documents) for stage in stages), 'document')} for training, "
             f"{sum(len(stage.held_out) for stage in stages):,} held out; "
-            f"{pluralize(sum(stage.epoch_dataset.num_tokens for stage in stages), 'token')} an epoch; "
+            f"{pluralize(sum(stage.epoch_dataset.num_tokens for stage in stages), 'token')} per epoch; "
             f"{parameters:,} parameters; {pluralize(self.steps, 'step')} on {self.runtime.device}, {threads}"
         )
         for line in describe_stages(stages, self.config.model.context):
             self.progress.say(line)
+        tokens = sum(stage.tokens_seen for stage in stages)
+        too_little = describe_too_little(tokens, parameters, self.steps, continued=self.backbone is not None)
+        if too_little:
+            self.progress.say(too_little)
 
     def _run_steps(self) -> None:
-        loop = self.config.loop
         total = sum(stage.tokens_seen for stage in self.stages)
         with self.progress.task("pretraining", total, "tokens") as bar:
             bar.advance(self.state.step / self.steps * total)
             self._evaluate_if_due(bar)
-            for report in self._fit(self.state, self._fetch, self.steps):
-                bar.advance(total / self.steps, f"loss {report.loss:.3f}")
+            while self.state.step < self.steps and not self._out_of_patience():
+                self._run_planned_steps(bar)
+
+    def _run_planned_steps(self, bar: ProgressTask) -> None:
+        """Train until the run ends or its plan changes."""
+        with closing(self._fit(self.state, self._fetch, self.plan)) as reports:
+            for report in reports:
+                bar.advance(stage_at(self.stages, report.step - 1).tokens_per_step, f"loss {report.loss:.3f}")
                 self._log_step(report)
                 self._evaluate_if_due(bar)
-                if report.step % loop.save_every == 0:
+                replanned = self._replan(report.seconds)
+                if report.step % self.config.loop.save_every == 0:
                     self._save()
                 self.stop.check()
+                if replanned:
+                    bar.advance(0, total=sum(stage.tokens_seen for stage in self.stages))
+                if replanned or self._out_of_patience():
+                    return
+
+    def _out_of_patience(self) -> bool:
+        patience = self.config.loop.patience
+        return patience is not None and self.best.worse >= patience
 
     def _evaluate_if_due(self, bar: ProgressTask) -> None:
-        """Evaluate and sample every `loop.evaluate_every` steps, unless that was done before an interruption."""
+        """Evaluate and sample, unless that was done before an interruption."""
         step = self.state.step
-        if step == 0 or step % self.config.loop.evaluate_every or self.evaluated_step >= step or step == self.steps:
+        if self.evaluated_step >= step or not is_evaluated(step, self.config.loop, self.plan, self._fractions):
             return
         with ema_weights(self.model, self.state.ema):
-            loss = self._report_scores(self.model)
-        self.evaluated_step = step
+            loss = self._report_scores()
         bar.advance(0, f"held-out {loss:.3f}")
-        with self.strategy.full_model(self.model) as model:
-            self._sample(model)
+        if step < self.steps:  # the end of the run has a sample of its own
+            with self.strategy.full_model(self.model) as model:
+                self._sample(model)
 
-    def _report_scores(self, model: Model[LanguageHead]) -> float:
+    def _report_scores(self) -> float:
         """Score some of the held-out text and report it; returns the loss of the last stage."""
-        with self.strategy.full_model(model) as full_model:
-            scores = self._score(full_model, self.config.loop.evaluate_tokens // len(self.stages))
+        started, step = time.monotonic(), self.state.step
+        tokens = max(1, self.config.loop.evaluate_tokens // len(self.stages))
+        with self.strategy.full_model(self.model) as model:
+            scores = self._score(model, tokens)
+            loss = scores[-1].text.loss
+            if self._selects_best:
+                self.best = self.best.after(step, loss)
+                if step and self.best.step == step:
+                    self._best_weights = copy_weights(model.backbone), copy_weights(model.head)
+        self.evaluated_step = step
+        measured = sum(min(tokens, stage.held_out_tokens) for stage in self.stages)
+        self._note_measuring((time.monotonic() - started) / max(1, measured))
         for stage, score in zip(self.stages, scores, strict=True):
-            self.progress.say(f"step {self.state.step:,}: {self._stage_prefix(stage)}{score.summary()}")
-        return scores[-1].text.loss
+            self.progress.say(f"step {step:,}: {self._stage_prefix(stage)}{score.summary()}")
+        return loss
+
+    def _save(self) -> None:
+        """Write a checkpoint with the best weights that it refers to."""
+        if self.state.step == self.saved_step:
+            return
+        if self._selects_best:
+            self.group.broadcast(lambda: save_best(self.run, self.best.step, self._best_weights))
+        super()._save()
+        if self._selects_best:
+            self.group.broadcast(lambda: remove_best(self.run))
 
     def _fetch(self, step: int) -> list[Batch]:
         stage = stage_at(self.stages, step)
@@ -426,10 +535,38 @@ class PretrainTrainer(Trainer[PretrainConfig]):
         self.progress.say(f"  {prompt} | {text.strip()}")
 
     def _finish(self, model: Model[LanguageHead]) -> None:
-        self.progress.say("measuring on all held-out text")
-        scores = self._score(model, None)
+        if self._selects_best:
+            self._load_best_weights(model)
+        tokens, held_out = final_tokens(self.config.loop, self.stages), self.stages[-1].held_out_tokens
+        part = "all held-out text" if tokens is None else f"about {tokens:,} of {held_out:,} held-out tokens"
+        self.progress.say(f"measuring on {part}")
+        scores = self._score(model, tokens)
         self._sample(model)
         self.group.broadcast(lambda: self._write_result(model, scores))
+
+    @property
+    def _measures_part(self) -> bool:
+        """True if the end of the run measures a part of the held-out text."""
+        return final_tokens(self.config.loop, self.stages) is not None
+
+    def _load_best_weights(self, model: Model[LanguageHead]) -> None:
+        """Load the weights with the lowest held-out loss, and say which they are."""
+        step, last = self.best.step, self.state.step
+        if self._out_of_patience() and last < self.steps:
+            times = pluralize(self.best.worse, "measurement")
+            self.progress.say(f"stopped at step {last:,} of {self.steps:,}: no lower held-out loss in {times}")
+        if step == last:
+            return
+        if step == 0 and self.backbone:
+            self.progress.say(
+                f"the held-out loss never fell below that of {self.backbone.name}: its weights are unchanged"
+            )
+        else:
+            self.progress.say(f"keeping the weights of step {step:,}, which had the lowest held-out loss")
+        weights = self._first_weights if step == 0 else self._best_weights or load_best(self.run, step)
+        name = str(best_folder(self.run, step))
+        load_into(model.backbone, weights[0], name)
+        load_into(model.head, weights[1], name)
 
     def _write_result(self, model: Model[LanguageHead], scores: list[HeldOutScore]) -> None:
         result = self._result(scores)
@@ -449,7 +586,10 @@ class PretrainTrainer(Trainer[PretrainConfig]):
         self.run.remove_checkpoints()
         for stage, score in zip(self.stages, scores, strict=True):
             end = f"; model in {self.run.path}" if stage is self.stages[-1] else ""
-            self.progress.say(f"{self._stage_prefix(stage)}{score.summary(tokens=True)}{end}")
+            # of a masked model only the masked tokens count
+            is_part = self._measures_part and self.config.objective != "masked"
+            summary = score.summary(tokens=True, held_out_tokens=stage.held_out_tokens if is_part else None)
+            self.progress.say(f"{self._stage_prefix(stage)}{summary}{end}")
 
     def _result(self, scores: list[HeldOutScore]) -> dict[str, Any]:
         """Return the content of result.json; the last stage is the headline."""
@@ -458,6 +598,8 @@ class PretrainTrainer(Trainer[PretrainConfig]):
             "steps": self.state.step,
             "tokens_seen": round(sum(stage.tokens_seen for stage in self.stages)),
             "held_out": asdict(score.text),
+            **({"held_out_tokens": last.held_out_tokens} if self._measures_part else {}),
+            **({"best_step": self.best.step} if self._selects_best else {}),
             "tokenizer": self.tokenizer.digest,
             "corpus": last.shards.about.get("fingerprint"),
             "excluded": last.shards.excluded,
@@ -473,7 +615,7 @@ class PretrainTrainer(Trainer[PretrainConfig]):
         if self.config.next_sentence.weight:
             pairs = {
                 "weight": self.config.next_sentence.weight,
-                "head": "learnt beside the language head, left out of the bundle",
+                "head": "trained with the language-model head, not part of the bundle",
             }
             result["pairs"] = pairs | score.pairs_record().get("pairs", {})
         return result

@@ -29,10 +29,10 @@ async function request(path, body, signal) {
     response = await fetch(path, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServerError(0, "The server does not answer.");
+    throw new ServerError(0, "The server does not respond.");
   }
   if (response.ok) return response;
-  const errorBody = await response.json().catch(() => ({ detail: `The server said ${response.status}.` }));
+  const errorBody = await response.json().catch(() => ({ detail: `The server responded with status ${response.status}.` }));
   if (response.status === 401) { $("key-form").hidden = false; $("key").focus(); }
   throw new ServerError(response.status, errorBody.detail, Number(response.headers.get("Retry-After") || 1));
 }
@@ -59,11 +59,14 @@ function answerWhileTyping(box, answer) {
   return restart;
 }
 
+/** A name that may be broken after its underscores and the like, rather than within a word. */
+const breakable = (name) => name.split(/(?<=[_/.:|-])/).flatMap((part, index) => (index ? [make("wbr"), part] : [part]));
+
 function drawBars(list, rows) {
   list.replaceChildren(...rows.map(([name, fraction, value]) => {
     const fill = make("span");
     fill.style.width = `${Math.max(0, Math.min(100, 100 * fraction))}%`;
-    return make("li", {}, make("span", {}, name), make("span", { class: "bar", "aria-hidden": "true" }, fill),
+    return make("li", {}, make("span", { class: "name" }, ...breakable(name)), make("span", { class: "bar", "aria-hidden": "true" }, fill),
       make("span", { class: "figure" }, value));
   }));
 }
@@ -73,23 +76,27 @@ function drawBars(list, rows) {
 /** The body of a request: a text, and the second one for a model of text pairs. */
 const requestBody = (text) => (about.task.pair ? { text, pair: $("second").value } : { text });
 
+/** Whether a rating has bounds: that of an imported model may have none, which is the largest float there. */
+const isBounded = () => about.task.highest < 3e38;
+
 /** By task: draw the bars of an answer, and return its label and a summary. */
 const SHOW_ANSWER = {
   classes: (answer) => {
     const mostProbable = Object.entries(answer.probabilities).sort((a, b) => b[1] - a[1])[0][0];
     drawBars($("probabilities"), Object.entries(answer.probabilities).map(([name, probability]) => [name, probability, percent(probability)]));
     return { label: mostProbable, summary: answer.abstained
-      ? `Left open: ${mostProbable} would be ${percent(answer.probability)}` : `${answer.label}, ${percent(answer.probability)}` };
+      ? `No answer: ${mostProbable} has a probability of ${percent(answer.probability)}` : `${answer.label}, ${percent(answer.probability)}` };
   },
   labels: (answer) => {
     const rows = Object.entries(answer.probabilities);
     drawBars($("probabilities"), rows.map(([name, probability]) => [name, probability,
-      `${percent(probability)}${answer.labels.includes(name) ? " ✓" : ""} (from ${percent(about.task.thresholds[name])})`]));
-    return { label: rows.sort((a, b) => b[1] - a[1])[0][0], summary: answer.labels.join(", ") || "None of its labels" };
+      `${percent(probability)}${answer.labels.includes(name) ? " ✓" : ""} (threshold ${percent(about.task.thresholds[name])})`]));
+    return { label: rows.sort((a, b) => b[1] - a[1])[0][0], summary: answer.labels.join(", ") || "No label" };
   },
   rating: (answer) => {
     const { lowest, highest } = about.task;
-    drawBars($("probabilities"), [[`${lowest} to ${highest}`, (answer.value - lowest) / (highest - lowest), answer.value.toFixed(2)]]);
+    drawBars($("probabilities"), isBounded()
+      ? [[`${lowest} to ${highest}`, (answer.value - lowest) / (highest - lowest), answer.value.toFixed(2)]] : []);
     return { label: "rating", summary: answer.value.toFixed(2) };
   },
 };
@@ -98,7 +105,7 @@ async function classify(text, signal) {
   const output = $("answer");
   if (!text.trim() || (about.task.pair && !$("second").value.trim())) {
     output.className = "answer plain";
-    output.textContent = "Nothing typed yet.";
+    output.textContent = "No text yet.";
     $("remark").hidden = $("why").hidden = true;
     $("probabilities").replaceChildren();
     return;
@@ -112,7 +119,7 @@ async function classify(text, signal) {
     output.textContent = summary;
     $("remark").hidden = !answer.truncated;
     $("remark").className = "remark strong";
-    $("remark").textContent = answer.truncated ? `Only the beginning was read: the model reads ${about.context} tokens.` : "";
+    $("remark").textContent = answer.truncated ? `The text was truncated: the ${about.classifier === "blend" ? "network" : "model"} reads ${about.context} tokens.` : "";
     const explanation = await (await request("explain", { ...requestBody(text), label }, signal)).json();
     showExplanation(explanation);
   } catch (error) {
@@ -134,10 +141,11 @@ function showExplanation(explanation) {
     return [make("span", { class: side + emphasis }, word.text, make("sup", {}, word.weight > 0 ? "+" : "−")), " "];
   });
   $("words").replaceChildren(...shown.flat(), words.length > 600 ? `… and ${words.length - 600} more words` : "");
-  $("why-title").textContent = `Words that pushed “${explanation.label}”`;
+  $("why-title").textContent = `Words that influenced “${explanation.label}”`;
+  $("strongest").caption.textContent = `The strongest words for and against “${explanation.label}”`;
   const strongest = [...words].sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight)).slice(0, 5);
   $("strongest").tBodies[0].replaceChildren(...strongest.map((word) => make("tr", {},
-    make("th", { scope: "row" }, word.text), make("td", {}, word.weight > 0 ? `for ${explanation.label}` : `against ${explanation.label}`),
+    make("th", { scope: "row" }, word.text), make("td", {}, word.weight > 0 ? "for" : "against"),
     make("td", { class: "number" }, `${word.weight > 0 ? "+" : "−"}${Math.abs(word.weight).toFixed(2)}`))));
   $("why").hidden = false;
 }
@@ -180,7 +188,7 @@ function parseCsv(content, separator) {
     const character = content[index];
     if (quoted) {
       const end = content.indexOf('"', index);
-      if (end < 0) throw new Error(`Row ${rows.length} opens a quotation mark that does not end.`);
+      if (end < 0) throw new Error(`Row ${rows.length} has an opening quotation mark without a closing one.`);
       cell += content.slice(index, end);
       if (content[end + 1] === '"') { cell += '"'; index = end + 2; } else { quoted = false; index = end + 1; }
     } else if (character === '"' && cell === "") { quoted = wasQuoted = true; index += 1; }
@@ -212,6 +220,15 @@ function setFileStatus(message, bad = false) {
   $("file-status").className = bad ? "bad" : "";
 }
 
+/** The column of the text: that of training, else the first usual name, else the column with the longest cells. */
+function findTextColumn({ header, rows }) {
+  const names = header.map((name) => name.trim().toLowerCase());
+  const known = [header.indexOf(about.columns.text_column), ...TEXT_COLUMNS.map((name) => names.indexOf(name))].find((index) => index >= 0);
+  if (known !== undefined) return known;
+  const lengths = header.map((_, index) => rows.slice(0, 200).reduce((sum, row) => sum + row[index].length, 0));
+  return lengths.indexOf(Math.max(...lengths));
+}
+
 async function openFile(file) {
   abortController?.abort();
   table = null;
@@ -232,12 +249,12 @@ async function openFile(file) {
     setFileStatus(error instanceof TypeError ? `${file.name} is not UTF-8 text; save it as CSV in UTF-8.` : error.message, true);
     return;
   }
-  const textColumn = table.header.findIndex((name) => TEXT_COLUMNS.includes(name.trim().toLowerCase()));
+  const textColumn = findTextColumn(table), secondColumn = table.header.indexOf(about.columns.second_column);
   for (const id of ["column", "second-column"]) {
     $(id).replaceChildren(...table.header.map((name, index) => make("option", { value: index }, name || `column ${index + 1}`)));
   }
-  $("column").selectedIndex = Math.max(0, textColumn);
-  $("second-column").selectedIndex = table.header.findIndex((_, index) => index !== Math.max(0, textColumn));
+  $("column").selectedIndex = textColumn;
+  $("second-column").selectedIndex = secondColumn >= 0 ? secondColumn : table.header.findIndex((_, index) => index !== textColumn);
   $("columns").hidden = false;
   setFileStatus(`${file.name}: ${pluralize(table.rows.length, "row")}.`);
 }
@@ -295,8 +312,8 @@ async function labelRows() {
     $("progress").value = rows.length;
     offerDownload(header, rows, answers, Boolean(precision));
     const empty = rows.length - answers.size;
-    setFileStatus([`Done: ${pluralize(answers.size, "row")} labelled.`, empty ? `${pluralize(empty, "row")} without text left as they are.` : "",
-      truncated ? `Of ${pluralize(truncated, "text")} only the beginning was read.` : ""].join(" ").trim());
+    setFileStatus([`Done: ${pluralize(answers.size, "row")} labelled.`, empty ? `${pluralize(empty, "row")} without text unchanged.` : "",
+      truncated ? `${pluralize(truncated, "text")} truncated.` : ""].join(" ").trim());
     $("download").focus();
   } catch (error) {
     setFileStatus(error.name === "AbortError" ? "Stopped." : error.message, error.name !== "AbortError");
@@ -342,7 +359,7 @@ async function nextPieces(text, signal) {
   try {
     const next = await (await request("next", { prompt: text, count: 6 }, signal)).json();
     $("next-status").className = "remark";
-    $("next-status").textContent = next.pieces[0].text ? `Likeliest: ${next.pieces[0].text.trim()}` : "Likeliest: the end of the text";
+    $("next-status").textContent = next.pieces[0].text ? `Most likely: ${next.pieces[0].text.trim()}` : "Most likely: end of text";
     $("next").replaceChildren(...next.pieces.map(({ text: piece, weight }) => {
       const button = make("button", { type: "button" }, make("span", {}, piece.trim() || (piece ? "␣" : "(the end)")),
         make("span", { class: "probability" }, percent(weight)));
@@ -417,10 +434,18 @@ function showRun() {
   $("report").hidden = !about.report;
 }
 
+const MAX_LISTED_LABELS = 12;
+const listLabels = () => (about.labels.length <= MAX_LISTED_LABELS ? about.labels.join(", ")
+  : `${about.labels.slice(0, MAX_LISTED_LABELS).join(", ")} and ${about.labels.length - MAX_LISTED_LABELS} more`);
+const DESCRIBE_CLASSIFIER = {
+  network: () => `It reads ${about.context} tokens${about.windows ? " at a time" : ""}.`,
+  linear: () => "It is a linear classifier, which reads the whole text.",
+  blend: () => `It is a network, which reads ${about.context} tokens${about.windows ? " at a time" : ""}, and a linear classifier.`,
+};
 const DESCRIBE_TASK = {
-  classes: () => `A classifier of ${about.task.pair ? "pairs of texts" : "texts"}: ${about.labels.join(", ")}.`,
-  labels: () => `It gives a text any number of these labels, or none: ${about.labels.join(", ")}.`,
-  rating: () => `It gives a text a number between ${about.task.lowest} and ${about.task.highest}.`,
+  classes: () => `A classifier of ${about.task.pair ? "pairs of texts" : "texts"}: ${listLabels()}.`,
+  labels: () => `It assigns any number of these labels to a text, or none: ${listLabels()}.`,
+  rating: () => (isBounded() ? `It predicts a number between ${about.task.lowest} and ${about.task.highest}.` : "It predicts a number."),
 };
 
 async function start() {
@@ -435,8 +460,10 @@ async function start() {
   $("key-form").hidden = true;
   $("name").textContent = document.title = about.name;
   $("facts").textContent = classifier
-    ? `${DESCRIBE_TASK[about.task.kind]()} It reads ${about.context} tokens${about.windows ? " at a time" : ""}.`
-    : `A language model; it was trained on pieces of ${about.context} tokens.`;
+    ? `${DESCRIBE_TASK[about.task.kind]()} ${DESCRIBE_CLASSIFIER[about.classifier]()}`
+    : `A language model, trained on sequences of ${about.context} tokens.`;
+  $("quality").hidden = !about.quality || about.quality.grade === "better";
+  $("quality").textContent = (about.quality?.sentence || "").replaceAll("`", "");
   $("version").textContent = `headstart ${about.version}`;
   $("classify").hidden = $("file").hidden = !classifier;
   $("second-box").hidden = $("second-column-box").hidden = !about.task.pair;
@@ -444,7 +471,7 @@ async function start() {
   $("language").hidden = classifier;
   const precisions = about.precisions.filter((value) => value >= 0.5 && (Math.round(value * 100) % 5 === 0 || value > 0.95));
   $("precision-box").hidden = !precisions.length;
-  $("precision").append(...precisions.map((value) => make("option", { value }, `right ${Math.round(100 * value)} times in 100, or none`)));
+  $("precision").append(...precisions.map((value) => make("option", { value }, `${Math.round(100 * value)} % correct, otherwise no answer`)));
   showRun();
   $("answer").className = "answer plain";
   (classifier ? $("text") : $("prompt")).focus();

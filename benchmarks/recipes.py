@@ -1,0 +1,111 @@
+"""Which fine-tuning recipe holds on many kinds of text: training rows alone, several sets and numbers of labels at once.
+
+python benchmarks/recipes.py --data DATA --recipes recipes.json --out runs.json --jobs 7 [--draws 2] [--limit MINUTES]
+
+recipes.json maps a name to the settings that differ from the preset, in dotted names, such as {"h5": {"optim.lr": 3e-4}}. Of
+each set (see suite.py) rows are drawn to learn from: 8 per label, 100 and 1,000 (of clinc150 5 and 10 per label); other rows
+of the training part are predicted. All recipes of a draw share rows, order and head. No test file is opened.
+"""
+
+import argparse
+import json
+import multiprocessing
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from suite import SETS, STARTERS, read_split
+
+POOL, EVALUATED = 6000, 1000
+SIZES = {"clinc150": ("5x", "10x")}
+_sets: dict[str, tuple[list[str], np.ndarray]] = {}
+
+
+def load(data: Path, name: str) -> tuple[list[str], np.ndarray]:
+    """Return the texts of a set's training rows and their label indices, without duplicates, in a fixed random order."""
+    if name not in _sets:
+        rows = list(
+            {
+                row["text"].strip().lower(): row for row in read_split(data, name, "train") if row["text"].strip()
+            }.values()
+        )
+        rows = [rows[index] for index in np.random.default_rng(0).permutation(len(rows))[:POOL]]
+        labels = sorted({row["label"] for row in rows})
+        _sets[name] = [row["text"] for row in rows], np.array([labels.index(row["label"]) for row in rows])
+    return _sets[name]
+
+
+def draw(gold: np.ndarray, size: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows to learn from, stratified, and rows to predict; `size` is a number of rows or, as in 8x, per label."""
+    rng = np.random.default_rng([seed, len(gold)])
+    order = rng.permutation(len(gold))
+    chosen: list[int] = []
+    for label in range(gold.max() + 1):
+        rows = order[gold[order] == label]
+        count = int(size[:-1]) if size.endswith("x") else max(1, round(int(size) * len(rows) / len(gold)))
+        chosen += rows[:count].tolist()
+    rest = rng.permutation(np.setdiff1d(order, chosen))
+    return np.array(chosen), rest[:EVALUATED]
+
+
+def run(task: tuple[str, str, str, int, str, dict[str, Any]]) -> dict[str, Any]:
+    """Fine-tune the starter of a set with one recipe, and measure it."""
+    import tempfile
+
+    import headstart
+    from headstart.files import read_json
+
+    data, name, size, seed, recipe, settings = task
+    texts, gold = load(Path(data), name)
+    train, evaluated = draw(gold, size, seed)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {"train": train, "valid": evaluated}
+        for split, rows in paths.items():
+            lines = (json.dumps({"text": texts[row], "label": f"label {gold[row]:03d}"}) + "\n" for row in rows)
+            Path(folder, f"{split}.jsonl").write_text("".join(lines))
+        files = {split: str(Path(folder, f"{split}.jsonl")) for split in paths}
+        out = Path(folder, "run")
+        backbone = f"starter:{STARTERS.get(name, 'en')}"
+        headstart.finetune(**files, out=out, backbone=backbone, settings=settings | {"runtime.seed": seed})
+        valid = read_json(out / "result.json")["valid"]
+    seconds = round(time.monotonic() - started, 1)
+    return {
+        "set": name,
+        "size": size,
+        "draw": seed,
+        "recipe": recipe,
+        "accuracy": valid["accuracy"],
+        "seconds": seconds,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--recipes", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--draws", type=int, default=2)
+    parser.add_argument("--limit", type=float, help="end after so many minutes")
+    options = parser.parse_args()
+    recipes, started = json.loads(options.recipes.read_text()), time.monotonic()
+    cells = [(name, size) for name in SETS for size in SIZES.get(name, ("8x", "100", "1000"))]
+    tasks = []
+    for seed in range(options.draws):
+        for index in np.random.default_rng(seed).permutation(len(cells)):
+            tasks += [(str(options.data), *cells[index], seed, name, settings) for name, settings in recipes.items()]
+    runs = []
+    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+        for result in pool.imap(run, tasks):
+            runs.append(result)
+            options.out.write_text(json.dumps(runs))
+            print(result, flush=True)
+            if options.limit is not None and time.monotonic() - started > 60 * options.limit:
+                pool.terminate()
+                break
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The pages of results, one module per page; `benchmarks/results.py` registers them."""

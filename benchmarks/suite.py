@@ -1,0 +1,234 @@
+"""`headstart auto` over many kinds of text: the linear model, the default network, the blend and the winner, on one test part.
+
+python benchmarks/suite.py tables --data DATA --out tables           the rows of every run, drawn from the training parts
+python benchmarks/suite.py run tables --out runs.json --jobs 7       one `auto` per table; goes on with what runs.json lacks
+python benchmarks/suite.py table runs.json --out docs/results/suite.json
+
+DATA has the folders `suite`, `cls-books` and `imdb`. A cell is a set and a number of labels; a run is a cell and a seed. The
+network starts from the starter of the set's language; where there is none, `auto` has no network. No other text is used.
+"""
+
+import argparse
+import gzip
+import json
+import multiprocessing
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headstart.data.hashing import text_digest
+from headstart.data.labelled import label_subset
+from headstart.report.intervals import estimate
+
+ENGLISH = ("agnews", "complaints", "trec6", "tweet-emotion", "cr", "clinc150", "imdb")
+SETS = (*ENGLISH, "cls-books", "cls-de-books", "zh-shop")
+BUDGETS = {"clinc150": (750, 1500)}
+"""Labels of the two cells of a set, where they are not 100 and 1,000: 5 and 10 for each of 150 intents."""
+TEST_ROWS = {"imdb": 1000}
+MAX_TEST_ROWS = 1500
+SEEDS = 5
+ARMS = ("majority", "linear", "pretrained", "blend")
+STARTERS = {**dict.fromkeys(ENGLISH, "en"), "cls-books": "fr"}
+Rows = list[dict[str, str]]
+
+
+def read_split(data: Path, name: str, split: str) -> Rows:
+    """Read the rows of a set in file order."""
+    if name == "imdb":
+        import pyarrow.parquet as parquet
+
+        rows = parquet.read_table(data / "imdb" / f"{split}.parquet", columns=["text", "label"]).to_pylist()
+        return [{"text": row["text"], "label": str(row["label"])} for row in rows]
+    folder = data if name == "cls-books" else data / "suite"
+    path = next(path for path in folder.glob(f"{name}/{split}.jsonl*"))
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+        return [{"text": str(row["text"]), "label": str(row["label"])} for row in map(json.loads, file)]
+
+
+def write_tables(data: Path, out: Path) -> None:
+    """Write the training rows of every run and the test rows of every set; rows of train that test repeats are left out."""
+    out.mkdir(parents=True)
+    for name in SETS:
+        test = read_split(data, name, "test")
+        size = TEST_ROWS.get(name, MAX_TEST_ROWS)
+        chosen = label_subset([row["label"] for row in test], min(size, len(test)), 0, digests(test))
+        write_rows(out / f"{name}.test.jsonl.gz", [test[index] for index in chosen])
+        known = {row["text"].strip() for row in test}
+        train = [
+            row for row in read_split(data, name, "train") if row["text"].strip() and row["text"].strip() not in known
+        ]
+        for budget in BUDGETS.get(name, (100, 1000)):
+            for seed in range(SEEDS):
+                rows = label_subset([row["label"] for row in train], budget, seed, digests(train))
+                write_rows(out / f"{name}.{budget}.{seed}.jsonl.gz", [train[index] for index in rows])
+
+
+def digests(rows: Rows) -> list[int]:
+    return [text_digest(row["text"]) for row in rows]
+
+
+def write_rows(path: Path, rows: Rows) -> None:
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def run_table(task: tuple[str, str, float, int | None, bool]) -> dict[str, Any]:
+    """Run `auto` on one table; returns the test predictions of every arm."""
+    from headstart.recipes.auto.run import NO_NETWORK, AutoRequest, run_auto
+    from headstart.store.locate import starter_folder
+    from headstart.store.records import read_record, record_path
+
+    path, test, minutes, folds, linear = task
+    name, budget, seed = Path(path).name.split(".")[:3]
+    # a folder, not a name: a starter would be continued on the text of a large table
+    backbone = str(starter_folder(f"starter:{STARTERS[name]}")) if name in STARTERS and not linear else NO_NETWORK
+    work = Path(tempfile.mkdtemp())
+    started = time.monotonic()
+    request = AutoRequest(
+        table=path,
+        test=test,
+        out=work / "auto",
+        backbone=backbone,
+        minutes=minutes,
+        max_folds=folds,
+        settings={"runtime.seed": int(seed)},
+    )
+    result = run_auto(request)
+    records = {arm: read_record(record_path(work / "auto", arm, "all", int(seed))) for arm in result.scores}
+    run = {
+        "set": name,
+        "labels": int(budget),
+        "seed": int(seed),
+        "winner": result.winner,
+        "seconds": round(time.monotonic() - started, 1),
+        "plan": json.loads((work / "auto" / "plan.json").read_text())
+        if (work / "auto" / "plan.json").is_file()
+        else None,
+        "settings": {arm: record.setting for arm, record in records.items()},
+        "cross_validation": {arm: record.valid.accuracy for arm, record in records.items()},
+        "predictions": {arm: list(record.predictions) for arm, record in records.items()},
+        "gold": json.loads((work / "auto" / "data.json").read_text())["test"]["gold"],
+    }
+    shutil.rmtree(work)
+    return run
+
+
+def run_tables(
+    tables: Path, out: Path, jobs: int, minutes: float, limit: float | None, folds: int | None, linear: bool
+) -> None:
+    """Run every table that `out` has no run of; what is finished is written after each run."""
+    started = time.monotonic()
+    runs = json.loads(out.read_text()) if out.is_file() else []
+    done = {(run["set"], run["labels"], run["seed"]) for run in runs}
+    tasks = []
+    for path in sorted(tables.glob("*.jsonl.gz"), key=lambda path: path.name.split(".")[2]):  # a seed after the other
+        name, budget, seed = path.name.split(".")[:3]
+        if budget != "test" and (name, int(budget), int(seed)) not in done:
+            tasks.append((str(path), str(tables / f"{name}.test.jsonl.gz"), minutes, folds, linear))
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        for run in pool.imap_unordered(run_table, tasks):
+            runs.append(run | {"commit": commit()})
+            out.write_text(json.dumps(runs))
+            print(
+                f"{len(runs):3d} {run['set']} {run['labels']} seed {run['seed']}: {run['winner']}, {run['seconds']} s",
+                flush=True,
+            )
+            if limit is not None and time.monotonic() - started > 60 * limit:
+                pool.terminate()
+                break
+
+
+def commit() -> str:
+    shown = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return shown.stdout.strip() or "unknown"
+
+
+def summarize(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the accuracies of every cell, arm by arm and seed by seed, and the distance of `auto` to the linear model."""
+    cells = []
+    for name in SETS:
+        for labels in BUDGETS.get(name, (100, 1000)):
+            chosen = sorted(
+                (run for run in runs if (run["set"], run["labels"]) == (name, labels)), key=lambda run: run["seed"]
+            )
+            if chosen:
+                cells.append({"set": name, "labels": labels, **summarize_cell(chosen)})
+    differences = [cell["auto_less_linear"]["mean"] for cell in cells]
+    return {
+        "commits": sorted({run["commit"] for run in runs}),
+        "cells": cells,
+        "means": {
+            arm: statistics.mean(cell["accuracy"][arm] for cell in cells if arm in cell["accuracy"])
+            for arm in (*ARMS, "auto")
+        },
+        "auto_less_linear": statistics.mean(differences),
+    }
+
+
+def summarize_cell(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    right = {arm: [] for arm in (*ARMS, "auto") if arm == "auto" or arm in runs[0]["predictions"]}
+    for run in runs:
+        gold = np.array(run["gold"])
+        for arm in right:
+            right[arm].append(np.array(run["predictions"][run["winner"] if arm == "auto" else arm]) == gold)
+    arrays = {arm: np.array(rows, dtype=float) for arm, rows in right.items()}
+    difference = estimate(arrays["auto"] - arrays["linear"])
+    return {
+        "seeds": len(runs),
+        "test_rows": len(runs[0]["gold"]),
+        "folds": sorted(
+            {run["plan"]["network"]["folds"] for run in runs if run["plan"] and run["plan"].get("network")}
+        ),
+        "winners": [run["winner"] for run in runs],
+        "weights": [run["settings"]["blend"]["weight"] for run in runs if "blend" in run["settings"]],
+        "accuracies": {arm: [round(float(row.mean()), 4) for row in rows] for arm, rows in arrays.items()},
+        "accuracy": {arm: round(float(rows.mean()), 4) for arm, rows in arrays.items()},
+        "auto_less_linear": {
+            "mean": round(difference.mean, 4),
+            "low": round(difference.low, 4),
+            "high": round(difference.high, 4),
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    actions = parser.add_subparsers(dest="action", required=True)
+    tables = actions.add_parser("tables")
+    tables.add_argument("--data", type=Path, required=True)
+    tables.add_argument("--out", type=Path, required=True)
+    run = actions.add_parser("run")
+    run.add_argument("tables", type=Path)
+    run.add_argument("--out", type=Path, required=True)
+    run.add_argument("--jobs", type=int, default=1)
+    run.add_argument("--minutes", type=float, default=60.0, help="the limit of one run of auto")
+    run.add_argument("--limit", type=float, help="end after so many minutes; another call goes on")
+    run.add_argument("--folds", type=int, help="at most so many folds")
+    run.add_argument("--linear", action="store_true", help="no network: the linear model alone")
+    table = actions.add_parser("table")
+    table.add_argument("runs", type=Path)
+    table.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    if options.action == "tables":
+        write_tables(options.data, options.out)
+    elif options.action == "run":
+        run_tables(
+            options.tables, options.out, options.jobs, options.minutes, options.limit, options.folds, options.linear
+        )
+    else:
+        summary = summarize(json.loads(options.runs.read_text()))
+        options.out.write_text(json.dumps(summary, indent=1) + "\n")
+        for cell in summary["cells"]:
+            figures = " ".join(f"{arm} {value:.3f}" for arm, value in cell["accuracy"].items())
+            print(f"{cell['set']:14} {cell['labels']:5} {figures}  {cell['auto_less_linear']}")
+        print(summary["means"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""The file that `headstart predict --input FILE --out OUT` writes, so that a run that was killed can go on.
+
+Rows are appended to `OUT.partial`, a window of them at a time. After each window `OUT.partial.json` says how far the file is
+complete, and from which input, model and options it was made. The file gets its name when it is complete.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from headstart.errors import StoreError, UsageError
+from headstart.files import FORMAT, os_error_reason, read_checksummed, sha256_of, write_checksummed, wrong_format_error
+
+
+@dataclass(frozen=True)
+class PredictionSource:
+    """What an output is made from; all of it must be the same when a run is resumed."""
+
+    input: str
+    input_digest: str
+    model: Path
+    model_digest: str
+    options: Mapping[str, Any]
+    """The options that change the output, by name."""
+
+    @classmethod
+    def of(cls, file: str, model: Path, options: Mapping[str, Any]) -> "PredictionSource":
+        """Compute the digests of a file and of the manifest of a model."""
+        from headstart.files import MANIFEST
+        from headstart.store.locate import find_bundle
+
+        is_export = (model / "model.onnx").is_file()
+        folder = model if is_export else find_bundle(model)
+        manifest = folder / MANIFEST
+        try:
+            input_digest = sha256_of(Path(file))
+        except OSError as error:
+            raise UsageError(f"cannot read {file}: {error.strerror or error}") from None
+        return cls(file, input_digest, model, sha256_of(manifest) if manifest.is_file() else "", options)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the side file records."""
+        return {"input": self.input_digest, "model": self.model_digest, "options": dict(self.options)}
+
+
+@dataclass
+class PartialOutput:
+    """An output under way."""
+
+    out: Path
+    source: PredictionSource
+    threads: int = 0
+    """The threads that the run began with; another number could change the last digit of a probability."""
+    rows: int = 0
+    """The rows that are complete."""
+    size: int = 0
+    """The bytes of these rows."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Counts of these rows, for the remarks at the end."""
+
+    @property
+    def partial(self) -> Path:
+        """The file until it is complete."""
+        return self.out.with_name(f"{self.out.name}.partial")
+
+    @property
+    def side_file(self) -> Path:
+        """What is complete, and from what it was made."""
+        return self.out.with_name(f"{self.out.name}.partial.json")
+
+    @classmethod
+    def begin(cls, out: Path, source: PredictionSource, threads: int, *, resume: bool) -> "PartialOutput":
+        """Begin an output, or continue one: the caller leaves out the first `rows` rows."""
+        output = cls(out, source, threads)
+        if not (output.partial.exists() and output.side_file.exists()):
+            return output
+        state = read_checksummed(output.side_file)
+        if not resume:
+            raise UsageError(
+                f"{output.partial} has {state.get('rows', 0):,} rows of a run that did not finish; "
+                f"add --resume to continue it, or delete it to start again"
+            )
+        output._restore(state)
+        return output
+
+    def write(self, text: str, rows: int, counts: Mapping[str, int]) -> None:
+        """Append the text of some rows, and record that they are complete.
+
+        Args:
+            counts: of all rows so far.
+        """
+        try:
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot write {self.out}: {os_error_reason(error, self.out)}") from error
+        try:
+            with self.partial.open("r+b" if self.rows else "wb") as file:
+                self._append(file, text.encode("utf-8"))
+        except OSError as error:
+            raise StoreError(f"cannot write {self.out}: {error.strerror or error}") from error
+        self.rows, self.counts = self.rows + rows, dict(counts)
+        write_checksummed(self.side_file, self._state())
+
+    def finish(self) -> None:
+        """Give the complete file its name."""
+        try:
+            self.partial.replace(self.out)
+            self.side_file.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot write {self.out}: {error.strerror or error}") from error
+
+    def _append(self, file: IO[bytes], content: bytes) -> None:
+        file.truncate(self.size)  # a killed process may have left a part of the next rows
+        file.seek(self.size)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        self.size += len(content)
+
+    def _state(self) -> dict[str, Any]:
+        progress = {"rows": self.rows, "bytes": self.size, "counts": self.counts, "threads": self.threads}
+        return {"format": FORMAT} | self.source.facts() | progress
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        if state.get("format") != FORMAT:
+            raise StoreError(f"{self.side_file} {wrong_format_error(state.get('format'), 'delete it to begin again')}")
+        self._check_source(state)
+        try:
+            self.rows, self.size, self.threads = int(state["rows"]), int(state["bytes"]), int(state["threads"])
+            self.counts = {str(name): int(count) for name, count in state["counts"].items()}
+            size = self.partial.stat().st_size
+        except (AttributeError, KeyError, TypeError, ValueError, OSError):
+            raise StoreError(f"{self.side_file} is damaged; delete it to begin again") from None
+        if size < self.size:
+            raise StoreError(
+                f"{self.partial} is damaged: {size} bytes where {self.size} were written; delete it to begin again"
+            )
+
+    def _check_source(self, state: dict[str, Any]) -> None:
+        source, remedy = self.source, f"delete {self.partial} to begin again"
+        if state.get("input") != source.input_digest:
+            raise UsageError(f"{source.input} is not the file that {self.partial} was made from (sha256); {remedy}")
+        if state.get("model") != source.model_digest:
+            raise UsageError(f"{source.model} is not the model that {self.partial} was made with (sha256); {remedy}")
+        before, now = state.get("options"), dict(source.options)
+        if not isinstance(before, dict) or before != now:
+            recorded = before if isinstance(before, dict) else {}
+            names = sorted(name for name in {*recorded, *now} if recorded.get(name) != now.get(name))
+            raise UsageError(f"{self.partial} was made with other values of {', '.join(names)}; {remedy}")

@@ -1,0 +1,331 @@
+"""The best classifier for a table in one command: `run_auto`.
+
+Linear first, because it is cheap; then a network if one fits the language and the time; then the blend of the two.
+Cross-validation chooses among them, the test part is read once after that, and the winner is left as a bundle. The
+folder is a comparison folder too, with a record of every arm and a report.
+"""
+
+import math
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from headstart.config.merge import Settings, flatten_settings, resolve_settings
+from headstart.config.presets import preset_for_width, preset_values
+from headstart.config.schema import FinetuneConfig
+from headstart.data.shards import is_shards
+from headstart.errors import ConfigError, Interrupted, UsageError
+from headstart.files import MANIFEST, read_checksummed
+from headstart.interop.model_source import load_model_source
+from headstart.interrupts import StopRequested, StopSignal, handle_signals
+from headstart.kernels.dispatch import is_asynchronous
+from headstart.linear.classifier import LinearFit, fit_linear
+from headstart.progress import Progress, SilentProgress, pluralize
+from headstart.recipes.auto.column_search import choose_columns
+from headstart.recipes.auto.finish import AutoResult, FittedArms, finish_auto, read_result, save_linear
+from headstart.recipes.auto.network import CrossValidation, Network, cross_validate
+from headstart.recipes.auto.parts import PARTS, read_linear_fit, write_linear_fit
+from headstart.recipes.auto.pretraining import own_backbone
+from headstart.recipes.auto.schedule import (
+    FINISH_SECONDS,
+    TIME_FRACTION,
+    NetworkPlan,
+    Speed,
+    minutes_for_network,
+    plan_network,
+    pretraining_minutes,
+)
+from headstart.recipes.auto.table import Table, describe_table, load_table
+from headstart.recipes.finetune.backbone_preset import default_preset
+from headstart.recipes.finetune.run import resolve_config
+from headstart.recipes.finetune.trainer import Deadline
+from headstart.recipes.run_request import RunRequest, begin_or_resume
+from headstart.recipes.starter_choice import find_starter
+from headstart.runtime import Runtime, environment, setup_runtime
+from headstart.store.locate import STARTER_AUTO, is_starter
+from headstart.store.run_folder import RunFolder
+
+KIND = "auto"
+NO_NETWORK, OWN_TEXT = "none", "own text"
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoRequest(RunRequest):
+    """The inputs and options of `headstart auto`."""
+
+    table: str | None = None
+    """The table; None if the request resumes a run."""
+    texts: tuple[str, ...] = ()
+    """Files with more text of the same kind, without labels."""
+    test: str | None = None
+    minutes: float = 10.0
+    backbone: str | None = None
+    """The network to start from, or "none" for no network; None and "starter:auto" choose one by the language of the table."""
+    max_folds: int | None = None
+    """The largest number of folds of the network's cross-validation; None takes as many as the time allows, up to 5."""
+    settings: Settings = field(default_factory=dict)
+    """The columns and the runtime, by dotted name."""
+
+    def inputs(self) -> dict[str, Any]:
+        """Return the inputs as the JSON values that run.json records."""
+        return {
+            "table": self.table,
+            "texts": list(self.texts),
+            "test": self.test,
+            "minutes": self.minutes,
+            "backbone": self.backbone,
+            "max_folds": self.max_folds,
+        }
+
+    def with_inputs(self, inputs: Mapping[str, Any]) -> Self:
+        """Return this request with the inputs that run.json records."""
+        return replace(
+            self,
+            table=inputs["table"],
+            texts=tuple(inputs["texts"]),
+            test=inputs["test"],
+            minutes=float(inputs["minutes"]),
+            backbone=inputs["backbone"],
+            max_folds=inputs["max_folds"],
+        )
+
+
+def default_out(table: str) -> Path:
+    """Return the folder of a run on a table where none is named.
+
+    >>> default_out("data/my mails.csv.gz").as_posix()
+    'runs/auto-my_mails'
+    """
+    name = re.sub(r"[^\w.+-]+", "_", Path(table).name.partition(".")[0]).strip("_") or "table"
+    return Path("runs") / f"auto-{name}"
+
+
+def run_auto(request: AutoRequest, progress: Progress | None = None) -> AutoResult:
+    """Find the best classifier for a table within the minutes, or go on with an interrupted run."""
+    progress, began = progress or SilentProgress(), request.began or time.monotonic()
+    tables: list[Table] = []  # read before a folder is made, because its language decides on the settings
+
+    def resolve() -> tuple[AutoRequest, FinetuneConfig]:
+        started, config, table = _resolve(request, progress)
+        tables.append(table)
+        return started, config
+
+    folder, started, config = begin_or_resume(request, kind=KIND, config_class=FinetuneConfig, resolve=resolve)
+    if folder.finished:
+        progress.say(f"{request.out} is finished already")
+        return read_result(folder.path)
+    with folder.locked():
+        with folder.remove_on_error(new=not request.resume):
+            table = tables[0] if tables else _load(started, config, progress)
+            runtime = setup_runtime(config.runtime)
+            folder.write_json("environment.json", environment(runtime))
+            folder.check_inputs_unchanged(dict(table.fingerprints()))
+        with handle_signals(config.runtime.time_limit, began) as stop, _explain_stop(stop, folder.path):
+            return _Job(folder, started, config, table, runtime, stop, progress, began).run()
+
+
+def _resolve(request: AutoRequest, progress: Progress) -> tuple[AutoRequest, FinetuneConfig, Table]:
+    """Read the table, and return the request and the settings with all that its language and this machine decide."""
+    if request.table is None:
+        raise UsageError("auto needs TABLE, a file with a text and a label in each row; see headstart auto --help")
+    if not math.isfinite(request.minutes):
+        raise ConfigError(f"--minutes must be a finite number, got {request.minutes:g}")
+    if request.minutes <= 0:
+        raise ConfigError(f"--minutes must be greater than 0, got {request.minutes:g}")
+    if request.backbone not in (None, NO_NETWORK, STARTER_AUTO):
+        load_model_source(request.backbone, head_type="language")  # what is wrong with it is reported at once
+    config, settings = _find_columns(request, progress)
+    table = _load(request, config, progress)
+    progress.say(describe_table(table))
+    backbone = request.backbone
+    if backbone in (None, STARTER_AUTO):
+        backbone = _choose_backbone(table, request, config, progress)
+    preset = "modern-micro" if backbone in (NO_NETWORK, OWN_TEXT) else default_preset(backbone)
+    config = resolve_config(resolve_settings(FinetuneConfig, preset, "finetune", settings), None)
+    return replace(request, backbone=backbone), _with_label_steps(config, len(table.task.labels)), table
+
+
+def _find_columns(request: AutoRequest, progress: Progress) -> tuple[FinetuneConfig, Settings]:
+    """Return the settings, whole and as they are set, with the columns of the table."""
+    config = resolve_settings(FinetuneConfig, "modern", "finetune", request.settings)
+    if is_shards(str(request.table)):
+        return config, request.settings  # refused where the table is read
+    labelled, line = choose_columns(str(request.table), config.labelled)
+    if line:
+        progress.say(line)
+    columns = {f"labelled.{name}": getattr(labelled, name) for name in ("text_column", "label_column")}
+    settings = flatten_settings(FinetuneConfig, request.settings) | columns
+    return config.model_copy(update={"labelled": labelled}), settings
+
+
+def _with_label_steps(config: FinetuneConfig, labels: int) -> FinetuneConfig:
+    """Return the settings with the smallest number of steps for so many labels, so that a plan need not know them."""
+    min_steps = max(config.loop.min_steps, config.loop.min_steps_per_label * labels)
+    loop = config.loop.model_copy(update={"min_steps": min_steps, "min_steps_per_label": 0})
+    return config.model_copy(update={"loop": loop})
+
+
+def _load(request: AutoRequest, config: FinetuneConfig, progress: Progress) -> Table:
+    assert request.table is not None
+    return load_table(request.table, request.texts, request.test, config.labelled, config.runtime.seed, progress)
+
+
+def _choose_backbone(table: Table, request: AutoRequest, config: FinetuneConfig, progress: Progress) -> str:
+    """Return the starter that fits the table, else the table's own text if it suffices to pretrain on, else no network."""
+    choice = find_starter((*table.train.texts, *table.unlabelled), config.runtime.seed)
+    if choice.name is not None:
+        progress.say(f"{choice.name} fits: {choice.reason}")
+        return choice.name
+    gpu = is_asynchronous(setup_runtime(config.runtime).device)
+    if pretraining_minutes(table.megabytes, request.minutes, gpu=gpu, starter=False):
+        progress.say(f"{choice.reason}: a network is pretrained on the text of the table")
+        return OWN_TEXT
+    progress.say(
+        f"no network: {choice.reason}; {table.megabytes:.1f} MB of text and "
+        f"{pluralize(request.minutes, 'minute')} on {'a GPU' if gpu else 'a CPU'} are not enough to pretrain a network"
+    )
+    return NO_NETWORK
+
+
+@contextmanager
+def _explain_stop(stop: StopSignal, path: Path) -> Iterator[None]:
+    """Say how to go on after a stop, and that the linear model is usable if it is there."""
+    try:
+        yield
+    except (StopRequested, Interrupted) as error:
+        reason = stop.reason or (error.reason if isinstance(error, Interrupted) else "")
+        why = "Ctrl-C" if reason == "SIGINT" else reason
+        usable = "; the linear model can already be used" if (path / "bundle" / MANIFEST).is_file() else ""
+        raise Interrupted(
+            f"{why}; saved{usable}. Continue with: headstart auto --resume --out {path}", reason
+        ) from None
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One run, from the table to the winner."""
+
+    folder: RunFolder
+    request: AutoRequest
+    config: FinetuneConfig
+    table: Table
+    runtime: Runtime
+    stop: StopSignal
+    progress: Progress
+    began: float
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    def deadline(self, fraction: float = 1.0, seconds_per_row: float = 0.0) -> float:
+        """When the network should be trained; the end of the minutes is for test, bundle and report."""
+        finish = FINISH_SECONDS + seconds_per_row * len(self.table.test)
+        return self.began + fraction * 60 * self.request.minutes - finish
+
+    def run(self) -> AutoResult:
+        """Fit every arm, choose, read test once and write everything; remove what only an unfinished run needs."""
+        linear, seconds = self._fit_linear()
+        arms = FittedArms(self.table, self.config, linear, seconds, str(self.request.backbone))
+        save_linear(self.path, arms)
+        network = self._build_network()
+        validated = self._cross_validate(network) if network else None
+        if network and validated:
+            arms = replace(arms, network=network, validated=validated)
+        result = finish_auto(self.folder, arms, self.progress)
+        for leftover in (PARTS, "work"):
+            shutil.rmtree(self.path / leftover, ignore_errors=True)
+        return result
+
+    def _fit_linear(self) -> tuple[LinearFit, float]:
+        kept = read_linear_fit(self.path)
+        if kept is not None:
+            return kept
+        start = time.perf_counter()
+        table = self.table
+        with self.progress.task("fitting the linear model", None, "fits"):
+            fit = fit_linear(
+                table.train.texts,
+                table.gold,
+                len(table.task.labels),
+                unlabelled=table.unlabelled,
+                seed=self.config.runtime.seed,
+                check=self.stop.check,
+            )
+        seconds = time.perf_counter() - start
+        write_linear_fit(self.path, fit, table.task, seconds)
+        accuracy = float((fit.oof_logits.argmax(axis=1) == table.gold).mean())
+        self.progress.say(
+            f"linear model: cross-validation accuracy {100 * accuracy:.1f} % ({pluralize(round(seconds), 'second')})"
+        )
+        return fit, seconds
+
+    def _build_network(self) -> Network | None:
+        backbone = str(self.request.backbone)
+        if backbone == NO_NETWORK:
+            return None
+        plan = self._read_plan()
+        if "pretraining_minutes" not in plan:
+            plan = {"pretraining_minutes": self._pretraining_minutes()}
+            self.folder.write_json(PLAN, plan, checksummed=True)
+        minutes = plan["pretraining_minutes"]
+        source = backbone
+        if minutes:
+            start = None if backbone == OWN_TEXT else backbone
+            source = str(own_backbone(self.path, self.table, start, minutes, self.config.runtime, self.progress))
+        bundle = load_model_source(source, head_type="language")
+        name = backbone if not minutes else f"{source} (pretrained on the text of {self.request.table})"
+        config = self.config
+        if backbone == OWN_TEXT:  # its size was not known when the settings were resolved
+            optim = preset_values(preset_for_width(bundle.config.width), "finetune")["optim"]
+            config = config.model_copy(update={"optim": config.optim.model_copy(update={"lr": optim["lr"]})})
+        return Network(self.path, config, self.table, bundle, name, self.runtime, self.stop, self.progress)
+
+    def _pretraining_minutes(self) -> float:
+        backbone, gpu = str(self.request.backbone), is_asynchronous(self.runtime.device)
+        if backbone != OWN_TEXT and not is_starter(backbone):
+            return 0.0
+        starter = backbone != OWN_TEXT
+        left = self.request.minutes - (time.monotonic() - self.began) / 60
+        return pretraining_minutes(self.table.megabytes, max(0.0, left), gpu=gpu, starter=starter)
+
+    def _cross_validate(self, network: Network) -> CrossValidation | None:
+        recorded = self._read_plan()
+        plan, deadline = _network_plan(recorded), None
+        if "network" not in recorded:
+            speed = network.measure_speed(max(1.0, self.deadline(TIME_FRACTION) - time.monotonic()))
+            plan = self._plan(speed, recorded)
+            deadline = Deadline(self.deadline(seconds_per_row=speed.row), speed.step, speed.row)
+        return cross_validate(network, plan, deadline) if plan else None
+
+    def _plan(self, speed: Speed, recorded: dict[str, Any]) -> NetworkPlan | None:
+        """Record the plan that the rest of the minutes allows."""
+        rows, loop = len(self.table.train), self.config.loop
+        seconds = self.deadline(TIME_FRACTION, speed.row) - time.monotonic()
+        plan = plan_network(rows, seconds, speed, loop, self.request.max_folds)
+        facts = {"network": plan.as_dict() if plan else None, "speed": speed._asdict()}
+        self.folder.write_json(PLAN, recorded | facts, checksummed=True)
+        if plan is None:
+            more = self.request.minutes + minutes_for_network(rows, speed, loop) - max(0.0, seconds) / 60
+            self.progress.say(
+                f"no network: {pluralize(self.request.minutes, 'minute')} are not enough to train one; --minutes "
+                f"{max(math.ceil(more), math.ceil(self.request.minutes) + 1)} would be enough"
+            )
+        else:
+            self.progress.say(plan.describe(speed, loop))
+        return plan
+
+    def _read_plan(self) -> dict[str, Any]:
+        path = self.path / PLAN
+        return read_checksummed(path) if path.is_file() else {}
+
+
+def _network_plan(recorded: Mapping[str, Any]) -> NetworkPlan | None:
+    facts = recorded.get("network")
+    return NetworkPlan(**facts) if facts else None

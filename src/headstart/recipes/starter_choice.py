@@ -1,0 +1,112 @@
+"""Resolve `starter:auto` to the starter of the language of the texts. No torch."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+from headstart.config.schema import LabelledConfig, PretrainConfig
+from headstart.data.corpus import read_file_documents
+from headstart.data.hashing import seeded_permutation
+from headstart.data.labelled import read_labelled
+from headstart.data.shards import is_shards
+from headstart.data.sources import expand_paths
+from headstart.errors import UsageError
+from headstart.language import Languages, detect_languages, language_name
+from headstart.progress import Progress
+from headstart.store.locate import (
+    INSTALL_STARTERS,
+    STARTER_AUTO,
+    STARTER_SCHEME,
+    starter_folder,
+    starter_languages,
+    starters,
+)
+
+SAMPLE_TEXTS, SAMPLE_CHARACTERS = 300, 2000
+MAX_DOCUMENTS = 2000
+"""Documents of each file of a corpus that the sample is drawn from."""
+
+BackboneT = TypeVar("BackboneT", str, str | None)
+
+
+@dataclass(frozen=True)
+class StarterChoice:
+    """A starter, or None where none fits, and the reason."""
+
+    name: str | None
+    reason: str
+
+
+def find_starter(texts: Sequence[str], seed: int = 0) -> StarterChoice:
+    """Find the installed starter for the languages of the texts; of several, the one with the fewest other languages."""
+    if not starters():
+        return StarterChoice(None, f"the starters are not installed ({INSTALL_STARTERS})")
+    languages = detect_languages(sample_texts(texts, seed))
+    if not languages.main:
+        reason = languages.describe() if not languages.fractions else f"the texts are {languages.describe()}"
+        return StarterChoice(None, reason)
+    fitting = [name for name in starters() if set(languages.main) <= set(starter_languages(name))]
+    if not fitting:
+        return StarterChoice(
+            None, f"the texts are {languages.describe()}, and there is no starter for {_names(languages)}"
+        )
+    name = min(fitting, key=lambda name: (len(starter_languages(name)), name))
+    starter_folder(STARTER_SCHEME + name)  # refuses another format
+    return StarterChoice(STARTER_SCHEME + name, f"the texts are {languages.describe()}")
+
+
+def _names(languages: Languages) -> str:
+    return " and ".join(language_name(code) for code in languages.main)
+
+
+def sample_texts(texts: Sequence[str], seed: int) -> list[str]:
+    """Return the beginnings of some texts."""
+    order = seeded_permutation(len(texts), seed, 0)[:SAMPLE_TEXTS]
+    return [texts[index][:SAMPLE_CHARACTERS] for index in order]
+
+
+def resolve_starter(
+    backbone: BackboneT, read_texts: Callable[[], Iterable[str]], progress: Progress
+) -> BackboneT | str:
+    """Return the backbone, with `starter:auto` replaced by the starter that fits the texts; none is an error.
+
+    Args:
+        read_texts: reads the texts, and is only called for `starter:auto`.
+    """
+    if backbone != STARTER_AUTO:
+        return backbone
+    choice = find_starter(tuple(read_texts()))
+    if choice.name is None:
+        named = [
+            f"{STARTER_SCHEME}{name} ({', '.join(map(language_name, starter_languages(name)))})" for name in starters()
+        ]
+        remedy = f"name a starter: {', '.join(named)}; or " if named else ""
+        raise UsageError(
+            f"{STARTER_AUTO}: {choice.reason}; {remedy}pretrain on your own text (headstart pretrain) and name that folder"
+        )
+    progress.say(f"{STARTER_AUTO} is {choice.name}: {choice.reason}")
+    return choice.name
+
+
+def table_texts(path: str | None, config: LabelledConfig) -> tuple[str, ...]:
+    """Return the texts of a labelled file."""
+    return () if path is None else read_labelled(_file(path), config).texts
+
+
+def corpus_texts(paths: Sequence[str], config: PretrainConfig) -> list[str]:
+    """Return texts from the beginning of each file that a pretraining reads: those of `paths`, or of its stages."""
+    paths = paths or [text for stage in config.stages for text in stage.texts]
+    files = expand_paths([_file(path) for path in paths]) if paths else []
+    return [
+        document.text for file in files for document in islice(read_file_documents(file, config.corpus), MAX_DOCUMENTS)
+    ]
+
+
+def _file(path: str) -> str:
+    """Return the path of a file; prepared shards hold no text."""
+    if is_shards(path):
+        raise UsageError(
+            f"{STARTER_AUTO}: {path} is a prepared folder without text; name the starter it was prepared for"
+        )
+    return path

@@ -1,0 +1,245 @@
+"""`headstart auto` on tiny tables: a winner that can be used, a report, and runs that are stopped and go on."""
+
+import os
+import signal
+import time
+
+import pytest
+
+import headstart
+from faults.runs import outcome
+from fixtures.recipes import pretrain_run
+from fixtures.tiny import Listener, pretrain_config, write_reviews
+from headstart.config.merge import resolve_settings
+from headstart.config.schema import FinetuneConfig, LabelledConfig, RuntimeConfig
+from headstart.errors import Interrupted, StoreError, UsageError
+from headstart.interop.model_source import load_model_source
+from headstart.interrupts import handle_signals
+from headstart.linear.classifier import fit_linear
+from headstart.recipes.auto.finish import FittedArms
+from headstart.recipes.auto.network import Network, cross_validate
+from headstart.recipes.auto.pretraining import own_backbone
+from headstart.recipes.auto.run import AutoRequest, run_auto
+from headstart.recipes.auto.schedule import NetworkPlan
+from headstart.recipes.auto.table import load_table
+from headstart.recipes.finetune.trainer import Deadline
+from headstart.runtime import setup_runtime
+from headstart.store.bundle import load_bundle
+from headstart.store.records import read_comparison_data
+from headstart.store.run_folder import RunFolder
+
+SETTINGS = {"loop": {"epochs": 3}, "runtime": {"threads": 1}, "optim": {"lr": 5e-3}}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = write_reviews(tmp_path_factory.mktemp("reviews"), train=64)
+    with (folder / "train.csv").open("a", encoding="utf-8") as file:
+        file.write("a film that nobody has labelled,\n")
+    pretrain_run([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=2))
+    return folder
+
+
+def auto(data, out, progress=None, **fields):
+    request = {"table": str(data / "train.csv"), "backbone": str(data / "base"), "settings": SETTINGS} | fields
+    return run_auto(AutoRequest(out=out, **request), progress)
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole") / "run"
+    listener = Listener()
+    return auto(data, out, listener), listener
+
+
+def test_the_winner_can_be_used_and_every_arm_has_a_record(whole):
+    result, _ = whole
+    assert set(result.scores) == {"majority", "linear", "pretrained", "blend"}
+    assert result.winner in ("linear", "pretrained", "blend")
+    prediction = result.load().predict(["a wonderful lovely film"])[0]
+    assert prediction.label in ("negative", "positive")
+    assert headstart.load(result.folder).predict(["a dull boring plot"])
+    assert sorted(path.name for path in (result.folder / "cells").iterdir()) == [
+        "blend-all-seed0.json",
+        "linear-all-seed0.json",
+        "majority-all-seed0.json",
+        "pretrained-all-seed0.json",
+    ]
+    assert not (result.folder / "parts").exists()
+    assert not (result.folder / "work").exists()
+
+
+def test_the_report_names_the_winner_and_nothing_is_missing(whole):
+    result, _ = whole
+    page = result.report.read_text(encoding="utf-8")
+    assert result.headline.split(":")[0].replace(" %", "\N{NO-BREAK SPACE}%") in page
+    assert "Headstart · the best classifier on held-out rows of train.csv" in page
+    assert "Not finished" not in page
+    assert "--arms" not in page
+
+
+def test_the_lines_say_what_was_done(whole):
+    _, listener = whole
+    lines = "\n".join(listener.lines)
+    assert (
+        "no test file: 13 rows of 64 are set aside (stratified) and read once, at the end" in lines
+        or "set aside" in lines
+    )
+    assert "1 text without a label are used as unlabelled text" in lines
+    assert "network, fold 5 of 5" in lines
+    assert "cross-validation accuracy on" in lines
+
+
+def test_test_rows_that_are_set_aside_are_not_in_train(whole):
+    data = read_comparison_data(whole[0].folder)
+    assert data.test.rows + data.train.rows == 64
+    assert data.test.overlap == ()
+
+
+def test_copies_of_a_text_do_not_count_in_the_choice(tmp_path):
+    lines = [f"text {row} is {('bad', 'good')[row % 2]},{'ab'[row % 2]}" for row in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *lines, *lines[:10]]), encoding="utf-8")
+    table = load_table(str(tmp_path / "t.csv"), (), None, LabelledConfig(), 0, Listener())
+    fit = fit_linear(table.train.texts, table.gold, 2)
+    fitted = FittedArms(table, FinetuneConfig(), fit, 0.0, "none")
+    compared = table.train.take(fitted.rows).texts
+    assert len(set(table.train.texts)) < len(table.train)  # control: there are copies in train
+    assert all(table.train.texts.count(text) == 1 for text in compared)
+    assert len(compared) >= 20
+
+
+class StopAfter(Listener):
+    """Sends a signal to this process once a line begins with some words."""
+
+    def __init__(self, words, number=signal.SIGINT):
+        super().__init__()
+        self.words, self.number = words, number
+
+    def say(self, line):
+        super().say(line)
+        if line.startswith(self.words):
+            self.words = "\0"
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("words", ["linear model:", "network: ", "network, fold 1", "network, fold 3"])
+def test_a_stopped_run_goes_on_to_the_same_result(words, whole, data, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted) as error:
+        auto(data, out, StopAfter(words))
+    assert str(error.value) == (
+        f"Ctrl-C; saved; the linear model can already be used. Continue with: headstart auto --resume --out {out}"
+    )
+    assert headstart.load(out).predict(["a film"])
+    result = run_auto(AutoRequest(out=out, resume=True))
+    assert outcome(out) == outcome(whole[0].folder)
+    assert result.scores == whole[0].scores
+    assert run_auto(AutoRequest(out=out, resume=True)) == result  # finished already
+
+
+def test_a_resumed_run_refuses_another_table(data, tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text((data / "train.csv").read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(Interrupted):
+        auto(data, tmp_path / "run", StopAfter("linear model:"), table=str(table))
+    table.write_text(table.read_text(encoding="utf-8").replace("film", "book"), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"is not what .* was started with; restore it, or start another run"):
+        run_auto(AutoRequest(out=tmp_path / "run", resume=True))
+
+
+def test_a_resumed_run_refuses_other_text_without_labels(data, tmp_path):
+    table = tmp_path / "train.csv"
+    table.write_text((data / "train.csv").read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(Interrupted):
+        auto(data, tmp_path / "run", StopAfter("linear model:"), table=str(table))
+    with table.open("a", encoding="utf-8") as file:
+        file.write("a row that has no label yet,\n")
+    with pytest.raises(UsageError) as error:
+        run_auto(AutoRequest(out=tmp_path / "run", resume=True))
+    assert str(error.value) == (
+        f"the unlabelled text of {table} is not what {tmp_path / 'run'} was started with; restore it, "
+        f"or start another run"
+    )
+
+
+def test_a_difference_that_test_rows_prove_is_not_called_nothing(tmp_path):
+    rows = ["lovely film,good", "awful film,bad", "nice,good", "poor,bad"]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+    tests = [f"a {('lovely', 'awful')[row % 2]} film {row},{('good', 'bad')[row % 2]}" for row in range(60)]
+    (tmp_path / "test.csv").write_text("\n".join(["text,label", *tests]), encoding="utf-8")
+    result = headstart.auto(tmp_path / "t.csv", out=tmp_path / "run", test=tmp_path / "test.csv", backbone="none")
+    assert result.above_majority
+    assert result.headline == (
+        "The linear model classifies 100.0 % of 60 test texts correctly: +50.0 points compared with always predicting 'bad' "
+        "(95 % interval +36.1 to +63.9)"
+    )
+
+
+def test_a_damaged_part_is_named(data, tmp_path):
+    with pytest.raises(Interrupted):
+        auto(data, tmp_path / "run", StopAfter("network, fold 1"))
+    (tmp_path / "run" / "parts" / "fold-0" / "logits.safetensors").write_bytes(b"")
+    with pytest.raises(
+        StoreError, match=r"logits.safetensors is damaged.*; delete the folder, and --resume creates it"
+    ):
+        run_auto(AutoRequest(out=tmp_path / "run", resume=True))
+
+
+def test_a_short_time_keeps_the_network_of_the_hold_out_or_none(data, tmp_path):
+    listener = Listener()
+    auto(data, tmp_path / "run", listener, minutes=0.001)
+    assert any(line.startswith("no network: 0.001 minutes are not enough to train one") for line in listener.lines)
+    assert RunFolder(tmp_path / "run").finished
+
+
+def test_a_training_that_would_end_too_late_makes_fewer_steps(data, tmp_path):
+    table = load_table(str(data / "train.csv"), (), None, LabelledConfig(), 0, Listener())
+    config = resolve_settings(FinetuneConfig, "modern-nano", "finetune", SETTINGS)
+    bundle = load_model_source(str(data / "base"), head_type="language")
+    epochs = {}
+    for name, deadline in (("late", -60.0), ("early", 3600.0)):
+        with handle_signals(None, time.monotonic()) as stop:
+            runtime = setup_runtime(config.runtime)
+            network = Network(tmp_path / name, config, table, bundle, "base", runtime, stop, Listener())
+            limit = Deadline(time.monotonic() + deadline, seconds_per_step=0.01, seconds_per_row=0.0)
+            plan = NetworkPlan(folds=1, rows=len(table.train), steps=None, refit=False)
+            epochs[name] = len(cross_validate(network, plan, limit).epochs)
+    assert epochs["late"] < epochs["early"]
+
+
+def test_a_chinese_table_takes_no_starter_and_says_why_there_is_no_network(tmp_path):
+    good, bad = "质量很好非常喜欢推荐", "太差了退货浪费钱别买"
+    lines = [f"{(good, bad)[row % 2]}{'的' * (row % 5)}第{row}个,{'好坏'[row % 2]}" for row in range(60)]
+    (tmp_path / "zh.csv").write_text("\n".join(["text,label", *lines]), encoding="utf-8")
+    listener = Listener()
+    result = headstart.auto(
+        tmp_path / "zh.csv", out=tmp_path / "run", settings={"runtime.threads": 1}, progress=listener
+    )
+    assert result.winner == "linear"
+    assert set(result.scores) == {"majority", "linear"}
+    assert any(
+        line.startswith(
+            "no network: the texts are Chinese (100 %), Han script, and there is no starter for Chinese; 0.0 MB of text"
+        )
+        for line in listener.lines
+    )
+
+
+def test_labels_that_cannot_be_learnt_are_no_success(tmp_path):
+    lines = [f"text number {row * 7919 % 97},{'ab'[row * row % 7 % 2]}" for row in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *lines]), encoding="utf-8")
+    result = headstart.auto(tmp_path / "t.csv", out=tmp_path / "run", backbone="none")
+    assert not result.above_majority
+    assert result.headline.startswith("No model is clearly better than always predicting 'a'")
+
+
+def test_a_starter_is_continued_on_the_text_of_the_table_without_test_and_resumes(data, tmp_path):
+    table = load_table(str(data / "train.csv"), (), None, LabelledConfig(), 0, Listener())
+    assert table.megabytes < 0.1
+    base, runtime = str(data / "base"), RuntimeConfig(threads=1)
+    listener = Listener()
+    folder = own_backbone(tmp_path, table, base, 0.03, runtime, listener)
+    assert f"pretraining on 0.0 MB of text for 0 minutes, from {base}" in listener.lines
+    bundle = load_bundle(folder, head_type="language")
+    assert bundle.about["excluded"]["files"][0]["name"] == "test.jsonl"
+    assert own_backbone(tmp_path, table, base, 0.03, runtime, listener) == folder  # finished already
