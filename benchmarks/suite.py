@@ -34,7 +34,7 @@ TEST_ROWS = {"imdb": 1000}
 MAX_TEST_ROWS = 1500
 SEEDS = 5
 ARMS = ("majority", "linear", "pretrained", "blend")
-STARTERS = {**dict.fromkeys(ENGLISH, "en"), "cls-books": "fr"}
+STARTERS = {**dict.fromkeys(ENGLISH, "en"), "cls-books": "fr", "cls-de-books": "multi", "zh-shop": "multi"}
 Rows = list[dict[str, str]]
 
 
@@ -78,16 +78,16 @@ def write_rows(path: Path, rows: Rows) -> None:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def run_table(task: tuple[str, str, float, int | None, bool]) -> dict[str, Any]:
+Task = tuple[str, str, float, int | None, str]
+
+
+def run_table(task: Task) -> dict[str, Any]:
     """Run `auto` on one table; returns the test predictions of every arm."""
-    from headstart.recipes.auto.run import NO_NETWORK, AutoRequest, run_auto
-    from headstart.store.locate import starter_folder
+    from headstart.recipes.auto.run import AutoRequest, run_auto
     from headstart.store.records import read_record, record_path
 
-    path, test, minutes, folds, linear = task
+    path, test, minutes, folds, backbone = task
     name, budget, seed = Path(path).name.split(".")[:3]
-    # a folder, not a name: a starter would be continued on the text of a large table
-    backbone = str(starter_folder(f"starter:{STARTERS[name]}")) if name in STARTERS and not linear else NO_NETWORK
     work = Path(tempfile.mkdtemp())
     started = time.monotonic()
     request = AutoRequest(
@@ -119,19 +119,30 @@ def run_table(task: tuple[str, str, float, int | None, bool]) -> dict[str, Any]:
     return run
 
 
-def run_tables(
-    tables: Path, out: Path, jobs: int, minutes: float, limit: float | None, folds: int | None, linear: bool
-) -> None:
+def backbone_for(name: str, options: argparse.Namespace) -> str:
+    """Return the folder of a set's starter: a starter that is named would be continued on the text of a large table."""
+    from headstart.recipes.auto.run import NO_NETWORK
+    from headstart.store.locate import starter_folder
+
+    if options.linear:
+        return NO_NETWORK
+    folders = dict(pair.split("=", 1) for pair in options.starter)
+    starter = STARTERS[name]
+    return folders.get(starter) or str(starter_folder(f"starter:{starter}"))
+
+
+def run_tables(options: argparse.Namespace) -> None:
     """Run every table that `out` has no run of; what is finished is written after each run."""
-    started = time.monotonic()
+    tables, out, limit, started = options.tables, options.out, options.limit, time.monotonic()
     runs = json.loads(out.read_text()) if out.is_file() else []
     done = {(run["set"], run["labels"], run["seed"]) for run in runs}
     tasks = []
     for path in sorted(tables.glob("*.jsonl.gz"), key=lambda path: path.name.split(".")[2]):  # a seed after the other
         name, budget, seed = path.name.split(".")[:3]
-        if budget != "test" and (name, int(budget), int(seed)) not in done:
-            tasks.append((str(path), str(tables / f"{name}.test.jsonl.gz"), minutes, folds, linear))
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        if budget != "test" and (name, int(budget), int(seed)) not in done and name in options.sets:
+            test = str(tables / f"{name}.test.jsonl.gz")
+            tasks.append((str(path), test, options.minutes, options.folds, backbone_for(name, options)))
+    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         for run in pool.imap_unordered(run_table, tasks):
             runs.append(run | {"commit": commit()})
             out.write_text(json.dumps(runs))
@@ -211,6 +222,10 @@ def main() -> None:
     run.add_argument("--limit", type=float, help="end after so many minutes; another call goes on")
     run.add_argument("--folds", type=int, help="at most so many folds")
     run.add_argument("--linear", action="store_true", help="no network: the linear model alone")
+    run.add_argument("--sets", nargs="+", default=list(SETS))
+    run.add_argument(
+        "--starter", action="append", default=[], metavar="NAME=FOLDER", help="instead of the installed one"
+    )
     table = actions.add_parser("table")
     table.add_argument("runs", type=Path)
     table.add_argument("--out", type=Path, required=True)
@@ -218,9 +233,7 @@ def main() -> None:
     if options.action == "tables":
         write_tables(options.data, options.out)
     elif options.action == "run":
-        run_tables(
-            options.tables, options.out, options.jobs, options.minutes, options.limit, options.folds, options.linear
-        )
+        run_tables(options)
     else:
         summary = summarize(json.loads(options.runs.read_text()))
         options.out.write_text(json.dumps(summary, indent=1) + "\n")
