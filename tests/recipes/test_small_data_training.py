@@ -111,6 +111,22 @@ def test_min_steps_repeats_few_rows_within_an_epoch(reviews, tmp_path):
     assert str(caught.value) == f"time limit reached at step 1 of 36; saved. Continue with: {resume}"
 
 
+@pytest.mark.parametrize(("select", "rows"), [("last", [60, 60, None]), ("best", [None, None, None])])
+def test_evaluations_that_choose_nothing_read_a_part_of_a_large_validation_file(reviews, tmp_path, select, rows):
+    """48 rows in batches of 8 are 6 steps: a tenth of their cost is that of 14 rows, and at least 60 are read."""
+    lines = (reviews / "train.csv").read_text(encoding="utf-8").splitlines()
+    valid = tmp_path / "valid.csv"
+    valid.write_text("\n".join([lines[0], *lines[1:41] * 3]), encoding="utf-8")
+    settings = finetune_config(loop__epochs=3, loop__select=select)
+    run = finetune_run(str(reviews / "train.csv"), tmp_path / "run", settings, backbone="scratch", valid=str(valid))
+    assert [line.get("valid_rows") for line in epochs(run)] == rows
+    assert read_json(run.path / "result.json")["data"]["valid"]["rows"] == 120
+    small = finetune(reviews, tmp_path / "small", loop__epochs=3, loop__select=select)
+    assert [line.get("valid_rows") for line in epochs(small)] == [None] * 3  # control
+    if select == "last":
+        assert same(weights(run), weights(small))  # what is evaluated does not change what is trained
+
+
 def test_max_steps_reduces_the_epochs(reviews, tmp_path):
     # 48 rows in batches of 8 are 6 steps
     fewer = finetune(reviews, tmp_path / "fewer", loop__epochs=4, loop__max_steps=13)
