@@ -155,18 +155,8 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         self._ordered_pass, self._order = -1, seeded_permutation(0, 0, 0)
         self._bound_steps, self._deadline = bound_steps, deadline
         self._valid_logits: tuple[int, NDArray[np.float64]] | None = None  # of the last evaluated epoch
-        super().__init__(
-            run,
-            config,
-            model,
-            runtime,
-            stop,
-            progress,
-            compile_layers=bool(config.runtime.compile),
-            quiet=quiet,
-            began=began,
-            strategy=strategy,
-        )
+        options = {"compile_layers": bool(config.runtime.compile), "quiet": quiet}
+        super().__init__(run, config, model, runtime, stop, progress, **options, began=began, strategy=strategy)
         if not quiet:
             self.say_truncation()
 
