@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from fixtures.order import LONGEST
 from fixtures.processes import end_survivors, mark_processes
 
 REPOSITORY = Path(__file__).parent.parent
@@ -22,6 +23,12 @@ settings.load_profile("any time")
 
 
 mark_processes()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first; a worker runs whole files (`--dist loadfile`), whose fixtures are made once."""
+    first = {REPOSITORY / "tests" / name for name in LONGEST}
+    items.sort(key=lambda item: item.path not in first)
 
 
 @pytest.fixture(scope="session", autouse=True)
