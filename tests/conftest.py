@@ -23,6 +23,8 @@ settings.load_profile("any time")
 
 
 mark_processes()
+# a test compiles one small function at a time: processes for that would only import torch
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
