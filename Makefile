@@ -6,6 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # threads that spin while waiting slow small machines down; the command line sets this for itself
 export OMP_WAIT_POLICY ?= PASSIVE
+# a worker runs whole files, so that what the tests of a file share is made once; the longest files come first
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test lint types unit test-slow test-all test-distributed test-gpu test-kernels torture torture-full docs clean
 
@@ -22,14 +24,14 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
 # what `make test` leaves out: further compilations, exports, killed processes and repeated runs
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -n 2 -m "slow and not gpu"
+	$(PYTEST) -m "slow and not gpu"
 
 test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -n 2 -m "not gpu"
+	$(PYTEST) -m "not gpu"
 
 # two to four processes started by torchrun, killed, stopped and resumed: about ten minutes on two cores
 test-distributed: $(VENV)/.dev

@@ -193,15 +193,15 @@ def ratios(result: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, flo
 
 
 def peak(what: str, side: str, threads: int) -> int:
-    """MiB at the peak of a process that takes three steps."""
+    """MiB at the peak of a process that takes six steps, the median of three processes: it varies by some MiB."""
     command = [sys.executable, __file__, "--alone", what, side, "--threads", str(threads)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(done.stdout.splitlines()[-1])
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(3)]
+    return int(median(int(done.stdout.splitlines()[-1]) for done in runs))
 
 
 def alone(what: str, side: str) -> None:
     step = STEPS[what][side]()
-    for _ in range(3):
+    for _ in range(6):
         step()
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     print(round(next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024))

@@ -4,7 +4,7 @@ python benchmarks/seeds.py [--rows 2400] [--preset modern | --from starter:en] [
 
 Texts and labels are made up, the network is pretrained for three steps, and the commands are run as a person would, start of
 the processes included. On a GPU the processes share it in turns, unless NVIDIA's multi-process service (MPS) is on, which
-lets them run side by side: `nvidia-cuda-mps-control -d`.
+lets them run side by side: `nvidia-cuda-mps-control -d`. The record keeps one measurement with it and one without.
 """
 
 import argparse
@@ -124,7 +124,10 @@ def main() -> None:
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "service": has_service(),
         }
-        args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        records = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else []
+        records = [other for other in records if other["service"] != record["service"]]
+        records = sorted([*records, record], key=lambda one: one["service"])
+        args.out.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from fixtures.order import LONGEST
 from fixtures.processes import end_survivors, mark_processes
 
 REPOSITORY = Path(__file__).parent.parent
@@ -22,6 +23,14 @@ settings.load_profile("any time")
 
 
 mark_processes()
+# a test compiles one small function at a time: processes for that would only import torch
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first; a worker runs whole files (`--dist loadfile`), whose fixtures are made once."""
+    first = {REPOSITORY / "tests" / name for name in LONGEST}
+    items.sort(key=lambda item: item.path not in first)
 
 
 @pytest.fixture(scope="session", autouse=True)

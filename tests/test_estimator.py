@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+from joblib.externals.loky import get_reusable_executor
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -97,7 +98,11 @@ def test_an_estimator_works_in_a_pipeline_and_under_cross_validation():
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_grid_search_finds_the_better_learning_rate(processes):
     search = GridSearchCV(small(), {"lr": [1e-6, 0.01]}, cv=2, n_jobs=processes)
-    search.fit(TEXTS, LABELS)
+    try:
+        search.fit(TEXTS, LABELS)
+    finally:
+        if processes > 1:  # joblib keeps its processes for minutes
+            get_reusable_executor().shutdown(wait=True)
     assert search.best_params_ == {"lr": 0.01}
     assert search.predict(TEXTS[:3]).shape == (3,)
 

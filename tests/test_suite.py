@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.order import LONGEST
 from fixtures.processes import end_survivors, started_processes
 from fixtures.waiting import PATIENCE, wait_until
 
@@ -48,6 +49,10 @@ def test_short_waits_are_noticed(source):
     assert (
         short_waits("process.wait(timeout=PATIENCE); httpx2.get(url, timeout=PATIENCE); settings(deadline=None)") == []
     )
+
+
+def test_the_files_that_run_first_exist():
+    assert [name for name in LONGEST if not (HERE / name).is_file()] == []
 
 
 needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc to find processes")

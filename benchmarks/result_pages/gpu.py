@@ -214,17 +214,26 @@ def seeds() -> list[str]:
     """Several seeds at once on one GPU; nothing if that was not measured."""
     if not exists("seeds.json"):
         return []
-    record = load("seeds.json")
-    (one, single), (many, together) = record["seconds"].items()
-    service = ", with NVIDIA's multi-process service" if record.get("service") else ""
-    command = f"python benchmarks/seeds.py --rows {record['rows']} --from {record['from']} --seeds {many} --out docs/results/seeds.json"
+    records = load("seeds.json")
+    first = records[0]
+    one, many = first["seconds"]
+    command = f"python benchmarks/seeds.py --rows {first['rows']} --from {first['from']} --seeds {many} --out docs/results/seeds.json"
+    parts = [
+        f"{record['seconds'][many]:.0f} s with {many} seeds at once (`--jobs {many}`, {'with' if record['service'] else 'without'} NVIDIA's multi-process service; with {one} seed "
+        f"{record['seconds'][one]:.0f} s), which is {times(record['ratio'])} times the wall time"
+        for record in records
+    ]
+    commands = [
+        line
+        for record in records
+        for line in [*([("nvidia-cuda-mps-control -d", {})] if record["service"] else []), (command, record)]
+    ]
     return [
         "## Several seeds at once",
         "",
-        f"`headstart compare --from {record['from']} --arms pretrained` on {record['rows']:,} generated labelled texts takes {single:.0f} s with {one} seed and {together:.0f} s with {many} seeds at "
-        f"once (`--jobs {many}`{service}), which is {times(record['ratio'])} times the wall time, including the start of the processes.",
+        f"`headstart compare --from {first['from']} --arms pretrained` on {first['rows']:,} generated labelled texts takes {', and '.join(parts)}; the start of the processes is included.",
         "",
-        *measured_by([*([("nvidia-cuda-mps-control -d", {})] if service else []), (command, record)]),
+        *measured_by(commands),
     ]
 
 

@@ -41,7 +41,7 @@ from headstart.recipes.finetune.run import (
     load_backbone,
     resolve_config,
 )
-from headstart.recipes.finetune.trainer import FinetuneTrainer
+from headstart.recipes.finetune.trainer import WATCHED_FRACTION, FinetuneTrainer
 from headstart.recipes.starter_choice import resolve_starter
 from headstart.runtime import setup_runtime
 from headstart.store.bundle import Bundle, load_classifier, save_bundle
@@ -253,7 +253,15 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
             model, _ = build_classifier(config.model, data, backbone, self.backbone_, self.seed, attention)
             run = RunFolder.create(work / "run", kind="cell", command="", config=config, inputs={})
             trainer = FinetuneTrainer(
-                run, config, data, model, setup_runtime(config.runtime), StopSignal(), SilentProgress(), quiet=True
+                run,
+                config,
+                data,
+                model,
+                setup_runtime(config.runtime),
+                StopSignal(),
+                SilentProgress(),
+                quiet=True,
+                watched_fraction=WATCHED_FRACTION,
             )
             outcome = trainer.train(resume=False)
             calibration = outcome.calibrated.calibration

@@ -101,7 +101,9 @@ def smaller(line: str) -> str:
     if line.startswith("headstart compare") and "--seeds" not in line and "--resume" not in line:
         line += " --seeds 5"
     if "starter:" in line or "--from runs/mine" in line:
-        line += {"compare": FEW, "finetune": FEW, "pretrain": " --loop.steps 2"}.get(line.split()[1], "")
+        line += {"compare": FEW, "finetune": FEW, "pretrain": " --loop.steps 2 --loop.batch-size 2"}.get(
+            line.split()[1], ""
+        )
     for pattern, replacement in SMALLER:
         line = re.sub(pattern, replacement, line)
     return line

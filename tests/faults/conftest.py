@@ -21,8 +21,9 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     shared.mkdir(exist_ok=True)
 
     def run(script: str, *arguments: str) -> str:
-        answer = shared / f"{script}.txt"
-        with (shared / f"{script}.lock").open("w") as lock:
+        name = "-".join([script, *(word for word in arguments if word.isidentifier())])
+        answer = shared / f"{name}.txt"
+        with (shared / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not answer.exists():
                 folder = tmp_path_factory.mktemp(script.partition(".")[0])

@@ -1,6 +1,8 @@
 """A small sample of the torture: `make torture` and `make torture-full` do the rest."""
 
 import json
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -11,39 +13,69 @@ from faults.unreached import LOCATIONS, check_locations
 FAULTS = ("lost", "torn", "different", "faults", "accepted", "hung")
 
 
+QUICK = ("kills", "operations", "bytes", "damage", "writes", "text", "hostile_patterns")
+SLOW = {
+    "workers": "recipes/test_worker_processes.py",
+    "floats": "cli/test_finite_options.py",
+    "memory": "recipes/test_memory.py",
+    "slow_heads": "serve/test_slow_heads.py",
+    "ends": "recipes/test_interrupts.py",
+}
+"""Parts that take longer, and the quick tests of the same behaviour."""
+
+
+def sample(once, parts):
+    words = [word for part in parts for word in ("--part", part)]
+    return json.loads(once("torture.py", "--size", "sample", *words, "--out", "{folder}/answer.json"))
+
+
 @pytest.fixture(scope="module")
 def table(once):
-    return json.loads(once("torture.py", "--size", "sample", "--out", "{folder}/answer.json"))
+    return sample(once, QUICK)
 
 
-PARTS = [
-    "kills",
-    "operations",
-    "workers",
-    "floats",
-    "memory",
-    "bytes",
-    "damage",
-    "writes",
-    "text",
-    "slow_heads",
-    "hostile_patterns",
-    "ends",
-]
+@pytest.fixture(scope="module")
+def slow_table(once):
+    return sample(once, SLOW)
 
 
-@pytest.mark.parametrize("part", PARTS)
+def gave(rows):
+    return {row["name"]: row[name] for row in rows for name in FAULTS if row.get(name)}
+
+
+@pytest.mark.parametrize("part", QUICK)
 def test_nothing_gives(table, part):
-    rows = table[part]["rows"]
-    assert {row["name"]: row[name] for row in rows for name in FAULTS if row.get(name)} == {}
+    assert gave(table[part]["rows"]) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", SLOW)
+def test_nothing_gives_in_the_parts_that_take_longer(slow_table, part):
+    assert gave(slow_table[part]["rows"]) == {}
+    assert (Path(__file__).parents[1] / SLOW[part]).is_file()
+
+
+def column(table, part, name):
+    return [row[name] for row in table[part]["rows"]]
 
 
 def test_there_was_something_that_could_have_given(table):
-    def of(part, name):
-        return [row[name] for row in table[part]["rows"]]
-
+    of = partial(column, table)
     assert sum(of("kills", "kills")) == 4
     assert sum(of("operations", "kills")) > 3
+    assert min(of("writes", "failed")) >= 2
+    assert of("writes", "failed") == of("writes", "kept")
+    assert len(of("damage", "damaged")) == 10
+    assert of("damage", "damaged") == of("damage", "refused")
+    assert set(of("bytes", "cases")) == {20}
+    assert sum(of("bytes", "refused")) > 250
+    assert sum(of("bytes", "read")) > 25  # control: some changes do no harm
+    assert of("hostile_patterns", "refused") == [True, True, False, False]
+
+
+@pytest.mark.slow
+def test_there_was_something_that_could_have_given_in_the_parts_that_take_longer(slow_table):
+    of = partial(column, slow_table)
     assert dict(zip(of("workers", "name"), of("workers", "kills"), strict=True)) == {
         "busy": 2,
         "idle": 2,
@@ -53,16 +85,8 @@ def test_there_was_something_that_could_have_given(table):
     assert sum(of("floats", "cases")) >= 12
     assert min(sum(of("floats", "refused")), sum(of("floats", "worked"))) > 2
     assert of("memory", "code") == [2, 2, 2]
-    assert min(of("writes", "failed")) >= 2
-    assert of("writes", "failed") == of("writes", "kept")
-    assert len(of("damage", "damaged")) == 10
-    assert of("damage", "damaged") == of("damage", "refused")
-    assert set(of("bytes", "cases")) == {20}
-    assert sum(of("bytes", "refused")) > 250
-    assert sum(of("bytes", "read")) > 25  # control: some changes do no harm
     assert of("slow_heads", "answered") == [10, 10, 10, 0]
     assert of("slow_heads", "connections") == [500, 500, 500, 0]
-    assert of("hostile_patterns", "refused") == [True, True, False, False]
 
 
 def test_every_reader_was_reached(table):
@@ -119,8 +143,8 @@ def test_a_kill_that_loses_something_is_noticed(tmp_path):
     assert outcome(tmp_path) != before
 
 
-def scene(table, name):
-    return next(row for row in table["ends"]["rows"] if row["name"] == name)
+def scene(slow_table, name):
+    return next(row for row in slow_table["ends"]["rows"] if row["name"] == name)
 
 
 EARLY = [
@@ -137,8 +161,9 @@ EARLY = [
 
 
 @pytest.mark.parametrize(("name", "word", "code"), EARLY)
-def test_a_signal_before_anything_is_worth_keeping_leaves_nothing(table, name, word, code):
-    result = scene(table, name)
+@pytest.mark.slow
+def test_a_signal_before_anything_is_worth_keeping_leaves_nothing(slow_table, name, word, code):
+    result = scene(slow_table, name)
     assert (result["said"], result["code"], result["left"]) == (f"headstart: {word}", code, None)
 
 
@@ -153,8 +178,9 @@ LATE = [
 
 
 @pytest.mark.parametrize(("name", "output", "code"), LATE)
-def test_a_signal_or_a_limit_saves_the_state_and_says_how_to_go_on(table, name, output, code):
-    result = scene(table, name)
+@pytest.mark.slow
+def test_a_signal_or_a_limit_saves_the_state_and_says_how_to_go_on(slow_table, name, output, code):
+    result = scene(slow_table, name)
     assert (result["said"], result["code"]) == (f"headstart: {output}", code)
 
 
@@ -166,39 +192,44 @@ COMPILING = [
 
 @pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler here, so torch compiles nothing")
 @pytest.mark.parametrize(("name", "output", "code"), COMPILING)
-def test_a_signal_cuts_a_compiler_short(table, name, output, code):
-    result = scene(table, name)
+@pytest.mark.slow
+def test_a_signal_cuts_a_compiler_short(slow_table, name, output, code):
+    result = scene(slow_table, name)
     assert (result["said"], result["code"], result["faults"]) == (f"headstart: {output}", code, [])
     assert "run.json" in result["left"]
 
 
 @pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler here, so torch compiles nothing")
-def test_a_second_signal_cuts_short_what_the_first_one_began(table):
-    assert scene(table, "compile twice")["code"] == 130
+@pytest.mark.slow
+def test_a_second_signal_cuts_short_what_the_first_one_began(slow_table):
+    assert scene(slow_table, "compile twice")["code"] == 130
 
 
 EXPORTS = [("export weights SIGINT", "interrupted", 130), ("export graph SIGTERM", "terminated", 143)]
 
 
 @pytest.mark.parametrize(("name", "word", "code"), EXPORTS)
-def test_a_signal_in_an_export_leaves_nothing(table, name, word, code):
+@pytest.mark.slow
+def test_a_signal_in_an_export_leaves_nothing(slow_table, name, word, code):
     if "graph" in name:
         pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
-    result = scene(table, name)
+    result = scene(slow_table, name)
     assert (result["said"], result["code"], result["left"]) == (f"headstart: {word}", code, None)
 
 
 @pytest.mark.parametrize(
     "name", ["pretrain save bundle SIGTERM", "finetune save bundle SIGTERM", "compare report SIGTERM"]
 )
-def test_a_signal_while_the_model_is_written_waits_for_it(table, name):
-    result = scene(table, name)
+@pytest.mark.slow
+def test_a_signal_while_the_model_is_written_waits_for_it(slow_table, name):
+    result = scene(slow_table, name)
     assert result["code"] == 0
     assert "result.json" in result["left"]
 
 
-def test_a_second_signal_ends_at_once_and_the_state_before_it_stays(table):
-    result = scene(table, "twice")
+@pytest.mark.slow
+def test_a_second_signal_ends_at_once_and_the_state_before_it_stays(slow_table):
+    result = scene(slow_table, "twice")
     assert (result["said"], result["code"], result["faults"]) == ("headstart: interrupted", 130, [])
 
 
@@ -215,8 +246,9 @@ DISKS = [
 
 
 @pytest.mark.parametrize(("name", "output", "code"), ENDS + DISKS)
-def test_what_stops_a_run_is_told_in_one_line(table, name, output, code):
-    if (name, output, code) in DISKS and not any(row["name"] == name for row in table["ends"]["rows"]):
+@pytest.mark.slow
+def test_what_stops_a_run_is_told_in_one_line(slow_table, name, output, code):
+    if (name, output, code) in DISKS and not any(row["name"] == name for row in slow_table["ends"]["rows"]):
         pytest.skip("a small file system may not be mounted here")
-    result = scene(table, name)
+    result = scene(slow_table, name)
     assert (result["said"], result["code"], result["faults"]) == (f"headstart: {output}", code, [])

@@ -39,7 +39,7 @@ from faults.runs import KINDS, go, tune, write_data
 from faults.unreached import unreached
 
 SIZES: dict[str, dict[str, Any]] = {
-    "sample": {"kills": 2, "kinds": ("pairs", "finetune"), "operations": {"finetune": 59}, "cuts": 4, "flips": 10, "cases": 20,
+    "sample": {"kills": 2, "kinds": ("pairs", "finetune"), "operations": {"finetune": 89}, "cuts": 4, "flips": 10, "cases": 20,
                "connections": 500, "floats": 11, "memory": 3,
                "workers": {"busy": 2, "idle": 2, "starting": 1, "stopping": 2}},
     "usual": {"kills": 20, "kinds": KINDS, "operations": {"finetune": 7}, "cuts": 50, "flips": 200, "cases": 5_000,

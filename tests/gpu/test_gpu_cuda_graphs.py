@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from fixtures.linear_loss import linear_loss_inputs, reference_loss, relative_errors
-from fixtures.tiny import SPECIAL, VOCABULARY, corpus, language_model
+from fixtures.tiny import SPECIAL, VOCABULARY, Listener, corpus, language_model, pretrain_config
 from headstart.config.schema import IGNORE_INDEX, MaskingConfig, ModelConfig, OptimConfig
 from headstart.data.datasets import PackedDataset
 from headstart.data.masking import mask_tokens
+from headstart.recipes.pretrain import preset_search
+from headstart.recipes.pretrain.preset_search import choose_preset
 from headstart.runtime import Runtime
 from headstart.train.cuda_graphs import token_graphs
 from headstart.train.loop import TrainState, fit
@@ -219,3 +221,19 @@ def test_rows_with_an_ignored_target_have_no_loss_and_no_gradient(dtype):
     result = chunked_loss_cuda(*inputs, dtype, ignore_index=IGNORE_INDEX)
     assert max(relative_errors(result, reference_loss(*inputs))) < (1e-5 if dtype == torch.float32 else 0.005)
     assert not result[1][::7].any()
+
+
+def test_preset_auto_times_captured_steps_on_a_gpu(monkeypatch):
+    replays, wrap = [], preset_search.token_graphs
+
+    def token_graphs(*arguments):
+        graphs = wrap(*arguments)
+        replays.append(graphs)
+        return graphs
+
+    monkeypatch.setattr(preset_search, "token_graphs", token_graphs)
+    config = pretrain_config(loop__steps=None, loop__minutes=0.001, runtime__device="cuda", tokenizer__vocab_size=300)
+    listener = Listener()
+    assert choose_preset(config, listener) == "modern-nano"
+    assert listener.lines[0] == "timing sizes for 0.001 minutes on cuda"
+    assert [graphs is not None for graphs in replays] == [True]

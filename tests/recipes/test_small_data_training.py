@@ -4,13 +4,23 @@ import pytest
 import torch
 
 from fixtures.recipes import finetune_run, pretrain_run
+from fixtures.recorded_capture import RerunCapture
 from fixtures.tiny import Listener, change_runtime, finetune_config, pretrain_config, write_reviews
+from headstart.config.presets import PRESET_SIZES
 from headstart.errors import ConfigError, Interrupted, UsageError
 from headstart.files import read_json, write_checksummed
-from headstart.recipes.pretrain.preset_search import TOKENS_PER_PARAMETER, PresetTrial, choose_preset
+from headstart.recipes.pretrain import preset_search
+from headstart.recipes.pretrain.preset_search import (
+    MAX_COMPILE_GAIN,
+    TOKENS_PER_PARAMETER,
+    PresetTrial,
+    choose_preset,
+)
 from headstart.store.run_folder import RunFolder
 from headstart.store.tensors import load_tensors
+from headstart.train.cuda_graphs import GraphCache
 from headstart.train.plan import Plan
+from headstart.train.static_batch import static_tokens
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +111,22 @@ def test_min_steps_repeats_few_rows_within_an_epoch(reviews, tmp_path):
     assert str(caught.value) == f"time limit reached at step 1 of 36; saved. Continue with: {resume}"
 
 
+@pytest.mark.parametrize(("select", "rows"), [("last", [60, 60, None]), ("best", [None, None, None])])
+def test_evaluations_that_choose_nothing_read_a_part_of_a_large_validation_file(reviews, tmp_path, select, rows):
+    """48 rows in batches of 8 are 6 steps: a tenth of their cost is that of 14 rows, and at least 60 are read."""
+    lines = (reviews / "train.csv").read_text(encoding="utf-8").splitlines()
+    valid = tmp_path / "valid.csv"
+    valid.write_text("\n".join([lines[0], *lines[1:41] * 3]), encoding="utf-8")
+    settings = finetune_config(loop__epochs=3, loop__select=select)
+    run = finetune_run(str(reviews / "train.csv"), tmp_path / "run", settings, backbone="scratch", valid=str(valid))
+    assert [line.get("valid_rows") for line in epochs(run)] == rows
+    assert read_json(run.path / "result.json")["data"]["valid"]["rows"] == 120
+    small = finetune(reviews, tmp_path / "small", loop__epochs=3, loop__select=select)
+    assert [line.get("valid_rows") for line in epochs(small)] == [None] * 3  # control
+    if select == "last":
+        assert same(weights(run), weights(small))  # what is evaluated does not change what is trained
+
+
 def test_max_steps_reduces_the_epochs(reviews, tmp_path):
     # 48 rows in batches of 8 are 6 steps
     fewer = finetune(reviews, tmp_path / "fewer", loop__epochs=4, loop__max_steps=13)
@@ -149,9 +175,66 @@ def test_preset_auto_takes_the_smallest_size_in_a_short_time():
     assert listener.lines[1].startswith("preset modern-nano: 0.8 M parameters, about 0.0 M tokens in that time")
 
 
+def test_preset_auto_times_captured_steps_where_the_run_captures_them(monkeypatch):
+    captures = []
+
+    def token_graphs(model, runtime, strategy, notify):
+        captures.append(RerunCapture())
+        return GraphCache(model, captures[-1], notify, static_tokens)
+
+    monkeypatch.setattr(preset_search, "token_graphs", token_graphs)
+    config = pretrain_config(loop__steps=None, loop__minutes=0.001, tokenizer__vocab_size=300)
+    assert choose_preset(config, Listener()) == "modern-nano"
+    assert len(captures) == 1
+    assert captures[0].num_replays >= 3  # every timed step
+
+
+@pytest.mark.parametrize(
+    ("compiles", "tokens", "timed", "chosen"),
+    [
+        # of each preset: the tokens per parameter that its steps allow, captured and compiled
+        (False, [(9, 9), (4, 9)], [("modern-nano", False), ("modern-micro", False)], "modern-nano"),
+        (True, [(9, 9), (2, 3)], [("modern-nano", False), ("modern-micro", False)], "modern-nano"),
+        (
+            True,
+            [(9, 9), (4, 6), (1, 1)],
+            [("modern-nano", False), ("modern-micro", False), ("modern-micro", True), ("modern", False)],
+            "modern-micro",
+        ),
+        (
+            True,
+            [(9, 9), (4, 4)],
+            [("modern-nano", False), ("modern-micro", False), ("modern-micro", True)],
+            "modern-nano",
+        ),
+    ],
+)
+def test_preset_auto_compiles_only_where_that_decides(compiles, tokens, timed, chosen, monkeypatch):
+    calls, per_parameter = [], dict(zip(PRESET_SIZES, tokens, strict=False))
+
+    def time_preset(preset, config, runtime, *, compiled):
+        calls.append((preset, compiled))
+        return PresetTrial(preset, 100, 100 * per_parameter[preset][compiled])
+
+    monkeypatch.setattr(preset_search, "_time_preset", time_preset)
+    monkeypatch.setattr(preset_search, "_compiles", lambda *_: compiles)
+    listener = Listener()
+    assert choose_preset(pretrain_config(loop__steps=None, loop__minutes=60.0), listener) == chosen
+    assert calls == timed
+    assert f", {'at least' if compiles else 'about'} 0.0 M tokens in that time" in listener.lines[-1]
+
+
 def test_a_preset_is_affordable_if_its_text_suffices_for_its_parameters():
     assert PresetTrial("modern", 100, TOKENS_PER_PARAMETER * 100).is_affordable
     assert not PresetTrial("modern", 100, TOKENS_PER_PARAMETER * 100 - 1).is_affordable
+
+
+def test_compiling_can_only_decide_about_a_preset_that_is_nearly_affordable():
+    needed = TOKENS_PER_PARAMETER * 100
+    assert not PresetTrial("modern", 100, needed).may_be_affordable_compiled
+    assert PresetTrial("modern", 100, needed - 1).may_be_affordable_compiled
+    assert PresetTrial("modern", 100, needed / MAX_COMPILE_GAIN).may_be_affordable_compiled
+    assert not PresetTrial("modern", 100, needed / MAX_COMPILE_GAIN - 1).may_be_affordable_compiled
 
 
 def test_preset_auto_without_minutes_is_refused():

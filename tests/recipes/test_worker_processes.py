@@ -109,6 +109,7 @@ def in_one_process(reviews, tmp_path_factory):
     return load_records(out)
 
 
+@pytest.mark.slow  # the next but one resumes in several processes and compares the same records
 def test_several_processes_give_the_results_of_one(reviews, in_one_process, tmp_path):
     subprocess.run(command(reviews, tmp_path / "2", *SHORT, "-q", "--jobs", "2"), check=True, capture_output=True)
     assert load_records(tmp_path / "2") == in_one_process

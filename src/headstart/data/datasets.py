@@ -189,10 +189,26 @@ class LabelledDataset:
         return len(self.texts)
 
     @property
+    def tokens_read(self) -> Ints:
+        """The number of tokens that are read of each text."""
+        return self.lengths if self.windows else np.minimum(self.lengths, self.context)
+
+    @property
     def num_tokens(self) -> int:
         """The number of tokens that are read."""
-        lengths = self.lengths if self.windows else np.minimum(self.lengths, self.context)
-        return int(lengths.sum())
+        return int(self.tokens_read.sum())
+
+    def subset(self, indices: Sequence[int] | Ints) -> "LabelledDataset":
+        """Return the texts at `indices`, in this order, as a dataset of its own."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        return LabelledDataset(
+            [self.texts[index] for index in chosen],
+            self.labels[chosen],
+            self.special,
+            context=self.context,
+            windows=self.windows,
+            pair=self.pair,
+        )
 
     def batch(self, indices: Sequence[int] | Ints) -> Batch:
         """Return the texts at `indices`, padded on the right to the longest row."""

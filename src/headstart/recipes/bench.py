@@ -178,18 +178,23 @@ def _num_rows(config: PretrainConfig, runtime: Runtime) -> int:
     return max(1, min(rows, _CPU_TOKENS // config.model.context)) if runtime.device.type == "cpu" else rows
 
 
-def _pretraining(model: Any, config: PretrainConfig, runtime: Runtime, rate: float, seconds: float) -> BenchRow:
-    rows = _num_rows(config, runtime)
-    vocab_size = model.backbone.vocab_size
+def random_batches(config: PretrainConfig, vocab_size: int, rows: int) -> list[Batch]:
+    """Return a few batches of pretraining: random tokens in packed documents of usual lengths."""
     corpus = _RandomDocuments(_NUM_DOCUMENTS, REVIEW, vocab_size)
     dataset = PackedDataset(
         corpus, np.arange(_NUM_DOCUMENTS), _SPECIAL, context=config.model.context, layout="packed", seed=0
     )
-    batches = [make_batch(dataset, step * rows, rows, config, _SPECIAL, vocab_size, step) for step in range(4)]
+    return [make_batch(dataset, step * rows, rows, config, _SPECIAL, vocab_size, step) for step in range(4)]
+
+
+def _pretraining(model: Any, config: PretrainConfig, runtime: Runtime, rate: float, seconds: float) -> BenchRow:
+    rows = _num_rows(config, runtime)
+    vocab_size = model.backbone.vocab_size
+    batches = random_batches(config, vocab_size, rows)
     layer_products = sum(batch.ids_BT.numel() for batch in batches) / len(batches) * num_layer_weights(model.backbone)
     head_products = sum(batch.num_targets for batch in batches) / len(batches) * vocab_size * config.model.width
     graphs = token_graphs(model, runtime, SINGLE, lambda _: None)
-    seconds_per_step = _steps(model, batches, language_model_loss, config, runtime, seconds, graphs)
+    seconds_per_step = time_steps(model, batches, language_model_loss, config, runtime, seconds, graphs)
     return BenchRow(
         f"pretraining step{', compiled' if model.backbone.compiled else ''}, {rows} rows of {config.model.context} tokens",
         seconds_per_step,
@@ -205,7 +210,7 @@ def _finetuning(model: Any, config: FinetuneConfig, runtime: Runtime, rate: floa
     batches = [rows.batch(range(first, first + count)) for first in range(0, 4 * count, count)]
     tokens = float(np.minimum(rows.lengths, config.model.context).sum()) / len(batches)
     graphs = text_graphs(model, runtime, SINGLE, lambda _: None)
-    seconds_per_step = _steps(model, batches, classification_loss, config, runtime, seconds, graphs)
+    seconds_per_step = time_steps(model, batches, classification_loss, config, runtime, seconds, graphs)
     return BenchRow(
         f"fine-tuning step, {count} texts of {tokens / count:.0f} tokens",
         seconds_per_step,
@@ -215,7 +220,7 @@ def _finetuning(model: Any, config: FinetuneConfig, runtime: Runtime, rate: floa
     )
 
 
-def _steps(
+def time_steps(
     model: Any,
     batches: list[Batch],
     objective: Callable[[Any, Batch], LossSum],
@@ -224,6 +229,11 @@ def _steps(
     seconds: float,
     graphs: GraphCache | None = None,
 ) -> float:
+    """Return the median time of a step over these batches in turn, after all of them were compiled and captured.
+
+    Args:
+        seconds: about how long the timed steps may take, with at least three of them.
+    """
     state = TrainState(model, build_optimizer(model, config.optim, bf16=runtime.bf16), 0)
     # each batch may be compiled and captured, twice where the first time is an eager step
     warmup = 2 * len(batches) if graphs or model.backbone.compiled else 1

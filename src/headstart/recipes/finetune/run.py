@@ -26,7 +26,7 @@ from headstart.recipes.finetune.dataset import (
     note_pretraining_overlap,
     resolve_attention,
 )
-from headstart.recipes.finetune.trainer import FinetuneOutcome, FinetuneTrainer
+from headstart.recipes.finetune.trainer import WATCHED_FRACTION, FinetuneOutcome, FinetuneTrainer
 from headstart.recipes.memory import check_finetune_memory
 from headstart.recipes.quality import (
     LinearPredictions,
@@ -179,7 +179,18 @@ def _finetune(
     with run.record_failure(), handle_signals(config.runtime.time_limit, began) as stop:
         stop.consensus = group.consensus if group.world_size > 1 else None
         strategy = strategy_for(config.runtime, group)
-        trainer = FinetuneTrainer(run, config, data, model, runtime, stop, progress, began=began, strategy=strategy)
+        trainer = FinetuneTrainer(
+            run,
+            config,
+            data,
+            model,
+            runtime,
+            stop,
+            progress,
+            began=began,
+            strategy=strategy,
+            watched_fraction=WATCHED_FRACTION,
+        )
         try:
             outcome = trainer.train(resume=request.resume)
         except StopRequested:

@@ -49,6 +49,13 @@ _MIN_EPOCH_FRACTION = 0.5
 """A run that `loop.minutes` limits to less than this fraction of its steps says so."""
 _TIMED_ROWS = 500
 """Validation rows that are scored to estimate the time of an evaluation."""
+WATCHED_FRACTION = 0.1
+"""The fraction of the time of training that `finetune` spends on evaluations whose result decides nothing."""
+_TRAINING_PASSES = 3.0
+"""A token of training costs as much as so many tokens of an evaluation: a forward pass and twice that for gradients."""
+_BF16_SPEED = 2.0
+"""How many times as fast training is in bf16; evaluations are not computed in bf16."""
+_MIN_WATCHED_ROWS = 60
 _SECONDS_BETWEEN_SAVES = 20.0
 """At the end of an epoch; `loop.save_every` counts steps besides."""
 
@@ -116,12 +123,15 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         strategy: ParallelStrategy = SINGLE,
         bound_steps: int | None = None,
         deadline: Deadline | None = None,
+        watched_fraction: float | None = None,
     ) -> None:
         """Build the trainer of a model on labelled data; for the other arguments see `Trainer`.
 
         Args:
             bound_steps: the steps of a run that must be as long as another one, whatever `loop.minutes` allows.
             deadline: when a run without `loop.minutes` must end; it makes fewer steps if they take longer than forecast.
+            watched_fraction: the fraction of the time of training that the evaluations before the last one may take,
+                if they choose nothing (`loop.select` last): they then read a part of a large validation file.
         """
         context = model.backbone.config.context
         self.data, self.task, self.affine = data, data.task, data.task.affine
@@ -138,26 +148,29 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         self.epoch_steps, self._all_steps = epoch_and_total_steps(
             len(self.train_dataset), config.loop, self.task.outputs
         )
+        self.watched_dataset = self._watched_rows(config, watched_fraction, bf16=runtime.bf16)
         self.best, self.sums = BestEpoch(), EpochSums()
         self._best_weights: ModelWeights | None = None  # in memory until a checkpoint is written
         self._saved_at = time.monotonic()
         self._ordered_pass, self._order = -1, seeded_permutation(0, 0, 0)
         self._bound_steps, self._deadline = bound_steps, deadline
         self._valid_logits: tuple[int, NDArray[np.float64]] | None = None  # of the last evaluated epoch
-        super().__init__(
-            run,
-            config,
-            model,
-            runtime,
-            stop,
-            progress,
-            compile_layers=bool(config.runtime.compile),
-            quiet=quiet,
-            began=began,
-            strategy=strategy,
-        )
+        options = {"compile_layers": bool(config.runtime.compile), "quiet": quiet}
+        super().__init__(run, config, model, runtime, stop, progress, **options, began=began, strategy=strategy)
         if not quiet:
             self.say_truncation()
+
+    def _watched_rows(self, config: FinetuneConfig, fraction: float | None, *, bf16: bool) -> LabelledDataset:
+        """Return the validation rows that an epoch before the last one is evaluated on."""
+        valid, train = self.valid_dataset, self.train_dataset
+        if fraction is None or config.loop.select == "best":
+            return valid
+        cost = (1.0 if config.transfer.freeze else _TRAINING_PASSES) / (_BF16_SPEED if bf16 else 1.0)
+        tokens = fraction * cost * self.epoch_steps * self.rows_per_step * train.num_tokens / max(1, len(train))
+        order = seeded_permutation(len(valid), config.runtime.seed, 0)
+        count = int(np.searchsorted(valid.tokens_read[order].cumsum(), tokens, side="right"))
+        count = max(count, _MIN_WATCHED_ROWS)
+        return valid if count >= len(valid) else valid.subset(np.sort(order[:count]))
 
     def say_truncation(self) -> None:
         """Report the texts that are longer than the context."""
@@ -275,16 +288,8 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
 
     def _time_evaluation(self) -> None:
         """Estimate the time of an evaluation from some of the validation rows."""
-        every = -(-len(self.valid_dataset) // _TIMED_ROWS)
         valid = self.valid_dataset
-        sample = LabelledDataset(
-            valid.texts[::every],
-            valid.labels[::every],
-            valid.special,
-            context=valid.context,
-            windows=valid.windows,
-            pair=valid.pair,
-        )
+        sample = valid.subset(range(0, len(valid), -(-len(valid) // _TIMED_ROWS)))
         started = time.monotonic()
         with self.strategy.full_model(self.model) as model:
             self._logits(model, sample)
@@ -297,9 +302,11 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         """Add the evaluations: one at the end of each epoch, and at the end of the run validation and test."""
         epochs = -(-steps // self.epoch_steps) - self.state.step // self.epoch_steps
         test_share = len(self.test_dataset) / max(1, len(self.valid_dataset)) if self.test_dataset else 0.0
-        per_epoch = 1 + (test_share if self.config.loop.watch_test else 0.0)
+        watched_share = self.watched_dataset.num_tokens / max(1, self.valid_dataset.num_tokens)
+        evaluations = max(0, epochs - 1) * watched_share + min(epochs, 1)
+        evaluations += epochs * test_share if self.config.loop.watch_test else 0.0
         at_end = test_share + (0 if self._can_reuse_logits and self.config.loop.select == "last" else 1)
-        return super()._other_seconds(steps) + self._measuring_seconds * (epochs * per_epoch + at_end)
+        return super()._other_seconds(steps) + self._measuring_seconds * (evaluations + at_end)
 
     def _run_epochs(self) -> None:
         with self.progress.task("fine-tuning", self.steps * self.rows_per_step, "texts") as bar:
@@ -366,9 +373,12 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         """Evaluate on validation, keep the best weights and log; a stop during this makes a resumed run repeat it."""
         with ema_weights(self.model, self.state.ema), self.strategy.full_model(self.model) as model:
             started = time.monotonic()
-            logits = self._logits(model, self.valid_dataset)
-            valid, self._valid_logits = self._measure(self.valid_dataset, logits), (epoch, logits)
-            self._note_measuring(time.monotonic() - started)
+            dataset = self.valid_dataset if self.state.step == self.steps else self.watched_dataset
+            logits = self._logits(model, dataset)
+            valid = self._measure(dataset, logits)
+            self._valid_logits = (epoch, logits) if dataset is self.valid_dataset else None
+            seconds = time.monotonic() - started
+            self._note_measuring(seconds * self.valid_dataset.num_tokens / max(1, dataset.num_tokens))
             watch_test = self.config.loop.watch_test and self.test_dataset
             test = self._evaluate(model, self.test_dataset) if watch_test and self.test_dataset else None
             # ties go to the lower validation loss, then to the earlier epoch
@@ -382,6 +392,7 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
             "valid_loss": valid.loss,
             **{f"valid_{name}": value for name, value in valid.figures().items()},
             "seconds": round(self.sums.seconds, 3),
+            **({} if dataset is self.valid_dataset else {"valid_rows": len(dataset)}),
         }
         if test:
             name, value = next(iter(test.figures().items()))
