@@ -146,9 +146,9 @@ def test_a_classifier_is_trained_from_scratch(typed, tmp_path):
         ),
         (
             "predict clf --input train.csv --out train.csv",
-            "--out train.csv is the file of --input, which would be lost; choose another --out",
+            "--out train.csv would overwrite the file of --input; choose another --out",
         ),
-        ("predict clf --input base", "base is a folder; --input takes one file"),
+        ("predict clf --input base", "--input must be a file, got the folder base"),
         ("pretrain base --out x", "base is a Headstart run folder, not text; give the text files"),
         (
             "finetune corpus.txt --from base --out x",
@@ -170,7 +170,7 @@ def test_a_named_pipe_is_refused_and_not_waited_for(typed, tmp_path):
     os.mkfifo(tmp_path / "pipe.csv")
     code, out, err = typed(f"predict clf --input {tmp_path / 'pipe.csv'}")
     assert (code, out) == (2, "")
-    assert err == f"headstart: {tmp_path / 'pipe.csv'} is neither a file nor a folder; --input takes one file\n"
+    assert err == f"headstart: --input must be a regular file, got {tmp_path / 'pipe.csv'}\n"
 
 
 @pytest.mark.parametrize(

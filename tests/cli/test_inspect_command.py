@@ -90,7 +90,7 @@ def test_a_file_in_another_encoding_is_reported_as_incomplete(typed, tmp_path, m
     if more:
         assert json.loads(out)["findings"][0]["message"] == why
     else:
-        assert out.splitlines()[0] == f"{path}: 1 row, then unreadable"
+        assert out.splitlines()[0] == f"{path}: 1 row, the rest is unreadable"
         assert out.splitlines()[4] == f"  ! cut short  {why.replace('labelled.encoding', '--encoding')}"
 
 

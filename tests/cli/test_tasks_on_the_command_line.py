@@ -290,15 +290,15 @@ REFUSED = {
         "--abstain is for one class per text, and several/bundle gives any number of labels"
     ),
     "predict rating 'a film' --abstain 0.9": "--abstain is for one class per text, and rating/bundle gives a rating",
-    "predict pair 'a film'": "this model reads pairs of texts: give two for each answer, got 1",
-    "predict several 'a film' --second-column b": "several reads single texts; omit --second-column",
+    "predict pair 'a film'": "this model expects pairs of texts, so an even number of texts, got 1",
+    "predict several 'a film' --second-column b": "several expects single texts; remove --second-column",
     "evaluate rating ratings-test.csv --errors": (
         "--errors is for one class per text; without it, evaluate reports each label or the errors of rating"
     ),
     "evaluate rating ratings-test.csv --task labels": (
         "--task is labels, but rating/bundle predicts rating; omit the setting"
     ),
-    "evaluate several labels-test.jsonl --second-column text": "several/bundle reads single texts; omit --second-column",
+    "evaluate several labels-test.jsonl --second-column text": "several/bundle expects single texts; remove --second-column",
     "finetune ratings.csv --task rating --transfer.class-weights balanced --from scratch --out x -q": (
         "--transfer.class-weights is for labels, and a rating has none; omit it"
     ),

@@ -132,9 +132,9 @@ def as_trained(bundle: "AnyClassifierBundle", config: LabelledConfig) -> Labelle
     if not task.pair:
         trained.pop("second_column", None)
         if config.second_column is not None:
-            raise DataError(f"{bundle.path} reads single texts; omit labelled.second_column")
+            raise DataError(f"{bundle.path} expects single texts; remove labelled.second_column")
     elif config.second_column is None and "second_column" not in trained:
-        raise DataError(f"{bundle.path} reads pairs of texts; give the second column with labelled.second_column")
+        raise DataError(f"{bundle.path} expects pairs of texts; name the second column with labelled.second_column")
     explicit = {name: value for name, value in config.model_dump().items() if value is not None}
     return merge_config(LabelledConfig, trained | explicit | {"task": task.kind})
 
