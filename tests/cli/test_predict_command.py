@@ -93,8 +93,8 @@ def test_a_broken_file_leaves_no_output(typed, tmp_path):
     code, _, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {tmp_path / 'out.csv'}")
     assert (code, err) == (
         2,
-        f"headstart: {tmp_path / 'in.csv'}, row 2: 2 cells where the header has 1; "
-        'put a text that contains the separator between quotes: "..."\n',
+        f"headstart: {tmp_path / 'in.csv'}, row 2: 2 cells, but the header has 1; "
+        'put quotes around a text that contains the separator: "..."\n',
     )
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
 

@@ -60,7 +60,7 @@ def test_an_interrupted_file_is_resumed_to_the_same_bytes(typed, model, file, tm
 def test_a_list_and_a_string_with_a_separator_are_the_same_labels(typed, folder):
     code, _, err = typed("finetune labels.csv --labelled.separator ; --from scratch --out text --loop.epochs 1")
     assert code == 0
-    assert "uneven labels in labels.csv: from war " in err
+    assert "imbalanced labels in labels.csv: from war " in err
     lists, text = (read_json(folder / name / "result.json")["data"]["train"] for name in ("several", "text"))
     assert text["sha256"] == lists["sha256"]
     assert text["counts"] == lists["counts"]
@@ -216,7 +216,7 @@ BAD = {
         "",
         LABEL % "null",
         "bad.jsonl, line 1: the labels are missing; write an empty list for a text without any, remove it, or "
-        "leave such rows out with --labelled.skip-empty",
+        "skip such rows with --labelled.skip-empty",
     ),
     "no list": (
         "",
@@ -243,7 +243,7 @@ BAD = {
     "no number at all": (
         "rating",
         RATE % "null",
-        "bad.jsonl, line 1: the rating is empty; give the row a number, remove it, or leave such rows out with "
+        "bad.jsonl, line 1: the rating is empty; give the row a number, remove it, or skip such rows with "
         "--labelled.skip-empty",
     ),
     "not finite": ("rating", RATE % "NaN", "bad.jsonl, line 1: the rating is nan, expected a finite number"),
@@ -254,7 +254,7 @@ BAD = {
     "an empty side": (
         "pair",
         '{"premise": "a film", "hypothesis": " ", "label": "same"}\n',
-        "bad.jsonl, line 1: the second text is empty; give the row a text, remove it, or leave such rows out with "
+        "bad.jsonl, line 1: the second text is empty; give the row a text, remove it, or skip such rows with "
         "--labelled.skip-empty",
     ),
     "half a pair": (
@@ -283,7 +283,7 @@ def test_a_bad_label_gets_one_line(typed, folder, case):
 
 REFUSED = {
     "compare labels.jsonl --test labels-test.jsonl --arms majority,scratch --out cmp -q": (
-        "compare is for one class per text, and labels.jsonl has several labels per text; run finetune with --test once with "
+        "compare supports one class per text, but labels.jsonl has several labels per text; run finetune with --test once with "
         "--from a pretrained folder and once with --from scratch, over several --runtime.seed, and compare their result.json"
     ),
     "predict several 'a film' --abstain 0.9": (
@@ -293,7 +293,7 @@ REFUSED = {
     "predict pair 'a film'": "this model expects pairs of texts, so an even number of texts, got 1",
     "predict several 'a film' --second-column b": "several expects single texts; remove --second-column",
     "evaluate rating ratings-test.csv --errors": (
-        "--errors is for one class per text; without it, evaluate reports each label or the errors of rating"
+        "--errors needs a model for one class per text, got rating; remove --errors"
     ),
     "evaluate rating ratings-test.csv --task labels": (
         "--task is labels, but rating/bundle predicts rating; omit the setting"

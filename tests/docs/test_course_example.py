@@ -90,7 +90,7 @@ def test_called_again_it_repeats_nothing(finished):
     before = {path: path.stat().st_mtime_ns for path in (out / "comparison" / "cells").iterdir()}
     done = experiment(out / "data", out, "--tiny")
     assert done.returncode == 0, done.stderr
-    assert "is finished already" in done.stderr
+    assert "is already finished" in done.stderr
     assert {path: path.stat().st_mtime_ns for path in (out / "comparison" / "cells").iterdir()} == before
 
 

@@ -126,7 +126,7 @@ def test_an_objective_that_the_imported_head_was_not_made_for_is_refused(sources
     pairs = {"objective": "masked", "next_sentence.weight": 1.0}
     with pytest.raises(ConfigError) as caught:
         api.pretrain(data / "texts.txt", out=tmp_path / "one", backbone=source, settings=pairs)
-    assert str(caught.value) == f"next_sentence.weight is not for {source}, a bert: omit it"
+    assert str(caught.value) == f"next_sentence.weight does not support {source}, a bert; remove it"
     source = sources("gpt2")
     with pytest.raises(ConfigError) as caught:
         api.pretrain(data / "texts.txt", out=tmp_path / "one", backbone=source, settings={"objective": "hybrid"})

@@ -180,7 +180,7 @@ def test_another_tokenizer_stops_the_transfer(tmp_path, tokenizer):
         transfer(str(tmp_path / "b"), model, other)
     assert str(caught.value) == (
         f"{tmp_path / 'b'} was pretrained with another tokenizer ({tokenizer.digest[:12]}, not {other.digest[:12]}); "
-        "leave --tokenizer out to use its own"
+        "remove --tokenizer to use its own"
     )
     assert torch.equal(before, model.backbone.embedding.weight)
 

@@ -120,7 +120,7 @@ def test_finetune_and_compare_take_a_starter_and_report_what_it_has_seen(home, t
     train, test = str(home / "train.csv"), str(home / "test.csv")
     config = finetune_config(loop__epochs=1)
     run = finetune_run(train, tmp_path / "clf", config, backbone="starter:xx", test=test)
-    note = f"none of the 24 texts of {test} was in the pretraining text of starter:xx verbatim"
+    note = f"none of the 24 texts of {test} has an exact duplicate in the pretraining text of starter:xx"
     assert note in read_json(run.path / "result.json")["notes"]
     plan = {"backbones": ("starter:xx",), "seeds": 1, "arms": ("pretrained",)}
     page = run_compare(CompareRequest(train=train, out=tmp_path / "cmp", test=test, **plan), config)

@@ -90,7 +90,7 @@ class RunFolder:
         if facts.get("format") != FORMAT:
             raise StoreError(f"{path} {wrong_format_error(facts.get('format'), 'start another run')}")
         if not isinstance(facts.get("inputs"), dict):
-            raise StoreError(f"{path / 'run.json'} is damaged: it does not list the inputs of the run")
+            raise StoreError(f"{path / 'run.json'} is damaged: the inputs of the run are missing")
         if facts.get("kind") != kind:
             raise UsageError(f"{path} contains a {facts.get('kind')} run, not a {kind} run")
         return run
