@@ -279,7 +279,7 @@ def test_a_regressor_predicts_the_same_numbers_after_loading(tmp_path):
     regressor = headstart.TextRegressor(**settings).fit(TEXTS, numbers)
     predicted = regressor.predict(TEXTS)
     assert ((predicted >= 0) & (predicted <= 1)).all()
-    assert regressor.score(TEXTS, numbers) > 0  # better than always answering the mean
+    assert regressor.score(TEXTS, numbers) > 0  # better than always predicting the mean
     regressor.save(tmp_path / "saved")
     assert headstart.TextRegressor.load(tmp_path / "saved").predict(TEXTS).tolist() == predicted.tolist()
 

@@ -37,8 +37,8 @@ def test_texts_that_are_not_sure_enough_get_no_answer(sure, typed):
     assert right / len(kept) == pytest.approx(wanted["precision"])
     first, last = err.splitlines()
     assert re.fullmatch(
-        r"answers below 0\.\d{3} are withheld: of 240 validation rows \d+ % were answered, "
-        r"[\d.]+ % of those correctly \(95 % interval [\d.]+ to [\d.]+\)",
+        r"predictions with a probability below 0\.\d{3} are withheld: on 240 validation rows, \d+ % of the predictions "
+        r"were kept, and [\d.]+ % of those were correct \(95 % interval [\d.]+ to [\d.]+\)",
         first,
     )
     assert last == f"{240 - len(kept)} of 240 rows are below the threshold of --abstain and not classified"

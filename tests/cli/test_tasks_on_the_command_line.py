@@ -287,9 +287,9 @@ REFUSED = {
         "--from a pretrained folder and once with --from scratch, over several --runtime.seed, and compare their result.json"
     ),
     "predict several 'a film' --abstain 0.9": (
-        "--abstain is for one class per text, and several/bundle gives any number of labels"
+        "--abstain supports one class per text, but several/bundle predicts any number of labels"
     ),
-    "predict rating 'a film' --abstain 0.9": "--abstain is for one class per text, and rating/bundle gives a rating",
+    "predict rating 'a film' --abstain 0.9": "--abstain supports one class per text, but rating/bundle predicts a rating",
     "predict pair 'a film'": "this model expects pairs of texts, so an even number of texts, got 1",
     "predict several 'a film' --second-column b": "several expects single texts; remove --second-column",
     "evaluate rating ratings-test.csv --errors": (
@@ -361,6 +361,6 @@ def test_a_compact_export_keeps_the_task_the_figures_and_the_card(typed, folder,
     assert half.about == whole.about
     assert (half.windows, half.attention, half.objective) == (whole.windows, whole.attention, whole.objective)
     card = (whole.path / "README.md").read_text("utf-8")
-    assert "## Figures" in card
+    assert "## Evaluation" in card
     rounded = card.replace("Weights are safetensors;", "Weights are safetensors in bf16, computed in fp32;")
     assert (half.path / "README.md").read_text("utf-8") == rounded != card

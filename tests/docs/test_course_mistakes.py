@@ -146,7 +146,7 @@ def test_2_test_chooses_nothing(data, language_model, tmp_path):
 def test_2_test_texts_that_stand_in_train_are_found_and_the_figure_is_given_with_and_without_them(comparison):
     assert comparison.data.test.overlap == tuple(range(NUM_DUPLICATES))
     page = render(comparison)
-    assert f"* without the {NUM_DUPLICATES} test texts that also appear in train." in page
+    assert f"* without the {NUM_DUPLICATES} test texts with an exact duplicate in train." in page
     gold = comparison.data.test.gold
     for reading in protocol_accuracies(comparison, "all"):
         (cell,) = comparison.runs_of(reading.arm, "all")

@@ -204,7 +204,7 @@ LAYER = "base.transformer_encoder.layers"
         ),
         (
             lambda t: [renamed(t, name, name.replace("layers.2.", "layers.7.")) for name in list(t)],
-            "transformer_encoder.layers.2.self_attn.in_proj_weight is missing (and 23 more faults)",
+            "transformer_encoder.layers.2.self_attn.in_proj_weight is missing (and 23 more errors)",
         ),
         (
             lambda t: t.update({f"{LAYER}.0.norm1.bias": torch.ones(WIDTH + 1)}),
@@ -214,7 +214,7 @@ LAYER = "base.transformer_encoder.layers"
             lambda t: t.update(
                 {"classifier.decoder.bias": torch.ones(2), "classifier.decoder.weight": torch.ones(2, 16)}
             ),
-            "classifier.decoder.weight is (2, 16) for (61, 16) (and 1 more faults)",
+            "classifier.decoder.weight is (2, 16) for (61, 16) (and 1 more errors)",
         ),
         (
             lambda t: t.update({"base.encoder.weight": t["base.encoder.weight"].half()}),

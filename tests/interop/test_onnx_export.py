@@ -169,7 +169,7 @@ def test_int8_says_how_well_it_agreed(exported, capsys):
     assert run(["predict", str(folder), TEXTS[0], "--int8"]) == 0
     row = json.loads((folder / "headstart.json").read_text())["files"][1]
     assert capsys.readouterr().err == (
-        f"int8: {row['same_answers']} of {row['texts']} answers are the same as in full precision, on "
+        f"int8: {row['same_answers']} of {row['texts']} predictions are the same as in full precision, on "
         f"{row['texts']} texts generated "
         "from the vocabulary\n"
     )

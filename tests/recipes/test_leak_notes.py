@@ -186,7 +186,7 @@ def test_a_comparison_counts_near_duplicates_like_exact_ones(folder, tmp_path):
     assert (data["test"]["overlap"], data["test"]["near"]) == ([0], [1, 5])
     assert f"1 of 6 texts of {test} has an exact duplicate in {train}" in data["notes"]
     assert (
-        f"2 more of 6 texts of {test} appear in {train} as near-duplicates: some words differ, or the text is "
+        f"2 more of 6 texts of {test} have a near-duplicate in {train}: some words differ, or the text is "
         f"part of a longer one" in data["notes"]
     )
     seen = f"1 of the 6 texts of {test} has an exact duplicate in the pretraining text of {folder / 'clean'}"
@@ -195,4 +195,7 @@ def test_a_comparison_counts_near_duplicates_like_exact_ones(folder, tmp_path):
     (record,) = comparison.runs_of("majority", "all")
     right = [record.predictions[row] == data["test"]["gold"][row] for row in (2, 3, 4)]
     assert summarise(comparison, "majority", "all").without_overlap == pytest.approx(sum(right) / 3)
-    assert "without the 1 test text that also appears in train and the 2 that almost do." in Path(page).read_text()
+    assert (
+        "without the 1 test text with an exact duplicate in train and the 2 with a near-duplicate."
+        in Path(page).read_text()
+    )

@@ -250,5 +250,5 @@ def _load(model: Model[LanguageHead], named: Named, path: Path) -> tuple[Importe
 
 
 def _mismatch_error(path: Path, faults: list[str]) -> TransferError:
-    others = f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else ""
+    others = f" (and {len(faults) - 1} more errors)" if len(faults) > 1 else ""
     return TransferError(f"{path} does not fit the course's language model: {faults[0]}{others}; nothing was imported")

@@ -136,7 +136,7 @@ class RunFolder:
             raise
 
     def check_inputs_unchanged(self, facts: dict[str, Any]) -> None:
-        """Record what a new run reads; refuse to resume a run whose inputs have changed since."""
+        """Record the inputs of a new run; raise an error if those of a resumed run have changed."""
         path = self.path / "inputs.json"
         if not path.is_file():
             write_checksummed(path, facts)
