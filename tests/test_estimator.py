@@ -290,7 +290,7 @@ def test_pairs_of_texts_are_tuples():
     assert fitted.predict(pairs[:3]).shape == (3,)
     with pytest.raises(InputError) as caught:
         fitted.predict(TEXTS[:3])
-    assert str(caught.value) == "X holds texts, it was fitted on pairs"
+    assert str(caught.value) == "X contains texts, but the model was fitted on pairs"
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,8 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         """Return the texts, or pairs if the estimator was fitted on pairs."""
         texts, pair = check_texts(X, "X"), self._predictor().task.pair
         if isinstance(texts[0], str) == pair:
-            raise InputError(f"X holds {'texts, it was fitted on pairs' if pair else 'pairs, it was fitted on texts'}")
+            kind, fitted = ("texts", "pairs") if pair else ("pairs", "texts")
+            raise InputError(f"X contains {kind}, but the model was fitted on {fitted}")
         return texts
 
     def save(self, folder: str | Path) -> Path:
@@ -295,7 +296,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         bundle = load_classifier(Path(folder))
         task_name = bundle.task.kind
         if task_name not in cls._TASK_NAMES:
-            raise UsageError(f"{folder} gives {_OUTPUTS[task_name]}; load it with {_COUNTERPART[cls.__name__]}")
+            raise UsageError(f"{folder} predicts {_OUTPUTS[task_name]}; load it with {_COUNTERPART[cls.__name__]}")
         estimator = cls(**bundle.about.get("parameters", {}))
         classes = bundle.about.get("classes") or bundle.labels
         estimator._load_files(find_bundle(Path(folder)), np.array(classes) if classes else None)

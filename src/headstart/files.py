@@ -112,7 +112,7 @@ def read_manifest(folder: Path, *, kind: str, deep: bool = True) -> dict[str, An
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise StoreError(f"{path} is damaged: it does not list files")
     if manifest.get("format") != FORMAT:
-        raise StoreError(f"{folder} {wrong_format_error(manifest.get('format'), 'make it anew')}")
+        raise StoreError(f"{folder} {wrong_format_error(manifest.get('format'), 'create it again')}")
     _verify_checksum(path, raw, manifest)
     if manifest.get("kind") != kind:
         raise UsageError(f"{folder} is a Headstart folder of kind {manifest.get('kind')}; this needs {kind}")

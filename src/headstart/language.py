@@ -108,7 +108,7 @@ class Languages:
         codes = self.main or tuple(self.fractions)[:3]
         names = [f"{language_name(code)} ({100 * self.fractions[code]:.0f} %)" for code in codes]
         listing = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-        return f"{'' if self.main else 'of no prevailing language: '}{listing}, {self.script} script"
+        return f"{'' if self.main else 'in several languages: '}{listing}, {self.script} script"
 
 
 def detect_languages(texts: Sequence[str]) -> Languages:

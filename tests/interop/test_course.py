@@ -238,7 +238,7 @@ def test_what_is_missing_extra_or_of_another_shape_is_refused_whole(course, voca
     tensors = dict(course.state_dict())
     change(tensors)
     path = saved(tensors, tmp_path / "lab.safetensors")
-    expected = f"{path} does not fit the course's language model: {words}; nothing was imported"
+    expected = f"{path} does not match the course's language model: {words}; nothing was imported"
     assert refusal(path, vocabulary, tmp_path / "out") == expected
 
 
@@ -291,7 +291,7 @@ def test_the_lines_that_convert_do_convert(course, vocabulary, tmp_path, inside,
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("lab.npz", "{path} is not a .safetensors file; import reads the course's weights in this format only"),
+        ("lab.npz", "{path} is not a .safetensors file; the weights of the course can be imported in this format only"),
         ("lab.safetensors", "no such file: {path}"),
     ],
 )

@@ -108,7 +108,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write a tokenizer's files, unless the folder holds a file of another tokenizer."""
     for name in (TOKENIZER_FILE, MODEL_FILE, DICTIONARY_FILE, HF_FILE):
         if name not in files and (folder / name).exists():
-            raise StoreError(f"cannot save a tokenizer in {folder}: {name} of another tokenizer is there already")
+            raise StoreError(f"cannot save a tokenizer in {folder}: it already contains {name} of another tokenizer")
     for name, content in files.items():
         atomic_write(folder / name, content)
 

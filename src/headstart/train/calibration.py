@@ -157,7 +157,7 @@ def calibrate(logits: Floats, gold: Ints, decisions_per_text: int = 1) -> Calibr
     before, after = log_loss(logits, gold), log_loss(calibrated, gold)
     if reason is None and after >= before:
         temperature, calibrated = 1.0, logits
-        reason = f"a temperature does not lower the log-loss of validation ({before:.4f}, {after:.4f} with one)"
+        reason = f"a temperature does not reduce the log-loss on validation ({before:.4f}, {after:.4f} with one)"
     single = decisions_per_text == 1
     return Calibration(
         temperature=temperature,
@@ -174,9 +174,11 @@ def calibrate(logits: Floats, gold: Ints, decisions_per_text: int = 1) -> Calibr
 def _describe_bound(temperature: float) -> str | None:
     lowest, highest = TEMPERATURE_RANGE
     if math.isclose(temperature, highest, rel_tol=1e-3):
-        return "the highest that is tried: the model's scores say little about which answers are correct"
+        return (
+            "the highest value that is tried: the scores of the model hardly depend on whether a prediction is correct"
+        )
     if math.isclose(temperature, lowest, rel_tol=1e-3):
-        return "the lowest that is tried: the model's scores hardly differ between the labels"
+        return "the lowest value that is tried: the scores of the model hardly differ between the labels"
     return None
 
 
@@ -184,7 +186,7 @@ def fit_temperature(logits: Floats, gold: Ints, decisions_per_text: int = 1) -> 
     """Return the temperature of lowest log-loss, or 1 and the reason why none can be fitted."""
     num_texts = len(gold) // decisions_per_text
     if len(gold) < MIN_ROWS * decisions_per_text:
-        return 1.0, f"{num_texts} validation rows are too few to fit on (at least {MIN_ROWS}; {_ROWS_HINT})"
+        return 1.0, f"{num_texts} validation rows are too few to fit a temperature (at least {MIN_ROWS}; {_ROWS_HINT})"
     if len(np.unique(gold)) == 1:
         return 1.0, "the validation rows have one label only"
     if (logits.argmax(axis=1) == gold).all():
@@ -263,7 +265,7 @@ def _choose_threshold(label: str, probabilities: Floats, has_label: NDArray[np.b
 
 def _why_not_chosen(num_rows: int, positives: int) -> str | None:
     if num_rows < MIN_ROWS:
-        return f"{num_rows} validation rows are too few to choose on (at least {MIN_ROWS})"
+        return f"{num_rows} validation rows are too few to choose a threshold (at least {MIN_ROWS})"
     if min(positives, num_rows - positives) >= MIN_LABEL_ROWS:
         return None
     few_have_it = positives < MIN_LABEL_ROWS
