@@ -1,9 +1,9 @@
-"""What pretraining steps of several sizes take here in time and memory, for `headstart params --forecast` to be fitted to.
+"""Measures the time and memory of pretraining steps of several sizes, and fits the constants of `headstart params --forecast`.
 
 python benchmarks/forecast.py measure --machine h200 --out docs/results/steps-h200.json
 python benchmarks/forecast.py fit docs/results/steps-h200.json docs/results/steps-cpu.json
 
-On a CPU a step is timed by one thread's own processor time, so that other work on the machine counts as little as can be.
+On a CPU a step is timed by the processor time of one thread, which other load on the machine affects least.
 """
 
 import argparse
@@ -45,7 +45,7 @@ CPU = (
 
 
 def corpus(count: int, mean: float) -> SimpleNamespace:
-    """Documents of random tokens whose lengths are those of reviews."""
+    """Documents of random tokens with the lengths of reviews."""
     chance = np.random.default_rng(0)
     sizes = np.maximum(5, chance.lognormal(np.log(mean) - 0.32, 0.8, count)).astype(np.int64)
     flat = chance.integers(4, VOCABULARY, sizes.sum()).astype(np.uint16)
@@ -56,7 +56,7 @@ def corpus(count: int, mean: float) -> SimpleNamespace:
 
 
 def measure(preset: str, rows: int, compiled: bool, changes: dict, texts: SimpleNamespace, steps: int) -> dict:  # noqa: PLR0915
-    """The median of the later steps, and the most memory at any moment of them."""
+    """Return the median time of the later steps, and their peak memory."""
     import torch
 
     from headstart.config import presets
@@ -161,7 +161,7 @@ def main() -> None:
 
 
 def fit_all(files: list[Path]) -> None:
-    """Fit the constants of each machine, and print them with the errors of every run: within, and when it is left out."""
+    """Fit the constants of each machine, and print them with the errors of every run, in the fit and left out of it."""
     from headstart.recipes.forecast import MACHINES, fit_factors, forecast_errors
 
     for file in files:
