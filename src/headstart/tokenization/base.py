@@ -24,7 +24,7 @@ MODEL_FILE = "sentencepiece.model"
 DICTIONARY_FILE = "dict.txt"
 HF_FILE = "imported.json"
 SIZE_LIMIT = 256 * 1024 * 1024
-"""A tokenizer file of more bytes is refused unread: a million pieces take less than half of it."""
+"""The size limit of a tokenizer file in bytes; a million pieces take less than half of it."""
 
 
 @dataclass(frozen=True)

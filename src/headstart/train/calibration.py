@@ -38,11 +38,11 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 MIN_ROWS = 50
-"""Validation rows below which nothing is fitted: a temperature from a handful of rows is noise."""
+"""Minimum number of validation rows for fitting; a temperature from a few rows is noise."""
 MIN_ANSWERED = 20
-"""Predictions below which a threshold's precision is not believed."""
+"""Minimum number of predictions above a threshold for an estimate of its precision."""
 MIN_LABEL_ROWS = 5
-"""Validation rows with a label, and without it, below which its threshold stays 0.5."""
+"""Minimum number of validation rows with a label, and without it; otherwise its threshold stays 0.5."""
 FOLDS = 5
 _ROWS_HINT = "a larger validation file or labelled.valid_fraction gives more"
 
@@ -67,15 +67,15 @@ class Calibration:
 
     temperature: float
     reason: str | None
-    """Why the temperature stayed 1; None where it was fitted."""
+    """The reason why the temperature stayed 1; None if it was fitted."""
     rows: int
     before: Reliability
     after: Reliability
-    """On validation, each row with a temperature fitted without it."""
+    """The reliability on validation, each row with a temperature fitted without it."""
     test: Reliability | None
     thresholds: tuple[Threshold, ...]
     bound: str | None = None
-    """What it means that the temperature is the highest or the lowest that is tried; None for one in between."""
+    """The meaning of a temperature that is the highest or the lowest value tried; None for other values."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields for JSON."""
@@ -94,7 +94,7 @@ class LabelThreshold:
     rows: int
     """Validation rows that have the label."""
     reason: str | None
-    """Why the threshold stayed 0.5; None where it was chosen."""
+    """The reason why the threshold stayed 0.5; None if it was chosen."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields for JSON."""
@@ -103,7 +103,7 @@ class LabelThreshold:
 
 @dataclass(frozen=True)
 class CalibrationResult:
-    """The calibrated task, and how it was calibrated."""
+    """The calibrated task and the record of its calibration."""
 
     task: Task
     calibration: Calibration | None
@@ -111,12 +111,12 @@ class CalibrationResult:
 
     @property
     def temperature(self) -> float:
-        """The number that logits are divided by."""
+        """The divisor of the logits."""
         return self.calibration.temperature if self.calibration else 1.0
 
 
 def calibrate_task(task: Task, logits: Floats, gold: NDArray[Any]) -> CalibrationResult:
-    """Fit the temperature and the thresholds that a task has."""
+    """Fit the temperature and the thresholds of a task."""
     if isinstance(task, SingleLabel):
         return CalibrationResult(task, calibrate(logits, gold))
     if not isinstance(task, MultiLabel):
@@ -279,7 +279,7 @@ def _f1(predicted: NDArray[np.bool_], has_label: NDArray[np.bool_]) -> float:
 
 
 def fold_temperature(head: "ClassifierHead", temperature: float) -> None:
-    """Divide the weights and the bias of the head's last layer, so that its logits come out divided."""
+    """Divide the weights and the bias of the head's last layer, which divides its logits."""
     import torch
 
     with torch.no_grad():

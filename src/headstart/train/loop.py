@@ -43,9 +43,9 @@ class TrainState:
     seed: int
     step: int = 0
     ema: EMA | None = None
-    """The average of the weights, if `optim.ema_decay` asks for one."""
+    """The average of the weights, if `optim.ema_decay` is set."""
     strategy: ParallelStrategy = SINGLE
-    """How several processes train the model together."""
+    """The strategy of several processes."""
 
 
 @dataclass(frozen=True)
