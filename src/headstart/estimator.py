@@ -188,15 +188,15 @@ def _build_task(rows: LabelledTexts, names: tuple[str, ...], config: FinetuneCon
 _NETWORK_SETTINGS = ("model.", "tokenizer.")
 _ARGUMENTS = """    Args:
         backbone: a pretrained folder, a starter ("starter:en"), `hf:` and a folder of transformers, or "scratch" for random
-            weights. "starter:auto" takes the starter for the language of the texts; `backbone_` has its name.
-        unlabelled: texts to pretrain on first, starting from `backbone`. This happens in every `fit`, so that a search over
-            many settings is faster with a folder that `headstart.pretrain` made once.
-        preset: named settings to start from; None takes those of the backbone's type, as `headstart finetune` does.
-        epochs: passes over the labelled texts; None takes the preset's value, as do `lr` and `batch_size`.
+            weights. "starter:auto" selects the starter for the language of the texts; `backbone_` has its name.
+        unlabelled: texts to pretrain on first, starting from `backbone`. Pretraining is repeated in every `fit`, so a search
+            over many settings is faster with a folder that `headstart.pretrain` wrote once.
+        preset: named settings; by default, those that fit the backbone, as in `headstart finetune`.
+        epochs: number of passes over the labelled texts; None means the value of the preset, also for `lr` and `batch_size`.
         valid_fraction: the fraction of the texts that selects the best epoch and calibrates the probabilities.
         settings: any other setting of fine-tuning by its dotted name, and those of the network (`model.`, `tokenizer.`).
         pretraining: settings of the pretraining on `unlabelled`.
-        seed: the seed of every random choice.
+        seed: the random seed.
         device: auto, cpu, cuda, cuda:N or mps.
     """
 _OUTPUTS = {"classes": "classes", "labels": "labels", "rating": "a rating"}
