@@ -179,7 +179,7 @@ def draw_labels(name: str, linear: list[dict[str, Any]]) -> bytes:
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.xaxis.set_minor_locator(figures.NullLocator())
     axes.yaxis.set_major_locator(figures.round_ticks())
-    axes.set_xlabel("number of labelled training texts", color=figures.INK)
+    axes.set_xlabel("labelled training texts", color=figures.INK)
     figures.label_line_ends(axes, ends)
     return figures.png(figure)
 
