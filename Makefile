@@ -1,10 +1,10 @@
-# Two commands matter: `make demo` shows the whole story, `make test` says whether the code is sound.
-# Both make their own virtual environment and need nothing but Python 3.11+ and make.
+# `make demo` runs the complete workflow on example data; `make test` runs lint, type checks and tests.
+# Both create their own virtual environment and require Python 3.11 or newer and make.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# threads that spin while waiting slow small machines down; the command line sets this for itself
+# spinning threads slow down small machines; the command line sets this variable itself
 export OMP_WAIT_POLICY ?= PASSIVE
 # a worker runs whole files, so that what the tests of a file share is made once; the longest files come first
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
@@ -26,7 +26,7 @@ types: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(PYTEST) -m "not slow and not gpu"
 
-# what `make test` leaves out: further compilations, exports, killed processes and repeated runs
+# tests that `make test` skips: compilations, exports, killed processes and repeated runs
 test-slow: $(VENV)/.dev
 	$(PYTEST) -m "slow and not gpu"
 
@@ -37,19 +37,19 @@ test-all: $(VENV)/.dev
 test-distributed: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests/distributed -m "not gpu"
 
-# on a machine with a CUDA device and a Python that has torch and pytest already
+# requires a CUDA device and a Python with torch and pytest
 test-gpu:
 	PYTHONPATH=src:starters/src $(PYTHON) -m pytest -q -m gpu tests/gpu tests/kernels tests/model tests/train tests/recipes tests/distributed
 
-# the same kernels without a GPU, by triton's interpreter: wants triton, and a numpy before 2.4
+# the kernels without a GPU, in the interpreter of triton; requires triton and numpy < 2.4
 test-kernels:
 	TRITON_INTERPRET=1 PYTHONPATH=src $(PYTHON) -m pytest -q tests/kernels/test_triton_cross_entropy.py tests/kernels/test_triton_elementwise.py tests/kernels/test_triton_mlp.py
 
-# the documentation, into build/site; look at it with: python3 -m http.server -d build/site
+# builds the documentation in build/site; view it with: python3 -m http.server -d build/site
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-# kills, full disks, damaged files and bad bytes: minutes, and an hour with the figures of docs/results/robustness.md
+# kills, full disks, damaged files and invalid bytes: minutes; torture-full takes an hour and writes docs/results/robustness.md
 torture: $(VENV)/.dev
 	$(BIN)/python tests/faults/torture.py --size usual --out build/torture.json
 

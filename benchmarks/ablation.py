@@ -1,8 +1,9 @@
-"""The course's last question with numbers: which objective, block and text make the best start, at equal tokens and size.
+"""Ablation of pretraining: compares objectives, blocks and texts at equal tokens and size (the last question of the course).
 
     python benchmarks/ablation.py --general novels --own reviews --mixture novels-and-reviews --out ablation --jobs 4
 
-The three are prepared folders of one tokenizer. Writes one pretrained folder an arm; benchmarks/crossvalidate.py then fine-tunes them all alike.
+The three arguments are prepared folders with the same tokenizer. The script writes one pretrained folder per arm;
+benchmarks/crossvalidate.py then fine-tunes all of them with the same settings.
 """
 
 import argparse

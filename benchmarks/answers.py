@@ -1,10 +1,10 @@
-"""Answers of a classifier on CPU cores beside a transformers pipeline of the same model: many texts, and the first one.
+"""Speed of predictions on CPU cores, compared with a transformers pipeline of the same model: many texts, and the first one.
 
 python benchmarks/answers.py --work FOLDER [--threads 1] [--rounds 5] [--out docs/results/cpu.json]
 
-The first run makes the models in FOLDER: tokenizer and a short fine-tuning on the demo's snippets, for each kind of
-network, then `headstart export --to hf` and `--to onnx`. Everyone answers the same texts in turn, in one process; how many
-answers int8 leaves as they were is counted on more texts, once. Cold starts are processes of their own, in turn too.
+The first run creates the models in FOLDER: for each type of network a tokenizer and a short fine-tuning on the snippets of the
+demo, then `headstart export --to hf` and `--to onnx`. All sides predict the same texts in turn, in one process. The number of
+predictions that int8 does not change is counted once, on more texts. Cold starts are separate processes, also in turn.
 """
 
 import csv
@@ -34,9 +34,9 @@ KINDS = {
     "modern-nano": ("modern-nano", {"loop.epochs": 2, "loop.min_steps": 1, "optim.lr": 1e-3}),
 }
 LEARN, SNIPPETS, REVIEWS = 1500, 600, 600
-"""Rows to learn from, and texts that are timed."""
+"""Training rows, and texts that are timed."""
 MORE = 2000
-"""Texts of each kind on which answers are compared."""
+"""Texts of each kind for the comparison of predictions."""
 LINEAR = "TF-IDF + logistic regression (another model)"
 PIPELINES = ("pipeline, one at a time (its default)", "pipeline, batches of 8")
 COLD = {
@@ -61,7 +61,7 @@ COLD = {
 
 
 def texts() -> tuple[list[dict[str, str]], list[str], list[str]]:
-    """Rows to learn from, snippets, and reviews of up to a hundred words: as many as are compared."""
+    """Return training rows, snippets, and reviews of up to a hundred words, as many as are compared."""
     with builtin_reviews().open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     short = [row for row in rows if row["source"] == "rotten_tomatoes"]
@@ -72,7 +72,7 @@ def texts() -> tuple[list[dict[str, str]], list[str], list[str]]:
 
 
 def made(work: Path, kind: str) -> Path:
-    """The classifier of a kind, and its two exports beside it."""
+    """Return the classifier of a type of network, and its two exports."""
     folder = work / kind
     if not (folder / "bundle").exists():
         train = work / "train.csv"
@@ -89,7 +89,7 @@ def made(work: Path, kind: str) -> Path:
 
 
 def answerers(folder: Path, threads: int) -> dict:
-    """Each a function from texts to labels."""
+    """Return the sides, each a function from texts to labels."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -113,7 +113,7 @@ def answerers(folder: Path, threads: int) -> dict:
 
 
 def compared(kind: str, folder: Path, threads: int, rounds: int) -> list[dict]:
-    """Rates and agreement on snippets and reviews."""
+    """Measure rates and agreement on snippets and reviews."""
     predictor = Predictor.load(folder, RuntimeConfig(device="cpu", threads=threads))
     rows = []
     _, short, long = texts()
@@ -152,7 +152,7 @@ def compared(kind: str, folder: Path, threads: int, rounds: int) -> list[dict]:
 
 
 def agreed(kind: str, folder: Path) -> list[dict]:
-    """How many labels the exports leave as torch in full precision has them."""
+    """Count the labels of the exports that equal those of torch in full precision."""
     predictor = Predictor.load(folder, RuntimeConfig(device="cpu", threads=1))
     rows = []
     for what, batch in zip(("snippets", "reviews"), texts()[1:], strict=True):
@@ -167,7 +167,7 @@ def agreed(kind: str, folder: Path) -> list[dict]:
 
 
 def cold(kind: str, folder: Path, rounds: int) -> list[dict]:
-    """Seconds from the shell's order to the answer."""
+    """Return the seconds from the start of a command to its prediction."""
     result = {name: {"wall": [], "cpu": []} for name in COLD}
     for _ in range(rounds):
         for name, command in COLD.items():

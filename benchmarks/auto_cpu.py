@@ -2,11 +2,11 @@
 
     python benchmarks/auto_cpu.py --data DATA --work runs/auto-cpu
 
-Rows are drawn from the training parts of `DATA/suite`: complaints (600 of 8,000 rows with a label, the others without; three
-draws), clinc150 (10 rows of each of 150 intents), cls-de-books (600 labels in 2,000 rows) and zh-shop (600 in 10,000). The
-test file is read once per draw. Goes on where it was stopped, and keeps every draw in docs/results/auto_cpu.json.
+Rows are sampled from the training parts of `DATA/suite`: complaints (600 of 8,000 rows with a label, the others without; three
+samples), clinc150 (10 rows of each of 150 intents), cls-de-books (600 labels in 2,000 rows) and zh-shop (600 in 10,000). The
+test file is read once per sample. An interrupted run continues, and every sample is recorded in docs/results/auto_cpu.json.
 
-`--rehearse` judges on other training rows in place of the test file and writes rehearsal.json in the work folder.
+`--rehearse` evaluates on other training rows instead of the test file and writes rehearsal.json in the work folder.
 """
 
 import argparse
@@ -29,14 +29,14 @@ Rows = list[dict[str, str]]
 
 
 class Cell(NamedTuple):
-    """A table to draw: a set, the rows of its table, how many have a label, and the number of draws."""
+    """A table to sample: the dataset, its number of rows, the number of labels, and the number of samples."""
 
     name: str
     labels: int
     rows: int
     draws: int
     per_label: int | None = None
-    """Rows of each label, of a table without unlabelled rows."""
+    """Rows per label, for a table without unlabelled rows."""
 
 
 CELLS = (
@@ -53,7 +53,7 @@ def read_split(data: Path, name: str, split: str) -> Rows:
 
 
 def draw_rows(rows: Rows, cell: Cell, seed: int) -> Rows:
-    """Draw the rows of a table; beyond the labels that a cell has, the cells of the label column are empty."""
+    """Sample the rows of a table; the label is empty in all rows but those that have one."""
     rows = list(rows)
     random.Random(seed).shuffle(rows)
     if cell.per_label is None:
@@ -65,7 +65,7 @@ def draw_rows(rows: Rows, cell: Cell, seed: int) -> Rows:
 
 
 def write_files(data: Path, folder: Path, cell: Cell, seed: int, *, rehearse: bool) -> tuple[Path, Path]:
-    """Write the table of a draw and the rows it is judged on."""
+    """Write the table of a sample and the rows for its evaluation."""
     train = read_split(data, cell.name, "train")
     if rehearse:
         random.Random(0).shuffle(train)
@@ -83,7 +83,7 @@ def write_files(data: Path, folder: Path, cell: Cell, seed: int, *, rehearse: bo
 
 
 def run_draw(data: Path, work: Path, cell: Cell, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Run the command once and return what it reached and how long it took."""
+    """Run the command once and return its accuracies and its duration."""
     folder = work / f"{cell.name}-{seed}-{options.minutes:g}"
     table, test = write_files(data, folder, cell, seed, rehearse=options.rehearse)
     words = ["auto", table.name, "--test", test.name, "--minutes", f"{options.minutes:g}", "--out", "run"]
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--set", action="append", dest="sets", choices=[cell.name for cell in CELLS])
     parser.add_argument("--draws", type=int, help="at most so many draws of a set")
-    parser.add_argument("--rehearse", action="store_true", help="judge on training rows; no test file is opened")
+    parser.add_argument("--rehearse", action="store_true", help="evaluate on training rows; no test file is read")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     out = options.work / "rehearsal.json" if options.rehearse else RESULTS

@@ -1,12 +1,13 @@
-"""How fast text becomes shards and in how much memory, beside datasets + tokenizers: on real text, and by size on generated text.
+"""Speed and memory of preparing a corpus, compared with datasets + tokenizers: on real text, and by size on generated text.
 
 python benchmarks/corpus.py speed FILES... [--turns 5] --out docs/results/corpus.json
 python benchmarks/corpus.py sizes [--gigabytes 0.1 0.5 2] [--peer-up-to 0.5] --out docs/results/corpus.json
 
-Both need `pip install datasets gigatoken`. Three sides take turns, each a command of its own, start of the processes included: `headstart prepare` with the
-extra `fast`, the same with gigatoken hidden, and `load_dataset`, `map` and `save_to_disk` of datasets with a tokenizer of tokenizers. All have `--jobs` processes.
-FILES are JSON lines or Parquet with a column `text`; Parquet is written out as JSON lines first, so that every side reads the same files.
-Seconds by the clock depend on who else is at work; seconds of processor time of all processes together much less.
+Both need `pip install datasets gigatoken`. Three sides take turns, each in a separate command, timed from the start of its
+processes: `headstart prepare` with the extra `fast`, the same without gigatoken, and `load_dataset`, `map` and `save_to_disk`
+of datasets with a tokenizer of tokenizers. All have `--jobs` processes. FILES are JSON lines or Parquet with a column `text`;
+Parquet is converted to JSON lines first, so that all sides read the same files. Wall time depends on the load of the machine;
+the processor time of all processes depends on it much less.
 """
 
 import argparse
@@ -62,11 +63,11 @@ print(len(flat))
 """
 SIDES = ("fast", "plain", "datasets")
 KEPT = ("commit", "date", "load", "turns", "times")
-"""What stays of a run on real text when there is a newer one."""
+"""The fields of a measurement on real text that are kept when there is a newer one."""
 
 
 def about(commit: str) -> dict:
-    """What was measured, where and when."""
+    """Return the environment of a measurement."""
     if not commit and shutil.which("git"):
         command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
         commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
@@ -89,8 +90,9 @@ def installed(name: str) -> str | None:
 
 
 def timed(words: list[str], environment: dict[str, str] | None = None) -> dict:
-    """Seconds by the clock and of the processor, the most memory of a process in bytes, how many processes there were, and
-    what share of the machine's cores everybody else took meanwhile."""
+    """Wall time and processor time in seconds, peak memory of a process in bytes, number of processes, and the fraction of
+    the machine's cores that other processes used.
+    """
     before, busy_before = resource.getrusage(resource.RUSAGE_CHILDREN), busy()
     started = time.perf_counter()
     process = subprocess.Popen(words, env=os.environ | (environment or {}), stdout=subprocess.DEVNULL)
@@ -114,13 +116,13 @@ def timed(words: list[str], environment: dict[str, str] | None = None) -> dict:
 
 
 def busy() -> float:
-    """Seconds that all cores together have worked since the machine was started."""
+    """Return the busy seconds of all cores since the machine was started."""
     user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def family(root: int) -> list[int]:
-    """A process and all below it."""
+    """Return a process and all of its descendants."""
     try:
         below = Path(f"/proc/{root}/task/{root}/children").read_text().split()
     except OSError:
@@ -141,7 +143,7 @@ def headstart(*words: str) -> list[str]:
 
 
 def without_fast(work: Path) -> dict[str, str]:
-    """The variables under which Python, and every process that it starts, finds no gigatoken."""
+    """Return an environment in which Python and its subprocesses do not find gigatoken."""
     folder = work / "hidden"
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text('import sys\nsys.modules["gigatoken"] = None\n')
@@ -152,7 +154,7 @@ def without_fast(work: Path) -> dict[str, str]:
 
 
 class Bench:
-    """One corpus, prepared by each side in turn."""
+    """Prepare one corpus with each side in turn."""
 
     def __init__(self, files: list[str], work: Path, jobs: int) -> None:
         self.files, self.work, self.jobs = files, work, jobs
@@ -160,7 +162,7 @@ class Bench:
         self.hidden = without_fast(work)
 
     def run(self, side: str, name: str) -> dict:
-        """Prepare the corpus into the folder of that name."""
+        """Prepare the corpus in the folder of that name."""
         out = str(self.work / name)
         if side == "datasets":
             words = [sys.executable, "-c", PEER, self.kind, str(self.work / "tok" / "tokenizer.json"), str(self.jobs)]
@@ -171,7 +173,7 @@ class Bench:
         return timed([*words, "--out", out], self.hidden if side == "plain" else None)
 
     def same(self, sides: dict[str, str]) -> int:
-        """The tokens of all sides, which must be the same ones."""
+        """Return the number of tokens, which must be the same for all sides."""
         ours = [self.work / sides[side] for side in ("fast", "plain") if side in sides]
         manifests = {(folder / "manifest.json").read_bytes() for folder in ours}  # it lists every file with its sha256
         assert len(manifests) == 1
@@ -184,7 +186,7 @@ class Bench:
 
 
 def ratios(sides: dict[str, list[dict]]) -> dict:
-    """How many times as long datasets took: of medians, and in the turns where that was least and most."""
+    """Return the ratio of the time of datasets: of medians, and the minimum and maximum over turns."""
     result: dict[str, dict[str, float]] = {side: {} for side in sides if side != "datasets"}
     for side, what in product(result, ("seconds", "cpu")):
         theirs, ours = ([each[what] for each in sides[who]] for who in ("datasets", side))
@@ -195,7 +197,7 @@ def ratios(sides: dict[str, list[dict]]) -> dict:
 
 
 def json_lines(files: list[str], work: Path) -> list[str]:
-    """The files with Parquet written out, all of its columns but `text` left out."""
+    """Convert Parquet files to JSON lines with the column `text` only."""
     import pyarrow.parquet
 
     result = []
@@ -217,7 +219,7 @@ def train_tokenizer(work: Path, *words: str) -> None:
 
 
 def speed(arguments: argparse.Namespace, work: Path) -> dict:
-    """Real text: every side in turn, another one first each time."""
+    """Measure all sides on real text, in rotating order."""
     files = json_lines(arguments.files, work)
     train_tokenizer(work, *files)
     bench = Bench(files, work, arguments.jobs)
@@ -243,7 +245,7 @@ def speed(arguments: argparse.Namespace, work: Path) -> dict:
 
 
 def write_text(path: Path, size: int, seed: int) -> None:
-    """Lines of words that are as frequent as words are: the n-th once for n times the first."""
+    """Generate lines of words with a Zipf distribution."""
     chance = np.random.default_rng(seed)
     letters = np.random.default_rng(0).integers(97, 123, (200_000, 12), dtype=np.uint8)
     lengths = np.random.default_rng(1).integers(2, 12, 200_000)
@@ -256,7 +258,9 @@ def write_text(path: Path, size: int, seed: int) -> None:
 
 
 def sizes(arguments: argparse.Namespace, work: Path) -> dict:
-    """Generated text of several sizes, eight files each: the peak of a process must not follow. Then a merge of two halves."""
+    """Measure generated text of several sizes, eight files each; the peak memory must not depend on the size. Then merge
+    two halves.
+    """
     rows = []
     for index, gigabytes in enumerate(sorted(arguments.gigabytes)):
         files = [str(work / f"{number}.txt") for number in range(8)]
@@ -284,7 +288,7 @@ def sizes(arguments: argparse.Namespace, work: Path) -> dict:
 
 
 def merge(bench: Bench, files: list[str]) -> dict:
-    """Two halves prepared apart and merged are, byte for byte, the whole."""
+    """Check that two halves that were prepared separately and merged equal the whole, byte for byte."""
     halves = [Bench(files[:4], bench.work, bench.jobs), Bench(files[4:], bench.work, bench.jobs)]
     for name, half in zip(("one", "two"), halves, strict=True):
         half.run("fast", name)
@@ -304,7 +308,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--gigabytes", type=float, nargs="+", default=[0.1, 0.5, 2.0])
     parser.add_argument("--peer-up-to", type=float, default=0.5, help="gigabytes beyond which datasets is left out")
-    parser.add_argument("--commit", default="", help="what is measured, if not what git says")
+    parser.add_argument("--commit", default="", help="the measured commit, if it is not that of git")
     parser.add_argument("--work", type=Path, help="where to put corpora and shards meanwhile")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()

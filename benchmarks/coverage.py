@@ -1,11 +1,11 @@
-"""How often a report's intervals hold the truth, and what they miss: on made-up result tables, and on real trainings.
+"""Coverage of the intervals of a report, on simulated result tables and on real training runs.
 
-python benchmarks/coverage.py                 result tables with a known truth (a minute or two on one core)
-python benchmarks/coverage.py --epochs        accuracies after every epoch with a known truth (two minutes)
+python benchmarks/coverage.py                 result tables with a known true difference (a minute or two on one core)
+python benchmarks/coverage.py --epochs        accuracies after every epoch with a known true value (two minutes)
 python benchmarks/coverage.py --calibration   probabilities with a known calibration error (three minutes)
-python benchmarks/coverage.py --trainings     tiny real trainings with a known truth (ten minutes on one core)
+python benchmarks/coverage.py --trainings     tiny real training runs with a known true value (ten minutes on one core)
 
-All write into docs/results/coverage.json; python benchmarks/results.py makes the page from it.
+All write to docs/results/coverage.json; python benchmarks/results.py generates the page from it.
 """
 
 import argparse
@@ -36,13 +36,14 @@ TABLES = 2000
 NOMINAL = 0.95
 CHUNK = 4_000_000  # values of one arm in memory at a time
 METHODS = ("headstart", "satterthwaite", "seeds t", "seeds bootstrap", "texts")
-"""Ours, and what one might do instead: one t with Satterthwaite's degrees of freedom, t over seeds alone, a bootstrap
-over seeds alone, and the binomial interval over texts alone."""
+"""Our interval and alternatives: one t with Satterthwaite's degrees of freedom, t over seeds alone, a bootstrap over seeds
+alone, and the binomial interval over texts alone.
+"""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A world to draw result tables from.
+    """A scenario for the simulation of result tables.
 
     kind        networks: both arms train; linear: one answers alike whatever the seed; twins: neither leaves anything
                 to chance, and they answer alike but for a text in a thousand; rare: both train, a tenth of the texts has the rare label, macro-F1 is measured
@@ -78,26 +79,26 @@ def settings() -> Iterator[Setting]:
 
 @cache
 def chances(mean: float, hardness: float) -> np.ndarray:
-    """65,536 equally likely values of a Beta distribution, whose mean is `mean` to five digits."""
+    """Return 65,536 equally likely values of a Beta distribution, whose mean is `mean` to five digits."""
     positions = (np.arange(65_536) + 0.5) / 65_536
     return betaincinv(mean * hardness, (1 - mean) * hardness, positions).astype(np.float32)
 
 
 def pulled(chances_BN: np.ndarray, luck_BS: np.ndarray, mean: float) -> np.ndarray:
-    """Chances of every seed, moved up or down so that their mean moves by exactly that seed's luck."""
+    """Return the probabilities of every seed, shifted so that their mean changes by the random effect of that seed."""
     up, down = np.maximum(luck_BS, 0) / (1 - mean), np.maximum(-luck_BS, 0) / mean
     return (1 - up - down)[..., None] * chances_BN[:, None, :] + up[..., None]
 
 
 def lucks(rng: np.random.Generator, setting: Setting, tables: int) -> np.ndarray:
-    """By arm, table and seed; symmetric about 0 and never beyond a tenth."""
+    """Draw the random effect of each arm, table and seed; symmetric about 0 and at most a tenth."""
     shared, own = rng.normal(size=(1, tables, setting.seeds)), rng.normal(size=(2, tables, setting.seeds))
     result = setting.luck / 100 * (math.sqrt(0.5) * shared + math.sqrt(0.5) * own)
     return np.clip(result, -0.1, 0.1).astype(np.float32)
 
 
 def answers(rng: np.random.Generator, setting: Setting, tables: int, means: tuple[float, float]) -> list[np.ndarray]:
-    """Two arms' rights and wrongs (tables, seeds, texts), with these expected shares of rights."""
+    """Draw the correctness of two arms (tables, seeds, texts) with these expected accuracies."""
     size = (tables, setting.texts)
     draw = rng.integers(65_536, size=size, dtype=np.uint16)
     other = np.where(rng.random(size, dtype=np.float32) < setting.shared, draw, rng.integers(65_536, size=size))
@@ -115,7 +116,7 @@ def answers(rng: np.random.Generator, setting: Setting, tables: int, means: tupl
 
 
 def differences(rng: np.random.Generator, setting: Setting, tables: int) -> np.ndarray:
-    """Tables (tables, seeds, texts) of what the first arm has more than the second."""
+    """Draw tables (tables, seeds, texts) of the difference of two arms."""
     if setting.kind == "twins":
         better = (rng.random((tables, 1, setting.texts)) < setting.difference / 100).astype(np.float64)
         return np.repeat(better, setting.seeds, axis=1)
@@ -126,7 +127,7 @@ def differences(rng: np.random.Generator, setting: Setting, tables: int) -> np.n
 
 
 def rare(rng: np.random.Generator, setting: Setting, tables: int) -> np.ndarray:
-    """Contributions to macro-F1, of two arms that find about 60 % of a rare label and rarely mistake the other for it."""
+    """Draw contributions to macro-F1 of two arms with a recall of about 60 % and a high precision for a rare label."""
     gold = (rng.random((tables, setting.texts)) < 0.1).astype(np.int64)
     result, wrong = (answers(rng, setting, tables, (mean, mean)) for mean in (0.6, 0.95))
     values = []
@@ -139,7 +140,7 @@ def rare(rng: np.random.Generator, setting: Setting, tables: int) -> np.ndarray:
 
 
 def intervals(values: np.ndarray, rng: np.random.Generator) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Low and high of every table, by method."""
+    """Return the lower and upper ends of the interval of every table, by method."""
     seeds, texts = values.shape[-2:]
     by_seed = values.mean(axis=-1)
     centre = by_seed.mean(axis=-1)
@@ -158,7 +159,7 @@ def intervals(values: np.ndarray, rng: np.random.Generator) -> dict[str, tuple[n
 
 
 def measured(setting: Setting, tables: int, seed: int = 0) -> dict:
-    """Coverage, claims (intervals without 0), claims with the right sign, and mean width in points, by method."""
+    """Return coverage, claims (intervals without 0), claims with the correct sign, and mean width in points, by method."""
     rng = np.random.default_rng([seed, zlib.crc32(repr(setting).encode())])
     truth = setting.difference / 100
     bounds: dict[str, list] = {name: [] for name in METHODS}
@@ -180,12 +181,14 @@ def measured(setting: Setting, tables: int, seed: int = 0) -> dict:
 
 
 SIZES, LEVELS = (50, 200, 800, 3200), (0.60, 0.66, 0.72, 0.78)
-"""A curve that gains 6 points whenever labels grow fourfold; 70 % with 200 labels is worth 200 * 4^(2/3) of them."""
+"""Return the accuracy of a curve that gains 6 points for four times as many labels; 70 % with 200 labels corresponds to
+200 * 4^(2/3) labels.
+"""
 LABELS_TABLES = 500
 
 
 def labels_measured(seeds: int, texts: int, luck: float, tables: int) -> dict:
-    """How often the interval of "worth so many labels" holds the truth, and whether it has an upper end."""
+    """Measure the coverage of the interval of the labels saved, and how often it has an upper end."""
     setting = Setting("networks", seeds, texts, luck=luck)
     rng = np.random.default_rng([1, zlib.crc32(repr(setting).encode())])
     truth, held, ended = 200 * 4 ** (2 / 3), 0, 0
@@ -209,7 +212,7 @@ def labels_measured(seeds: int, texts: int, luck: float, tables: int) -> dict:
 
 
 def tolerance(tables: int, share: float = NOMINAL) -> float:
-    """How far a measured share may lie from a true one by chance: three standard errors."""
+    """Return the random deviation of a measured fraction: three standard errors."""
     return 3 * math.sqrt(share * (1 - share) / tables)
 
 
@@ -254,13 +257,15 @@ CURVES = {
     "short": (0.60, 0.70, 0.735, 0.74, 0.74, 0.74, 0.74, 0.74),
     "almost": (0.60, 0.70, 0.745, *[0.7499] * 9),
 }
-"""What the other arm has after each epoch, where the head start has 75 % after its first: as much at once, after two, at
-the fifth, between the fourth and the fifth, at the third but less and less later, never by a point, never by a hair."""
+"""The accuracy of the other arm after each epoch, where the pretrained arm has 75 % after its first: equal at once, after
+two, at the fifth, between the fourth and the fifth, at the third and decreasing later, never by a point, and never by
+very little.
+"""
 
 
 @dataclass(frozen=True)
 class Epochs:
-    """A world to draw accuracies on validation after every epoch from.
+    """A scenario for the simulation of validation accuracies after every epoch.
 
     luck      standard deviation of an accuracy over seeds, in points
     jitter    the share of its variance that is drawn anew at every epoch; of the rest, half is shared by the arms
@@ -278,7 +283,7 @@ class Epochs:
 
     @property
     def truth(self) -> float:
-        """The first epoch after which the other arm's expected accuracy is as high; infinite if none is."""
+        """Return the first epoch after which the expected accuracy of the other arm is as high; infinite if none is."""
         return next((index for index, level in enumerate(CURVES[self.kind], start=1) if level >= START), math.inf)
 
 
@@ -293,7 +298,9 @@ def epochs_settings() -> Iterator[Epochs]:
 
 
 def epochs_drawn(rng: np.random.Generator, world: Epochs, tables: int) -> tuple[np.ndarray, ...]:
-    """The head start after one epoch (tables, seeds), the other after each (and epochs), and both arms' test tables."""
+    """Draw the pretrained arm after one epoch (tables, seeds), the other after each (and epochs), and the test tables of
+    both.
+    """
     levels, size, chance_of = CURVES[world.kind], (tables, world.seeds, world.texts), rng.random
     both, own = rng.normal(size=(tables, world.seeds, 1)), rng.normal(size=(2, tables, world.seeds, 1))
     redrawn = rng.normal(size=(2, tables, world.seeds, len(levels)))
@@ -325,7 +332,7 @@ def epochs_drawn(rng: np.random.Generator, world: Epochs, tables: int) -> tuple[
 
 
 def epoch_by_epoch(start: np.ndarray, curve: np.ndarray, ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """What one might do instead: the first epoch whose interval, made with test's own texts, lies below zero."""
+    """An alternative: the first epoch whose interval, computed with the test texts, is below zero."""
     seeds, texts = ours.shape[-2:]
     lead = start[..., None] - curve
     squared = stdtrit(texts - 1, 0.975) ** 2 * (variance_components(ours - theirs)[1] / texts + 2 / texts**2)
@@ -335,7 +342,7 @@ def epoch_by_epoch(start: np.ndarray, curve: np.ndarray, ours: np.ndarray, their
 
 
 def epochs_measured(world: Epochs, tables: int) -> dict:
-    """How often "worth so many epochs" holds the truth, on which side it misses, and how wide it is."""
+    """Measure the coverage of the interval of the epochs saved, the side of its misses, and its width."""
     rng = np.random.default_rng([2, zlib.crc32(repr(world).encode())])
     ours, others = [], []
     chunk = max(1, min(tables, CHUNK // (world.seeds * world.texts)))
@@ -364,7 +371,9 @@ SURE = {
     "sure": lambda positions: 0.5 + 0.5 * betaincinv(4, 0.4, positions),
     "five": lambda positions: 0.2 + 0.8 * positions,
 }
-"""How sure answers are: of two classes, evenly between one half and 1 or mostly near 1; of five, evenly from a fifth."""
+"""Distributions of confidence: for two classes, uniform between one half and 1 or mostly near 1; for five, uniform from a
+fifth.
+"""
 FAULTS = {
     "none": lambda sure: 0 * sure,
     "too sure": lambda sure: -0.1 * np.maximum(0, 2 * sure - 1) * np.sqrt(4 * sure * (1 - sure)),
@@ -372,13 +381,13 @@ FAULTS = {
     "to and fro": lambda sure: 0.2 * np.sin(40 * sure) * sure * (1 - sure),
     "one bin": lambda sure: -0.1 * ((sure >= 12 / 15) & (sure < 13 / 15)),
 }
-"""How many more are right than the answers are sure of."""
+"""The difference between accuracy and confidence."""
 RESAMPLED_TABLES, RESAMPLES = 200, 200
 
 
 @dataclass(frozen=True)
 class Probabilities:
-    """A world to draw probabilities and right answers from.
+    """A scenario for the simulation of probabilities and correct predictions.
 
     sure, fault  see above
     luck         how much seeds differ in their fault: standard deviation in points, at a certainty of one half
@@ -407,7 +416,7 @@ def calibration_settings() -> Iterator[Probabilities]:
 
 
 def right_chance(fault: str, sure: np.ndarray, luck: np.ndarray | float) -> np.ndarray:
-    """The chance that an answer is right, by how sure it is and the luck of its run."""
+    """Return the probability that a prediction is correct, by its confidence and the random effect of its run."""
     return np.clip(sure + FAULTS[fault](sure) + luck * 4 * sure * (1 - sure), 0, 1)
 
 
@@ -418,7 +427,7 @@ def certainties(name: str) -> np.ndarray:
 
 @cache
 def true_error(sure: str, fault: str, luck: float) -> float:
-    """The calibration error of endlessly many texts, in the same bins, averaged over the luck of runs."""
+    """Return the calibration error on infinitely many texts, in the same bins, averaged over the random effects of runs."""
     share = certainties(sure)
     lucks = luck / 100 * ndtri((np.arange(401) + 0.5) / 401) if luck else np.zeros(1)
     gaps = (share - right_chance(fault, share, each) for each in lucks)
@@ -426,7 +435,7 @@ def true_error(sure: str, fault: str, luck: float) -> float:
 
 
 def answered(rng: np.random.Generator, world: Probabilities) -> tuple[np.ndarray, np.ndarray]:
-    """How sure every answer is and whether it is right (seeds, texts)."""
+    """Draw the confidence and the correctness of every prediction (seeds, texts)."""
     shape = (world.seeds, world.texts)
     positions, draws = rng.integers(65_536, size=shape), rng.random(shape)
     same = rng.random((2, *shape)) < world.alike
@@ -436,7 +445,7 @@ def answered(rng: np.random.Generator, world: Probabilities) -> tuple[np.ndarray
 
 
 def resampled(rng: np.random.Generator, counts: np.ndarray, sure: np.ndarray, right: np.ndarray) -> tuple[float, float]:
-    """What one might do instead: the quantiles of the error when seeds and texts, so many of each, are drawn again."""
+    """An alternative: the quantiles of the error in a bootstrap over seeds and texts."""
     seeds, texts = sure.shape
     tables = (sure - right)[..., None] * (bin_indices(sure)[..., None] == np.arange(NUM_BINS))
     flat = tables.transpose(1, 0, 2).reshape(texts, seeds * NUM_BINS)
@@ -448,7 +457,7 @@ def resampled(rng: np.random.Generator, counts: np.ndarray, sure: np.ndarray, ri
 
 
 def calibration_measured(world: Probabilities, tables: int) -> dict:
-    """How often the interval of the calibration error holds the truth, and how often it says that there is an error."""
+    """Measure the coverage of the interval of the calibration error, and how often it excludes 0."""
     rng = np.random.default_rng([3, zlib.crc32(repr(world).encode())])
     truth = true_error(world.sure, world.fault, world.luck)
     bounds: dict[str, list] = {"headstart": [], "as for accuracy": [], "resampled": []}
@@ -475,7 +484,7 @@ def calibration_measured(world: Probabilities, tables: int) -> dict:
 
 
 def simulate_more(worlds: Iterator, measure: Callable[..., dict], tables: int) -> dict:
-    """A row for every world, with what falls short told."""
+    """Return a row per scenario, with a mark if the coverage is too low."""
     started, rows = time.perf_counter(), []
     for world in worlds:
         rows.append(measure(world, tables))
@@ -502,7 +511,7 @@ ONE_CORE = {"runtime.threads": 1, "runtime.device": "cpu"}
 
 
 def write_world(folder: Path, kind: str, seed: int) -> None:
-    """Unlabelled texts, and three labelled files."""
+    """Write unlabelled texts, and three labelled files."""
     chance = random.Random(seed)
     syllables = [consonant + vowel for consonant in "bdfgklmnprst" for vowel in "aeiou"]
     words = chance.sample([one + other for one in syllables for other in syllables], 2 * WORDS)
@@ -525,7 +534,7 @@ def write_world(folder: Path, kind: str, seed: int) -> None:
 
 
 def train_and_judge(folder: Path, kind: str, seed: int) -> dict:
-    """Pretrain, compare over five seeds, and say what the report claims: of all five, and of the first three."""
+    """Pretrain, compare over five seeds, and return the claims of the report for all five and for the first three."""
     import headstart
     from headstart.report.gain import gain
     from headstart.report.load import load_comparison
@@ -568,7 +577,7 @@ def train(count: int) -> dict:
 
 
 def counted(rows: list[dict], kind: str, seeds: int) -> dict:
-    """How many of the trainings of a kind a report would call a gain, a loss, or neither."""
+    """Count the runs of a kind for which a report claims a gain, a loss, or neither."""
     result = [row[str(seeds)] for row in rows if row["kind"] == kind]
     gains, losses = sum(low > 0 for _, low, _ in result), sum(high < 0 for _, _, high in result)
     held = sum(low <= 0 <= high for _, low, high in result)

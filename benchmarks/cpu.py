@@ -1,9 +1,9 @@
-"""A training step on CPU cores beside the course's code, a loop around transformers and its Trainer: time, memory, growth.
+"""A training step on CPU cores, compared with the course's code, a transformers loop and its Trainer: time, memory, scaling.
 
 python benchmarks/cpu.py [--threads 1] [--rounds 5] [--batch 16] [--out docs/results/cpu.json]
 
-All take turns in one process, so that whoever else uses the machine disturbs all alike; ratios of medians are what
-counts. Peak memory is that of a process of its own for each.
+All sides take turns in one process, so that other load on the machine affects all of them equally; the results are ratios of
+medians. Peak memory is measured in a separate process per side.
 """
 
 import argparse
@@ -30,11 +30,11 @@ CURVES = {
     "batch": [1, 4, 8],
 }
 SMALL = Shape(batch=4, length=128)
-"""Where the curves cross."""
+"""The common point of the curves."""
 
 
 def in_turn(shape: Shape, names: list[str], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds of wall and of processor for each step, one warm-up before."""
+    """Return wall time and processor time of each step in seconds, after one warm-up step."""
     steps = {name: PEERS[name](shape) for name in names}
     for step in steps.values():
         step()
@@ -49,7 +49,7 @@ def in_turn(shape: Shape, names: list[str], rounds: int) -> dict[str, dict[str, 
 
 
 def ratios(result: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
-    """By how much Headstart's median is below each other's, and the least and most of any round."""
+    """Return the ratio of the median of each other side to Headstart's, and the minimum and maximum over rounds."""
     ours = result["headstart"]
     table = {}
     for name, theirs in result.items():
@@ -65,7 +65,7 @@ def ratios(result: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, flo
 
 
 def peak(name: str, shape: Shape, threads: int) -> dict[str, float]:
-    """MiB of a process that takes two steps, and of one that has only imported what it takes."""
+    """Return the peak memory in MiB of a process that takes two steps, and of one that only imports the packages."""
     command = [sys.executable, __file__, "--alone", name, "--shape", json.dumps(asdict(shape))]
     done = subprocess.run([*command, "--threads", str(threads)], capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -73,7 +73,7 @@ def peak(name: str, shape: Shape, threads: int) -> dict[str, float]:
 
 def alone(name: str, shape: Shape) -> None:
     def most() -> float:
-        """Of this program's own memory: `ru_maxrss` begins with what the process had that started it."""
+        """Return the peak memory of this program; `ru_maxrss` starts with the memory of the parent process."""
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
@@ -87,7 +87,7 @@ def alone(name: str, shape: Shape) -> None:
 
 
 def matmul_rate() -> float:
-    """The best of a few square products, GFLOP/s of processor time."""
+    """Return the best rate of a few square products in GFLOP/s of processor time."""
     size = 1024
     a = torch.randn(size, size)
     taken = []
@@ -99,19 +99,19 @@ def matmul_rate() -> float:
 
 
 def flops(shape: Shape) -> float:
-    """Products of one step, forward and backward: 6 a parameter that multiplies and token, and attention's own."""
+    """Count the operations of one step, forward and backward: 6 per weight and token, and those of attention."""
     tokens, d = shape.batch * shape.length, shape.width
     inner = shape.depth * 6 * d * d + shape.vocabulary * d
     return 6 * tokens * inner + 6 * shape.depth * tokens * shape.length * d  # causal: half of the square
 
 
 def used(shape: Shape, seconds: dict[str, list[float]], rate: float) -> float:
-    """MFU: what weights multiply in a second of the processor, as a share of one large product's rate."""
+    """Return the MFU: the rate of products with weights per second of processor time, relative to one large product."""
     return flops(shape) * 1e-9 / median(seconds["cpu"]) / rate
 
 
 def curves(rounds: int, threads: int) -> list[dict[str, float | str]]:
-    """One size changed at a time: Headstart and the course's code in turn, then the memory of each in a process of its own."""
+    """Vary one size at a time: Headstart and the course's code in turn, then the memory of each in a separate process."""
     rows, rate = [], matmul_rate()
     weighed: dict[Shape, dict[str, float]] = {}
     for what, values in CURVES.items():
@@ -139,7 +139,7 @@ def curves(rounds: int, threads: int) -> list[dict[str, float | str]]:
 
 
 def profile(shape: Shape) -> dict[str, object]:
-    """Where the time of one step goes: each operation's own share, and that of the whole loss with its gradients."""
+    """Profile one step: the fraction of each operation (self time), and that of the loss with its gradients."""
     step = PEERS["headstart"](shape)
     step()
     step()
@@ -160,7 +160,7 @@ def profile(shape: Shape) -> dict[str, object]:
 
 
 def keep(path: Path, **parts: object) -> None:
-    """Put figures into the record, beside what other scripts put there."""
+    """Add figures to the record, next to those of other scripts."""
     record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     record |= json.loads(json.dumps(parts), parse_float=lambda digits: round(float(digits), 4))
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -174,7 +174,7 @@ def version(name: str) -> str:
 
 
 def made_by(arguments: argparse.Namespace, command: str) -> dict[str, object]:
-    """The command that makes a part again, what it ran, and where."""
+    """Return the command that reproduces a part, and its environment."""
     command += f" --threads {arguments.threads} --rounds {arguments.rounds}"
     commit = arguments.commit
     if not commit and shutil.which("git"):
@@ -194,11 +194,11 @@ def made_by(arguments: argparse.Namespace, command: str) -> dict[str, object]:
 
 
 def options() -> argparse.ArgumentParser:
-    """Those of this script and of benchmarks/answers.py."""
+    """The sides of this script and of benchmarks/answers.py."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--commit", help="what is measured, if not what git says")
+    parser.add_argument("--commit", help="the measured commit, if it is not that of git")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "docs" / "results" / "cpu.json")
     return parser
 

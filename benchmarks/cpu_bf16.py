@@ -1,10 +1,10 @@
-"""One training step on CPU cores in bf16 beside fp32, and beside transformers' Trainer without and with its bf16 flag.
+"""One training step on CPU cores in bf16, compared with fp32 and with transformers' Trainer with and without its bf16 flag.
 
 python benchmarks/cpu_bf16.py [--threads 2] [--rounds 5] [--only classic] [--out docs/results/cpu_bf16.json]
 
 classic: the course's language model. modern-micro: a language model of that preset; the Trainer has a Llama of the same size.
 starter: fine-tuning from starter:en on short texts; the Trainer has a Llama of the same size for classification, and the same
-texts padded. All take turns in one process. Peak memory is that of a process of its own for each precision.
+texts padded. All sides take turns in one process. Peak memory is measured in a separate process per precision.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def steps_of(model: Any, optim: Any, fetch: Any, objective: Any, precision: str,
 
 
 def texts(vocabulary: int) -> list[np.ndarray]:
-    """Random tokens in texts of usual lengths."""
+    """Generate random tokens in texts of typical lengths."""
     chance = np.random.default_rng(1)
     return [chance.integers(4, vocabulary, size) for size in lengths(32 * TEXTS, MEAN_TOKENS)]
 
@@ -97,7 +97,7 @@ def starter_step(precision: str) -> Step:
 
 
 def llama(config: ModelConfig, vocabulary: int, labels: int | None = None) -> Any:
-    """A Llama of transformers in the size of a modern network."""
+    """Return a Llama of transformers with the size of a modern network."""
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
     torch.manual_seed(0)
@@ -164,7 +164,7 @@ STEPS: dict[str, dict[str, Callable[[], Step]]] = {
 
 
 def in_turn(sides: dict[str, Callable[[], Step]], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds of wall and of processor for each step, two steps of warm-up before."""
+    """Return wall time and processor time of each step in seconds, after two warm-up steps."""
     steps = {name: build() for name, build in sides.items()}
     result: dict[str, dict[str, list[float]]] = {name: {"wall": [], "cpu": []} for name in steps}
     for number in range(rounds + 2):
@@ -178,7 +178,7 @@ def in_turn(sides: dict[str, Callable[[], Step]], rounds: int) -> dict[str, dict
 
 
 def ratios(result: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
-    """How many times the seconds of bf16 each other side took: medians, and the least and most of a round."""
+    """Return the ratio of each other side's time to that of bf16: medians, and minimum and maximum over rounds."""
     ours, table = result["bf16"], {}
     for name in result.keys() - {"bf16"}:
         theirs = result[name]
@@ -193,7 +193,7 @@ def ratios(result: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, flo
 
 
 def peak(what: str, side: str, threads: int) -> int:
-    """MiB at the peak of a process that takes six steps, the median of three processes: it varies by some MiB."""
+    """Return the peak memory in MiB of a process that takes six steps, the median of three processes."""
     command = [sys.executable, __file__, "--alone", what, side, "--threads", str(threads)]
     runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(3)]
     return int(median(int(done.stdout.splitlines()[-1]) for done in runs))

@@ -1,10 +1,11 @@
-"""Fine-tuning judged by cross-validation on train and validation rows together; no test file is read.
+"""Fine-tuning evaluated by cross-validation on training and validation rows together; no test file is read.
 
     python benchmarks/crossvalidate.py RUN ... --train train.jsonl --valid valid.jsonl --out cv.json \
         --try base: --try "slow:optim.lr=5e-5" --jobs 4
 
 Each RUN is a pretrained folder (or scratch), each --try a name and settings that differ from the preset's. Rows with the
-same text always share a fold. Prints one line a combination: mean of the last epochs, worst fold, and how far epochs swing.
+same text always share a fold. The script prints one line per combination: mean of the last epochs, worst fold,
+and the variation between epochs.
 """
 
 import argparse
@@ -21,7 +22,7 @@ PRESET = "modern"
 
 
 def folds_of(texts, gold, folds: int, seed: int) -> np.ndarray:
-    """A fold for every row: stratified, duplicates together."""
+    """Return the fold of each row: stratified, with duplicates in the same fold."""
     from headstart.data.hashing import seeded_permutation, text_digest
 
     fold = np.zeros(len(gold), dtype=np.int64)
@@ -35,7 +36,7 @@ def folds_of(texts, gold, folds: int, seed: int) -> np.ndarray:
 
 
 def train_fold(task: dict) -> dict:
-    """One fine-tuning; runs in a process of its own."""
+    """Run one fine-tuning in a separate process."""
     from headstart.config import presets
     from headstart.config.merge import merge_config, nest
     from headstart.config.schema import FinetuneConfig
@@ -94,7 +95,7 @@ def train_fold(task: dict) -> dict:
 
 
 def table(results: list[dict]) -> list[dict]:
-    """One line a combination of folder and setting."""
+    """Print one line per combination of folder and settings."""
     lines = []
     for key in dict.fromkeys((r["run"], r["name"]) for r in results):
         mine = [r for r in results if (r["run"], r["name"]) == key]

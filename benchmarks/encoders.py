@@ -1,10 +1,11 @@
-"""Are the ids of Headstart's encoder those of `tokenizers`, string by string, and how fast is each on one core?
+"""Compares the token ids of Headstart's encoder with those of `tokenizers`, and measures the speed of each on one core.
 
 python benchmarks/encoders.py FILES... [--strings 1200000] [--megabytes 30] [--turns 5] --out docs/results/encoders.json
 
-FILES are Parquet with a column `text`. A tokenizer of the default size is trained on them. Half of the strings are real (sentences of FILES), half are generated to
-be nasty, and one more is made for every code point of Unicode; each is encoded by every side, and the ids are compared with those of tokenizers, the reference. Sides: Headstart's encoder with the extra `fast`, the same without,
-gigatoken alone without the guard that Headstart puts before it, and kitoken where it is installed. The process is pinned to one core.
+FILES are Parquet with a column `text`. A tokenizer of the default size is trained on them. Half of the strings are sentences of
+FILES, half are generated edge cases, and there is one string for every Unicode code point. Every side encodes each string, and
+the ids are compared with those of tokenizers, the reference. The sides are Headstart's encoder with the extra `fast`, the same
+without it, gigatoken without Headstart's check, and kitoken if it is installed. The process is pinned to one core.
 """
 
 import argparse
@@ -78,7 +79,7 @@ def controls(chance: random.Random) -> str:
 
 
 def runs(chance: random.Random) -> str:
-    """One thing again and again: around the bound of 64 bytes, and far beyond it."""
+    """Generate repetitions around the limit of 64 bytes, and far beyond it."""
     often = chance.choice((15, 16, 31, 32, 33, 62, 63, 64, 65, 128, 500))
     return (
         chance.choice(("", "x ", " "))
@@ -92,20 +93,20 @@ def contractions(chance: random.Random) -> str:
 
 
 def spaces(chance: random.Random) -> str:
-    """Blanks of every kind, between words and at the end."""
+    """Generate whitespace of all kinds, between words and at the end."""
     return "".join(
         chance.choice(WORDS) + "".join(chance.choices((" ", *BLANKS), k=chance.randint(0, 4))) for _ in range(6)
     )
 
 
 def anything(chance: random.Random) -> str:
-    """Characters of every category, most of them where they meet others."""
+    """Generate characters of every category, mostly at boundaries between categories."""
     pools = [BLANKS, WORDS, ENDINGS, [" "], *BY_CATEGORY.values()]
     return "".join(chance.choice(chance.choice(pools)) for _ in range(chance.randint(0, 14)))
 
 
 def bordered(c: str) -> str:
-    """A character beside letters, digits, signs, blanks, itself and a contraction."""
+    """Generate a character next to letters, digits, signs, blanks, itself and a contraction."""
     return f"a{c}b 1{c}2 !{c}! {c}{c}  {c}\n{c}'s{c} {c}\t {c}"
 
 
@@ -127,13 +128,13 @@ def read(files: list[str]) -> list[str]:
 
 
 def sentences(texts: list[str]) -> Iterator[str]:
-    """Texts cut behind the ends of sentences and lines, with the blanks that follow them."""
+    """Split texts after the ends of sentences and lines, with the following whitespace."""
     for text in texts:
         yield from filter(None, re.split(r"(?<=[.!?\n]\s)", text))
 
 
 def kinds(texts: list[str], count: int) -> Iterator[tuple[str, Iterator[str]]]:
-    """Half real, half generated; and one string for every code point of Unicode."""
+    """Return the strings: half real, half generated, and one for every Unicode code point."""
     yield "sentences of the files", (sentence for _, sentence in zip(range(count // 2), sentences(texts), strict=False))
     each = count // 2 // len(GENERATED)
     for index, (name, make) in enumerate(GENERATED.items()):
@@ -160,13 +161,13 @@ def reference(tokenizer: BPETokenizer) -> Encode:
 
 
 def unbounded(tokenizer: BPETokenizer) -> Encode:
-    """What the bound on a word's length, which few tokenizers have, costs the reference."""
+    """The reference without the limit on word length, which few tokenizers have."""
     engine = tokenizers.Tokenizer.from_str(json.dumps(without_bound(tokenizer)))
     return lambda texts: [result.ids for result in engine.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def without_bound(tokenizer: BPETokenizer) -> dict:
-    """Its file without the bound, and without added tokens, which are nothing but characters in a text."""
+    """Return the tokenizer file without the limit, and without added tokens, which are ordinary characters in a text."""
     settings = json.loads(tokenizer.content)
     return settings | {"added_tokens": [], "pre_tokenizer": settings["pre_tokenizer"]["pretokenizers"][0]}
 
@@ -190,7 +191,7 @@ def alone(tokenizer: BPETokenizer) -> Encode:
 
 
 def kitoken(tokenizer: BPETokenizer) -> Encode:
-    """It does not know the bound."""
+    """kitoken, which does not support the limit."""
     from kitoken import Kitoken
 
     return Kitoken.from_tokenizers(json.dumps(without_bound(tokenizer)).encode()).encode_all
@@ -211,7 +212,9 @@ def listed(row: bytes | list[int]) -> list[int]:
 
 
 def parity(tokenizer: BPETokenizer, texts: list[str], count: int, sides: list[str]) -> list[dict]:
-    """By kind of string: how many there were, how many the guard let through to gigatoken, how many each side read otherwise."""
+    """Return by kind of string: the number of strings, the number that the check passes to gigatoken, and the number of
+    different ids per side.
+    """
     encoders = {side: SIDES[side](tokenizer) for side in sides}
     rows = []
     for name, strings in kinds(texts, count):
@@ -230,7 +233,7 @@ def parity(tokenizer: BPETokenizer, texts: list[str], count: int, sides: list[st
 
 
 def speed(tokenizer: BPETokenizer, texts: list[str], turns: int, sides: list[str]) -> dict:
-    """Megabytes a second on one core, every side in turn and begun anew each time: nothing that it kept helps it."""
+    """Return megabytes per second on one core, all sides in turn, each with an empty cache."""
     size = sum(len(text.encode()) for text in texts)
     rates: dict[str, dict[str, list[float]]] = {side: {"cpu": [], "clock": []} for side in sides}
     for turn in range(turns):
@@ -256,7 +259,7 @@ def speed(tokenizer: BPETokenizer, texts: list[str], turns: int, sides: list[str
 
 
 def some(texts: list[str], size: int) -> list[str]:
-    """Texts drawn from all, of so many bytes together."""
+    """Sample texts of this many bytes in total."""
     result, left = [], size
     for text in random.Random(0).sample(texts, len(texts)):
         if left <= 0:
@@ -273,7 +276,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=30)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--only", choices=["speed", "parity"], help="the other part stays as it is in the record")
-    parser.add_argument("--commit", default="", help="what is measured, if not what git says")
+    parser.add_argument("--commit", default="", help="the measured commit, if it is not that of git")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     here = about(arguments.commit)

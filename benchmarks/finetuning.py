@@ -1,10 +1,10 @@
-"""Fine-tuning on a GPU: the course's code, ours step by step, and ours with recorded steps, on the same texts in turn.
+"""Fine-tuning on a GPU: the course's code, Headstart without CUDA graphs, and Headstart with them, on the same texts in turn.
 
 python benchmarks/finetuning.py [classic] [modern] [long] [--rounds 3] [--out finetuning.json]
 
-All take turns in one process; the rate of an arm is the median over rounds of texts by the wall clock, everything included;
-`ready_s` is what its first steps took, in which kernels are loaded and steps recorded. `long` is `modern` on longer texts.
-Without a GPU the shapes are tiny and nothing is recorded: that is to try the script.
+All sides take turns in one process; the rate of an arm is the median over rounds of texts per second of wall time, everything
+included. `ready_s` is the duration of its first steps, in which kernels are loaded and graphs are captured. `long` is `modern`
+on longer texts. Without a GPU the shapes are tiny and no graphs are captured, which is a test of the script only.
 """
 
 import argparse
@@ -40,32 +40,32 @@ from headstart.train.parallel import SINGLE
 SPECIAL = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
 TEXTS = 4000
 ROWS = {"classic": ("classic", 135), "modern": ("modern", 135), "long": ("modern", 350)}
-"""Of each row the preset and the mean number of tokens of a text."""
+"""The preset and the mean number of tokens per text of each row."""
 Step = Callable[[], float]
-"""One optimizer step on the next texts; gives its loss."""
+"""Takes one optimizer step on the next texts and returns its loss."""
 
 
 def texts(vocabulary: int, mean: float) -> tuple[list[np.ndarray], np.ndarray]:
-    """Random tokens in texts of log-normal lengths, as those of reviews are, and labels."""
+    """Generate random tokens in texts of log-normal lengths, like reviews, and labels."""
     chance = np.random.default_rng(0)
     lengths = np.maximum(5, chance.lognormal(np.log(mean) - 0.32, 0.8, TEXTS)).astype(np.int64)
     return [chance.integers(4, vocabulary, length) for length in lengths], chance.integers(0, 2, TEXTS)
 
 
 def which(step: int, batch: int) -> np.ndarray:
-    """The texts of a step; the same for everyone."""
+    """Return the texts of a step, which are the same for all sides."""
     return (np.arange(batch) + step * batch) % TEXTS
 
 
 class CourseClassifier(CourseModel):
-    """The course's network with the head swapped: the last row of the padded batch, one linear layer."""
+    """The course's network after the head swap: the last column of the padded batch, one linear layer."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
         self.head = nn.Linear(shape.width, 2)
 
     def forward(self, ids_TB: Tensor, mask_TT: Tensor) -> Tensor:
-        """Scores of each text, from the last place of all, padding or not."""
+        """Return the logits of each text, from the last column, which may be padding."""
         x = self.embedding(ids_TB) * self.width**0.5 + self.table[: len(ids_TB)]
         return self.head(self.encoder(x, mask_TT)[-1])
 
@@ -119,7 +119,7 @@ def ours(
 
 
 def settings(preset: str, **model: Any) -> FinetuneConfig:
-    """What a preset says of fine-tuning, with some changes to the network."""
+    """Return the fine-tuning settings of a preset, with some changes to the network."""
     values = {k: v for k, v in presets.preset_values(preset, "finetune").items() if k in FinetuneConfig.model_fields}
     return merge_config(FinetuneConfig, values, {"model": model})
 
@@ -127,7 +127,7 @@ def settings(preset: str, **model: Any) -> FinetuneConfig:
 def rates(
     arms: dict[str, Step], batch: int, rounds: int, steps: dict[str, int]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Texts a second of each, the median over rounds in turn, and the seconds of the half round before, that warms up."""
+    """Return the texts per second of each side, the median over rounds in turn, and the seconds of the warm-up."""
     ready: dict[str, float] = {}
     for name, step in arms.items():
         ready[name] = round(_seconds(step, steps[name] // 2), 2)
@@ -153,7 +153,7 @@ def _wait() -> None:
 
 
 def row(name: str, runtime: Runtime, rounds: int) -> dict[str, Any]:
-    """All arms of a row in turn."""
+    """Measure all arms of a row in turn."""
     preset, mean = ROWS[name]
     gpu, classic = runtime.device.type == "cuda", preset == "classic"
     small = {} if gpu else {"width": 32, "depth": 2, "heads": 2, "feedforward": 32}
@@ -181,7 +181,7 @@ def row(name: str, runtime: Runtime, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Every row, one table."""
+    """Measure all rows and print one table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("rows", nargs="*", choices=[*ROWS, []], help="all unless named")
     parser.add_argument("--rounds", type=int, default=3)

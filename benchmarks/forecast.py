@@ -1,9 +1,9 @@
-"""What pretraining steps of several sizes take here in time and memory, for `headstart params --forecast` to be fitted to.
+"""Measures the time and memory of pretraining steps of several sizes, and fits the constants of `headstart params --forecast`.
 
 python benchmarks/forecast.py measure --machine h200 --out docs/results/steps-h200.json
 python benchmarks/forecast.py fit docs/results/steps-h200.json docs/results/steps-cpu.json
 
-On a CPU a step is timed by one thread's own processor time, so that other work on the machine counts as little as can be.
+On a CPU a step is timed by the processor time of one thread, which other load on the machine affects least.
 """
 
 import argparse
@@ -43,7 +43,7 @@ CPU = (
 
 
 def measure(preset: str, rows: int, compiled: bool, changes: dict, steps: int) -> dict:
-    """The median of the later steps, and the most memory at any moment of them."""
+    """Return the median time of the later steps, and their peak memory."""
     import torch
 
     from headstart.config import presets
@@ -158,7 +158,7 @@ def main() -> None:
 
 
 def fit_all(files: list[Path]) -> None:
-    """Fit the constants of each machine, and print them with the errors of every run: within, and when it is left out."""
+    """Fit the constants of each machine, and print them with the errors of every run, in the fit and left out of it."""
     from headstart.recipes.forecast import MACHINES, fit_factors, forecast_errors
 
     for file in files:

@@ -1,17 +1,17 @@
-"""Every number of small runs of each kind, written once and compared later: the safety net of a refactoring.
+"""Records every number of small runs of each kind, and compares them later: the regression test of a refactoring.
 
-python benchmarks/golden.py write benchmarks/golden-cpu.json            # at a commit whose numbers are right
+python benchmarks/golden.py write benchmarks/golden-cpu.json            # at a commit whose numbers are correct
 python benchmarks/golden.py check benchmarks/golden-cpu.json            # later: exit code 1 if a number has changed
-python benchmarks/golden.py check FILE --only classic --only compare    # these cases alone (and what they begin from)
+python benchmarks/golden.py check FILE --only classic --only compare    # only these cases (and those that they depend on)
 python benchmarks/golden.py gpu   FILE --write                          # a shorter set on a GPU; then without --write
 
-It imports nothing of the package. It runs the command line of the tree it lies in (`../src`), in a scratch folder, on texts
-that it makes up, and reads the files that the commands leave: each logged loss and figure, each result, each answer, and the
-sha256 (over dtype, shape and bytes) of each saved tensor. `check` computes all of it again and compares exactly.
+The script does not import the package. It runs the command line of its own tree (`../src`) in a scratch folder, on generated
+texts, and reads the files that the commands write: each logged loss and metric, each result, each prediction, and the sha256
+(over dtype, shape and bytes) of each saved tensor. `check` computes all of them again and compares exactly.
 
-What may change is in the tables at the head: how settings, commands and files are called (COMMANDS, FLAGS, VALUES, FILES),
-and how an old name in the golden file is called now (RENAMED). Numbers are the same bits only on the same type of CPU with
-the same versions; `check` says so where those differ.
+The tables at the top list permitted changes: the names of settings, commands and files (COMMANDS, FLAGS, VALUES, FILES), and
+the new names of old entries of the golden file (RENAMED). Numbers are bit-for-bit equal only on the same type of CPU with the
+same versions; `check` reports if those differ.
 """
 
 import argparse
@@ -126,7 +126,7 @@ FLAGS = {
     "threads": "--runtime.threads",
 }
 VALUES: dict[tuple[str, str], str] = {("reading", "both"): "bidirectional"}
-"""(setting, its value below) -> what it is called today, such as ("choose", "last"): "final"."""
+"""(setting, value) -> the current name of the value, such as ("choose", "last"): "final"."""
 FILES = {
     "metrics": "metrics.jsonl",
     "result": "result.json",
@@ -168,19 +168,19 @@ RENAMED: dict[str, dict[str, str | None]] = {
     # keys that were not there at the time of the golden file and may be there now: "new_key": None
     "added": {},
 }
-"""Old name -> new name, for what the golden file recorded under the old one."""
+"""Old name -> new name of entries of the golden file."""
 
 EXCLUDED = {
     *("seconds", "minutes", "tokens_per_second", "rows_per_second", "date", "time", "started", "ended"),
     *("headstart", "version", "versions", "environment", "commit", "format", "seal", "sha256", "config", "command"),
     *("corpus", "tokenizer", "source", "path", "name", "size", "notes", "verdict", "reason", "settings_file"),
 }
-"""Keys that are never recorded: the clock, versions, paths, hashes of configurations and files, sentences."""
+"""Keys that are not recorded: times, versions, paths, hashes of configurations and files, sentences."""
 STRINGS = {
     *("label", "labels", "predicted_label", "predicted_labels", "answer", "arm", "other", "linear", "by", "budget"),
     *("prompt", "state", "stage"),
 }
-"""Keys whose strings are recorded too; of others, numbers alone."""
+"""Keys whose strings are recorded; of other keys, only numbers are."""
 
 # ---- the made-up language ---------------------------------------------------------------------------------------------
 
@@ -203,11 +203,13 @@ WORDS = lexicon()
 FOLLOWING = {
     word: [random.Random(f"{word}/{at}").choice(words) for at in range(3)] for words in WORDS.values() for word in words
 }
-"""After a word, one of three of its own kind comes most often."""
+"""The most frequent successors of a word: three words of the same kind."""
 
 
 def text(chance: random.Random, topics: tuple[str, ...], words: int, share: float = 0.4) -> str:
-    """Sentences in which `share` of the words belong to `topics`, and most words follow from the one before."""
+    """Generate sentences in which the fraction `share` of the words belongs to `topics`, and most words depend on the
+    previous one.
+    """
     output, last = [], {"all": chance.choice(WORDS["all"]), **{topic: chance.choice(WORDS[topic]) for topic in TOPICS}}
     for at in range(words):
         kind = chance.choice(topics) if topics and chance.random() < share else "all"
@@ -217,7 +219,7 @@ def text(chance: random.Random, topics: tuple[str, ...], words: int, share: floa
 
 
 def table(path: Path, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    """Rows as a CSV file."""
+    """Write rows as a CSV file."""
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([header, *rows])
 
@@ -225,26 +227,26 @@ def table(path: Path, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> N
 def classes(
     chance: random.Random, rows: int, words: tuple[int, int], fractions: tuple[int, ...] = (1, 1, 1)
 ) -> list[Any]:
-    """Texts of one topic each, of `words` words; `shares` says how often each topic comes."""
+    """Generate texts of one topic and `words` words each; `shares` are the frequencies of the topics."""
     drawn = [topic for topic, share in zip(TOPICS, fractions, strict=True) for _ in range(share)]
     labels = [chance.choice(drawn) for _ in range(rows)]
     return [(text(chance, (label,), chance.randrange(*words), 0.25), label) for label in labels]
 
 
 def several(chance: random.Random, rows: int) -> list[tuple[str, ...]]:
-    """Texts of none to three topics each."""
+    """Generate texts of zero to three topics each."""
     output = [tuple(topic for topic in TOPICS if chance.random() < 0.4) for _ in range(rows)]
     return [(text(chance, topics, chance.randrange(12, 40)), ";".join(topics)) for topics in output]
 
 
 def ratings(chance: random.Random, rows: int) -> list[tuple[str, ...]]:
-    """Texts whose rating is how much of them is about the first topic."""
+    """Generate texts whose rating is the fraction of the first topic."""
     fractions = [chance.random() for _ in range(rows)]
     return [(text(chance, TOPICS[:1], chance.randrange(12, 40), share), f"{1 + 4 * share:.2f}") for share in fractions]
 
 
 def pairs(chance: random.Random, rows: int) -> list[tuple[str, ...]]:
-    """Two texts each, of the same topic or not."""
+    """Generate pairs of texts, of the same topic or not."""
     made: list[tuple[str, ...]] = []
     for _ in range(rows):
         first, second = chance.choice(TOPICS), chance.choice(TOPICS)
@@ -254,7 +256,7 @@ def pairs(chance: random.Random, rows: int) -> list[tuple[str, ...]]:
 
 
 def make_inputs(folder: Path) -> None:
-    """All files that the cases read."""
+    """Write all files that the cases read."""
     for name, count in (("corpus", 900), ("other", 500)):
         chance = random.Random(f"text {name}")
         lines = [text(chance, (chance.choice(TOPICS),), chance.randrange(20, 90)) for _ in range(count)]
@@ -281,25 +283,25 @@ CLASSIC = {"preset": "classic", "width": 48, "depth": 2, "heads": 2, "feedforwar
 MODERN = {"preset": "modern-nano", "width": 64, "depth": 3, "heads": 2, "feedforward": 96, "batch": 16}
 PRETRAIN = {**SMALL, "steps": 200}
 FINETUNE = {"epochs": 5, "batch": 8, "min_steps": 0}
-"""320 rows to learn from, 8 a step: 200 steps."""
+"""320 training rows, 8 per step: 200 steps."""
 PROMPT = f"{WORDS['all'][0]} {WORDS['river'][0]}"
 
 
 @dataclass(frozen=True)
 class Command:
-    """One call of the command line, and which files of what it leaves are read."""
+    """One call of the command line, and the output files that are recorded."""
 
     name: str
     arguments: tuple[str, ...] = ()
     settings: Settings = field(default_factory=dict)
     out: str = ""
-    """The folder it writes; none: its standard output is the record."""
+    """The folder that it writes; if there is none, its standard output is recorded."""
     reads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Case:
-    """Commands that belong together; `needs` are the cases whose folders they begin from."""
+    """A group of commands; `needs` are the cases whose folders they use."""
 
     commands: tuple[Command, ...]
     needs: tuple[str, ...] = ()
@@ -309,12 +311,12 @@ RUN = ("metrics", "result", "receipt", "bundle")
 
 
 def pretraining(out: str, settings: Settings, texts: tuple[str, ...] = ("corpus.txt",)) -> Command:
-    """A pretraining run and all it leaves."""
+    """A pretraining run and its output."""
     return Command("pretrain", texts, settings, out, RUN)
 
 
 def classifier(out: str, data: str, settings: Settings, extra: Settings | None = None) -> tuple[Command, ...]:
-    """A fine-tuning run on `data` with its test file, its answers on some rows, and its measures on all of them."""
+    """A fine-tuning run on `data` with its test file, its predictions for some rows, and its metrics on all of them."""
     test, extra = f"{data}-test.csv", extra or {}
     columns = {name: value for name, value in extra.items() if name.endswith("column")}
     return (
@@ -325,7 +327,7 @@ def classifier(out: str, data: str, settings: Settings, extra: Settings | None =
 
 
 def export(source: str, to: str, weights: str = "") -> Command:
-    """A model in other files: their tensors."""
+    """A model in another format: its tensors."""
     out = f"{source}-{weights or to}"
     return Command("export", (source,), {"to": to, **({"weights": weights} if weights else {})}, out, ("weights",))
 
@@ -512,13 +514,13 @@ GPU_CASES = {
         ("modern",),
     ),
 }
-"""60 steps each, at the presets' own sizes, so that the kernels of a GPU are used."""
+"""60 steps each, with the sizes of the presets, so that the GPU kernels are used."""
 
 # ---- running them ---------------------------------------------------------------------------------------------------------
 
 
 class Failed(Exception):
-    """A command did not end well; the message says which, and its last lines."""
+    """A command failed; the message has its name and its last lines."""
 
 
 @dataclass(frozen=True)
@@ -528,10 +530,10 @@ class Runner:
     folder: Path
     common: Settings
     forced: Settings
-    """Settings of training that take the place of a case's own: to see that the check notices."""
+    """Training settings that override those of a case, to test the check itself."""
 
     def run(self, command: Command) -> str:
-        """The standard output of a command."""
+        """Run a command and return its standard output."""
         settings = {**command.settings, **self.common}
         if command.out:
             settings["out"] = command.out
@@ -552,7 +554,7 @@ class Runner:
         return done.stdout
 
     def case(self, case: Case) -> dict[str, Any]:
-        """Run a case; what it left, as numbers and tensors."""
+        """Run a case and return its numbers and tensors."""
         numbers: dict[str, Any] = {}
         tensors: dict[str, str] = {}
         for at, command in enumerate(case.commands):
@@ -569,7 +571,7 @@ class Runner:
 
 
 def decoded(output: str) -> Any:
-    """Standard output as JSON, as lines of JSON, or as text."""
+    """Parse standard output as JSON, as lines of JSON, or as text."""
     try:
         return json.loads(output)
     except json.JSONDecodeError:
@@ -584,7 +586,7 @@ def decoded(output: str) -> Any:
 
 
 def pruned(value: Any, key: str = "") -> Any:
-    """A JSON value without what is EXCLUDED and without strings other than STRINGS; None where nothing is left."""
+    """Return a JSON value without EXCLUDED keys and without strings other than STRINGS; None if nothing remains."""
     if isinstance(value, dict):
         kept = {name: pruned(one, name) for name, one in value.items() if name not in EXCLUDED}
         return {name: one for name, one in kept.items() if one is not None or value[name] is None}
@@ -597,7 +599,7 @@ def pruned(value: Any, key: str = "") -> Any:
 
 
 def columns(rows: list[dict[str, Any]]) -> dict[str, dict[str, list[Any]]]:
-    """Logged rows by their kind, each figure a list, which is shorter; texts of samples are kept."""
+    """Return logged rows by kind, each metric as a list, which is shorter; texts of samples are kept."""
     made: dict[str, dict[str, list[Any]]] = {}
     for row in rows:
         kind = made.setdefault(row["kind"], {})
@@ -609,13 +611,13 @@ def columns(rows: list[dict[str, Any]]) -> dict[str, dict[str, list[Any]]]:
 
 
 def read_metrics(folder: Path) -> tuple[Any, dict[str, str]]:
-    """All that was logged."""
+    """Read all logged rows."""
     lines = (folder / FILES["metrics"]).read_text(encoding="utf-8").splitlines()
     return columns([json.loads(line) for line in lines]), {}
 
 
 def read_json(kind: str) -> Callable[[Path], tuple[Any, dict[str, str]]]:
-    """A reader of one JSON file, or of several by a pattern."""
+    """Return a reader of one JSON file, or of several by a pattern."""
 
     def read(folder: Path) -> tuple[Any, dict[str, str]]:
         paths = sorted(folder.glob(FILES[kind]))
@@ -629,7 +631,9 @@ def read_json(kind: str) -> Callable[[Path], tuple[Any, dict[str, str]]]:
 
 
 def read_receipt(folder: Path) -> tuple[Any, dict[str, str]]:
-    """The tensors as training began: those that were taken over, and new ones. Pretraining from nothing has no receipt."""
+    """Return the tensors at the start of training: transferred and new ones. Pretraining from random weights has no
+    receipt.
+    """
     path = folder / FILES["receipt"]
     if not path.exists():
         return None, {}
@@ -639,7 +643,7 @@ def read_receipt(folder: Path) -> tuple[Any, dict[str, str]]:
 
 
 def hashes(path: Path) -> dict[str, str]:
-    """Of each tensor of a safetensors file, the sha256 over its dtype, shape and bytes."""
+    """Return the sha256 over dtype, shape and bytes of each tensor of a safetensors file."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     made = {}
@@ -652,7 +656,7 @@ def hashes(path: Path) -> dict[str, str]:
 
 
 def read_weights(folder: Path) -> tuple[Any, dict[str, str]]:
-    """The tensors of all safetensors files of a folder."""
+    """Return the tensors of all safetensors files of a folder."""
     paths = sorted(folder.glob(FILES["weights"]))
     if not paths:
         raise Failed(f"no {FILES['weights']} in {folder.name}")
@@ -660,7 +664,7 @@ def read_weights(folder: Path) -> tuple[Any, dict[str, str]]:
 
 
 def read_answers(path: Path) -> tuple[Any, dict[str, str]]:
-    """Answers, a line of JSON each."""
+    """Read predictions, one line of JSON each."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [pruned(row) for row in rows[:40]], {}
 
@@ -679,7 +683,7 @@ READERS: dict[str, Callable[[Path], tuple[Any, dict[str, str]]]] = {
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Each number or string with the way to it, such as `test/per_class/0/f1`."""
+    """Yield each number or string with its path, such as `test/per_class/0/f1`."""
     if isinstance(value, dict | list):
         parts = value.items() if isinstance(value, dict) else enumerate(value)
         for name, one in parts:
@@ -692,7 +696,7 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def renamed_path(path: str) -> str | None:
-    """The name of today for a way to a number in the golden file; None where it is gone."""
+    """Return the current name of a path in the golden file; None if it was removed."""
     names = {**RENAMED["settings"], **RENAMED["keys"]}
     parts = [names.get(part, part) for part in path.split("/")]
     if None in parts:
@@ -707,14 +711,14 @@ def renamed_path(path: str) -> str | None:
 
 
 def renamed_tensor(name: str) -> str:
-    """The name of today for a tensor in the golden file."""
+    """Return the current name of a tensor in the golden file."""
     for old, new in RENAMED["tensors"].items():
         name = name.replace(old, new or "")
     return name
 
 
 def number_differences(old: Any, new: Any) -> list[str]:
-    """What differs between the numbers of a case, a line each."""
+    """Yield the differences between the numbers of a case, one line each."""
     known = {
         renamed_path(path): RENAMED["values"].get(value, value) if isinstance(value, str) else value
         for path, value in flat(old)
@@ -731,7 +735,7 @@ def number_differences(old: Any, new: Any) -> list[str]:
 
 
 def tensor_differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
-    """What differs between the tensors of a case; where only names do, which old name is which new one."""
+    """Yield the differences between the tensors of a case; if only names differ, the mapping of old to new names."""
     known = {renamed_tensor(name): digest for name, digest in old.items()}
     changed = [f"tensor {name}: other bytes" for name in known if name in new and new[name] != known[name]]
     missing, added = [name for name in known if name not in new], [name for name in new if name not in known]
@@ -746,7 +750,7 @@ def tensor_differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
 
 
 def loss_differences(old: Any, new: Any, bound: float) -> list[str]:
-    """Losses that are further apart than `bound`, relative to the old one (or to 0.1 where that is larger)."""
+    """Yield losses whose relative difference (with a denominator of at least 0.1) exceeds `bound`."""
     known, outcome = {renamed_path(path): value for path, value in flat(old)}, dict(flat(new))
     lines, worst = [], 0.0
     for path, value in known.items():
@@ -767,7 +771,7 @@ def loss_differences(old: Any, new: Any, bound: float) -> list[str]:
 
 
 def machine(device: str) -> dict[str, str]:
-    """What the bits of a number depend on beside the code."""
+    """Return the environment that the bits of a number depend on."""
     cpu, info = platform.processor(), Path("/proc/cpuinfo")
     if info.exists():
         about = dict(
@@ -786,7 +790,7 @@ def machine(device: str) -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of the tree, and whether its source differs from it."""
+    """Return the commit of the tree, and whether its source differs from it."""
     extra = ["git", "-C", str(ROOT)]
     head = subprocess.run([*extra, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     dirty = subprocess.run([*extra, "status", "--porcelain", "src"], capture_output=True, text=True).stdout.strip()
@@ -794,7 +798,7 @@ def commit() -> str:
 
 
 def wanted(cases: dict[str, Case], only: list[str]) -> list[str]:
-    """The cases to run, those that others begin from first."""
+    """Return the cases to run, in the order of their dependencies."""
     unknown = [name for name in only if name not in cases]
     if unknown:
         raise SystemExit(f"no case {', '.join(unknown)}; there are {', '.join(cases)}")
@@ -805,7 +809,7 @@ def wanted(cases: dict[str, Case], only: list[str]) -> list[str]:
 
 
 def computed(cases: dict[str, Case], names: list[str], runner: Runner, jobs: int) -> dict[str, dict[str, Any] | Failed]:
-    """The cases' numbers and tensors, or why there are none."""
+    """Run the cases; return their numbers and tensors, or the reason for a failure."""
     make_inputs(runner.folder)
     done: dict[str, Future[dict[str, Any]]] = {}
     lock = threading.Lock()
@@ -833,7 +837,7 @@ def computed(cases: dict[str, Case], names: list[str], runner: Runner, jobs: int
 
 
 def stored(made: dict[str, Any]) -> str:
-    """The golden file's text: a line for each part of a case, so that a diff can be read."""
+    """Format the golden file with one line per part of a case, for readable diffs."""
     lines = []
     for name, case in made["cases"].items():
         parts = [
@@ -853,7 +857,7 @@ def stored(made: dict[str, Any]) -> str:
 
 
 def write(path: Path, results: dict[str, dict[str, Any] | Failed], device: str) -> int:
-    """Keep the numbers, unless a case failed."""
+    """Write the numbers, unless a case failed."""
     failed = {name: result for name, result in results.items() if isinstance(result, Failed)}
     for name, error in failed.items():
         print(f"{name}: FAILED: {error}")
@@ -866,7 +870,7 @@ def write(path: Path, results: dict[str, dict[str, Any] | Failed], device: str) 
 
 
 def compared(golden: dict[str, Any], name: str, result: dict[str, Any] | Failed, bound: float | None) -> list[str]:
-    """What differs in a case."""
+    """Return the differences of a case."""
     if isinstance(result, Failed):
         return [f"FAILED: {result}"]
     if name not in golden["cases"]:
@@ -878,7 +882,7 @@ def compared(golden: dict[str, Any], name: str, result: dict[str, Any] | Failed,
 
 
 def check(golden: dict[str, Any], results: dict[str, dict[str, Any] | Failed], show: int, bound: float | None) -> int:
-    """Say for each case what differs; 1 if anything does."""
+    """Print the differences of each case; returns 1 if there are any."""
     wrong = 0
     for name, result in results.items():
         lines = compared(golden, name, result, bound)
@@ -893,7 +897,7 @@ def check(golden: dict[str, Any], results: dict[str, dict[str, Any] | Failed], s
 
 
 def say_machine(golden: dict[str, Any], device: str) -> None:
-    """A line where the golden file comes from another machine or other versions."""
+    """Return a note if the golden file was written on another machine or with other versions."""
     old, new = golden["machine"], machine(device)
     other = [
         f"{name} {old.get(name)} there, {new.get(name)} here"
@@ -906,7 +910,7 @@ def say_machine(golden: dict[str, Any], device: str) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("write", "check", "gpu"))
     parser.add_argument("file", type=Path)
@@ -926,7 +930,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Write, or check."""
+    """Write or check a golden file."""
     args = arguments()
     gpu = args.what == "gpu"
     device = args.device or ("cuda" if gpu else "cpu")

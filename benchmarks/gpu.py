@@ -1,9 +1,10 @@
-"""A pretraining step on one GPU beside others, what it is made of, and how it grows with each size.
+"""A pretraining step on one GPU, compared with other code; its parts, and its scaling with each size.
 
 python benchmarks/gpu.py [classic] [gpt2] [modern] [attention] [loss] [curves] [--out docs/results/gpu.json]
 
-All sides of a row take turns in one process; ratios of medians are what counts. Peak memory of a side is what it adds to
-those already there. Rows are printed and written as they come, and one that fails says why and lets the others go on.
+All sides of a row take turns in one process; the results are ratios of medians. The peak memory of a side is what it adds to
+the sides that are already loaded. Rows are printed and written as they are measured; a row that fails reports the reason, and
+the others continue.
 """
 
 import argparse
@@ -48,7 +49,7 @@ MODERN = Task(
     optim="modern",
 )
 CURVE = replace(MODERN, name="curves", objective="causal", batch=64)
-"""Where the curves cross."""
+"""The common point of the curves."""
 CURVES = {
     "vocabulary": [8192, 16384, 50257, 128256],
     "width": [256, 512, 768, 1024],
@@ -60,7 +61,7 @@ Side = Callable[[], Any]
 
 
 class Bench:
-    """The machine, what was asked for, and what has been found so far."""
+    """The machine, the requested parts, and the results so far."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments, self.tiny = arguments, arguments.tiny
@@ -83,7 +84,7 @@ class Bench:
         return torch.cuda.memory_allocated() if self.device == "cuda" else 0
 
     def peak_gib(self, work: Callable[[], object], base: int) -> float:
-        """GiB that some steps take at most, beside `base` bytes of others."""
+        """Return the peak memory in GiB of some steps, apart from `base` bytes of other sides."""
         if self.device != "cuda":
             work()
             return 0.0
@@ -93,19 +94,19 @@ class Bench:
         return (torch.cuda.max_memory_allocated() - base) / 2**30
 
     def clear(self) -> None:
-        """Forget models and what was compiled for them: a second shape would be compiled as one of many."""
+        """Release models and compiled code: a second shape would be compiled with dynamic sizes."""
         gc.collect()
         torch._dynamo.reset()
         if self.device == "cuda":
             torch.cuda.empty_cache()
 
     def kept(self, part: str) -> dict:
-        """What the record has of a part."""
+        """Return a part of the record."""
         path: Path | None = self.arguments.out
         return json.loads(path.read_text(encoding="utf-8")).get(part, {}) if path and path.exists() else {}
 
     def keep(self, **parts: object) -> None:
-        """Put figures into the record, beside those of other parts."""
+        """Add figures to the record, next to those of other parts."""
         path: Path | None = self.arguments.out
         if path is None:
             return
@@ -139,7 +140,9 @@ def machine(bench: Bench) -> dict[str, object]:
 
 
 def in_turn(bench: Bench, makers: dict[str, Callable[[], Side]]) -> tuple[dict[str, Side], dict[str, dict]]:
-    """Build each side, warm it up, weigh it; then all take turns. A side that fails is left out and says why."""
+    """Build each side, warm it up and measure its memory; then all take turns. A side that fails is omitted and reports
+    the reason.
+    """
     sides: dict[str, Side] = {}
     result: dict[str, dict] = {}
     for name, make in makers.items():
@@ -178,7 +181,7 @@ def in_turn(bench: Bench, makers: dict[str, Callable[[], Side]]) -> tuple[dict[s
 
 
 def profile(bench: Bench, name: str, side: Side, steps: int = 3) -> list[dict]:
-    """Which kernels take how long a step, and how busy the device is."""
+    """Return the time of each kernel per step, and the fraction of time that the device is busy."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     on_gpu = bench.device == "cuda"
     if on_gpu:
@@ -205,7 +208,7 @@ def profile(bench: Bench, name: str, side: Side, steps: int = 3) -> list[dict]:
 
 
 def row(bench: Bench, task: Task, makers: dict[str, Callable[[], Side]], key: str | None = None) -> None:
-    """One table row: the sides in turn, tokens a second, memory, and shares of the matmul peak."""
+    """Measure one table row: the sides in turn, tokens per second, memory, and fractions of the peak of a product."""
     key = key or task.name
     print(f"{key}: {task.batch} x {task.length}, vocabulary {task.vocabulary}", flush=True)
     sides, result = in_turn(bench, makers)
@@ -258,7 +261,7 @@ def ours(bench: Bench, task: Task) -> dict[str, Callable[[], Side]]:
 
 
 def theirs(bench: Bench, task: Task, *, tied: bool) -> dict[str, Callable[[], Side]]:
-    """As anyone compiles it, and at its best."""
+    """The default compilation, and the best variant."""
     options = {"device": bench.device, "compiled": bench.compiled, "tied": tied}
     return {
         "transformers": lambda: transformers_gpt2(task, **options),
@@ -268,7 +271,7 @@ def theirs(bench: Bench, task: Task, *, tied: bool) -> dict[str, Callable[[], Si
 
 
 def small(bench: Bench, task: Task) -> Task:
-    """The same task, or one that a CPU takes in a moment."""
+    """The same task, or a small one for a CPU."""
     if not bench.tiny:
         return task
     model = task.model | {"width": 32, "depth": 2, "heads": 2, "feedforward": 32}
@@ -335,7 +338,7 @@ def curve_task(bench: Bench, what: str, value: int) -> Task:
 
 
 def curves(bench: Bench) -> None:
-    """Headstart alone, one size changed at a time; where the curves cross is measured once."""
+    """Measure Headstart alone, varying one size at a time; the common point of the curves is measured once."""
     base = small(bench, CURVE)
     shape = {"batch": base.batch, "length": base.length, "vocabulary": base.vocabulary} | base.model
     known: dict[str, dict[str, Any]] = {}
@@ -358,7 +361,7 @@ def curves(bench: Bench) -> None:
 
 
 def curve_point(bench: Bench, task: Task) -> dict[str, Any]:
-    """Tokens a second, memory and share of the peak of a few steps."""
+    """Return tokens per second, memory and the fraction of the peak of a few steps."""
     gc.collect()
     start, side, taken = bench.allocated(), None, []
 
@@ -398,7 +401,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="the kernels of a step, for each side")
     parser.add_argument("--eager", action="store_true", help="compile nothing")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes on the CPU: whether it runs, and no more")
-    parser.add_argument("--commit", help="what was measured, if not what git says")
+    parser.add_argument("--commit", help="the measured commit, if it is not that of git")
     arguments = parser.parse_args()
     bench = Bench(arguments)
     bench.machine = machine(bench)

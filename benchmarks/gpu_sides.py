@@ -1,7 +1,7 @@
-"""Who is compared in benchmarks/gpu.py: Headstart's own loop, transformers' GPT-2, a course's code, and a plain script.
+"""The sides of benchmarks/gpu.py: Headstart's own loop, transformers' GPT-2, the course's code, and a plain script.
 
-Every side is a function without arguments that takes one optimizer step. Headstart lays out its rows as always, in its
-own thread; the others find theirs on the device already.
+Each side is a function without arguments that takes one optimizer step. Headstart prepares its rows in a thread, as always;
+those of the other sides are already on the device.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ from headstart.train.parallel import SINGLE
 
 SPECIAL = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
 KEPT = 4
-"""Batches that a peer finds on the device, in turn."""
+"""Batches on the device for the other sides, in turn."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A network, its rows, and what is asked of them."""
+    """A network, its rows, and its objective."""
 
     name: str
     model: dict
@@ -48,16 +48,16 @@ class Task:
     length: int
     objective: str = "causal"
     optim: str = "classic"
-    """The preset whose optimizer it takes; `adamw` for one that no preset has."""
+    """The preset whose optimizer is used; `adamw` if no preset has it."""
     mean: float | None = None
-    """Tokens of a document on average; None is one document a row."""
+    """Mean tokens per document; None means one document per row."""
 
     @property
     def tokens(self) -> int:
         return self.batch * self.length
 
     def config(self) -> PretrainConfig:
-        """As `headstart pretrain` would have it."""
+        """The settings of `headstart pretrain`."""
         optim = {"optimizer": "adamw", "lr": 3e-4, "weight_decay": 0.1, "clip": 1.0}
         if self.optim != "adamw":
             optim = presets.preset_values(self.optim, "pretrain")["optim"]
@@ -66,14 +66,14 @@ class Task:
         return merge_config(PretrainConfig, {}, changes)
 
     def ids(self, device: torch.device) -> list[Tensor]:
-        """Random rows for the others."""
+        """Return random rows for the other sides."""
         chance = torch.Generator().manual_seed(0)
         size = (self.batch, self.length)
         return [torch.randint(4, self.vocabulary, size, generator=chance).to(device) for _ in range(KEPT)]
 
 
 def documents(task: Task) -> SimpleNamespace:
-    """Random tokens, in documents that fill a row, or log-normal as reviews are."""
+    """Generate random tokens in documents that fill a row, or of log-normal length like reviews."""
     count = max(256, 4 * task.batch)
     if task.mean is None:
         sizes = np.full(count, task.length - 1)
@@ -89,7 +89,7 @@ def documents(task: Task) -> SimpleNamespace:
 
 
 class Headstart:
-    """The product's own path: rows, loop, loss, optimizer, compiled layers."""
+    """Headstart's own implementation: rows, loop, loss, optimizer, compiled layers."""
 
     def __init__(self, task: Task, *, device: str, compiled: bool, cudnn: bool = True) -> None:
         config = task.config()
@@ -122,7 +122,7 @@ class Headstart:
         self.reports.close()
 
     def operations(self) -> tuple[float, float]:
-        """Floating-point operations of a step: by the usual formula, and strictly what has to be computed.
+        """Return the floating-point operations of a step by the usual formula and by a strict count.
 
         The usual one counts 6 a parameter and token, and attention over whole rows. The strict one counts the matrices of
         the layers, the vocabulary where a token is scored, and attention within documents, half of it where it is causal.
@@ -145,7 +145,7 @@ class Headstart:
 def steps_of(
     model: nn.Module, optimizers: list, batches: list, loss_of: Callable[..., Tensor], clip: float, *, bf16: bool = True
 ) -> Callable[[], None]:
-    """A training script's loop body: autocast, backward, clip, step."""
+    """The loop body of a training script: autocast, backward, clip, step."""
     turns: Iterator[int] = iter(range(1 << 30))
     device = next(model.parameters()).device.type
 
@@ -200,7 +200,7 @@ def transformers_gpt2(
 
 
 def course(task: Task, *, device: str, bf16: bool) -> Callable[[], None]:
-    """The course's code: torch's encoder under a square mask, full scores, plain Adam."""
+    """The course's code: torch's encoder with a square mask, full logits, plain Adam."""
     torch.manual_seed(0)
     shape = Shape(task.batch, task.length, task.model["width"], task.model["depth"], task.model["heads"])
     model = CourseModel(Shape(**(vars(shape) | {"vocabulary": task.vocabulary}))).to(device).train()
@@ -215,7 +215,7 @@ def course(task: Task, *, device: str, bf16: bool) -> Callable[[], None]:
 
 
 class PlainLayer(nn.Module):
-    """Pre-norm RMSNorm, rotary attention through SDPA, SwiGLU: what a careful script has."""
+    """Pre-norm RMSNorm, rotary attention through SDPA, SwiGLU, as in a carefully written script."""
 
     def __init__(self, width: int, heads: int, feedforward: int) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class PlainLayer(nn.Module):
 
 
 class PlainModel(nn.Module):
-    """A masked language model as a script has it, the head tied to the embedding."""
+    """A masked language model of a plain script, with the head tied to the embedding."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ class PlainModel(nn.Module):
 
 
 def plain_script(task: Task, *, device: str, compiled: bool) -> Callable[[], None]:
-    """The whole model compiled, scores at all positions gathered where they count, Muon and fused AdamW of torch."""
+    """The whole model compiled, logits at the target positions only, Muon and fused AdamW of torch."""
     torch.manual_seed(0)
     model = PlainModel(task).to(device).train()
     for parameter in model.parameters():

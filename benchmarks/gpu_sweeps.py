@@ -1,4 +1,4 @@
-"""What a step on a GPU is made of, alone: attention's kernels and the loss, at the shapes of benchmarks/gpu.py."""
+"""The parts of a GPU step in isolation: attention kernels and the loss, at the shapes of benchmarks/gpu.py."""
 
 import statistics
 import time
@@ -31,7 +31,7 @@ LOSS = {  # rows scored, width, vocabulary, bias
 }
 CHUNKS = (256, 1024, 2048, 4096, 8192, 8448, 16384, 16896, 32768)
 KERNELS = ((8192, 16), (8192, 32), (16384, 32), (4096, 16), (4096, 8), (2048, 8))
-"""Scores that a program of the kernel holds, and its warps."""
+"""Logits per program of the kernel, and its warps."""
 TILES = (  # rows, places, columns, warps, stages, group
     (128, 256, 64, 8, 4, 64),
     (128, 256, 64, 8, 4, 8),
@@ -41,13 +41,13 @@ TILES = (  # rows, places, columns, warps, stages, group
     (128, 128, 64, 4, 3, 64),
     (128, 128, 64, 8, 3, 64),
 )
-"""What a program of the product that writes powers makes (`kernels.triton.mlp.MatmulTile`)."""
+"""The tile of a program of the product that writes exponentials (`kernels.triton.mlp.MatmulTile`)."""
 TINY_ATTENTION = {"tiny": (2, 2, 16, 12, True)}
 TINY_LOSS = {"tiny": (300, 12, 101, True)}
 
 
 def milliseconds(work: Callable[[], object], device: str, *, times: int = 12, warm: int = 3) -> float:
-    """The median of a few runs, by the device's own clock where it has one."""
+    """Return the median of a few runs, by the clock of the device if it has one."""
     for _ in range(warm):
         work()
     if device != "cuda":
@@ -67,7 +67,7 @@ def milliseconds(work: Callable[[], object], device: str, *, times: int = 12, wa
 
 
 def matmul_peak(device: str, size: int = 8192) -> float:
-    """TFLOP/s of one large product in bf16, what everything else is held against."""
+    """Return the TFLOP/s of one large product in bf16, the reference of the other rates."""
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     return 2e-9 * size**3 / milliseconds(lambda: a @ b, device, times=20, warm=5)
 
@@ -115,7 +115,7 @@ def _ways(shape: tuple, device: str) -> dict[str, Callable[[Tensor, Tensor, Tens
 
 
 def attention_rows(device: str, *, tiny: bool) -> Iterator[dict]:
-    """Forward and backward of each kernel, on queries, keys and values that lie side by side as a layer makes them."""
+    """Measure forward and backward of each kernel, on queries, keys and values that are adjacent in memory, as in a layer."""
     for name, shape in (TINY_ATTENTION if tiny else ATTENTION).items():
         batch, heads, length, head, causal = shape
         made = torch.randn(batch, length, 3 * heads * head, device=device, dtype=torch.bfloat16, requires_grad=True)
@@ -140,7 +140,7 @@ def attention_rows(device: str, *, tiny: bool) -> Iterator[dict]:
 
 
 def loss_rows(device: str, *, tiny: bool) -> Iterator[dict]:
-    """Loss and gradients by size of the chunk, then its pieces one by one at the size that is taken."""
+    """Measure the loss and its gradients by chunk size, then its parts at the chosen size."""
     for name, (count, width, vocabulary, biased) in (TINY_LOSS if tiny else LOSS).items():
         hidden = torch.randn(count, width, device=device)
         weight = torch.randn(vocabulary, width, device=device) / width**0.5
@@ -175,7 +175,7 @@ def loss_rows(device: str, *, tiny: bool) -> Iterator[dict]:
 
 
 def _full_scores(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, kind: torch.dtype) -> None:
-    """What a script does: all scores at once, under autocast."""
+    """The reference: all logits at once, under autocast."""
     parts = [hidden.detach().requires_grad_(), weight.detach().requires_grad_()]
     with torch.autocast(hidden.device.type, dtype=kind):
         F.cross_entropy(F.linear(*parts, bias).float(), targets, reduction="sum").backward()
@@ -184,7 +184,7 @@ def _full_scores(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: T
 def _pieces(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, kind: torch.dtype, *, rows: int
 ) -> dict[str, Callable[[], object]]:
-    """One chunk: three products and what happens between them; to be multiplied by the number of chunks."""
+    """Measure one chunk: three products and the operations between them; to be multiplied by the number of chunks."""
     rows = min(rows, len(hidden))
     positions, columns = -(-len(weight) // 64) * 64, -(-(hidden.shape[1] + 2 * (bias is not None)) // 8) * 8
     table = F.pad(weight.to(kind), (0, columns - weight.shape[1], 0, positions - len(weight)))

@@ -1,9 +1,9 @@
-"""How often the language of a short passage is found, for RESULTS.md; kept in docs/results/language.json.
+"""Accuracy of the language detection on short passages; the record is docs/results/language.json.
 
 python benchmarks/language.py --data DATA [--passages 300]
 
-cuts passages of 20 words (Chinese and Japanese: 40 characters) from every source of the corpora and from labelled sets,
-and detects the language of each passage by itself, and of all passages of a source as one table. Only training parts are
+The script cuts passages of 20 words (Chinese and Japanese: 40 characters) from every source of the corpora and from labelled
+datasets. It detects the language of each passage alone, and of all passages of a source as one table. Only training parts are
 read. It needs no GPU and takes about a minute.
 """
 
@@ -39,7 +39,7 @@ SETS = {
 
 
 def cut(text: str, language: str, rng: random.Random) -> str | None:
-    """Return a passage from anywhere in a text; None if the text is shorter than that."""
+    """Return a random passage of a text; None if the text is shorter."""
     if language in WITHOUT_SPACES:
         units, length, joint = list(" ".join(text.split())), CHARACTERS, ""
     else:

@@ -1,10 +1,10 @@
-"""The linear classifier against ordinary recipes of scikit-learn and against its own parts, on training rows alone.
+"""The linear classifier, compared with common scikit-learn pipelines and with its own parts, on training rows only.
 
     HEADSTART_DATA=DATA python benchmarks/linear.py --out docs/results/linear.json
 
-Of each set, stratified draws of 100 and 1,000 training rows (of clinc150 5, 8 and 10 rows per label) are fitted and
-up to 1,000 other training rows are predicted; no test file is opened. Prints the mean accuracy over the draws of each
-set and size, and keeps every accuracy, log-loss and time in the file, which also resumes an interrupted measurement.
+Of each dataset, stratified samples of 100 and 1,000 training rows (of clinc150 5, 8 and 10 rows per label) are fitted and up to
+1,000 other training rows are predicted; no test file is read. The script prints the mean accuracy over the samples of each
+dataset and size, and records every accuracy, log-loss and time in the file, from which an interrupted measurement continues.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def draw(gold: np.ndarray, size: str, seed: int) -> tuple[np.ndarray, np.ndarray
 
 
 def old_arm(train: Rows, rest: Rows) -> Classifier:
-    """The arm tfidf of earlier versions: words and pairs of words, C chosen on 200 further labelled rows."""
+    """Fit the arm tfidf of earlier versions: words and pairs of words, C chosen on 200 further labelled rows."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
@@ -80,7 +80,7 @@ def old_arm(train: Rows, rest: Rows) -> Classifier:
 
 
 def union_of(make: Callable[[], Any]) -> Callable[[Rows, Rows], Classifier]:
-    """An ordinary recipe: TF-IDF of words 1-2 and of characters 2-5 inside words."""
+    """Return a common pipeline: TF-IDF of 1 and 2 words and of 2 to 5 characters within words."""
 
     def fit(train: Rows, rest: Rows) -> Classifier:
         from sklearn.feature_extraction.text import TfidfVectorizer
@@ -137,7 +137,7 @@ def ours(*, unlabelled: bool = False, **changed: Any) -> Callable[[Rows, Rows], 
 
 @contextmanager
 def patched(changed: dict[str, Any]) -> Iterator[None]:
-    """Change constants of the modules of the linear classifier for a while."""
+    """Change constants of the modules of the linear classifier temporarily."""
     import importlib
 
     constants = [
@@ -168,7 +168,7 @@ CANDIDATES: dict[str, Callable[[Rows, Rows], Classifier]] = {
 
 
 def measure(kept: dict[str, Any], path: Path, candidates: Sequence[str], sets: Sequence[str], draws: int) -> None:
-    """Fit and predict whatever the file does not hold yet."""
+    """Fit and predict the candidates that the file does not contain yet."""
     from headstart.metrics import log_loss
 
     for name in sets:

@@ -1,13 +1,13 @@
-"""The linear model beside published comparisons of earlier versions, whose linear arm was TF-IDF + logistic regression.
+"""The linear model on the rows of published comparisons of earlier versions, whose linear arm was TF-IDF + logistic regression.
 
     python benchmarks/linear_arm.py --data DATA --work runs/linear-arm
 
-Fits the arm `linear` of `headstart compare` on the rows that the arms of docs/results/cls-books, imdb and starters.json had
-(label budgets and seeds), on the CPU, and goes on where it was stopped. Keeps accuracies, differences and sentences in
-docs/results/linear_arm.json, and draws docs/images/imdb-labels.png.
+The script fits the arm `linear` of `headstart compare` on the rows of the arms of docs/results/cls-books, imdb and
+starters.json (label budgets and seeds), on the CPU; an interrupted run continues. It records accuracies, differences and
+sentences in docs/results/linear_arm.json, and draws docs/images/imdb-labels.png.
 
-Those comparisons kept no predictions, so a difference has no pairs of texts: its interval is that of two independent
-measurements, which is wider than a paired one.
+Those comparisons did not record predictions, so differences are not paired by text: their intervals are those of two
+independent measurements, which are wider than paired ones.
 """
 
 import argparse
@@ -45,7 +45,7 @@ OLD_NAME = "TF-IDF + logistic regression"
 
 
 def fit(files: dict[str, str], out: Path, settings: dict[str, Any], **others: Any) -> Path:
-    """Fit the linear arm with every label budget and seed, or go on with it; returns the folder of the comparison."""
+    """Fit the linear arm with every label budget and seed, or continue; returns the folder of the comparison."""
     if (out / "result.json").is_file():
         return out
     config = merge_config(FinetuneConfig, settings)
@@ -82,12 +82,12 @@ def difference(one: dict[str, float], other: dict[str, float]) -> dict[str, floa
 
 
 def half(estimate: dict[str, float]) -> float:
-    """Half the width of an interval."""
+    """Return half the width of an interval."""
     return (estimate["high"] - estimate["low"]) / 2
 
 
 def labels_needed(folder: Path, target: dict[str, float]) -> CurvePoint:
-    """Read off the curve of the linear arm how many labels it needs for an accuracy, as a report does."""
+    """Return the number of labels that the linear arm needs for an accuracy, from its curve, as in a report."""
     comparison = load_comparison(folder)
     tables = aligned(comparison, [(LINEAR, budget) for budget in comparison.budgets])
     assert tables is not None
@@ -179,7 +179,7 @@ def draw_labels(name: str, linear: list[dict[str, Any]]) -> bytes:
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.xaxis.set_minor_locator(figures.NullLocator())
     axes.yaxis.set_major_locator(figures.round_ticks())
-    axes.set_xlabel("labelled texts to learn from", color=figures.INK)
+    axes.set_xlabel("labelled training texts", color=figures.INK)
     figures.label_line_ends(axes, ends)
     return figures.png(figure)
 

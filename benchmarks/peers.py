@@ -1,4 +1,4 @@
-"""The other side of benchmarks/cpu.py: one training step of a language model as a course writes it, and as transformers does."""
+"""The other sides of benchmarks/cpu.py: one training step of a language model with the course's code and with transformers."""
 
 import math
 import tempfile
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 Step = Callable[[], float]
-"""One optimizer step on the next batch; gives its loss."""
+"""Takes one optimizer step on the next batch and returns its loss."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The classic network of the course unless told otherwise, and one step's rows."""
+    """The shape of the network, by default that of the course, and the rows of a step."""
 
     batch: int = 16
     length: int = 256
@@ -27,7 +27,7 @@ class Shape:
     vocabulary: int = 50001
 
     def rows(self, step: int) -> tuple[Tensor, Tensor]:
-        """Tokens and those after them, each row a document without padding; the same for everyone."""
+        """Return tokens and next tokens, each row a document without padding; the same for all sides."""
         chance = torch.Generator().manual_seed(step)
         ids = torch.randint(4, self.vocabulary, (self.batch, self.length + 1), generator=chance)
         ids[:, 0] = 0
@@ -35,7 +35,9 @@ class Shape:
 
 
 class CourseModel(nn.Module):
-    """Embedding, sinusoids, torch's own encoder under a square mask, a linear layer over the whole vocabulary."""
+    """The course's network: embedding, sinusoids, torch's encoder with a square mask, and a linear layer over the
+    vocabulary.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -56,7 +58,7 @@ class CourseModel(nn.Module):
 
 
 def course_step(shape: Shape) -> Step:
-    """Adam as it comes, full scores, gradient norm clipped at 0.5."""
+    """The course's step: Adam with default settings, full logits, gradient norm clipped at 0.5."""
     torch.manual_seed(0)
     model = CourseModel(shape).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-4)
@@ -78,7 +80,7 @@ def course_step(shape: Shape) -> Step:
 
 
 def gpt2(shape: Shape) -> Any:
-    """GPT-2 of transformers in the same size, untied, no dropout."""
+    """Return a GPT-2 of transformers with the same size, untied, without dropout."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -100,7 +102,7 @@ def gpt2(shape: Shape) -> Any:
 
 
 def hf_step(shape: Shape) -> Step:
-    """That GPT-2 in a loop written by hand; fused AdamW, which its Trainer takes by itself."""
+    """The same GPT-2 in a plain loop, with fused AdamW, the default of the Trainer."""
     model = gpt2(shape).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     count = iter(range(1 << 30))
@@ -119,7 +121,7 @@ def hf_step(shape: Shape) -> Step:
 
 
 class Rows(torch.utils.data.Dataset):
-    """The rows of all steps, one after the other, as a Trainer's dataset."""
+    """The rows of all steps as the dataset of a Trainer."""
 
     def __init__(self, shape: Shape) -> None:
         self.batch = shape.batch
@@ -136,7 +138,9 @@ class Rows(torch.utils.data.Dataset):
 
 
 def trainer_step(shape: Shape) -> Step:
-    """The same GPT-2 in transformers' own Trainer, with its own settings but for rate, clipping and order of rows."""
+    """The same GPT-2 in transformers' Trainer, with its defaults except for the learning rate, clipping and the order of
+    rows.
+    """
     return steps_of_trainer(gpt2(shape), Rows(shape), shape.batch)
 
 
@@ -196,7 +200,7 @@ def steps_of_trainer(model: Any, rows: Any, batch: int, *, bf16: bool = False, c
 
 
 def headstart_step(shape: Shape) -> Step:
-    """Headstart's own loop with the classic preset's settings."""
+    """Headstart's training loop with the settings of the classic preset."""
     from headstart.config import presets
     from headstart.config.merge import merge_config
     from headstart.config.schema import ModelConfig, PretrainConfig, RuntimeConfig

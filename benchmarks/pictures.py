@@ -1,8 +1,8 @@
-"""Draws the pictures of docs/learn from the package's own code: what the network does is what the picture shows.
+"""Draws the pictures of docs/learn with functions of the package.
 
-python benchmarks/pictures.py            writes docs/pictures/*.svg; a test sees that they are what this draws
+python benchmarks/pictures.py            writes docs/pictures/*.svg; a test compares them with the output of this script
 
-They follow the reader's wish for light or dark by themselves, and their text is text.
+The pictures support light and dark mode, and their text is stored as text.
 """
 
 import ast
@@ -37,12 +37,12 @@ from headstart.tokenization.bpe import train_tokenizer
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 INK, FAINT, BLUE, ORANGE, GREEN, GREY = "#333333", "#d9d9d9", "#0072b2", "#d55e00", "#008060", "#9a9a9a"
 DARK = {INK: "#e4e4e4", FAINT: "#4a4d57", BLUE: "#5fb4e8", ORANGE: "#ff9248", GREEN: "#3cc79f", GREY: "#8d919c"}
-"""What each colour is by night."""
+"""The colours in dark mode."""
 PAPER = "#fffffe"
-"""Lettering on coloured ground, by day; by night the coloured grounds are light."""
+"""The colour of text on a coloured background in light mode; in dark mode the coloured backgrounds are light."""
 NIGHT = "#16181d"
 DIGITS = 4
-"""Computed places are rounded: another processor's last digit shall not change a picture."""
+"""Coordinates are rounded, so that the last digits of another processor do not change a picture."""
 COURSE = ModelConfig()
 COURSE_VOCABULARY = 50_001
 SEED = 7
@@ -52,7 +52,7 @@ SPECIAL = SpecialIds(sos=0, pad=1, eos=2, mask=3, unknown=None)
 def sheet(
     width: float, height: float, columns: int = 1, widths: list[float] | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """An empty figure without paper, its axes bare."""
+    """Return an empty figure with a transparent background and axes without frames."""
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.06))
     figure.patch.set_alpha(0)
     axes = figure.subplots(1, columns, squeeze=False, width_ratios=widths)[0]
@@ -68,16 +68,16 @@ def titled(axes: Axes, title: str) -> None:
 
 
 def mask() -> Figure:
-    """Who sees whom, from `visible`: one document, two packed into a row with padding, and both ways."""
+    """Draw attention masks: one document, two documents packed into a row with padding, and bidirectional attention."""
     words = ["<sos>", "ce", "livre", "est", "beau"]
     packed = ["<sos>", "trop", "long", "<sos>", "très", "beau", "<pad>"]
     one = torch.zeros(1, len(words), dtype=torch.long)
     two = torch.tensor([[0, 0, 0, 1, 1, 1, PADDING_SEGMENT]])
     figure, axes = sheet(9.2, 3.6, 3, [5, 7, 5])
     parts = (
-        ("causal: nothing to the right", words, build_attention_mask(one, "causal")),
-        ("two documents in a row, and padding", packed, build_attention_mask(two, "causal")),
-        ("both ways: for hidden words", words, build_attention_mask(one, "bidirectional")),
+        ("causal", words, build_attention_mask(one, "causal")),
+        ("causal, two packed documents and padding", packed, build_attention_mask(two, "causal")),
+        ("bidirectional", words, build_attention_mask(one, "bidirectional")),
     )
     for ax, (title, names, seen) in zip(axes, parts, strict=True):
         titled(ax, title)
@@ -89,24 +89,24 @@ def mask() -> Figure:
         ax.set(xlim=(0, count), ylim=(count, 0), aspect="equal")
         ax.set_xticks(np.arange(count) + 0.5, names, rotation=60)
         ax.set_yticks(np.arange(count) + 0.5, names)
-        ax.set_xlabel("is seen", color=INK, fontsize=9)
-    axes[0].set_ylabel("looks", color=INK, fontsize=9)
+        ax.set_xlabel("key position", color=INK, fontsize=9)
+    axes[0].set_ylabel("query position", color=INK, fontsize=9)
     return figure
 
 
 def positions() -> Figure:
-    """Sinusoids of some dimensions, and their products by distance, from `sinusoids`."""
+    """Draw sinusoids of some dimensions, and their products by distance."""
     width, length = 200, 100
     table = rounded(sinusoids(torch.arange(length), width))
     figure, (waves, products) = sheet(9.2, 3.3, 2)
-    titled(waves, "the vector of a position: a wave a dimension")
+    titled(waves, "position vectors: one sinusoid per dimension")
     for number, (dimension, colour) in enumerate(((0, BLUE), (40, ORANGE), (80, GREEN), (120, GREY))):
         level = -2.4 * number
         waves.plot(np.arange(length), level + table[:, dimension], color=colour, linewidth=1.6)
         waves.text(length + 1, level, f"{dimension}", color=colour, va="center", fontsize=9)
     waves.set(yticks=[], xlim=(0, length + 8))
     waves.set_xlabel("position", color=INK, fontsize=9)
-    titled(products, "the product of two depends on their distance alone")
+    titled(products, "product of two position vectors by distance")
     far = 41
     for start, colour, thick in ((0, BLUE, 6.0), (25, ORANGE, 3.4), (50, GREEN, 1.2)):
         values = rounded(
@@ -119,16 +119,16 @@ def positions() -> Figure:
 
 
 def rotary() -> Figure:
-    """One pair of numbers turned by its position, and the products of turned vectors, from `angles` and `turn`."""
+    """Draw one pair of numbers rotated by its position, and the products of rotated vectors."""
     figure, (pair, products) = sheet(9.2, 3.3, 2, [1, 1.7])
-    titled(pair, "a pair of numbers, turned by its place")
+    titled(pair, "a pair rotated by its position")
     cos, sin = rotary_cos_sin(torch.arange(6), 2, base=1.0)
     turned = rounded(apply_rotary(torch.tensor([[1.0, 0.0]]).expand(6, 2), cos, sin))
     for ax, (x, y) in enumerate(turned):
         pair.annotate("", (x, y), (0, 0), arrowprops={"arrowstyle": "-|>", "color": BLUE, "linewidth": 1.6})
         pair.text(1.16 * x, 1.16 * y, str(ax), color=INK, ha="center", va="center", fontsize=9)
     pair.set(xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal", xticks=[], yticks=[])
-    titled(products, "query times key: the same at every place, by distance alone")
+    titled(products, "product of query and key by distance")
     width, far = 64, 41
     chance = torch.Generator().manual_seed(0)
     query, key = torch.randn(2, 1, width, generator=chance)
@@ -143,7 +143,7 @@ def rotary() -> Figure:
 
 
 def receipt() -> TransferReceipt:
-    """A real one: a network of the course's depth moves out of a bundle into a classifier."""
+    """Return a real receipt: a network of the course's depth is transferred from a bundle to a classifier."""
     shape = ModelConfig(width=16, feedforward=16, context=16)
     tokenizer = train_tokenizer(["un livre magnifique"], TokenizerConfig(vocab_size=270))
     language = Model(
@@ -156,19 +156,19 @@ def receipt() -> TransferReceipt:
 
 
 def head_swap() -> Figure:
-    """The two networks side by side, their parts counted by the ledger and their tensors by a receipt."""
+    """Draw the two networks side by side, with their parameters by part and the tensors of a receipt."""
     proof = receipt()
     figure, (axes,) = sheet(9.2, 3.9)
     axes.set(xlim=(0, 100), ylim=(0, 62), xticks=[], yticks=[])
     for left, classes, name, rotated_query in (
-        (4, None, "language model", "which piece comes next, at every place?"),
-        (62, 2, "classifier", "which label, once a text?"),
+        (4, None, "language model", "predicts the next token at every position"),
+        (62, 2, "classifier", "predicts one label per text"),
     ):
         counts = {row.part: row.count for row in count_parameters(COURSE, COURSE_VOCABULARY, classes).rows}
         head = counts.pop("language head" if classes is None else "classifier head")
         embedding = counts.pop("embedding")
         axes.text(left + 17, 58.5, name, color=INK, ha="center", va="center", weight="bold", fontsize=10)
-        head_words = f"head: {COURSE_VOCABULARY:,} scores" if classes is None else f"new head: {classes} scores"
+        head_words = f"head: {COURSE_VOCABULARY:,} logits" if classes is None else f"new head: {classes} logits"
         box(axes, left, 41, ORANGE if classes is None else GREEN, head_words, f"{head:,}")
         box(axes, left, 23, BLUE, f"{COURSE.depth} layers", f"{sum(counts.values()):,}")
         box(axes, left, 5, BLUE, "embedding", f"{embedding:,}")
@@ -178,14 +178,14 @@ def head_swap() -> Figure:
     axes.text(
         50,
         21,
-        f"{len(proof.moved)} tensors moved,\nthe same sha256\non both sides",
+        f"{len(proof.moved)} tensors transferred,\nsame sha256\nbefore and after",
         color=INK,
         ha="center",
         va="center",
         fontsize=9,
     )
     axes.text(
-        50, 48, f"← stays behind\n{len(proof.new)} tensors new →", color=INK, ha="center", va="center", fontsize=9
+        50, 48, f"← not transferred\n{len(proof.new)} new tensors →", color=INK, ha="center", va="center", fontsize=9
     )
     return figure
 
@@ -200,7 +200,7 @@ def box(axes: Axes, left: float, low: float, colour: str, *words: str) -> None:
 
 
 def parameters() -> Figure:
-    """The ledger of the course's network as bars."""
+    """Draw the parameters of the course's network as bars."""
     figure, (axes,) = sheet(9.2, 2.6)
     names = ("embedding", "layers", "head")
     for row, classes in enumerate((None, 2)):
@@ -246,12 +246,12 @@ def parameters() -> Figure:
 
 
 def masked() -> Figure:
-    """What `hide` does to a text at three readings of it, and to a hundred thousand tokens."""
+    """Draw the masked tokens of a text in four epochs, and their fractions in a hundred thousand tokens."""
     words = ["<sos>", "un", "livre", "que", "l'on", "ne", "lâche", "pas", "avant", "la", "fin"]
     vocabulary = [*words[1:], "table", "hier", "vite", "rouge", "dort", "sous"]
     ids = torch.tensor([[SPECIAL.sos, *range(4, 4 + len(words) - 1)]])
     figure, (axes,) = sheet(9.2, 2.9)
-    titled(axes, "the same text at four readings: other tokens are hidden each time; only coloured ones are asked for")
+    titled(axes, "one text in four epochs: different tokens are selected; only coloured tokens are predicted")
     for reading in range(4):
         rotated_key = hidden(ids, first=reading, size=4 + len(vocabulary))
         for ax, token in enumerate(rotated_key.ids_BT[0].tolist()):
@@ -286,7 +286,7 @@ def masked() -> Figure:
         axes.text(
             left + 0.5,
             4.63,
-            f"{name}: {100 * fractions[name]:.0f} % of those asked for",
+            f"{name}: {100 * fractions[name]:.0f} % of the selected",
             color=INK,
             va="center",
             fontsize=9,
@@ -295,13 +295,13 @@ def masked() -> Figure:
 
 
 def hidden(ids: torch.Tensor, first: int, size: int) -> Batch:
-    """The rows with some tokens hidden, by the default settings."""
+    """Return the rows with some tokens masked, with the default settings."""
     batch = Batch(ids_BT=ids, segments_BT=torch.zeros_like(ids), targets=ids, num_targets=0, attention="bidirectional")
     return mask_tokens(batch, first, MaskingConfig(), SPECIAL, size, seed=SEED, next_token=False)
 
 
 def measured_fractions() -> dict[str, float]:
-    """What becomes of the tokens that are asked for, counted over 102,400 tokens."""
+    """Count the replacements of the selected tokens over 102,400 tokens."""
     rows = torch.randint(4, 1000, (200, 512), generator=torch.Generator().manual_seed(0))
     result = hidden(rows, 0, 1000)
     rotated_query = result.targets != IGNORE_INDEX
@@ -339,7 +339,7 @@ COLUMNS = {
     "recipes": 0.6,
     "cli": 0.75,
 }
-"""Where a package is from left to right, so that few lines cross; others are in the middle."""
+"""The horizontal order of packages, so that few lines cross; others are in the middle."""
 
 
 def package_imports() -> dict[str, set[str]]:
@@ -414,7 +414,7 @@ DRAWINGS: dict[str, Callable[[], Figure]] = {
 
 
 def by_day_and_night(text: str) -> str:
-    """The drawing with a second set of colours for readers who asked for dark."""
+    """Add a second set of colours to a drawing, for dark mode."""
     rules = [
         f'[style*="{what}: {day}"]{{{what}:{night}!important}}'
         for day, night in {**DARK, PAPER: NIGHT}.items()
@@ -427,7 +427,7 @@ def by_day_and_night(text: str) -> str:
 
 
 def pictures() -> dict[str, str]:
-    """Every picture by its name, as SVG."""
+    """Return all pictures by name, as SVG."""
     with matplotlib.rc_context({"font.family": "DejaVu Sans", "path.simplify": False}):
         return {name: by_day_and_night(svg(draw())) for name, draw in DRAWINGS.items()}
 

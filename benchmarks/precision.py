@@ -1,12 +1,12 @@
-"""Fine-tuning from a starter in bf16 beside fp32 on a CPU: accuracy, paired over seeds.
+"""Accuracy of fine-tuning from a starter on a CPU in bf16 and in fp32, paired by seed.
 
 python benchmarks/precision.py --data DATA [--seeds 5] [--out docs/results/precision.json]
 
-DATA has the folder `suite`. A run trains on labelled rows of a training part and is measured on other rows of it; test parts
-are not read. The record is written after every run, and the script goes on with the runs that it lacks.
+DATA has the folder `suite`. A run is trained on labelled rows of a training part and evaluated on other rows of it; test parts
+are not read. The record is written after every run, and the script continues with the runs that are missing in it.
 
-Dropout draws its masks in another way in bf16, so that two runs of a seed differ in their masks as well: with few labels this
-changes an accuracy by points in either direction. `masks` is fp32 with the masks of bf16, which leaves precision alone.
+Dropout masks are sampled differently in bf16, so two runs with one seed also differ in their masks; with few labels this
+changes the accuracy by points in either direction. `masks` is fp32 with the masks of bf16: only the precision differs.
 """
 
 import argparse
@@ -32,11 +32,11 @@ from headstart.model import transformer
 
 CELLS = [("trec6", 100), ("tweet-emotion", 100), ("cr", 100), ("agnews", 100), ("trec6", 1000)]
 MEASURED_ROWS = 1000
-"""Rows that a run is measured on, at most: those that no seed may train on."""
+"""Maximum number of evaluation rows, which no seed is trained on."""
 
 
 def rows_of(data: Path, name: str, labels: int, seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return the rows to train on, which depend on the seed, and those to measure on, which do not."""
+    """Return the training rows, which depend on the seed, and the evaluation rows, which do not."""
     rows = read_split(data, name, "train")
     rows = list(dict(zip(digests(rows), rows, strict=True)).values())
     size = min(MEASURED_ROWS, len(rows) // 3)
@@ -62,7 +62,7 @@ def masks_of_bf16() -> Iterator[None]:
 
 
 def run(data: Path, name: str, labels: int, seed: int, precision: str) -> dict[str, Any]:
-    """Train and measure once."""
+    """Run one training and its evaluation."""
     train, measured = rows_of(data, name, labels, seed)
     settings = {"runtime.precision": "fp32" if precision == "masks" else precision, "runtime.threads": 1}
     started = time.process_time()

@@ -1,11 +1,11 @@
-"""Prediction of many texts on CPU cores: packed weights in fp32 and bf16, beside plain torch and beside onnxruntime.
+"""Prediction of many texts on CPU cores with packed weights in fp32 and bf16, compared with plain torch and onnxruntime.
 
 python benchmarks/prediction.py --data FOLDER --work FOLDER [--part speed|answers] [--set imdb] [--threads 1]
     [--rounds 5] [--texts 60] [--compared 2000] [--out docs/results/prediction.json]
 
-The first run fine-tunes `starter:en` on 1,000 or 2,000 training rows of each set and exports it to ONNX, in the folder of --work. Other
-training rows are the texts: test files are not read. `speed` times everyone on the same texts in turn, in one process;
-`answers` counts labels that bf16 changes. Tokenization is timed too.
+The first run fine-tunes `starter:en` on 1,000 or 2,000 training rows of each dataset and exports it to ONNX, in the folder of
+--work. The texts are other training rows; test files are not read. `speed` measures all sides on the same texts in turn, in
+one process; `answers` counts the labels that bf16 changes. Tokenization is included in the times.
 """
 
 import argparse
@@ -41,13 +41,13 @@ SETS = {
     "agnews": "suite/agnews/train.jsonl.gz",
 }
 LEARN = {"imdb": 1000, "complaints": 1000, "agnews": 2000}
-"""Rows to learn from."""
+"""Training rows."""
 CPU = torch.device("cpu")
 Logits = NDArray[np.float64]
 
 
 def training_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a training file, in a fixed random order."""
+    """Return the rows of a training file, in a fixed random order."""
     if path.suffix == ".parquet":
         rows = [dict(row.values) for row in read_parquet(str(path))]
     else:
@@ -58,7 +58,7 @@ def training_rows(path: Path) -> list[dict[str, str]]:
 
 
 def trained(work: Path, name: str, rows: Sequence[dict[str, str]]) -> Path:
-    """The classifier of a set, and its export to ONNX beside it."""
+    """Return the classifier of a dataset, and its export to ONNX."""
     folder = work / f"clf-{name}"
     if not (folder / "bundle").exists():
         train = work / f"{name}-train.jsonl"
@@ -77,7 +77,7 @@ def network(folder: Path, threads: int, *, bf16: bool) -> Predictor:
 
 
 def speed(work: Path, name: str, texts: Sequence[str], threads: int, rounds: int) -> dict[str, Any]:
-    """Seconds of the processor and of the clock per text, and ratios to plain torch: medians over rounds."""
+    """Return processor time and wall time per text in seconds, and ratios to plain torch: medians over rounds."""
     torch.set_num_threads(threads)
     folder = work / f"clf-{name}"
     plain = load_bundle(folder, head_type="classify").model

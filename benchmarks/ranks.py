@@ -1,11 +1,12 @@
-"""How fast several processes train one model on the cores at hand, and what of a step is communication.
+"""Speed of several processes that train one model on the cores of this machine, and the communication fraction of a step.
 
 python benchmarks/ranks.py                 starts torchrun for each number of processes, writes docs/results/ranks.json
-python benchmarks/ranks.py --worlds 1,2    for some numbers of them
+python benchmarks/ranks.py --worlds 1,2    for some numbers of processes
 
-Every process reads its part of the same steps of random tokens. Three ways take turns in the same processes: `unsynchronized`, which
-adds nothing up (what the arithmetic alone takes), copies (ddp) and shards (fsdp). The communication share of a way is what a step
-costs more than one of `unsynchronized`: in processor time, which other work on the machine hardly changes, and in time on the clock.
+Every process reads its part of the same steps of random tokens. Three strategies take turns in the same processes:
+`unsynchronized`, which does not sum gradients, `ddp` and `fsdp`. The communication fraction of a strategy is the additional
+time of a step compared with `unsynchronized`: in processor time, which other load on the machine hardly changes, and in wall
+time.
 """
 
 import argparse
@@ -55,7 +56,9 @@ class Corpus:
 
 
 def timed(way, portion: RankSlice, runtime) -> tuple[list[float], float, float, float]:
-    """Seconds of each step after the first, processor seconds a step, megabytes of weights and moments, and the last loss."""
+    """Return the seconds of each step after the first, processor seconds per step, megabytes of weights and moments, and
+    the last loss.
+    """
     model = Model(build_backbone(SHAPE, VOCABULARY, 0), build_language_head(SHAPE, VOCABULARY, 0))
     way.shard(model, runtime)
     config = OptimConfig()
@@ -82,7 +85,7 @@ def timed(way, portion: RankSlice, runtime) -> tuple[list[float], float, float, 
 
 
 def measure() -> None:
-    """One of the processes; the first prints what was measured."""
+    """Run one of the processes; the first one prints the measurements."""
     runtime = setup_runtime(RuntimeConfig(device="cpu", threads=1))
     with init_distributed() as ranks:
         portion = RankSlice(ranks.rank, ranks.world_size)

@@ -1,11 +1,11 @@
-"""Which fine-tuning recipe, or which starter, holds on many kinds of text: training rows alone, several sets and sizes at once.
+"""Compare fine-tuning settings or starters on many kinds of text, on training rows of several datasets and label counts.
 
 python benchmarks/recipes.py --data DATA --recipes recipes.json --out runs.json --jobs 7 [--draws 2] [--limit MINUTES]
 python benchmarks/recipes.py --data DATA --backbone a=runs/a --backbone b=runs/b --out runs.json --jobs 7 --sizes 100 1000
 
 recipes.json maps a name to the settings that differ from the preset, in dotted names, such as {"h5": {"optim.lr": 3e-4}}. Of
-each set (see suite.py) rows are drawn to learn from: 8 per label, 100 and 1,000 (of clinc150 5 and 10 per label); other rows
-of the training part are predicted. All recipes and backbones of a draw share rows, order and head. No test file is opened.
+each dataset (see suite.py) training rows are sampled: 8 per label, 100 and 1,000 (of clinc150 5 and 10 per label); other rows
+of the training part are predicted. All settings and backbones of a sample share rows, order and head. No test file is read.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def load(data: Path, name: str) -> tuple[list[str], np.ndarray]:
 
 
 def draw(gold: np.ndarray, size: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows to learn from, stratified, and rows to predict; `size` is a number of rows or, as in 8x, per label."""
+    """Return training rows, stratified, and rows to predict; `size` is a number of rows or, as in 8x, per label."""
     rng = np.random.default_rng([seed, len(gold)])
     order = rng.permutation(len(gold))
     chosen: list[int] = []
@@ -52,7 +52,7 @@ def draw(gold: np.ndarray, size: str, seed: int) -> tuple[np.ndarray, np.ndarray
 
 
 def run(task: tuple[str, str, str, int, str, dict[str, Any], str | None]) -> dict[str, Any]:
-    """Fine-tune a backbone, or the starter of a set, with one recipe, and measure it."""
+    """Fine-tune a backbone, or the starter of a dataset, with one set of settings, and evaluate it."""
     import tempfile
 
     import headstart

@@ -1,10 +1,10 @@
-"""Photographs pages on a desk by day and on a telephone by night, to be looked at.
+"""Takes screenshots of pages at desktop size in light mode and at phone size in dark mode, for visual inspection.
 
 python benchmarks/screenshots.py                          the checked-in report, into build/images
 python benchmarks/screenshots.py site                     the documentation, after `make docs`, there too
-python benchmarks/screenshots.py report.html --as NAME    any other page, on a desk, into docs/images
+python benchmarks/screenshots.py report.html --as NAME    any other page, at desktop size, into docs/images
 
-Needs playwright and chromium. Whatever asks for something elsewhere while it is photographed is named and refused.
+It needs playwright and chromium. Requests to other servers are refused and reported.
 """
 
 import argparse
@@ -24,19 +24,19 @@ DESK, TELEPHONE = (1280, 1180, "light", 1), (360, 740, "dark", 2)
 COURSE = ROOT / "docs" / "results" / "course" / "report.html"
 SITE = ROOT / "build" / "site"
 COLOURS = 128
-"""So many are enough for text and lines, and keep a picture small."""
+"""The number of colours, which is sufficient for text and lines and keeps the files small."""
 Shot = tuple[Path, tuple[int, int, str, int]]
 
 
 class Silent(SimpleHTTPRequestHandler):
-    """Serves a folder and says nothing: the search of the site needs a server, be it one on this machine."""
+    """Serves a folder without logging; the search of the site needs a server."""
 
     def log_message(self, *_words: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def shots(what: str, name: str) -> dict[str, Shot]:
-    """What is photographed, and how, by the name of the picture."""
+    """The pages and sizes of the screenshots, by name."""
     if what == "report":
         return {"report-desk": (COURSE, DESK), "report-phone": (COURSE, TELEPHONE)}
     if what == "site":

@@ -1,4 +1,4 @@
-"""Five seeds of a comparison at the same time beside one: what `headstart compare --jobs 5` takes of the clock.
+"""Wall time of five seeds of a comparison at once (`headstart compare --jobs 5`), compared with one seed.
 
 python benchmarks/seeds.py [--rows 2400] [--preset modern | --from starter:en] [--seeds 5] [--out docs/results/seeds.json]
 
@@ -24,18 +24,20 @@ import torch
 
 WORDS = 12000
 TEXT = 110
-"""Words of a text on average; some 135 tokens."""
+"""Mean words per text, about 135 tokens."""
 
 
 def words() -> list[str]:
-    """Made-up words, enough of them for a vocabulary of the usual size."""
+    """Generate enough words for a vocabulary of the usual size."""
     chance = np.random.default_rng(0)
     syllables = [a + b for a in "bcdfghjklmnprstvwz" for b in ("a", "e", "i", "o", "u", "ai", "on", "er")]
     return sorted({"".join(chance.choice(syllables, size)) for size in chance.integers(1, 5, 3 * WORDS)})[:WORDS]
 
 
 def texts(count: int, seed: int) -> list[tuple[str, str]]:
-    """Labelled texts of log-normal lengths, words by rank as in a language; a twentieth of them depends on the label."""
+    """Generate labelled texts of log-normal lengths with a Zipf distribution of words; a twentieth of the words depends on
+    the label.
+    """
     chance, known = np.random.default_rng(seed), np.array(words())
     chance_of = 1 / np.arange(2, len(known) + 2)
     order = np.random.default_rng(1).permutation(len(known))  # short words are not the rare ones
@@ -51,14 +53,14 @@ def texts(count: int, seed: int) -> list[tuple[str, str]]:
 
 
 def write(path: Path, rows: list[tuple[str, str]]) -> str:
-    """Rows as a file with a header."""
+    """Write rows as a file with a header."""
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("text", "label"), *rows])
     return str(path)
 
 
 def timed(*arguments: str) -> float:
-    """Seconds of a command; what it says is shown if it fails."""
+    """Return the seconds of a command; its output is shown if it fails."""
     started = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "headstart", *arguments], capture_output=True, text=True, check=False, env=os.environ
@@ -71,7 +73,7 @@ def timed(*arguments: str) -> float:
 
 
 def has_service() -> bool:
-    """Whether NVIDIA's multi-process service runs here."""
+    """Return True if NVIDIA's multi-process service is running."""
     result = False
     for name in Path("/proc").glob("[0-9]*/comm"):
         with suppress(OSError):  # a process that has just ended
@@ -80,9 +82,9 @@ def has_service() -> bool:
 
 
 def main() -> None:
-    """The commands, and the ratio of their seconds."""
+    """Run the commands and return the ratio of their seconds."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, default=2400, help="labelled texts to learn from")
+    parser.add_argument("--rows", type=int, default=2400, help="number of labelled training texts")
     parser.add_argument("--preset", default="modern")
     parser.add_argument(
         "--from", dest="source", help="a folder or a starter, in place of a network pretrained for three steps"

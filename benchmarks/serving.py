@@ -1,10 +1,11 @@
-"""How fast `headstart serve` answers, beside plain servers of the same or a like model, in the same minutes.
+"""Speed of `headstart serve`, compared with plain servers of the same or a similar model.
 
-python benchmarks/serving.py                  writes docs/results/serving.json; python benchmarks/results.py makes the page from it
+python benchmarks/serving.py                  writes docs/results/serving.json; python benchmarks/results.py generates the page
 
-The others: a FastAPI server around the same classifier that answers one request at a time, as tutorials have it, and
-(where transformers is installed) the same around a transformers pipeline with a network of the same width, depth and vocabulary. Weights
-are random: speed does not depend on them. Each model has one thread, so that the client has a core too. Rounds go in turns, and ratios are of medians over rounds.
+The other servers are FastAPI with the same classifier, one request at a time, as in tutorials, and (if transformers is
+installed) the same with a transformers pipeline and a network of the same width, depth and vocabulary. Weights are random,
+because speed does not depend on them. Each model has one thread, so that the client has a core too. Rounds take turns, and
+ratios are those of medians over rounds.
 """
 
 import argparse
@@ -30,14 +31,14 @@ LABELS = ("negative", "positive")
 
 
 def make_texts(count: int) -> list[str]:
-    """Made-up reviews of 5 to 120 words, most of them short."""
+    """Generate reviews of 5 to 120 words, most of them short."""
     chance = random.Random(1)
     words = ["".join(chance.choice("aeioulnrst") for _ in range(chance.randint(2, 8))) for _ in range(WORDS)]
     return [" ".join(chance.choices(words, k=min(120, 5 + int(chance.expovariate(1 / 35))))) for _ in range(count)]
 
 
 def make_model(folder: Path) -> None:
-    """A classifier of the default network's shape with random weights, and its tokenizer for transformers."""
+    """Build a classifier of the default shape with random weights, and its tokenizer for transformers."""
     from headstart.config.schema import ModelConfig, TokenizerConfig
     from headstart.model.heads import Model, build_classifier_head
     from headstart.model.transformer import build_backbone
@@ -106,7 +107,7 @@ def pipeline_server(folder: str, port: int) -> None:
 
 
 class Running:
-    """One of the servers, as a process."""
+    """One of the servers in a process."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -128,13 +129,13 @@ class Running:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has computed so far, on all its threads: unlike rates, this does not depend on who else is at work."""
+    """Return the processor time of a process over all of its threads, which does not depend on other load."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: str, deadline_ms: int = 30_000) -> int:
-    """One request on an open connection; the status."""
+    """Send one request on an open connection and return the status."""
     body = json.dumps({"texts": [text]}).encode()
     head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nX-Deadline-Ms: {deadline_ms}\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -145,7 +146,7 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: 
 
 
 async def closed_loop(port: int, clients: int, seconds: float, texts: list[str]) -> tuple[float, list[float]]:
-    """Each client asks again once it has its answer: answers a second, and how long each took."""
+    """Measure with clients that send the next request after each response: responses per second, and the time of each."""
     end, took = time.perf_counter() + seconds, []
 
     async def one(number: int) -> None:
@@ -166,7 +167,7 @@ async def closed_loop(port: int, clients: int, seconds: float, texts: list[str])
 async def open_loop(
     port: int, rate: float, seconds: float, texts: list[str], deadline_ms: int
 ) -> list[tuple[int, float]]:
-    """Requests come at a rate, whether answers do or not: status and time of each."""
+    """Send requests at a fixed rate, independent of the responses; return the status and time of each."""
     seen: list[tuple[int, float]] = []
     idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
@@ -230,7 +231,7 @@ def measure(servers: list[Running], rounds: int, seconds: float, texts: list[str
 
 
 def overload(server: Running, sustainable: float, seconds: float, texts: list[str], deadline_ms: int = 1000) -> dict:
-    """Twice what the server can take: what it sheds, and how long the rest waits."""
+    """Send twice the load that the server can process; measure the rejected requests and the waiting time of the others."""
     seen = asyncio.run(open_loop(server.port, 2 * sustainable, seconds, texts, deadline_ms))
     good = [took for status, took in seen if status == 200]
     counts = {str(code): sum(status == code for status, _ in seen) for code in sorted({status for status, _ in seen})}

@@ -1,7 +1,7 @@
-"""Pages of the documentation site that nobody writes by hand: the reference, and the pages that lie outside of docs/.
+"""The generated pages of the documentation site: the reference, and the pages of files outside of docs/.
 
-A hook of mkdocs (see mkdocs.yml), so that they are made anew at every build and cannot go stale. Commands come from the command line's
-own parser, settings from the fields that `--help` reads too.
+This is a hook of mkdocs (see mkdocs.yml), so that the pages are generated at every build. Commands are read from the parser of
+the command line, settings from the same fields as `--help`.
 """
 
 import posixpath
@@ -18,7 +18,7 @@ PAGES = {
     "contributing.md": "CONTRIBUTING.md",
     "examples/course.md": "examples/course/README.md",
 }
-"""Pages of the site, and the files of the repository that they are."""
+"""The pages of the site that are files of the repository."""
 EXIT_CODES = """\
 | exit code | meaning |
 |---|---|
@@ -46,13 +46,13 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:  # noqa: ARG001 - mkdocs names them
-    """Links of docs/ that lead out of it lead to the page that stands for the file."""
+    """Replace links of docs/ to files outside of it by links to their pages."""
     uri = page.file.src_uri
     return markdown if uri in PAGES else rehung(markdown, f"docs/{uri}", uri)
 
 
 def rehung(markdown: str, source: str, page: str) -> str:
-    """The links of a file of the repository, as they must be on its page of the site.
+    """Adapt the links of a file of the repository to its page on the site.
 
     >>> rehung("see [this](docs/serve.md#the-api) and [that](CHANGELOG.md)", "README.md", "how-to/x.md")
     'see [this](../serve.md#the-api) and [that](../changelog.md)'
@@ -73,7 +73,7 @@ def rehung(markdown: str, source: str, page: str) -> str:
 
 
 def commands() -> str:
-    """Every command with its arguments and options, as its --help has them."""
+    """Return every command with its arguments and options, as in its --help."""
     from headstart.cli.commands import COMMANDS, SUMMARY
     from headstart.cli.main import build_command_app
 
@@ -94,7 +94,7 @@ def commands() -> str:
 
 
 def settings() -> str:
-    """Every setting by section: name, what may be given, default, and its sentence; then what the presets set."""
+    """Return every setting by section: name, values, default and description; then the settings of the presets."""
     from headstart.config.schema import FinetuneConfig, PretrainConfig
     from headstart.serve.config import ServeCommandConfig
 
@@ -139,7 +139,7 @@ def _section(annotation: Any) -> bool:
 
 
 def _list(values: Any, names: list[str], prefix: str) -> str:
-    """A line a setting: a list reads on a telephone too."""
+    """Return one line per setting, as a list, which is readable on a phone."""
     from headstart.cli.options import _metavar
 
     lines = []
@@ -187,6 +187,6 @@ def _at(values: Any, dotted: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """A docstring in one line: what looks like a tag is not one, outside of code."""
+    """Return a docstring in one line; text in angle brackets outside of code is escaped."""
     pieces = " ".join(text.split()).split("`")
     return "`".join(piece if index % 2 else piece.replace("<", "&lt;") for index, piece in enumerate(pieces))

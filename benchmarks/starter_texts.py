@@ -1,9 +1,9 @@
-"""The text that starters are pretrained on, as far as `headstart prepare` cannot choose it by itself.
+"""Writes the part of the pretraining text of the starters that `headstart prepare` cannot select.
 
 python benchmarks/starter_texts.py --data FOLDER --out FOLDER
 
-writes en/judged.jsonl (the rows that the demo validates and tests on, to be left out) and fr/novels.jsonl (every other run of
-200 paragraphs of the novels). docs/starters.md has the commands that follow.
+The script writes en/judged.jsonl (the validation and test rows of the demo, to be excluded) and fr/novels.jsonl (every second
+block of 200 paragraphs of the novels). docs/starters.md has the commands that follow.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def main() -> None:
     paragraphs = novels.column("text").to_pylist()
     kept = [text for row, text in enumerate(paragraphs) if row // RUN % 2 == 0]
     write_lines(arguments.out / "fr" / "novels.jsonl", kept)
-    print(f"{len(judged):,} rows to judge by; {len(kept):,} of {len(paragraphs):,} paragraphs of novels")
+    print(f"{len(judged):,} evaluation rows; {len(kept):,} of {len(paragraphs):,} paragraphs of novels")
 
 
 if __name__ == "__main__":

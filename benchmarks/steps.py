@@ -1,4 +1,4 @@
-"""How fast a pretraining step and a fine-tuning step are here, on random tokens in documents of real lengths.
+"""Speed of a pretraining step and a fine-tuning step on this machine, on random tokens in documents of real lengths.
 
 python benchmarks/steps.py [--preset modern] [--batch 128] [--compile] [--profile]
 """
@@ -29,7 +29,7 @@ VOCABULARY = 16384
 
 
 def lengths(count: int, mean: float) -> np.ndarray:
-    """Review lengths: log-normal, as those of film and book reviews are."""
+    """Draw log-normal lengths, like those of film and book reviews."""
     chance = np.random.default_rng(0)
     return np.maximum(5, chance.lognormal(np.log(mean) - 0.32, 0.8, count)).astype(np.int64)
 

@@ -1,8 +1,8 @@
-"""The same cases for another trainer: transformers' Trainer on a tiny model, killed, resumed, and with damaged checkpoints.
+"""The same robustness cases for transformers' Trainer: a tiny model that is killed, resumed, and has damaged checkpoints.
 
 python benchmarks/torture_peer.py docs/results/torture_peer.json
 
-Needs transformers and accelerate, which Headstart does not. A child is forked for every attempt.
+It needs transformers and accelerate, which Headstart does not. A child process is forked for every attempt.
 """
 
 # ruff: noqa: E402  (threads are set before torch is imported)
@@ -51,7 +51,7 @@ def causal(batch: list[dict]) -> dict:
 
 
 def masked(batch: list[dict]) -> dict:
-    """As transformers' own collator draws them: from torch's random state."""
+    """Mask tokens like transformers' collator, from torch's random state."""
     ids = torch.stack([row["input_ids"] for row in batch])
     hidden = torch.bernoulli(torch.full(ids.shape, 0.3)).bool()
     return {"input_ids": ids.masked_fill(hidden, 3), "labels": ids.masked_fill(~hidden, -100)}
@@ -122,7 +122,7 @@ def verdict(code: int, output: str, out: Path, whole: dict) -> str:
 
 
 def interrupted(kind: str, work: Path, stop: int) -> Path:
-    """A run whose newest checkpoint is that of step `stop`."""
+    """Return a run whose newest checkpoint is that of step `stop`."""
     out = work / f"stopped-{kind}-{stop}"
     shutil.copytree(work / f"whole-{kind}", out)
     for path in out.glob("checkpoint-*"):
@@ -133,7 +133,7 @@ def interrupted(kind: str, work: Path, stop: int) -> Path:
 
 
 def resumed(work: Path, kinds: list[str], names: list[int], whole: dict) -> list[dict]:
-    """Each objective, resumed from each checkpoint that was kept."""
+    """Resume each objective from each checkpoint that was kept."""
     rows = []
     for kind in kinds:
         for stop in names[:-1]:
@@ -146,7 +146,7 @@ def resumed(work: Path, kinds: list[str], names: list[int], whole: dict) -> list
 
 
 def damaged(work: Path, names: list[int], whole: dict) -> list[dict]:
-    """Each file of the newest checkpoint damaged, an older good checkpoint beside it."""
+    """Damage each file of the newest checkpoint; an older valid checkpoint exists."""
     rows = []
     original, newest = interrupted("causal", work, names[-2]), f"checkpoint-{names[-2]}"
     for path in sorted((original / newest).iterdir()):
@@ -167,7 +167,7 @@ def damaged(work: Path, names: list[int], whole: dict) -> list[dict]:
 
 
 def killed(work: Path, duration: float, whole: dict) -> dict[str, int]:
-    """Killed once at a random moment, then resumed."""
+    """Kill the run once at a random moment, then resume it."""
     chance, result = random.Random(0), Counter()
     for _ in range(KILLS):
         out = work / "killed"

@@ -1,8 +1,8 @@
-"""Answer texts with a model that `headstart export --to onnx` wrote: onnxruntime, tokenizers and numpy, nothing else.
+"""Predict texts with a model that `headstart export --to onnx` wrote, using onnxruntime, tokenizers and numpy only.
 
 python onnx_predict.py FOLDER "a text" ["another text" ...]        (--int8 before FOLDER for the small graph)
 
-A model that reads pairs takes two texts for each answer. A linear classifier has a vocabulary.json in place of a
+A model for pairs of texts needs two texts per prediction. A linear classifier has a vocabulary.json in place of a
 tokenizer.json; a blend of a network and a linear classifier has both.
 """
 

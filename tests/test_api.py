@@ -78,7 +78,7 @@ def test_several_pretrained_folders_are_passed_on(reviews, tmp_path):
             test=reviews / "test.csv",
             backbone=[reviews / "base", reviews / "base" / ".." / "base"],
         )
-    assert str(caught.value) == f"--from names {reviews / 'base'} twice; give each folder once"
+    assert str(caught.value) == f"--from lists {reviews / 'base'} twice; list each folder once"
 
 
 def test_choosing_is_passed_on(reviews, tmp_path):

@@ -284,7 +284,7 @@ def test_a_regressor_predicts_the_same_numbers_after_loading(tmp_path):
     regressor = headstart.TextRegressor(**settings).fit(TEXTS, numbers)
     predicted = regressor.predict(TEXTS)
     assert ((predicted >= 0) & (predicted <= 1)).all()
-    assert regressor.score(TEXTS, numbers) > 0  # better than always answering the mean
+    assert regressor.score(TEXTS, numbers) > 0  # better than always predicting the mean
     regressor.save(tmp_path / "saved")
     assert headstart.TextRegressor.load(tmp_path / "saved").predict(TEXTS).tolist() == predicted.tolist()
 
@@ -295,7 +295,7 @@ def test_pairs_of_texts_are_tuples():
     assert fitted.predict(pairs[:3]).shape == (3,)
     with pytest.raises(InputError) as caught:
         fitted.predict(TEXTS[:3])
-    assert str(caught.value) == "X holds texts, it was fitted on pairs"
+    assert str(caught.value) == "X contains texts, but the model was fitted on pairs"
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,4 @@ def test_a_table_of_two_languages_has_both_and_a_few_quotations_do_not_count():
 def test_where_no_language_prevails_the_first_ones_are_listed():
     result = Languages(900, {"en": 0.25, "de": 0.19, "fr": 0.19, "it": 0.19, "es": 0.18}, "Latin")
     assert result.main == ()
-    assert result.describe() == (
-        "of no prevailing language: English (25 %), German (19 %) and French (19 %), Latin script"
-    )
+    assert result.describe() == ("in several languages: English (25 %), German (19 %) and French (19 %), Latin script")

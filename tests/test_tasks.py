@@ -45,7 +45,7 @@ def test_a_bundle_without_a_task_record_is_single_label():
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"kind": "spans", "pair": False}, "an unknown kind of answer 'spans'"),
+        ({"kind": "spans", "pair": False}, "unknown task 'spans'"),
         ({"kind": "classes", "pair": "no"}, "pair is 'no'"),
         ({"kind": "labels", "pair": False, "thresholds": {"a": 0.5}}, "the thresholds are not those of its labels"),
         (
@@ -127,7 +127,7 @@ def test_few_validation_rows_keep_one_half_and_say_so():
     logits, gold = random_logits_and_gold(rows=40)
     few = calibrate_task(task, logits, gold)
     assert few.task.threshold_array.tolist() == [0.5, 0.5, 0.5]
-    assert few.thresholds[0].reason == "40 validation rows are too few to choose on (at least 50)"
+    assert few.thresholds[0].reason == "40 validation rows are too few to choose a threshold (at least 50)"
     logits, gold = random_logits_and_gold(rows=80)
     gold[:, 1] = 0
     gold[:3, 1] = 1

@@ -1,4 +1,4 @@
-"""Headstart: pretrain on your own text, swap the head, fine-tune, and measure what pretraining gains.
+"""Headstart: pretrain on your own text, replace the head, fine-tune, and measure the gain from pretraining.
 
 Packages, bottom up: `config` (settings), `tokenization` (text to ids), `data` (files to batches), `kernels` (fused
 operations), `model` (the Transformer), `train` (the training loop), `store` (what is on disk), `predict` (predictions),

@@ -1,6 +1,7 @@
 """The commands as Python functions.
 
-Settings have the names they have everywhere, in a mapping, with dots or nested ({"model": {"depth": 2}}):
+Settings have the same names as on the command line and in TOML, in a mapping with dotted or nested names
+({"model": {"depth": 2}}):
 
     run = headstart.pretrain("reviews.txt", out="runs/base", settings={"model.depth": 2, "loop.epochs": 3})
     headstart.finetune("train.csv", out="runs/clf", backbone="runs/base")
@@ -80,12 +81,12 @@ def inspect(
     settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> Inspection:
-    """Report on labelled files: balance, lengths, duplicates, leaks, odd rows.
+    """Check labelled files for duplicates, leaks and invalid rows; return statistics and findings.
 
     Args:
-        texts: pretraining text to look for the rows in.
-        backbone: a model or starter:en, whose tokenizer and context are used; it may know what it was pretrained on.
-        context: the number of tokens that a model reads, in place of that of `backbone`.
+        texts: pretraining text files that are searched for the rows.
+        backbone: a model or starter whose tokenizer, context and digests of pretraining text are used.
+        context: the context of the model in tokens; by default, that of `backbone`.
     """
     config = merge_config(_InspectSettings, nest_settings(_InspectSettings, settings))
     request = InspectRequest(
@@ -120,8 +121,8 @@ def prepare(
     """Encode text files into token shards, once for any number of runs.
 
     Args:
-        tokenizer: the tokenizer to use; without it, one is trained on the text.
-        jobs: the number of processes that encode file by file and keep what is finished.
+        tokenizer: the tokenizer to use; by default, one is trained on the text.
+        jobs: the number of processes; each encodes one file at a time, and finished files are kept.
     """
     config = merge_config(_CorpusSettings, nest_settings(_CorpusSettings, settings))
     request = PrepareRequest(
@@ -156,13 +157,13 @@ def pretrain(
     """Pretrain a language model on text files or shards, from random weights or from `backbone`; returns its run folder.
 
     Args:
-        texts: none when the settings have stages, as in
+        texts: not needed if the settings have stages, as in
             settings={"stages": [{"texts": ["novels.txt"], "fraction": 0.6, "context": 128}, {"texts": ["reviews.txt"]}]}
         backbone: a language model to continue: a folder, a starter such as "starter:en", or `hf:` and a folder.
-        teacher: a larger language model with the same tokenizer, to learn from beside the text.
-        teacher_weight: the weight of the teacher's loss, from 0 to 1; one half by default.
-        preset: named settings; None takes those that fit `backbone`, or classic. auto takes the largest size that
-            settings["loop.minutes"] allow on this machine.
+        teacher: a larger language model with the same tokenizer, for knowledge distillation.
+        teacher_weight: the weight of the distillation loss, from 0 to 1; 0.5 by default.
+        preset: named settings; by default, those that fit `backbone`, or classic. auto chooses the largest size that
+            fits settings["loop.minutes"] on this machine.
     """
     began = time.monotonic()
     refuse_model_settings(backbone, settings)
@@ -209,9 +210,9 @@ def finetune(
     Args:
         backbone: a pretrained folder, a starter such as "starter:en" ("starter:auto": by the language of `train`), `hf:` and
             a folder, or "scratch" for random weights.
-        valid: labelled text that selects the epoch; without it, a fraction of `train` is held out.
-        test: labelled text to score once, at the end.
-        preset: named settings; None takes those of the backbone's type.
+        valid: a labelled validation file, which selects the epoch; by default, a fraction of `train` is held out.
+        test: a labelled test file, evaluated once at the end.
+        preset: named settings; by default, those that fit the backbone.
     """
     refuse_model_settings(backbone, settings)
     request = FinetuneRequest(
@@ -251,11 +252,11 @@ def compare(
 
     Args:
         backbone: the pretrained folder or starter, or several to be compared with each other.
-        label_budgets: how many labelled rows to train on, one number or several; None or "all" is all of them.
-        choose: try each network at its rate and at 3 times it, and let validation choose.
-        jobs: runs at the same time, in processes of their own; a script must then guard its main part.
-        engine: "ray" makes the runs on the Ray cluster at `address`, or on one that is started here.
-        quote_texts: quote the beginnings of a few mistakes in the report; without it no text is kept.
+        label_budgets: numbers of labelled rows to train on, one or several; None or "all" means all of them.
+        choose: also train each network with 3 times its learning rate; the better one on validation is kept.
+        jobs: the number of worker processes; a script then needs `if __name__ == "__main__":`.
+        engine: "ray" executes the runs on the Ray cluster at `address`, or on a local one.
+        quote_texts: quote the beginnings of a few misclassified texts in the report; otherwise no text is stored.
     """
     names = tuple(_paths(() if backbone is None else backbone))
     refuse_model_settings(next(iter(names), None), settings)
@@ -295,11 +296,11 @@ def auto(
     """Find the best classifier for a table: a linear model, a network, or the blend of both.
 
     Args:
-        out: the folder to write; runs/auto-NAME by default, after the name of the table.
-        texts: further text of the same kind, without labels.
-        test: labelled text to judge on, once; without it, rows of the table are set aside.
-        minutes: the time for everything.
-        backbone: the network to start from, or "none" for no network; by default the starter that fits the language.
+        out: the folder to write; by default runs/auto-NAME, after the name of the table.
+        texts: files with unlabelled text that is similar to the texts of the table.
+        test: a labelled test file, evaluated once at the end; by default, rows of the table are held out.
+        minutes: the total time in minutes.
+        backbone: the network to start from, or "none" for linear classifiers only; by default, the starter for the language.
         settings: the columns and the runtime, as in {"labelled.label_column": "product", "runtime.threads": 2}.
     """
     request = AutoRequest(
@@ -333,14 +334,14 @@ def tune(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> TuneResult:
-    """Search for the settings of a fine-tuning that are best on validation.
+    """Search for the best fine-tuning settings on validation data.
 
     Args:
         backbone: a pretrained folder, hf: and a model of transformers, or "scratch".
-        minutes: no trial is begun that would end later; beside `trials`, whichever comes first.
-        search: what may be searched: lr, epochs, layer_decay, dropout, attention.
-        jobs: trials at the same time, in processes of their own; a script must then guard its main part.
-        engine: "ray" makes the trials on the Ray cluster at `address`, or on one that is started here.
+        minutes: the maximum total time; no trial is started that would end later. With `trials`, the first limit applies.
+        search: the settings to search: lr, epochs, layer_decay, dropout, attention.
+        jobs: the number of worker processes; a script then needs `if __name__ == "__main__":`.
+        engine: "ray" executes the trials on the Ray cluster at `address`, or on a local one.
     """
     refuse_model_settings(backbone, settings)
     source = _table_backbone(str(backbone), train, settings, progress)
@@ -390,10 +391,10 @@ def evaluate(
     """Evaluate a model on a labelled file; columns that are not named are those of its training file.
 
     Args:
-        second_column: the column of the second text, for a model that reads pairs.
-        separator: the text between the labels of a cell that holds several.
+        second_column: the column of the second text, for a model of text pairs.
+        separator: the separator of several labels in a cell.
         encoding: the encoding of a file that is not UTF-8.
-        skip_empty: skip rows without a text or a label instead of refusing them.
+        skip_empty: skip rows without a text or a label instead of raising an error.
     """
     columns = {
         "text_column": text_column,
@@ -417,11 +418,11 @@ def error_analysis(
     encoding: str | None = None,
     skip_empty: bool = False,
 ) -> ErrorAnalysis:
-    """Analyse a classifier's mistakes on a labelled file: confusions, the most confident ones, and slices of the rows.
+    """Analyse the errors of a classifier on a labelled file: confusions, the most confident errors, slices of the rows.
 
     Args:
-        columns: columns of the file by whose values the rows are sliced, besides length and label.
-        mistakes: the number of mistakes to show.
+        columns: columns of the file to slice the rows by, in addition to length and label.
+        mistakes: the number of the most confident errors to show.
     """
     if isinstance(columns, str):
         raise ConfigError(f"columns must be a list of names, as in [{columns!r}], got {columns!r}")
@@ -446,12 +447,12 @@ def generate(folder: str | Path, prompt: str, *, samples: int = 1, sampling: Sam
 def export(
     folder: str | Path, *, out: str | Path, to: str, check: str | Path | None = None, weights: Storage | None = None
 ) -> list[str]:
-    """Write a model for transformers (to="hf"), onnxruntime ("onnx") or in fewer bytes ("compact"); return a summary."""
+    """Export a model to transformers (to="hf"), ONNX ("onnx") or with smaller weights ("compact"); return a summary."""
     return run_export(Path(folder), Path(out), to, _text(check), weights)
 
 
 def bench(preset: str = "classic", *, settings: Settings | None = None, progress: Progress | None = None) -> Bench:
-    """Time training and prediction on this machine: steps, short and long texts, the first prediction."""
+    """Time training steps, predictions of short and long texts, and the first prediction on this machine."""
     return run_bench(preset, settings, progress)
 
 

@@ -57,7 +57,7 @@ class PeerLostError(HeadstartError):
 
 
 class PeerFailedError(HeadstartError):
-    """Another process of the run failed and reports why; this one exits without a message of its own."""
+    """Another process of the run failed and reports the reason; this process exits without a message."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

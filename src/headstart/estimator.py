@@ -188,15 +188,15 @@ def _build_task(rows: LabelledTexts, names: tuple[str, ...], config: FinetuneCon
 _NETWORK_SETTINGS = ("model.", "tokenizer.")
 _ARGUMENTS = """    Args:
         backbone: a pretrained folder, a starter ("starter:en"), `hf:` and a folder of transformers, or "scratch" for random
-            weights. "starter:auto" takes the starter for the language of the texts; `backbone_` has its name.
-        unlabelled: texts to pretrain on first, starting from `backbone`. This happens in every `fit`, so that a search over
-            many settings is faster with a folder that `headstart.pretrain` made once.
-        preset: named settings to start from; None takes those of the backbone's type, as `headstart finetune` does.
-        epochs: passes over the labelled texts; None takes the preset's value, as do `lr` and `batch_size`.
+            weights. "starter:auto" selects the starter for the language of the texts; `backbone_` has its name.
+        unlabelled: texts to pretrain on first, starting from `backbone`. Pretraining is repeated in every `fit`, so a search
+            over many settings is faster with a folder that `headstart.pretrain` wrote once.
+        preset: named settings; by default, those that fit the backbone, as in `headstart finetune`.
+        epochs: number of passes over the labelled texts; None means the value of the preset, also for `lr` and `batch_size`.
         valid_fraction: the fraction of the texts that selects the best epoch and calibrates the probabilities.
         settings: any other setting of fine-tuning by its dotted name, and those of the network (`model.`, `tokenizer.`).
         pretraining: settings of the pretraining on `unlabelled`.
-        seed: the seed of every random choice.
+        seed: the random seed.
         device: auto, cpu, cuda, cuda:N or mps.
     """
 _OUTPUTS = {"classes": "classes", "labels": "labels", "rating": "a rating"}
@@ -285,7 +285,8 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         """Return the texts, or pairs if the estimator was fitted on pairs."""
         texts, pair = check_texts(X, "X"), self._predictor().task.pair
         if isinstance(texts[0], str) == pair:
-            raise InputError(f"X holds {'texts, it was fitted on pairs' if pair else 'pairs, it was fitted on texts'}")
+            kind, fitted = ("texts", "pairs") if pair else ("pairs", "texts")
+            raise InputError(f"X contains {kind}, but the model was fitted on {fitted}")
         return texts
 
     def save(self, folder: str | Path) -> Path:
@@ -303,7 +304,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         bundle = load_classifier(Path(folder))
         task_name = bundle.task.kind
         if task_name not in cls._TASK_NAMES:
-            raise UsageError(f"{folder} gives {_OUTPUTS[task_name]}; load it with {_COUNTERPART[cls.__name__]}")
+            raise UsageError(f"{folder} predicts {_OUTPUTS[task_name]}; load it with {_COUNTERPART[cls.__name__]}")
         estimator = cls(**bundle.about.get("parameters", {}))
         classes = bundle.about.get("classes") or bundle.labels
         estimator._load_files(find_bundle(Path(folder)), np.array(classes) if classes else None)

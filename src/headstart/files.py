@@ -21,7 +21,7 @@ FORMAT = 2
 """The version of the on-disk formats; any other is refused."""
 MANIFEST = "manifest.json"
 README = "README.md"
-"""The manifest does not list the README, because people may edit it; older manifests do, and it is not checked."""
+"""The manifest does not list the README, because users may edit it; older manifests do, and it is not checked."""
 _JSON_LIMIT = 256 * 1024 * 1024
 _CHECKSUM_PREFIX = "sha256:"
 _HEAD_BYTES = 512
@@ -63,7 +63,7 @@ def atomic_folder(target: Path, *, kind: str, about: dict[str, Any] | None = Non
 
 
 def os_error_reason(error: OSError, path: Path) -> str:
-    """Say why a path cannot be written; the system only says "File exists" of a file where a folder should be."""
+    """Explain why a path cannot be written; the system reports "File exists" for a file in place of a folder."""
     parent = next((folder for folder in path.parents if os.path.isfile(folder)), None)
     return f"{parent} is a file, not a folder" if parent is not None else error.strerror or str(error)
 
@@ -112,7 +112,7 @@ def read_manifest(folder: Path, *, kind: str, deep: bool = True) -> dict[str, An
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise StoreError(f"{path} is damaged: it does not list files")
     if manifest.get("format") != FORMAT:
-        raise StoreError(f"{folder} {wrong_format_error(manifest.get('format'), 'make it anew')}")
+        raise StoreError(f"{folder} {wrong_format_error(manifest.get('format'), 'create it again')}")
     _verify_checksum(path, raw, manifest)
     if manifest.get("kind") != kind:
         raise UsageError(f"{folder} is a Headstart folder of kind {manifest.get('kind')}; this needs {kind}")

@@ -18,7 +18,7 @@ _PASSAGE_LETTERS = 60
 _MAX_LETTERS = 600
 """Letters of a text that count, so that a long text does not outweigh many others."""
 _WIDE_LETTERS = 3
-"""A letter of Chinese, Japanese or Korean counts as so many."""
+"""The weight of a letter of Chinese, Japanese or Korean."""
 
 # runs of ASCII, because scripts without spaces continue right after an address or a number
 _NOISE = re.compile(
@@ -93,7 +93,7 @@ class Languages:
 
     @property
     def main(self) -> tuple[str, ...]:
-        """The languages with a fraction that counts; empty where there is too little text or no language prevails."""
+        """The languages with a sufficient fraction; empty if there is too little text or no language prevails."""
         main = tuple(code for code, fraction in self.fractions.items() if fraction >= MIN_FRACTION)
         return main if sum(self.fractions[code] for code in main) >= MIN_TOTAL_FRACTION else ()
 
@@ -108,7 +108,7 @@ class Languages:
         codes = self.main or tuple(self.fractions)[:3]
         names = [f"{language_name(code)} ({100 * self.fractions[code]:.0f} %)" for code in codes]
         listing = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-        return f"{'' if self.main else 'of no prevailing language: '}{listing}, {self.script} script"
+        return f"{'' if self.main else 'in several languages: '}{listing}, {self.script} script"
 
 
 def detect_languages(texts: Sequence[str]) -> Languages:

@@ -202,7 +202,7 @@ class _Metrics:
     """Methods that the three records have in common."""
 
     FIGURES: ClassVar[dict[str, str]]
-    """The metrics by field name with their names for people, the headline first."""
+    """The metrics by field name with their display names, the headline first."""
 
     def figures(self) -> dict[str, float]:
         """Return the metrics by field name."""

@@ -136,7 +136,7 @@ def resolve_threads(config: RuntimeConfig) -> int:
 
 
 def describe_threads(config: RuntimeConfig, threads: int) -> str | None:
-    """Say why `threads` are fewer than the cores; None where the user has set them, or all cores are used."""
+    """Explain why `threads` are fewer than the cores; None if the user has set them, or all cores are used."""
     cores, processes = _num_cores(), rank_info().local_world_size
     if config.threads or _environment_threads() or threads * processes >= cores:
         return None
@@ -149,7 +149,7 @@ def describe_threads(config: RuntimeConfig, threads: int) -> str | None:
 
 
 def _environment_threads() -> int | None:
-    """Return OMP_NUM_THREADS as it is set; torchrun sets 1 by itself for several processes, which is nobody's choice."""
+    """Return OMP_NUM_THREADS if the user has set it; torchrun sets 1 by default for several processes, which is ignored."""
     value = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     threads = int(value) if value.isascii() and value.isdecimal() else 0
     return None if threads == 0 or (threads == 1 and rank_info().local_world_size > 1) else threads
@@ -233,7 +233,7 @@ class MemoryLimit:
 
     bytes: int
     owner: str
-    """What has or sets it, as the subject of a sentence: "this machine has"."""
+    """The owner of the limit, as the subject of a sentence: "this machine has"."""
 
 
 def gpu_memory(config: RuntimeConfig) -> MemoryLimit | None:
@@ -328,7 +328,7 @@ def seed_step(seed: int, step: int, rank: int = 0) -> None:
 
 
 def environment(runtime: Runtime) -> dict[str, Any]:
-    """Return versions and hardware: what the numbers of a run depend on besides its settings and data."""
+    """Return versions and hardware, which the numbers of a run depend on besides its settings and data."""
     import numpy
     import tokenizers
     import torch

@@ -206,7 +206,7 @@ def task_from(facts: Mapping[str, Any] | None, labels: tuple[str, ...]) -> Task:
         if labels or not all(map(is_number, numbers)) or not numbers[0] < numbers[1] or not numbers[3] > 0:
             raise ValueError(f"a rating between {numbers[0]!r} and {numbers[1]!r}, with {len(labels)} labels")
         return Regression((), pair, *map(float, numbers))
-    raise ValueError(f"an unknown kind of answer {name!r}")
+    raise ValueError(f"unknown task {name!r}")
 
 
 def is_number(value: object) -> bool:

@@ -72,7 +72,7 @@ def test_only_some_of_many_labels_are_listed_at_the_top(server, browser_page):
     page = browser_page()
     page.goto(server.url, wait_until="networkidle")
     facts = page.locator("#facts").inner_text()
-    assert "another label, number 7 and 2 more. It reads 64 tokens." in facts
+    assert "another label, number 7 and 2 more. Texts longer than 64 tokens are truncated." in facts
     assert "number 8" not in facts
 
 

@@ -125,7 +125,7 @@ def test_the_page_says_that_a_long_text_was_truncated(servers, browser_page):
     page.goto(servers[0].url, wait_until="networkidle")
     page.locator("#text").fill("the film was superb " * 20)
     page.wait_for_selector("#remark:not([hidden])")
-    assert page.locator("#remark").inner_text() == "The text was truncated: the model reads 24 tokens."
+    assert page.locator("#remark").inner_text() == "The text was truncated: the model uses the first 24 tokens."
     page.locator("#text").fill("")
     page.wait_for_selector("#remark", state="hidden")
     assert page.locator("#answer").inner_text() == "No text yet."

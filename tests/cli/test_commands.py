@@ -116,11 +116,11 @@ def test_a_classifier_is_trained_from_scratch(typed, tmp_path):
         ),
         (
             "compare train.csv --test test.csv --from base,base --out x",
-            "--from names base twice; give each folder once",
+            "--from lists base twice; list each folder once",
         ),
         (
             "compare train.csv --test test.csv --from base --from ./base --out x",
-            "--from names base twice; give each folder once",
+            "--from lists base twice; list each folder once",
         ),
         ("compare train.csv --test test.csv --from base --from no --out x", "no such folder: no"),
         (
@@ -129,7 +129,7 @@ def test_a_classifier_is_trained_from_scratch(typed, tmp_path):
         ),
         (
             "compare train.csv --test test.csv --from base --choose --loop.watch-test --out x",
-            "--choose and --loop.watch-test exclude each other: test data may not influence the choice",
+            "--choose and --loop.watch-test cannot be combined: test data may not influence the choice",
         ),
         ("evaluate runs/no test.csv", "no such folder: runs/no"),
         ("evaluate clf else/a.csv", "no such file: else/a.csv (there is no folder else)"),
@@ -146,13 +146,13 @@ def test_a_classifier_is_trained_from_scratch(typed, tmp_path):
         ),
         (
             "predict clf --input train.csv --out train.csv",
-            "--out train.csv is the file of --input, which would be lost; choose another --out",
+            "--out train.csv would overwrite the file of --input; choose another --out",
         ),
-        ("predict clf --input base", "base is a folder; --input takes one file"),
-        ("pretrain base --out x", "base is a Headstart run folder, not text; give the text files"),
+        ("predict clf --input base", "--input must be a file, got the folder base"),
+        ("pretrain base --out x", "base is a Headstart run folder, not text; use the text files"),
         (
             "finetune corpus.txt --from base --out x",
-            "corpus.txt: a .txt file has no labels; give a csv, tsv, jsonl or parquet file with a label column",
+            "corpus.txt: a .txt file has no labels; use a csv, tsv, jsonl or parquet file with a label column",
         ),
         ("demo --data no --out x", "no such folder: no; the demo needs a folder with a labelled train.csv"),
         ("generate runs/no hello", "no such folder: runs/no"),
@@ -170,7 +170,7 @@ def test_a_named_pipe_is_refused_and_not_waited_for(typed, tmp_path):
     os.mkfifo(tmp_path / "pipe.csv")
     code, out, err = typed(f"predict clf --input {tmp_path / 'pipe.csv'}")
     assert (code, out) == (2, "")
-    assert err == f"headstart: {tmp_path / 'pipe.csv'} is neither a file nor a folder; --input takes one file\n"
+    assert err == f"headstart: --input must be a regular file, got {tmp_path / 'pipe.csv'}\n"
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_an_ambiguous_column_error_names_the_option_of_the_command(typed, tmp_pa
     code, _, err = typed(line.replace("--out x", f"--out {tmp_path / 'x'}").replace(name, str(tmp_path / name)))
     assert code == 2
     assert err.splitlines()[-1] == (
-        f"headstart: {tmp_path / name} has no column with a usual name for the {what}; its columns are {columns}; "
+        f"headstart: {tmp_path / name} has no column with a common name for the {what}; its columns are {columns}; "
         f"name one with {option}"
     )
 

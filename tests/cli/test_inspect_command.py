@@ -84,13 +84,13 @@ def test_a_file_in_another_encoding_is_reported_as_incomplete(typed, tmp_path, m
     code, out, err = typed(f"inspect {path} -q{more}")
     assert (code, err) == (2, f"headstart: {path}: reading stopped at row 2; the report covers the rows before it\n")
     why = (
-        f"reading stopped at row 2: {path}, line 3: not UTF-8 (0xe9 is byte 1 of it); it looks like Windows-1252 "
+        f"reading stopped at row 2: {path}, line 3: not UTF-8 (byte 1 is 0xe9); it looks like Windows-1252 "
         "('été;0 dull;0'): add labelled.encoding cp1252, or save the spreadsheet as CSV UTF-8"
     )
     if more:
         assert json.loads(out)["findings"][0]["message"] == why
     else:
-        assert out.splitlines()[0] == f"{path}: 1 row, then unreadable"
+        assert out.splitlines()[0] == f"{path}: 1 row, the rest is unreadable"
         assert out.splitlines()[4] == f"  ! cut short  {why.replace('labelled.encoding', '--encoding')}"
 
 
@@ -116,7 +116,7 @@ def test_inspect_wraps_lines_in_their_column(headstart, files, columns):
     [
         ("inspect", "inspect needs TRAIN; see headstart inspect --help"),
         ("inspect else/a.csv", "no such file: else/a.csv (there is no folder else)"),
-        ("inspect corpus.txt", "corpus.txt: a .txt file has no labels; give unlabelled text with --texts"),
+        ("inspect corpus.txt", "corpus.txt: a .txt file has no labels; pass unlabelled text with --texts"),
         ("inspect train.csv --context 9", "--context counts tokens and needs --tokenizer or --from"),
         (
             "inspect train.csv --text-column txt",
@@ -125,7 +125,7 @@ def test_inspect_wraps_lines_in_their_column(headstart, files, columns):
         ("inspect train.csv --from runs/no", "no such folder: runs/no"),
         (
             "inspect base/tokens",
-            "base/tokens is prepared already: it contains tokens, not text; give the file it was made from",
+            "base/tokens is a prepared folder, which contains tokens and no text; use the file that it was prepared from",
         ),
         ("pretrain corpus.txt --out x --exclude tast.csv", "no such file: tast.csv; did you mean test.csv?"),
         (
@@ -155,4 +155,4 @@ def test_prepare_excludes_texts_from_the_command_line(typed, tmp_path):
     )
     assert code == 0
     assert out.startswith(f"{tmp_path / 'tokens'}: 200 documents, ")
-    assert "excluded because of train.csv: 40 documents that appear there and 0 that almost do; 200 kept" in err
+    assert "excluded 40 exact duplicates and 0 near-duplicates of texts in train.csv; 200 documents kept" in err

@@ -105,7 +105,7 @@ def test_a_few_labelled_rows_of_many_are_enough(typed, trained):
     code, _, shown = typed(f"{line} --runtime.threads 1")
     assert (code, shown.splitlines()[-1]) == (
         2,
-        "headstart: mails.csv, row 25: the label is empty; give the row a label, remove it, or leave such rows out with "
+        "headstart: mails.csv, row 25: the label is empty; give the row a label, remove it, or skip such rows with "
         "--labelled.skip-empty",
     )
     code, _, shown = typed(f"{line} --runtime.threads 1 --skip-empty")

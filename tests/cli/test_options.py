@@ -179,7 +179,5 @@ def test_resuming_refuses_settings_and_names_the_first():
 
 
 def test_messages_of_recipes_name_settings_by_their_options():
-    assert (
-        use_option_names("give more text or a smaller model.context") == "give more text or a smaller --model.context"
-    )
+    assert use_option_names("use more text or a smaller model.context") == "use more text or a smaller --model.context"
     assert use_option_names("runtime.time_limit, not --runtime.device") == "--runtime.time-limit, not --runtime.device"

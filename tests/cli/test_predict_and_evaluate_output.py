@@ -37,11 +37,11 @@ def test_texts_that_are_not_sure_enough_get_no_answer(sure, typed):
     assert right / len(kept) == pytest.approx(wanted["precision"])
     first, last = err.splitlines()
     assert re.fullmatch(
-        r"answers below 0\.\d{3} are withheld: of 240 validation rows \d+ % were answered, "
-        r"[\d.]+ % of those correctly \(95 % interval [\d.]+ to [\d.]+\)",
+        r"predictions with a probability below 0\.\d{3} are withheld: on 240 validation rows, \d+ % of the predictions "
+        r"were kept, and [\d.]+ % of those were correct \(95 % interval [\d.]+ to [\d.]+\)",
         first,
     )
-    assert last == f"{240 - len(kept)} of 240 rows not sure enough to be answered"
+    assert last == f"{240 - len(kept)} of 240 rows are below the threshold of --abstain and not classified"
 
 
 def test_without_abstaining_nothing_is_added(sure, typed):
@@ -95,7 +95,7 @@ def test_mistakes_are_shown_in_tables_and_words(sure, typed):
             "clf/bundle was chosen on 8 validation rows, too few to choose a threshold",
         ),
         ("predict sure hello --abstain 2", "--abstain must be a precision between 0 and 1, such as 0.95, got 2"),
-        ("predict sure --input many.csv --explain", "--explain does not fit into a csv; add --json, or"),
+        ("predict sure --input many.csv --explain", "--explain cannot be written as csv; add --json, or"),
         ("evaluate sure many.csv --slice shop", "--slice needs --errors"),
         ("evaluate sure many.csv --errors --slice shop", "many.csv has no column 'shop'; its columns are text, label"),
     ],

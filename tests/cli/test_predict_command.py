@@ -38,7 +38,7 @@ def test_texts_come_from_standard_input(typed, monkeypatch):
 def test_a_blank_line_has_an_empty_prediction(typed, monkeypatch):
     stdin(monkeypatch, b"the film is dull\n  \nthe film is superb\n")
     code, out, err = typed("predict clf")
-    assert (code, err) == (0, "1 of 3 rows has no text; it is left without an answer\n")
+    assert (code, err) == (0, "1 of 3 rows has no text and no prediction\n")
     lines = out.splitlines()
     assert lines[1] == "-"
     assert [lines[index].split(maxsplit=2)[2] for index in (0, 2)] == ["the film is dull", "the film is superb"]
@@ -46,7 +46,7 @@ def test_a_blank_line_has_an_empty_prediction(typed, monkeypatch):
 
 def test_a_blank_argument_among_several_has_an_empty_prediction(typed):
     code, out, err = typed("predict clf 'the film is dull' ' '")
-    assert (code, err) == (0, "1 of 2 rows has no text; it is left without an answer\n")
+    assert (code, err) == (0, "1 of 2 rows has no text and no prediction\n")
     assert out.splitlines()[1] == "-"
     assert out.splitlines()[0].endswith("the film is dull")
 
@@ -93,8 +93,8 @@ def test_a_broken_file_leaves_no_output(typed, tmp_path):
     code, _, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {tmp_path / 'out.csv'}")
     assert (code, err) == (
         2,
-        f"headstart: {tmp_path / 'in.csv'}, row 2: 2 cells where the header has 1; "
-        'put a text that contains the separator between quotes: "..."\n',
+        f"headstart: {tmp_path / 'in.csv'}, row 2: 2 cells, but the header has 1; "
+        'put quotes around a text that contains the separator: "..."\n',
     )
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
 
@@ -106,7 +106,7 @@ def test_rows_without_text_are_kept_without_an_answer(typed, tmp_path, monkeypat
     out = tmp_path / f"out.{suffix}"
     code, _, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {out}")
     assert code == 0
-    assert err == f"3 of 5 rows have no text; they are left without an answer\n5 rows written to {out}\n"
+    assert err == f"3 of 5 rows have no text and no prediction\n5 rows written to {out}\n"
     lines = out.read_text().splitlines()
     rows = list(csv.DictReader(lines)) if suffix == "csv" else [json.loads(line) for line in lines]
     assert [row["id"] for row in rows] == ["1", "2", "3", "4", "5"]
@@ -121,7 +121,7 @@ def test_an_end_that_was_not_read_is_marked(typed, tmp_path):
     (tmp_path / "in.csv").write_text("text\nthe film\n" + "the film is dull " * 40 + "\n")
     _, out, err = typed(f"predict clf --input {tmp_path / 'in.csv'}")
     assert [row["truncated"] for row in csv.DictReader(out.splitlines())] == ["false", "true"]
-    assert err == "texts longer than the context of the model: 1; their ends were not read\n"
+    assert err == "1 of 2 rows was truncated to the context of the model\n"
 
 
 def test_an_empty_file_is_named(typed, tmp_path):
@@ -188,7 +188,7 @@ def test_the_input_is_not_written_over(typed, tmp_path):
     code, _, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {other}")
     assert (code, err) == (
         2,
-        f"headstart: --out {other} is the file of --input, which would be lost; choose another --out\n",
+        f"headstart: --out {other} would overwrite the file of --input; choose another --out\n",
     )
     assert (tmp_path / "in.csv").read_text() == "text\nthe film\n"
 
@@ -230,8 +230,8 @@ def test_rows_that_have_a_label_are_predicted_too_with_a_note(typed, topics, tmp
     code, out, err = typed(f"predict {topics} --input {tmp_path / 'in.csv'}")
     assert (code, err) == (
         0,
-        "2 of 5 rows have a value in the label column 'topic'; they were predicted too; --only-unlabelled leaves such rows "
-        "as given\n2 of 5 rows have no text; they are left without an answer\n",
+        "2 of 5 rows have a value in the label column 'topic'; they were also predicted; use --only-unlabelled to skip "
+        "such rows\n2 of 5 rows have no text and no prediction\n",
     )
     assert [bool(answer) for answer in answers(out)] == [True, True, False, False, True]
 
@@ -243,8 +243,8 @@ def test_only_unlabelled_copies_rows_that_have_a_label_without_predicting_them(t
     code, _, err = typed(f"predict {topics} --input {tmp_path / 'in.csv'} --only-unlabelled --out {out_file}")
     assert (code, err) == (
         0,
-        "2 of 5 rows have a value in the label column 'topic'; they were left as given\n"
-        f"2 of 5 rows have no text; they are left without an answer\n5 rows written to {out_file}\n",
+        "2 of 5 rows have a value in the label column 'topic'; they were not predicted\n"
+        f"2 of 5 rows have no text and no prediction\n5 rows written to {out_file}\n",
     )
     content = out_file.read_text()
     rows = [json.loads(line) for line in content.splitlines()] if suffix == "jsonl" else None
@@ -257,17 +257,17 @@ def test_only_unlabelled_copies_rows_that_have_a_label_without_predicting_them(t
 def test_a_label_column_with_a_usual_name_or_a_typed_one_is_known_too(typed, tmp_path):
     (tmp_path / "in.csv").write_text("text,Label,mine\nthe film is superb,,a\nthe film is dull,negative,\n")
     _, out, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --only-unlabelled")
-    assert err == "1 of 2 rows has a value in the label column 'Label'; it was left as given\n"
+    assert err == "1 of 2 rows has a value in the label column 'Label'; it was not predicted\n"
     assert [bool(answer) for answer in answers(out)] == [True, False]
     _, out, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --only-unlabelled --label-column mine")
-    assert err == "1 of 2 rows has a value in the label column 'mine'; it was left as given\n"
+    assert err == "1 of 2 rows has a value in the label column 'mine'; it was not predicted\n"
     assert [bool(answer) for answer in answers(out)] == [False, True]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("'a text' --only-unlabelled", "--only-unlabelled is for the rows of a file; give one with --input"),
+        ("'a text' --only-unlabelled", "--only-unlabelled needs --input FILE"),
         (
             "--input corpus.txt --only-unlabelled",
             "corpus.txt has no label column for --only-unlabelled; name it with --label-column",

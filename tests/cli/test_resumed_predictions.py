@@ -58,7 +58,8 @@ def test_an_interruption_says_how_to_go_on(typed, rows, stop_after):
     stop_after(2)
     code, _, err = typed(f"predict clf --input {rows} --out {rows.parent / 'out.csv'}")
     assert code == 130
-    assert f"16 rows are in {rows.parent / 'out.csv.partial'}; the same command with --resume continues\n" in err
+    message = f"saved 16 rows to {rows.parent / 'out.csv.partial'}; run the same command with --resume to continue\n"
+    assert message in err
 
 
 def test_a_torn_end_of_the_partial_file_is_overwritten(typed, rows, stop_after):
@@ -81,13 +82,11 @@ def cut_partial(rows):
     os.truncate(rows.parent / "out.csv.partial", 10)
 
 
-REMEDY = "delete {partial} to begin again"
-UNFINISHED = (
-    "{partial} has 16 rows of a run that did not finish; add --resume to continue it, or delete it to start again"
-)
-OTHER_INPUT = f"{{rows}} is not the file that {{partial}} was made from (sha256); {REMEDY}"
-OTHER_OPTION = f"{{partial}} was made with other values of --only-unlabelled; {REMEDY}"
-CUT = "{partial} is damaged: 10 bytes where {size} were written; delete it to begin again"
+REMEDY = "delete {partial} to start again"
+UNFINISHED = "{partial} has 16 rows of an unfinished run; add --resume to continue, or delete it to start again"
+OTHER_INPUT = f"{{rows}} differs from the input of {{partial}} (sha256); {REMEDY}"
+OTHER_OPTION = f"{{partial}} has rows with other values of --only-unlabelled; {REMEDY}"
+CUT = "{partial} is damaged: 10 bytes where {size} were written; delete it to start again"
 
 
 @pytest.mark.parametrize(
@@ -120,14 +119,14 @@ def test_another_model_is_refused(typed, rows, stop_after):
     typed(f"predict clf --input {rows} --out {out}")
     code, _, err = typed(f"predict {other} --input {rows} --out {out} --resume")
     partial = f"{out}.partial"
-    message = f"{other} is not the model that {partial} was made with (sha256); delete {partial} to begin again"
+    message = f"{other} differs from the model of {partial} (sha256); delete {partial} to start again"
     assert (code, err) == (2, f"headstart: {message}\n")
 
 
 @pytest.mark.parametrize("options", ["'a text' --resume", "--input test.csv --resume"])
 def test_resuming_needs_a_file_and_an_output(typed, options):
     code, _, err = typed(f"predict clf {options}")
-    message = "--resume continues an output file; give both --input FILE and --out FILE"
+    message = "--resume needs both --input FILE and --out FILE"
     assert (code, err) == (2, f"headstart: {message}\n")
 
 

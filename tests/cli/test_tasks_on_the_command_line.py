@@ -60,7 +60,7 @@ def test_an_interrupted_file_is_resumed_to_the_same_bytes(typed, model, file, tm
 def test_a_list_and_a_string_with_a_separator_are_the_same_labels(typed, folder):
     code, _, err = typed("finetune labels.csv --labelled.separator ; --from scratch --out text --loop.epochs 1")
     assert code == 0
-    assert "uneven labels in labels.csv: from war " in err
+    assert "imbalanced labels in labels.csv: from war " in err
     lists, text = (read_json(folder / name / "result.json")["data"]["train"] for name in ("several", "text"))
     assert text["sha256"] == lists["sha256"]
     assert text["counts"] == lists["counts"]
@@ -216,7 +216,7 @@ BAD = {
         "",
         LABEL % "null",
         "bad.jsonl, line 1: the labels are missing; write an empty list for a text without any, remove it, or "
-        "leave such rows out with --labelled.skip-empty",
+        "skip such rows with --labelled.skip-empty",
     ),
     "no list": (
         "",
@@ -243,7 +243,7 @@ BAD = {
     "no number at all": (
         "rating",
         RATE % "null",
-        "bad.jsonl, line 1: the rating is empty; give the row a number, remove it, or leave such rows out with "
+        "bad.jsonl, line 1: the rating is empty; give the row a number, remove it, or skip such rows with "
         "--labelled.skip-empty",
     ),
     "not finite": ("rating", RATE % "NaN", "bad.jsonl, line 1: the rating is nan, expected a finite number"),
@@ -254,7 +254,7 @@ BAD = {
     "an empty side": (
         "pair",
         '{"premise": "a film", "hypothesis": " ", "label": "same"}\n',
-        "bad.jsonl, line 1: the second text is empty; give the row a text, remove it, or leave such rows out with "
+        "bad.jsonl, line 1: the second text is empty; give the row a text, remove it, or skip such rows with "
         "--labelled.skip-empty",
     ),
     "half a pair": (
@@ -283,22 +283,22 @@ def test_a_bad_label_gets_one_line(typed, folder, case):
 
 REFUSED = {
     "compare labels.jsonl --test labels-test.jsonl --arms majority,scratch --out cmp -q": (
-        "compare is for one class per text, and labels.jsonl has several labels per text; run finetune with --test once with "
+        "compare supports one class per text, but labels.jsonl has several labels per text; run finetune with --test once with "
         "--from a pretrained folder and once with --from scratch, over several --runtime.seed, and compare their result.json"
     ),
     "predict several 'a film' --abstain 0.9": (
-        "--abstain is for one class per text, and several/bundle gives any number of labels"
+        "--abstain supports one class per text, but several/bundle predicts any number of labels"
     ),
-    "predict rating 'a film' --abstain 0.9": "--abstain is for one class per text, and rating/bundle gives a rating",
-    "predict pair 'a film'": "this model reads pairs of texts: give two for each answer, got 1",
-    "predict several 'a film' --second-column b": "several reads single texts; omit --second-column",
+    "predict rating 'a film' --abstain 0.9": "--abstain supports one class per text, but rating/bundle predicts a rating",
+    "predict pair 'a film'": "this model expects pairs of texts, so an even number of texts, got 1",
+    "predict several 'a film' --second-column b": "several expects single texts; remove --second-column",
     "evaluate rating ratings-test.csv --errors": (
-        "--errors is for one class per text; without it, evaluate reports each label or the errors of rating"
+        "--errors needs a model for one class per text, got rating; remove --errors"
     ),
     "evaluate rating ratings-test.csv --task labels": (
         "--task is labels, but rating/bundle predicts rating; omit the setting"
     ),
-    "evaluate several labels-test.jsonl --second-column text": "several/bundle reads single texts; omit --second-column",
+    "evaluate several labels-test.jsonl --second-column text": "several/bundle expects single texts; remove --second-column",
     "finetune ratings.csv --task rating --transfer.class-weights balanced --from scratch --out x -q": (
         "--transfer.class-weights is for labels, and a rating has none; omit it"
     ),
@@ -361,6 +361,6 @@ def test_a_compact_export_keeps_the_task_the_figures_and_the_card(typed, folder,
     assert half.about == whole.about
     assert (half.windows, half.attention, half.objective) == (whole.windows, whole.attention, whole.objective)
     card = (whole.path / "README.md").read_text("utf-8")
-    assert "## Figures" in card
+    assert "## Evaluation" in card
     rounded = card.replace("Weights are safetensors;", "Weights are safetensors in bf16, computed in fp32;")
     assert (half.path / "README.md").read_text("utf-8") == rounded != card

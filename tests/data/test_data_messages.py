@@ -89,7 +89,7 @@ def write_headstart_folder(folder, name: str = "run.json", kind: str = "pretrain
 def test_a_folder_that_headstart_wrote_is_not_text(tmp_path, name, kind, shown):
     write_headstart_folder(tmp_path / "own", name, kind)
     message = message_of(lambda: list(read_documents(["own"], CorpusConfig())))
-    assert message == f"own is a Headstart {shown} folder, not text; give the text files"
+    assert message == f"own is a Headstart {shown} folder, not text; use the text files"
 
 
 def test_folders_that_headstart_wrote_are_skipped(tmp_path):
@@ -120,13 +120,16 @@ def test_shards_without_their_manifest_are_not_text(tmp_path, content, state):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([], f"data contains no readable file; found: nothing; known: {KNOWN_SUFFIXES}"),
-        (["a.md", "b.pdf"], f"data contains no readable file; found: a.md, b.pdf; known: {KNOWN_SUFFIXES}"),
+        ([], f"data contains no readable file; found: nothing; supported: {KNOWN_SUFFIXES}"),
+        (["a.md", "b.pdf"], f"data contains no readable file; found: a.md, b.pdf; supported: {KNOWN_SUFFIXES}"),
         (
             ["a.xlsx"],
-            f"data contains no readable file; found: a.xlsx; known: {KNOWN_SUFFIXES}; save spreadsheets as CSV UTF-8",
+            f"data contains no readable file; found: a.xlsx; supported: {KNOWN_SUFFIXES}; save spreadsheets as CSV UTF-8",
         ),
-        (list("abcdefg"), f"data contains no readable file; found: a, b, c, d, e and 2 more; known: {KNOWN_SUFFIXES}"),
+        (
+            list("abcdefg"),
+            f"data contains no readable file; found: a, b, c, d, e and 2 more; supported: {KNOWN_SUFFIXES}",
+        ),
     ],
 )
 def test_a_folder_without_a_readable_file_is_reported_with_its_content(tmp_path, names, message):
@@ -139,14 +142,14 @@ def test_a_folder_without_a_readable_file_is_reported_with_its_content(tmp_path,
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("*.csv", f"*.csv matches no readable file; found: nothing; known: {KNOWN_SUFFIXES}"),
+        ("*.csv", f"*.csv matches no readable file; found: nothing; supported: {KNOWN_SUFFIXES}"),
         ("notes.md", "no such file: notes.md"),
         ("memory://nowhere/a.csv", "no such file: memory://nowhere/a.csv"),
         (
             "memory://nowhere/*.csv",
-            f"memory://nowhere/*.csv contains no readable file; found: nothing; known: {KNOWN_SUFFIXES}",
+            f"memory://nowhere/*.csv contains no readable file; found: nothing; supported: {KNOWN_SUFFIXES}",
         ),
-        ("memory://nowhere/a", f"memory://nowhere/a: no reader for this suffix; known: {KNOWN_SUFFIXES}"),
+        ("memory://nowhere/a", f"memory://nowhere/a: unsupported file suffix; supported: {KNOWN_SUFFIXES}"),
     ],
 )
 def test_a_path_without_a_file_is_reported(path, message):

@@ -55,7 +55,7 @@ def test_columns_can_be_named(tmp_path):
     with pytest.raises(DataError) as caught:  # the column of the text is not also the one of the label
         read_labelled("r.csv", LabelledConfig(text_column="label"))
     assert str(caught.value) == (
-        "r.csv has no column with a usual name for the label; "
+        "r.csv has no column with a common name for the label; "
         "its columns are label, text, mark; name one with labelled.label_column"
     )
 
@@ -149,7 +149,7 @@ def test_too_few_rows_for_a_validation_split_are_refused():
     with pytest.raises(DataError) as caught:
         split_validation(rows_of(["x", "y"], ["a", "b"]), 0.2, 0)
     assert str(caught.value) == (
-        "train.csv: 2 rows are too few to hold out 0.2 of each label for validation; give a validation file"
+        "train.csv: 2 rows are too few to hold out 0.2 of each label for validation; use a validation file"
     )
 
 

@@ -176,11 +176,11 @@ def test_too_few_documents_or_too_short_rows_are_refused():
     with pytest.raises(DataError) as caught:
         rows_of([1, 1, 9])
     assert str(caught.value) == (
-        "pairs need two documents of two tokens or more, got 1 of 3; give more text, or leave next_sentence.weight out"
+        "pairs need two documents of two tokens or more, got 1 of 3; add more text, or remove next_sentence.weight"
     )
     with pytest.raises(DataError) as caught:
         rows_of([9, 9], context=7)
-    assert str(caught.value) == "pairs need rows of 8 tokens or more, got 7; raise model.context"
+    assert str(caught.value) == "pairs need rows of 8 tokens or more, got 7; increase model.context"
 
 
 def test_causal_batches_of_a_hybrid_run_are_plain_text():

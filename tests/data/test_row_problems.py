@@ -78,7 +78,7 @@ def test_a_placeholder_for_a_missing_label_is_noted_with_its_rows(name):
     rows = [*labelled(TEXTS), ("one more text", name), ("and another", name)]
     assert notes(rows) == [
         f"train.csv: 2 rows have the label '{name}', which usually means that the label is missing; it is "
-        "trained as a label of its own; remove these rows, or empty the cells and set labelled.skip_empty"
+        "used as a separate label; remove these rows, or empty the cells and set labelled.skip_empty"
     ]
 
 
@@ -97,8 +97,8 @@ def test_labels_with_a_single_row_are_counted_and_named():
 
 def test_few_different_texts_are_noted_and_one_text_is_refused():
     assert notes(labelled(TEXTS[:9] * 10)) == [
-        "train.csv: 90 rows have only 9 different texts; repeated texts add little, and accuracy on training "
-        "texts says nothing about new texts"
+        "train.csv: 90 rows have only 9 different texts; repeated texts add little, and the accuracy on "
+        "repeated texts does not carry over to new texts"
     ]
     assert notes(labelled(TEXTS + TEXTS[:25])) == []  # control: more than half of them are different
     assert (
@@ -113,7 +113,7 @@ def test_repeated_texts_that_cannot_be_held_out_are_named_as_the_reason():
         split_validation(table(rows)[0], 0.2, 0)
     assert str(caught.value) == (
         "train.csv: 120 rows with 4 different texts are too few to hold out 0.2 of each label for validation; "
-        "give a validation file"
+        "use a validation file"
     )
 
 

@@ -188,7 +188,9 @@ def test_a_label_without_a_name_is_refused(tokenizer, tmp_path, label):
     rewrite_consistently(folder, "labels.bin", np.array([label, 0], "<i4").tobytes())
     with pytest.raises(StoreError) as caught:
         Shards.open(folder)
-    assert str(caught.value) == f"{folder / 'labels.bin'} is damaged: a label beyond the 2 names"
+    assert (
+        str(caught.value) == f"{folder / 'labels.bin'} is damaged: a label index is not below the number of labels, 2"
+    )
 
 
 def test_a_changed_byte_is_detected_by_a_deep_check(tokenizer, tmp_path):
@@ -263,9 +265,7 @@ def test_a_single_document_cannot_be_split(tokenizer, tmp_path):
     shards = write(["fine", " fine "], tokenizer, tmp_path / "s")
     with pytest.raises(DataError) as caught:
         shards.split(0.5, 0)
-    assert str(caught.value) == (
-        f"{tmp_path / 's'} contains a single document without duplicates; no document can be held out"
-    )
+    assert str(caught.value) == (f"{tmp_path / 's'} contains a single distinct document; no document can be held out")
 
 
 def test_the_text_digest_is_the_documented_one():

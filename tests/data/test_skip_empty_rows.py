@@ -97,11 +97,11 @@ def test_half_a_pair_is_skipped():
     [
         (
             SKIP,
-            "mails.csv: every row lacks a text or a label, and such rows are skipped",
+            "mails.csv: no row has both a text and a label; rows without one of them are skipped",
         ),
         (
             LabelledConfig(),
-            "mails.csv, row 1: the label is empty; give the row a label, remove it, or leave such rows out with "
+            "mails.csv, row 1: the label is empty; give the row a label, remove it, or skip such rows with "
             "labelled.skip_empty",
         ),
     ],

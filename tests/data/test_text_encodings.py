@@ -64,7 +64,7 @@ def test_a_file_that_is_not_utf_8_is_refused_and_its_encoding_named(tmp_path, en
 def test_two_encodings_that_fit_are_shown_where_they_differ(tmp_path):
     (tmp_path / "a.csv").write_bytes("text,label\nUn livre médiocre et très long,0\n".encode("cp1252"))
     assert message_of(lambda: read_labelled("a.csv", LabelledConfig())) == (
-        "a.csv, line 2: not UTF-8 (0xe9 is byte 11 of it); it looks like Windows-1252 ('re et très long,0') or Windows-1250 "
+        "a.csv, line 2: not UTF-8 (byte 11 is 0xe9); it looks like Windows-1252 ('re et très long,0') or Windows-1250 "
         "('re et trčs long,0'): add labelled.encoding cp1252 or cp1250, or save the spreadsheet as CSV UTF-8"
     )
 

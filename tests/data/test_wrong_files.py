@@ -25,11 +25,11 @@ INTACT_PARQUET = parquet_of({"text": ["a fine book"], "label": ["positive"]})
 
 LABELLED = [
     (
-        "no usual name for the label",
+        "no common name for the label",
         "r.csv",
         b"text,mark\nfine,1\n",
         {},
-        "r.csv has no column with a usual name for the label; its columns are text, mark; "
+        "r.csv has no column with a common name for the label; its columns are text, mark; "
         "name one with labelled.label_column",
     ),
     (
@@ -37,7 +37,7 @@ LABELLED = [
         "r.csv",
         b"words,label\nfine,1\n",
         {},
-        "r.csv has no column with a usual name for the text; its columns are words, label; "
+        "r.csv has no column with a common name for the text; its columns are words, label; "
         "name one with labelled.text_column",
     ),
     (
@@ -59,7 +59,7 @@ LABELLED = [
         "r.csv",
         b'"a\nb","\x1b[31mred"\nfine,1\n',
         {},
-        "r.csv has no column with a usual name for the text; its columns are a b, [31mred; "
+        "r.csv has no column with a common name for the text; its columns are a b, [31mred; "
         "name one with labelled.text_column",
     ),
     (
@@ -67,21 +67,21 @@ LABELLED = [
         "r.txt",
         b"fine\n",
         {},
-        "r.txt: a .txt file has no labels; give a csv, tsv, jsonl or parquet file with a label column",
+        "r.txt: a .txt file has no labels; use a csv, tsv, jsonl or parquet file with a label column",
     ),
     (
         "an empty text",
         "r.csv",
         b"text,label\nfine,1\n  ,0\n",
         {},
-        "r.csv, row 2: the text is empty; give the row a text, remove it, or leave such rows out with labelled.skip_empty",
+        "r.csv, row 2: the text is empty; give the row a text, remove it, or skip such rows with labelled.skip_empty",
     ),
     (
         "a null text",
         "r.jsonl",
         b'{"text": null, "label": 1}\n',
         {},
-        "r.jsonl, line 1: the text is empty; give the row a text, remove it, or leave such rows out with labelled.skip_empty",
+        "r.jsonl, line 1: the text is empty; give the row a text, remove it, or skip such rows with labelled.skip_empty",
     ),
     (
         "a text that is a number",
@@ -95,14 +95,14 @@ LABELLED = [
         "r.csv",
         b"text,label\nfine,1\ndull,\n",
         {},
-        "r.csv, row 2: the label is empty; give the row a label, remove it, or leave such rows out with labelled.skip_empty",
+        "r.csv, row 2: the label is empty; give the row a label, remove it, or skip such rows with labelled.skip_empty",
     ),
     (
         "a label that is not a number",
         "r.parquet",
         parquet_of({"text": ["fine"], "label": [float("nan")]}),
         {},
-        "r.parquet, row 1: the label is empty; give the row a label, remove it, or leave such rows out with "
+        "r.parquet, row 1: the label is empty; give the row a label, remove it, or skip such rows with "
         "labelled.skip_empty",
     ),
     (
@@ -124,7 +124,7 @@ LABELLED = [
         "r.csv",
         GOOD + "un chef-d'œuvre raté é,negative\n".encode("cp1252"),
         {},
-        "r.csv, line 4: not UTF-8 (0x9c is byte 11 of it); it looks like Windows-1252 ('chef-d'œuvre raté é') or "
+        "r.csv, line 4: not UTF-8 (byte 11 is 0x9c); it looks like Windows-1252 ('chef-d'œuvre raté é') or "
         "Windows-1250 ('chef-d'śuvre raté é'): add labelled.encoding cp1252 or cp1250, or "
         "save the spreadsheet as CSV UTF-8",
     ),
@@ -155,17 +155,17 @@ LABELLED = [
         "r.parquet",
         parquet_of({"text": ["a fine book"], "label": [["positive"]]}),
         {},
-        "r.parquet has no column with a usual name for the label; its columns are text; name one with "
-        "labelled.label_column; not read, because of their type: 'label' (list<element: string>); "
-        "store strings or numbers in them",
+        "r.parquet has no column with a common name for the label; its columns are text; name one with "
+        "labelled.label_column; ignored because of their type: 'label' (list<element: string>); "
+        "store them as strings or numbers",
     ),
     (
         "a parquet column of a type that is not read, by name",
         "r.parquet",
         parquet_of({"text": [b"a fine book"], "label": ["positive"]}),
         {"text_column": "text"},
-        "r.parquet has no column 'text'; its columns are label; not read, because of their type: 'text' (binary); "
-        "store strings or numbers in them",
+        "r.parquet has no column 'text'; its columns are label; ignored because of their type: 'text' (binary); "
+        "store them as strings or numbers",
     ),
     (
         "a NUL byte",
@@ -179,37 +179,37 @@ LABELLED = [
         "r.csv",
         GOOD + b"nice, really,positive\n",
         {},
-        'r.csv, row 3: 3 cells where the header has 2; put a text that contains the separator between quotes: "..."',
+        'r.csv, row 3: 3 cells, but the header has 2; put quotes around a text that contains the separator: "..."',
     ),
     (
         "too few cells",
         "r.tsv",
         b"text\tlabel\nfine\n",
         {},
-        'r.tsv, row 1: 1 cell where the header has 2; put a text that contains the separator (a tab) between quotes: "..."',
+        'r.tsv, row 1: 1 cell, but the header has 2; put quotes around a text that contains the separator (a tab): "..."',
     ),
     (
         "too many cells between semicolons",
         "r.csv",
         b"text;label\nfine;1\nnice; really;1\n",
         {},
-        "r.csv, row 2: 3 cells where the header has 2; "
-        'put a text that contains the separator (a semicolon) between quotes: "..."',
+        "r.csv, row 2: 3 cells, but the header has 2; "
+        'put quotes around a text that contains the separator (a semicolon): "..."',
     ),
     (
         "commas where the header has semicolons",
         "r.csv",
         b"text;label\nfine,1\n",
         {},
-        "r.csv, row 1: 1 cell where the header has 2; "
-        'put a text that contains the separator (a semicolon) between quotes: "..."',
+        "r.csv, row 1: 1 cell, but the header has 2; "
+        'put quotes around a text that contains the separator (a semicolon): "..."',
     ),
     (
         "semicolons where the header has commas",
         "r.csv",
         b"text,label\nfine;1\n",
         {},
-        'r.csv, row 1: 1 cell where the header has 2; put a text that contains the separator between quotes: "..."',
+        'r.csv, row 1: 1 cell, but the header has 2; put quotes around a text that contains the separator: "..."',
     ),
     (
         "a quote not closed",
@@ -238,21 +238,21 @@ LABELLED = [
         "r.csv",
         b"text|label\nfine|1\n",
         {},
-        "r.csv: its columns seem to be separated by '|', expected commas, semicolons or tabs; save it with commas",
+        "r.csv: columns appear to be separated by '|', expected commas, semicolons or tabs; save it with commas",
     ),
     (
         "the separator of another suffix",
         "r.tsv",
         b"text;label\nfine;1\n",
         {},
-        "r.tsv: its columns seem to be separated by semicolons, expected tabs; call it .csv",
+        "r.tsv: columns appear to be separated by semicolons, expected tabs; call it .csv",
     ),
     (
         "no header, recognised by a cell of several words",
         "r.csv",
         b"what a very fine book,1\na dull one,0\n",
         {},
-        "r.csv has no column with a usual name for the text; its columns are what a very fine book, 1; "
+        "r.csv has no column with a common name for the text; its columns are what a very fine book, 1; "
         "name one with labelled.text_column; is the header line missing?",
     ),
     (
@@ -260,7 +260,7 @@ LABELLED = [
         "r.csv",
         b"what a very fine book,1\na dull one,0\n",
         {"label_column": "label"},
-        "r.csv has no column with a usual name for the text; its columns are what a very fine book, 1; "
+        "r.csv has no column with a common name for the text; its columns are what a very fine book, 1; "
         "name one with labelled.text_column; is the header line missing?",
     ),
     (
@@ -319,7 +319,7 @@ LABELLED = [
         "r.xlsx",
         b"PK",
         {},
-        f"r.xlsx: no reader for this suffix; known: {KNOWN_SUFFIXES}; save it as CSV UTF-8",
+        f"r.xlsx: unsupported file suffix; supported: {KNOWN_SUFFIXES}; save it as CSV UTF-8",
     ),
     (
         "cut gzip",

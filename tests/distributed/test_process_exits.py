@@ -88,7 +88,8 @@ def test_without_a_restart_the_other_processes_end_soon_and_one_can_resume_the_r
     assert len(lines) == 1, text
     step = sorted((folder / "run" / "checkpoints").iterdir())[-1].name.removeprefix("step-").lstrip("0")
     assert lines[0].endswith(
-        f"; the checkpoint of step {step} is complete. Continue with the same command, with only --resume and --out run"
+        f"; the checkpoint of step {step} is complete. Continue with the same command and only the options "
+        "--resume and --out run"
     )
     headstart(folder, "pretrain", "--resume", "--out", "run", "-q")
     assert max_loss_difference(folder / "uninterrupted", folder / "run") < MAX_LOSS_DIFFERENCE

@@ -111,7 +111,7 @@ def compare(data, out, source, test="test.csv", **options):
 
 
 @pytest.mark.parametrize("neighbour", [8, 11])
-def test_1_an_answer_does_not_depend_on_the_longest_text_of_its_batch(neighbour):
+def test_1_a_prediction_does_not_depend_on_the_longest_text_of_its_batch(neighbour):
     model = classifier().eval()
     chance = np.random.default_rng(1)
     texts = [chance.integers(4, VOCABULARY, length) for length in (5, neighbour)]
@@ -143,10 +143,10 @@ def test_2_test_chooses_nothing(data, language_model, tmp_path):
         assert ours.best_epoch == best.epoch
 
 
-def test_2_test_texts_that_stand_in_train_are_found_and_the_figure_is_given_with_and_without_them(comparison):
+def test_2_duplicates_of_train_in_test_are_found_and_accuracy_is_reported_with_and_without_them(comparison):
     assert comparison.data.test.overlap == tuple(range(NUM_DUPLICATES))
     page = render(comparison)
-    assert f"* without the {NUM_DUPLICATES} test texts that also appear in train." in page
+    assert f"* without the {NUM_DUPLICATES} test texts with an exact duplicate in train." in page
     gold = comparison.data.test.gold
     for reading in protocol_accuracies(comparison, "all"):
         (cell,) = comparison.runs_of(reading.arm, "all")
@@ -160,7 +160,7 @@ def test_2_test_texts_that_stand_in_train_are_found_and_the_figure_is_given_with
 # 3. One run an arm, no seed.
 
 
-def test_3_one_seed_is_told_that_it_cannot_show_luck(comparison, tmp_path):
+def test_3_with_one_seed_the_report_states_that_the_variation_between_runs_is_unknown(comparison, tmp_path):
     words = " ".join(verdict(comparison))
     assert "over the test texts only: one seed does not show the variation between training runs" in words
     assert (
@@ -171,14 +171,14 @@ def test_3_one_seed_is_told_that_it_cannot_show_luck(comparison, tmp_path):
 
 
 @pytest.mark.parametrize("function", [CompareRequest, api.compare], ids=["recipe", "Python"])
-def test_3_a_comparison_runs_several_seeds_unless_told_otherwise(function):
+def test_3_a_comparison_runs_several_seeds_by_default(function):
     assert inspect.signature(function).parameters["seeds"].default == 5
 
 
 # 4. Nobody ran the simple baseline.
 
 
-def test_4_the_linear_arm_runs_without_being_asked_for(comparison):
+def test_4_the_linear_arm_runs_by_default(comparison):
     assert comparison.arms == ("majority", "linear", "scratch", "pretrained")
     assert comparison.missing == ()
     assert inspect.signature(api.compare).parameters["arms"].default == tuple(TYPED_ARMS.split(","))
@@ -199,7 +199,7 @@ def test_4_the_verdict_names_the_linear_arm_when_it_wins(tmp_path):
 # 5. Nobody measured the language model on held-out text.
 
 
-def test_5_the_language_model_is_measured_on_documents_it_never_learnt_from(language_model):
+def test_5_the_language_model_is_measured_on_documents_that_it_was_not_trained_on(language_model):
     shards = Shards.open(language_model / "tokens")
     train, held_out = shards.split(0.2, 0)
     assert len(held_out) > 10
@@ -257,7 +257,7 @@ def test_6_the_classifiers_loss_falls_below_what_a_second_softmax_allows():
     assert outcome[-1] < floor / 2
 
 
-def test_6_every_step_moves_every_weight():
+def test_6_every_step_changes_every_weight():
     model = classifier()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     rows = LabelledDataset([np.arange(4, VOCABULARY)[:11]] * 2, [0, 0], SPECIAL, context=12)

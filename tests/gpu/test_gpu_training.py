@@ -544,7 +544,7 @@ def test_an_objective_that_waits_for_the_device_is_run_eagerly():
     assert refused.losses() == pytest.approx(FineTuning(captured=False).losses(), rel=5e-3)
     assert refused.graphs.num_graphs == 0
     assert len(refused.messages) == 1
-    assert refused.messages[0].startswith("steps are not recorded as CUDA graphs here, and take longer: ")
+    assert refused.messages[0].startswith("CUDA graphs are not used, so steps take longer: ")
     # the random generator works again, and another model can be captured
     assert all(np.isfinite(FineTuning(objective=waits_for_device, dropout=0.3).losses()))
     captured = FineTuning(dropout=0.3)

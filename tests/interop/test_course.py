@@ -204,7 +204,7 @@ LAYER = "base.transformer_encoder.layers"
         ),
         (
             lambda t: [renamed(t, name, name.replace("layers.2.", "layers.7.")) for name in list(t)],
-            "transformer_encoder.layers.2.self_attn.in_proj_weight is missing (and 23 more faults)",
+            "transformer_encoder.layers.2.self_attn.in_proj_weight is missing (and 23 more errors)",
         ),
         (
             lambda t: t.update({f"{LAYER}.0.norm1.bias": torch.ones(WIDTH + 1)}),
@@ -214,7 +214,7 @@ LAYER = "base.transformer_encoder.layers"
             lambda t: t.update(
                 {"classifier.decoder.bias": torch.ones(2), "classifier.decoder.weight": torch.ones(2, 16)}
             ),
-            "classifier.decoder.weight is (2, 16) for (61, 16) (and 1 more faults)",
+            "classifier.decoder.weight is (2, 16) for (61, 16) (and 1 more errors)",
         ),
         (
             lambda t: t.update({"base.encoder.weight": t["base.encoder.weight"].half()}),
@@ -238,7 +238,7 @@ def test_what_is_missing_extra_or_of_another_shape_is_refused_whole(course, voca
     tensors = dict(course.state_dict())
     change(tensors)
     path = saved(tensors, tmp_path / "lab.safetensors")
-    expected = f"{path} does not fit the course's language model: {words}; nothing was imported"
+    expected = f"{path} does not match the course's language model: {words}; nothing was imported"
     assert refusal(path, vocabulary, tmp_path / "out") == expected
 
 
@@ -291,7 +291,7 @@ def test_the_lines_that_convert_do_convert(course, vocabulary, tmp_path, inside,
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("lab.npz", "{path} is not a .safetensors file; import reads the course's weights in this format only"),
+        ("lab.npz", "{path} is not a .safetensors file; the weights of the course can be imported in this format only"),
         ("lab.safetensors", "no such file: {path}"),
     ],
 )

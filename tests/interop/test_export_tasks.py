@@ -71,8 +71,8 @@ def test_a_stock_class_answers_as_we_do(transformers, tmp_path, name, kind):
         with pytest.raises(UsageError) as caught:
             export_hf(bundle, tmp_path / "theirs")
         assert str(caught.value) == (
-            f"{tmp_path / 'ours'} gives a rating with a head that has a bias, which the head of a stock Llama lacks; "
-            "fine-tune with --transfer.attention bidirectional to export, or use --to onnx"
+            f"{tmp_path / 'ours'} predicts a rating with a head that has a bias, which the head of a stock Llama does "
+            "not have; fine-tune with --transfer.attention bidirectional to export, or use --to onnx"
         )
         return
     export_hf(bundle, tmp_path / "theirs")
@@ -155,7 +155,7 @@ def test_the_estimators_answer_as_we_do(tmp_path):
     )
     with pytest.raises(UsageError) as caught:
         TextClassifier.load(tmp_path / "rating")
-    assert str(caught.value) == f"{tmp_path / 'rating'} gives a rating; load it with TextRegressor"
+    assert str(caught.value) == f"{tmp_path / 'rating'} predicts a rating; load it with TextRegressor"
 
 
 ROUNDING = {"fp32": 0.0, "bf16": 0.02, "int8": 0.04}

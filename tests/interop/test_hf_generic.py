@@ -221,7 +221,7 @@ def test_a_classifier_whose_tokenizer_adds_no_start_token_is_refused(transformer
     with pytest.raises(UsageError) as caught:
         load_model_source(f"hf:{tmp_path}")
     assert str(caught.value) == (
-        f"hf:{tmp_path} reads texts without a start token, which classifiers add here, so its predictions would "
+        f"hf:{tmp_path} does not use a start token, which Headstart adds for classifiers, so its predictions would "
         "change; import its language model and fine-tune it"
     )
 
@@ -235,7 +235,7 @@ REFUSED = [
         {"position_embedding_type": "relative_key"},
         'has position_embedding_type "relative_key", which our bert does not support',
     ),
-    ("bert", {"hidden_act": "gelu_fast"}, f"has hidden_act gelu_fast, which is none of {NAMED}"),
+    ("bert", {"hidden_act": "gelu_fast"}, f"has hidden_act gelu_fast, expected one of {NAMED}"),
     ("bert", {"is_decoder": True}, "has is_decoder true, which our bert does not support"),
     ("roberta", {"add_cross_attention": True}, "has add_cross_attention true, which our roberta does not support"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, None),
@@ -248,7 +248,7 @@ REFUSED = [
     ("bert", {"num_attention_heads": 3}, None),
     ("bert", {"num_hidden_layers": 3}, None),
     ("gpt2", {"n_positions": 40}, None),
-    ("bert", {"model_type": "mamba"}, f"is a mamba, whose layers Headstart does not support ({KNOWN} are)"),
+    ("bert", {"model_type": "mamba"}, f"is a mamba, which Headstart does not support; supported: {KNOWN}"),
 ]
 
 

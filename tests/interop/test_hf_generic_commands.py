@@ -126,7 +126,7 @@ def test_an_objective_that_the_imported_head_was_not_made_for_is_refused(sources
     pairs = {"objective": "masked", "next_sentence.weight": 1.0}
     with pytest.raises(ConfigError) as caught:
         api.pretrain(data / "texts.txt", out=tmp_path / "one", backbone=source, settings=pairs)
-    assert str(caught.value) == f"next_sentence.weight is not for {source}, a bert: omit it"
+    assert str(caught.value) == f"next_sentence.weight does not support {source}, a bert; remove it"
     source = sources("gpt2")
     with pytest.raises(ConfigError) as caught:
         api.pretrain(data / "texts.txt", out=tmp_path / "one", backbone=source, settings={"objective": "hybrid"})
@@ -170,7 +170,7 @@ def test_a_causal_imported_model_continues_a_prompt_until_its_positions_end(sour
     assert len(ids) + len(with_cache) == LONGEST + 1  # the last place is read, and one more token said
     with pytest.raises(UsageError) as caught:
         next_token_candidates(bundle.model, bundle.tokenizer, "film " * 60, 3, CPU)
-    assert str(caught.value) == "the prompt is 62 tokens with its start, and the model has 48 positions"
+    assert str(caught.value) == "the prompt has 62 tokens with the start token, but the model has 48 positions"
 
 
 def test_a_token_that_is_both_start_and_end_may_end_a_generated_text(sources):
@@ -186,7 +186,7 @@ def test_the_card_of_an_imported_model_says_where_it_came_from(transformers, tmp
     assert run(["import", f"hf:{tmp_path / 'theirs'}", "--out", str(tmp_path / "ours"), "--quiet"]) == 0
     card = (tmp_path / "ours" / "bundle" / "README.md").read_text()
     assert "from `hf:theirs`, a BertForSequenceClassification." in card
-    assert "It was trained elsewhere and has not been evaluated here." in card
+    assert "It was not trained with Headstart and has not been evaluated." in card
     assert "Fine-tuned with Headstart" not in card
     assert str(tmp_path) not in card
 

@@ -253,7 +253,7 @@ def test_classifiers_that_pool_otherwise_or_give_several_labels_are_refused(tmp_
     with pytest.raises(TransferError) as caught:
         load_model_source(source)
     assert str(caught.value) == (
-        f"{source} has classifier_pooling late, and bidirectional classifiers use the mean here; nothing was imported"
+        f"{source} has classifier_pooling late, but Headstart uses the mean for bidirectional classifiers; nothing was imported"
     )
 
 

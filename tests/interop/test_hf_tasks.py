@@ -173,6 +173,6 @@ def test_a_rating_that_a_stock_head_cannot_express_is_not_exported(transformers,
     with pytest.raises(UsageError) as caught:
         export_hf(bundle, tmp_path / "out")
     assert str(caught.value) == (
-        f"{bundle.name} gives a rating with a head that has a bias, which a stock GPT2ForSequenceClassification lacks; "
-        "use --to onnx"
+        f"{bundle.name} predicts a rating with a head that has a bias, which a stock GPT2ForSequenceClassification does "
+        "not have; use --to onnx"
     )

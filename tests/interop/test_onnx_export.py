@@ -169,7 +169,7 @@ def test_int8_says_how_well_it_agreed(exported, capsys):
     assert run(["predict", str(folder), TEXTS[0], "--int8"]) == 0
     row = json.loads((folder / "headstart.json").read_text())["files"][1]
     assert capsys.readouterr().err == (
-        f"int8: {row['same_answers']} of {row['texts']} answers are the same as in full precision, on "
+        f"int8: {row['same_answers']} of {row['texts']} predictions are the same as in full precision, on "
         f"{row['texts']} texts generated "
         "from the vocabulary\n"
     )
@@ -180,12 +180,15 @@ def test_what_an_export_cannot_do_is_said(exported, capsys, wish):
     _, folder, _ = exported(("classic", "causal"))
     more = ["0.9"] if wish == "--abstain" else []
     assert run(["predict", str(folder), TEXTS[0], wish, *more]) == 2
-    message = f"{folder} is an export for onnxruntime, which cannot {wish}; give the model it was made from"
+    message = f"{wish} does not support ONNX exports, got {folder}; use the model that was exported"
     assert capsys.readouterr().err == f"headstart: {message}\n"
 
 
 def test_int8_is_for_exports(exported, capsys):
     bundle, _, _ = exported(("classic", "causal"))
     assert run(["predict", str(bundle.path), TEXTS[0], "--int8"]) == 2
-    message = f"--int8 takes a folder that headstart export {bundle.path} --to onnx writes"
+    message = (
+        f"--int8 needs an ONNX export, got {bundle.path}; "
+        f"create one with: headstart export {bundle.path} --to onnx --out FOLDER"
+    )
     assert capsys.readouterr().err == f"headstart: {message}\n"

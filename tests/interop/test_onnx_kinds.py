@@ -128,4 +128,6 @@ def test_a_classifier_that_knows_no_words_has_no_graph(tmp_path):
     with pytest.raises(UsageError) as raised:
         run_export(tmp_path / "empty", tmp_path / "out", "onnx")
     name = tmp_path / "empty"
-    assert str(raised.value) == f"{name} has no n-grams: it gives every text the same answer and cannot be exported"
+    assert (
+        str(raised.value) == f"{name} has no n-grams: it predicts the same label for all texts and cannot be exported"
+    )

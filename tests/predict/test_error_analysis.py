@@ -75,7 +75,7 @@ def test_few_validation_rows_leave_probabilities_alone_and_say_so(trained, tmp_p
         progress=listener,
     )
     more = "a larger validation file or labelled.valid_fraction gives more"
-    reason = f"30 validation rows are too few to fit on (at least 50; {more})"
+    reason = f"30 validation rows are too few to fit a temperature (at least 50; {more})"
     assert f"probabilities not calibrated (temperature 1): {reason}" in listener.lines
     result = read_json(tmp_path / "clf" / "result.json")
     assert (result["temperature"], result["calibration"]["reason"]) == (1.0, reason)

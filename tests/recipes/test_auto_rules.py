@@ -249,19 +249,19 @@ def test_usual_names_are_taken_whatever_the_contents(tmp_path):
         (
             ("id", "question", "kind", "country"),
             [(*row, ("FR", "DE")[row[0] % 3 == 0]) for row in MAILS],
-            "no column with a usual name for the label; its columns are id, question, kind, country; name one with "
+            "no column with a common name for the label; its columns are id, question, kind, country; name one with "
             "labelled.label_column; by their contents it could be kind, country",
         ),
         (
             ("id", "code", "kind"),
             [(row, f"X{row}", kind) for row, _, kind in MAILS],
-            "no column with a usual name for the text; its columns are id, code, kind; name one with "
+            "no column with a common name for the text; its columns are id, code, kind; name one with "
             "labelled.text_column",
         ),
         (
             ("id", "question"),
             [row[:2] for row in MAILS],
-            "no column with a usual name for the label; its columns are id, question; name one with "
+            "no column with a common name for the label; its columns are id, question; name one with "
             "labelled.label_column",
         ),
     ],

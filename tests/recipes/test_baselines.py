@@ -196,7 +196,7 @@ def test_macro_f1_excludes_a_label_that_never_occurs():
 def test_an_unknown_baseline_is_refused_by_name():
     with pytest.raises(UsageError) as error:
         run("svm")
-    assert str(error.value) == "unknown baseline svm; known: majority, naive_bayes, nbsvm, linear"
+    assert str(error.value) == "unknown baseline svm; available: majority, naive_bayes, nbsvm, linear"
 
 
 @pytest.mark.data

@@ -71,8 +71,8 @@ def test_each_of_several_pretrained_folders_is_an_arm(two):
 
 def test_folders_of_other_shapes_and_tokenizers_are_noted(reviews, two):
     note = (
-        f"{reviews / 'other'} has another shape and tokenizer than {reviews / 'small'}, whose network scratch is: "
-        "their difference is not pretraining alone"
+        f"{reviews / 'other'} has another shape and tokenizer than {reviews / 'small'}, which scratch uses: "
+        "the difference from scratch is not due to pretraining alone"
     )
     assert note in two[1]
     assert note in read_json(two[0] / "data.json")["notes"]
@@ -82,7 +82,7 @@ def test_a_comparison_within_minutes_notes_it(reviews, tmp_path):
     listener, config = Listener(), finetune_config(loop__epochs=1, loop__minutes=0.5)
     compare(reviews, tmp_path / "cmp", "small", config=config, arms=("pretrained",), seeds=1, progress=listener)
     note = (
-        "the first network of each seed was given 0.5 minutes (--minutes), which may be too short to learn "
+        "the first network of each seed was trained for 0.5 minutes (--minutes), which may be too short to learn "
         "anything; the other networks of the seed were trained for the same number of steps"
     )
     assert note in listener.lines
@@ -241,7 +241,7 @@ def test_a_damaged_record_is_named_before_any_run_begins(two, tmp_path):
     with pytest.raises(StoreError) as caught:
         resume(out)
     assert str(caught.value).startswith(f"{path} is damaged: ")
-    assert str(caught.value).endswith("; delete the file, and --resume repeats that run")
+    assert str(caught.value).endswith("; delete the file and use --resume to repeat that run")
     assert not (out / "cells" / "linear-all-seed0.json").exists()
 
 
@@ -332,7 +332,7 @@ def test_choosing_while_watching_test_is_refused(reviews, tmp_path):
     with pytest.raises(ConfigError) as caught:
         compare(reviews, tmp_path / "cmp", "small", choose=True, config=finetune_config(loop__watch_test=True))
     assert (
-        str(caught.value) == "--choose and loop.watch_test exclude each other: test data may not influence the choice"
+        str(caught.value) == "--choose and loop.watch_test cannot be combined: test data may not influence the choice"
     )
 
 
@@ -348,7 +348,7 @@ def test_prepared_rows_are_not_compared_with_another_tokenizer(reviews, tmp_path
     with pytest.raises(UsageError) as caught:
         run_compare(request, finetune_config())
     assert str(caught.value) == (
-        f"{shards} was prepared with another tokenizer than {reviews / 'other'}'s; give the original file"
+        f"{shards} was prepared with another tokenizer than {reviews / 'other'}'s; use the original file"
     )
     assert not (tmp_path / "cmp").exists()
 
@@ -360,7 +360,7 @@ def test_folders_are_named_by_the_shortest_unique_end_of_their_paths():
     assert expand_arms(("pretrained", "pretrained", "linear"), ["one"]) == ("pretrained", "linear")
     with pytest.raises(UsageError) as caught:
         backbone_names(["runs/base", "runs/../runs/base"])
-    assert str(caught.value) == "--from names runs/base twice; give each folder once"
+    assert str(caught.value) == "--from lists runs/base twice; list each folder once"
 
 
 def run_record(**changed):

@@ -95,7 +95,7 @@ def test_missing_logits_are_named_with_the_run_to_repeat(reviews, compared, tmp_
     with pytest.raises(StoreError) as error:
         run_compare(CompareRequest(out=out, resume=True), None)
     record = out / "cells" / "pretrained-all-seed1.json"
-    assert str(error.value) == f"{logits} is missing; delete {record}, and --resume repeats that run"
+    assert str(error.value) == f"{logits} is missing; delete {record} and use --resume to repeat that run"
     record.unlink()
     run_compare(CompareRequest(out=out, resume=True), None)
     name = "cells/blend-all-seed1.json"

@@ -72,7 +72,7 @@ def test_a_demo_of_own_data_runs_every_arm_and_ends_with_the_gain(tmp_path, base
         *(f"scratch-all-seed{seed}.json" for seed in range(2)),
     ]
     assert result.page.is_file()
-    assert result.headline.startswith("With all labels, the head start is worth ")
+    assert result.headline.startswith("With all labels, pretraining gains ")
     assert " points over a linear model (95 % interval " in result.headline
     assert " points over the same network from random weights (95 % interval " in result.headline
 
@@ -161,7 +161,7 @@ def test_missing_data_and_models_are_refused_before_anything_is_written(tmp_path
 def test_wrong_data_leaves_no_demo_behind(tmp_path, base):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "train.csv").write_text("text,mark\nfine,1\n")
-    with pytest.raises(Exception, match="usual name for the label"):
+    with pytest.raises(Exception, match="common name for the label"):
         run_demo(DemoRequest(tmp_path / "out", "mine", base))
     assert not (tmp_path / "out").exists()
 
@@ -222,7 +222,7 @@ def test_an_installation_without_starters_pretrains_and_says_so(tmp_path, monkey
 def test_a_pretrained_model_together_with_pretrain_is_refused(tmp_path, base):
     with pytest.raises(UsageError) as caught:
         run_demo(DemoRequest(tmp_path / "out", None, base, pretrain=True))
-    assert str(caught.value) == f"--from {base} is pretrained already; omit --pretrain"
+    assert str(caught.value) == f"--from {base} is already pretrained; remove --pretrain"
 
 
 class StopAtTheFirstRun(Listener):

@@ -98,8 +98,14 @@ def test_the_membership_file_includes_the_teachers_text(folder, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"objective": "masked"}, "--teacher {base} was trained with causal, which cannot teach masked"),
-        ({"model__context": 48}, "--teacher {base} reads 24 tokens, the rows have 48; set model.context to 24"),
+        (
+            {"objective": "masked"},
+            "--teacher {base} was trained with causal, which does not match the objective masked",
+        ),
+        (
+            {"model__context": 48},
+            "--teacher {base} has a context of 24 tokens, but rows have 48; set model.context to 24",
+        ),
     ],
 )
 def test_a_teacher_that_does_not_fit_is_refused(folder, tmp_path, settings, message):
@@ -118,7 +124,7 @@ def test_a_teacher_of_other_tokens_is_refused(folder, tmp_path):
             teacher=str(folder / "base"),
         )
     assert "has another tokenizer (" in str(caught.value)
-    assert str(caught.value).endswith("prepare the text with the teacher's")
+    assert str(caught.value).endswith("prepare the text with that of the teacher")
 
 
 def test_a_weight_out_of_bounds_or_without_a_teacher_is_refused(folder, tmp_path):

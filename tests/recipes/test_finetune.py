@@ -247,7 +247,7 @@ def test_another_tokenizer_than_the_backbones_is_refused(reviews, tmp_path):
     base = load_tokenizer(reviews / "base").digest[:12]
     own = load_tokenizer(other.path).digest[:12]
     assert str(caught.value) == (
-        f"{reviews / 'base'} was pretrained with another tokenizer ({base}, not {own}); leave --tokenizer out to use its own"
+        f"{reviews / 'base'} was pretrained with another tokenizer ({base}, not {own}); remove --tokenizer to use its own"
     )
 
 
@@ -369,7 +369,7 @@ def test_texts_that_appear_in_two_files_are_counted_and_reported(reviews, tmp_pa
         progress=listener,
         **files,
     )
-    note = f"2 of 24 texts of {tmp_path / 'test.csv'} also appear in {reviews / 'train.csv'}"
+    note = f"2 of 24 texts of {tmp_path / 'test.csv'} have an exact duplicate in {reviews / 'train.csv'}"
     assert note in listener.lines
     assert note in read_json(run.path / "result.json")["notes"]
 
@@ -408,4 +408,4 @@ def test_a_test_file_with_one_label_gets_a_note(reviews, tmp_path):
         test=str(tmp_path / "test.csv"),
         progress=listener,
     )
-    assert f"{tmp_path / 'test.csv'} has one label only (positive): a score on it means little" in listener.lines
+    assert f"{tmp_path / 'test.csv'} has one label only (positive): its score has little meaning" in listener.lines

@@ -229,7 +229,7 @@ def test_the_report_is_plain_values():
         ("{", "t.jsonl, line 1: not valid JSON (Expecting property name enclosed in double quotes, column 2)"),
         (
             '{"a": 1, "b": 2}\n',
-            "t.jsonl has no column with a usual name for the text; its columns are a, b; name one with labelled.text_column",
+            "t.jsonl has no column with a common name for the text; its columns are a, b; name one with labelled.text_column",
         ),
     ],
 )

@@ -75,7 +75,7 @@ def test_shards_are_prepared_again_if_other_texts_are_excluded(folder, tmp_path)
 
     assert prepare(config).num_documents == 36
     assert listener.lines == [
-        f"excluded because of {tmp_path / 'out.csv'}: 4 documents that appear there and 3 that almost do; 36 kept"
+        f"excluded 4 exact duplicates and 3 near-duplicates of texts in {tmp_path / 'out.csv'}; 36 documents kept"
     ]
     prepare(config)
     assert listener.lines[0].startswith(f"{tmp_path / 'tokens'} is up to date")
@@ -96,7 +96,7 @@ def test_texts_cannot_be_excluded_from_prepared_tokens(folder, tmp_path):
     with pytest.raises(UsageError) as caught:
         pretrain_run([str(folder / "base" / "tokens")], tmp_path / "run", config)
     assert str(caught.value) == (
-        f"{folder / 'base' / 'tokens'} is prepared already; give corpus.exclude to headstart prepare, and prepare it again"
+        f"{folder / 'base' / 'tokens'} is already prepared; run headstart prepare again with corpus.exclude"
     )
     pretrain_run([str(folder / "clean" / "tokens")], tmp_path / "run", config)  # these have left it out already
 
@@ -105,9 +105,7 @@ def test_excluding_every_document_is_refused(folder, tmp_path):
     texts = str(folder / "texts.txt")
     with pytest.raises(DataError) as caught:
         pretrain_run([texts], tmp_path / "run", pretrain_config(corpus__exclude=texts))
-    assert str(caught.value) == (
-        f"every document appears in {texts}, which corpus.exclude names; no document is left to train on"
-    )
+    assert str(caught.value) == (f"corpus.exclude {texts} excludes every document; no text is left for training")
 
 
 def test_a_bundle_knows_what_it_was_pretrained_on(folder):
@@ -160,11 +158,11 @@ def test_inspect_counts_rows_that_the_model_was_pretrained_on(folder, tmp_path, 
 
 def test_fine_tuning_reports_test_rows_in_the_pretraining_text(folder, tmp_path):
     train, test = table(tmp_path / "train.csv", TEXTS[4:30]), str(folder / "test.csv")
-    for name, words in (("base", "4 of the 4 texts of {} were"), ("clean", "none of the 4 texts of {} was")):
+    for name, words in (("base", "4 of the 4 texts of {} have"), ("clean", "none of the 4 texts of {} has")):
         listener, source = Listener(), str(folder / name)
         config = finetune_config(loop__epochs=1)
         run = finetune_run(train, tmp_path / name, config, backbone=source, test=test, progress=listener)
-        note = f"{words.format(test)} in the pretraining text of {source} verbatim"
+        note = f"{words.format(test)} an exact duplicate in the pretraining text of {source}"
         assert note in listener.lines
         assert note in read_json(run.path / "result.json")["notes"]
 
@@ -186,15 +184,18 @@ def test_a_comparison_counts_near_duplicates_like_exact_ones(folder, tmp_path):
     page = run_compare(request, finetune_config(loop__epochs=1))
     data = read_json(tmp_path / "cmp" / "data.json")
     assert (data["test"]["overlap"], data["test"]["near"]) == ([0], [1, 5])
-    assert f"1 of 6 texts of {test} also appears in {train}" in data["notes"]
+    assert f"1 of 6 texts of {test} has an exact duplicate in {train}" in data["notes"]
     assert (
-        f"2 more of 6 texts of {test} appear in {train} as near-duplicates: some words differ, or the text is "
+        f"2 more of 6 texts of {test} have a near-duplicate in {train}: some words differ, or the text is "
         f"part of a longer one" in data["notes"]
     )
-    seen = f"1 of the 6 texts of {test} was in the pretraining text of {folder / 'clean'} verbatim"
+    seen = f"1 of the 6 texts of {test} has an exact duplicate in the pretraining text of {folder / 'clean'}"
     assert seen in data["notes"]
     comparison = load_comparison(Path(page).parent)
     (record,) = comparison.runs_of("majority", "all")
     right = [record.predictions[row] == data["test"]["gold"][row] for row in (2, 3, 4)]
     assert summarise(comparison, "majority", "all").without_overlap == pytest.approx(sum(right) / 3)
-    assert "without the 1 test text that also appears in train and the 2 that almost do." in Path(page).read_text()
+    assert (
+        "without the 1 test text with an exact duplicate in train and the 2 with a near-duplicate."
+        in Path(page).read_text()
+    )

@@ -41,16 +41,16 @@ def test_pretraining_that_cannot_fit_is_refused_before_a_folder_is_made(data, tm
     texts = [str(data / "texts.txt")]
     assert message_of(lambda: pretrain_run(texts, tmp_path / "out", pretrain_config(**HUGE))) == (
         "training this network of 19,224,080,548 parameters needs at least 286.5 GiB of memory for its weights, gradients "
-        "and optimizer state, and this machine has 8.0 GiB; lower model.width or model.depth"
+        "and optimizer state, and this machine has 8.0 GiB; reduce model.width or model.depth"
     )
     batch = message_of(lambda: pretrain_run(texts, tmp_path / "out", pretrain_config(loop__batch_size=10**9)))
-    assert batch.endswith("and this machine has 8.0 GiB; lower loop.batch_size or model.context")
+    assert batch.endswith("and this machine has 8.0 GiB; reduce loop.batch_size or model.context")
     steps = message_of(lambda: pretrain_run(texts, tmp_path / "out", pretrain_config(loop__accumulate=10**9)))
-    assert steps.endswith("; lower loop.accumulate or model.context")
+    assert steps.endswith("; reduce loop.accumulate or model.context")
     wide = message_of(
         lambda: pretrain_run(texts, tmp_path / "out", pretrain_config(model__feedforward=2**24, model__depth=100))
     )
-    assert wide.endswith("; lower model.feedforward or model.depth")
+    assert wide.endswith("; reduce model.feedforward or model.depth")
     assert not (tmp_path / "out").exists()
 
 
@@ -64,7 +64,7 @@ def test_every_command_that_trains_a_classifier_refuses_what_cannot_fit(data, tm
         lambda: run_compare(compare, config),
     ):
         message = message_of(work)
-        assert message.endswith("and this machine has 8.0 GiB; lower model.width or model.depth")
+        assert message.endswith("and this machine has 8.0 GiB; reduce model.width or model.depth")
         assert not out.exists()
 
 
@@ -76,7 +76,7 @@ def test_a_comparison_without_networks_is_not_asked_for_their_memory(data, tmp_p
 
 def test_a_benchmark_that_cannot_fit_is_refused():
     settings = {"model.width": 20_000, "model.depth": 12, "runtime.threads": 1}
-    assert message_of(lambda: run_bench("classic", settings)).endswith("lower model.width or model.depth")
+    assert message_of(lambda: run_bench("classic", settings)).endswith("reduce model.width or model.depth")
 
 
 def test_a_batch_of_a_classifier_has_no_more_rows_than_there_are(data, tmp_path):
@@ -93,10 +93,10 @@ def test_the_rows_of_a_batch_count_once_they_are_known():
     config = merge_config(FinetuneConfig, settings)
     check_finetune_memory(config, 1000)  # control: the network alone fits
     assert message_of(lambda: check_finetune_memory(config, 1000, rows)).endswith(
-        "lower loop.batch_size or model.context"
+        "reduce loop.batch_size or model.context"
     )
     assert message_of(lambda: check_finetune_memory(config, 1000, rows, backbone=True)).endswith(
-        "lower loop.batch_size or transfer.context"
+        "reduce loop.batch_size or transfer.context"
     )
     check_finetune_memory(config, 1000, rows, max_rows=50)  # a comparison with few labels
     check_finetune_memory(config, 1000, rows, frozen=True)
@@ -118,7 +118,7 @@ def test_long_rows_need_a_mask_on_a_cpu_and_none_as_documents():
     config = merge_config(
         PretrainConfig, {"model": {"context": 2**17, "width": 16, "depth": 1}, "loop": {"batch_size": 1}}
     )
-    assert message_of(lambda: check_pretrain_memory(config)).endswith("lower model.context or loop.batch_size")
+    assert message_of(lambda: check_pretrain_memory(config)).endswith("reduce model.context or loop.batch_size")
     check_pretrain_memory(merge_config(PretrainConfig, config.model_dump(), {"corpus": {"layout": "documents"}}))
     assert pretrain_bound(config, 300, on_gpu=True).step < 2**27
 

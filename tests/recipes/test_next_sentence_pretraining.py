@@ -34,7 +34,7 @@ def test_pairs_are_measured_logged_and_in_the_result(reviews, tmp_path):
         **evaluations[-1]["pairs"],
     }
     assert any(" pairs of pieces per epoch from 107 documents" in line for line in listener.lines)
-    assert f" % right of {result['pairs']['pairs']}; model in " in listener.lines[-1]
+    assert f" % of {result['pairs']['pairs']} pairs correct; model in " in listener.lines[-1]
 
 
 def test_the_bundle_of_a_run_with_pairs_has_no_pair_head(reviews, tmp_path):

@@ -95,7 +95,7 @@ def test_any_change_of_text_or_settings_repeats_the_preparation(tmp_path, change
     if change == "files":
         (tmp_path / "b.txt").write_text("other\n")
     second, messages = prepare(tmp_path, *(["*.txt"] if change == "files" else []), **more)
-    assert messages == [f"{tmp_path / 'out'} was made from other text or settings; preparing it again"]
+    assert messages == [f"{tmp_path / 'out'} was prepared from other text or with other settings; preparing it again"]
     assert second.fingerprint != old
 
 
@@ -139,7 +139,7 @@ def test_a_broken_file_is_reported_and_leaves_no_output(tmp_path):
     with pytest.raises(DataError) as caught:
         prepare(tmp_path, "a.txt", "b.txt")
     assert str(caught.value) == (
-        "b.txt, line 2: not UTF-8 (0xff is byte 1 of it); it is in none of the common encodings: save it as UTF-8, or "
+        "b.txt, line 2: not UTF-8 (byte 1 is 0xff); it does not match any common encoding: save it as UTF-8, or "
         "give its encoding with corpus.encoding"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt"]
@@ -151,7 +151,7 @@ def test_shards_are_not_text(tmp_path):
     with pytest.raises(DataError) as caught:
         prepare(tmp_path, "a.txt", "out")
     assert str(caught.value) == (
-        "out is prepared already: it contains tokens, not text; give the text files it was made from"
+        "out is prepared already: it contains tokens, not text; use the text files it was made from"
     )
 
 

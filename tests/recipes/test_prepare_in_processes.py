@@ -92,9 +92,7 @@ def test_a_fully_excluded_corpus_is_refused_by_parts(files):
     for jobs in (None, 2):
         with pytest.raises(DataError) as caught:
             prepare([files[0], files[0]], "out", jobs, corpus=CorpusConfig(exclude=files[0]))
-        assert str(caught.value) == (
-            "every document appears in 0.txt, which corpus.exclude names; no document is left to train on"
-        )
+        assert str(caught.value) == ("corpus.exclude 0.txt excludes every document; no text is left for training")
     for jobs in (None, 2):
         with pytest.raises(DataError) as caught:
             prepare([files[2], files[2]], "out", jobs)
@@ -113,7 +111,7 @@ def test_a_bad_line_is_named_from_whichever_process_met_it(files):
     Path("bad.txt").write_bytes(b"fine\n\xff\n")
     with pytest.raises(DataError) as caught:
         prepare([*files, "bad.txt"], "out", 2)
-    assert str(caught.value).startswith("bad.txt, line 2: not UTF-8 (0xff is byte 1 of it)")
+    assert str(caught.value).startswith("bad.txt, line 2: not UTF-8 (byte 1 is 0xff)")
 
 
 def test_halves_prepared_apart_merge_to_the_whole(files):
@@ -193,7 +191,7 @@ def test_a_kill_repeats_no_finished_file(many):
     progress = Path("stopped.txt").read_text()
     after = finished_parts()
     assert (code, remaining) == (143, []), progress
-    assert f"{len(before)} of 8 files were done already; continuing" in progress
+    assert f"{len(before)} of 8 files are already done; continuing" in progress
     assert progress.splitlines()[-1] == (
         f"headstart: SIGTERM: {len(after)} of 8 files are done and saved in out.parts; run the same command to continue"
     )

@@ -99,7 +99,7 @@ def test_a_trained_model_is_compared_with_the_linear_model_too(errors, linear_er
     quality = judge(result, constant_baseline(result, "loan"), linear, "validation")
     numbers = (
         f"validation accuracy {result.accuracy:.4f}; always predicting 'loan' gives 0.6000, a linear model trained on the "
-        f"same rows {1 - sum(linear_errors) / 100:.4f}"
+        f"same rows gives {1 - sum(linear_errors) / 100:.4f}"
     )
     assert (quality.grade, quality.sentence) == (grade, f"{numbers}: {end}")
 
@@ -115,7 +115,7 @@ def test_a_linear_model_that_was_trained_on_a_part_of_the_rows_says_so():
     result = evaluation(predictions)
     assert judge(result, constant_baseline(result), linear, "test").sentence == (
         "test accuracy 0.9600; always predicting 'loan' gives 0.6000, a linear model trained on 30 of the 100 rows "
-        "0.7400: the model is better than both"
+        "gives 0.7400: the model is better than both"
     )
 
 

@@ -195,7 +195,7 @@ def test_an_unreachable_cluster_is_refused_in_one_line(reviews, tmp_path):
     process = compare(reviews, tmp_path / "ray", "--engine", "ray", "--address", "127.0.0.1:9")
     last_line = process.communicate(timeout=PATIENCE)[1].strip().splitlines()[-1]
     assert process.returncode == 2
-    assert last_line == "headstart: cannot reach a Ray cluster at 127.0.0.1:9: Connection refused"
+    assert last_line == "headstart: cannot connect to a Ray cluster at 127.0.0.1:9: Connection refused"
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
@@ -213,7 +213,7 @@ def test_without_ray_one_line_says_what_to_install(reviews, tmp_path):
     [
         (Executor("slurm"), "--engine must be local or ray, got 'slurm'"),
         (Executor("ray", jobs=0), "--jobs must be at least 1, got 0"),
-        (Executor(address="head:6379"), "--address is the address of a Ray cluster and needs --engine ray"),
+        (Executor(address="head:6379"), "--address needs --engine ray"),
     ],
 )
 def test_an_invalid_executor_is_refused(executor, message):

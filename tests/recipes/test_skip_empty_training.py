@@ -55,7 +55,7 @@ def test_without_the_setting_the_first_empty_row_stops_training(tmp_path):
     with pytest.raises(DataError) as caught:
         finetune_run("train.csv", tmp_path / "run", finetune_config(), backbone="scratch")
     assert str(caught.value) == (
-        "train.csv, row 49: the label is empty; give the row a label, remove it, or leave such rows out with "
+        "train.csv, row 49: the label is empty; give the row a label, remove it, or skip such rows with "
         "labelled.skip_empty"
     )
 

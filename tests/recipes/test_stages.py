@@ -197,7 +197,7 @@ def test_too_little_text_names_its_stage(reviews, tmp_path):
     with pytest.raises(DataError) as caught:
         pretrain_run([], tmp_path / "run", pretrain_config(stages=stages))
     assert str(caught.value) == (
-        "the training text of stage 2 has 4 tokens, less than one row of 24; give more text or a smaller model.context"
+        "the training text of stage 2 has 4 tokens, less than one row of 24; use more text or a smaller model.context"
     )
     assert not (tmp_path / "run").exists()
 
@@ -206,7 +206,7 @@ def test_texts_beside_stages_are_refused(reviews, tmp_path):
     with pytest.raises(UsageError) as caught:
         pretrain_run(["b.txt"], tmp_path / "run", pretrain_config(stages=[{"texts": "a.txt"}]))
     assert str(caught.value) == (
-        "b.txt is given together with stages (a.txt is in the first), which list their own texts; put it into a stage, "
+        "b.txt cannot be combined with stages (a.txt is in the first), which list their own texts; put it into a stage, "
         "or omit the stages"
     )
 
@@ -253,7 +253,7 @@ def test_stages_are_the_same_in_toml_on_the_command_line_and_in_python(reviews, 
     assert headstart(["pretrain", "--stage", "'my letters.txt fraction=1", "--out", "no"]) == 2
     assert headstart(["pretrain", "--resume", *stages, "--out", "typed"]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "headstart: other.txt is given together with stages (my letters.txt is in the first), which list their own "
+        "headstart: other.txt cannot be combined with stages (my letters.txt is in the first), which list their own "
         "texts; put it into a stage, or omit the stages",
         'headstart: --stage has an unclosed quotation mark, got "\'my letters.txt fraction=1"',
         "headstart: --resume uses the recorded settings of typed; remove --stage",

@@ -254,7 +254,7 @@ def test_a_search_on_ratings_is_refused(tmp_path):
             settings=SCRATCH | {"labelled.task": "rating"},
         )
     assert str(caught.value) == (
-        f"tune is for one class per text, and {tmp_path / 'train.csv'} has ratings; run finetune with other settings, "
-        "and compare what its result.json says of validation"
+        f"tune supports one class per text, but {tmp_path / 'train.csv'} has ratings; run finetune with different settings, "
+        "and compare the validation scores in result.json"
     )
     assert not (tmp_path / "out").exists()

@@ -20,10 +20,12 @@ def test_the_tiles_show_points_labels_and_epochs_with_intervals(tmp_path):
     assert accuracy.note.startswith("on test with all labels: ")
     assert (labels.name, labels.unit) == ("labels saved", "labels")
     # with 400 labels it is better than the other with all 1,600: a figure is known for 100 only
-    assert labels.note == f"with 100 labels as good as the from-scratch network with about {100 + int(labels.value)}"
+    assert (
+        labels.note == f"with 100 labels the accuracy of the from-scratch network with about {100 + int(labels.value)}"
+    )
     assert (epochs.name, epochs.unit) == ("epochs saved", "epochs")
     assert int(epochs.value) >= 3
-    assert epochs.note.endswith(f"where the from-scratch network is after {int(epochs.value) + 1}")
+    assert epochs.note.endswith(f"; the from-scratch network needs {int(epochs.value) + 1}")
     text = page_text(render(load_comparison(tmp_path)))
     for tile in (accuracy, labels, epochs):
         assert f"{tile.name} {tile.value} {tile.unit} {tile.interval} {tile.note}" in text
@@ -81,7 +83,9 @@ def test_every_arm_and_the_gain_are_estimated_with_and_without_leaked_texts(tmp_
     assert [row.clean.mean for row in rows] == pytest.approx([5 / 6, 7 / 12, 9 / 12, 2 / 12])
     text = page_text(render(comparison))
     assert "Pretrained − from scratch +25.0" in text
-    assert "without the 1 test text that also appears in train and the 1 that almost does, all labels." in text
+    assert (
+        "without the 1 test text with an exact duplicate in train and the 1 with a near-duplicate, all labels." in text
+    )
 
 
 def test_no_leaked_text_or_only_leaked_texts_give_no_estimates(tmp_path):

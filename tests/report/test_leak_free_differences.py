@@ -32,11 +32,11 @@ def test_near_duplicates_are_excluded_like_exact_ones(tmp_path, overlap, near):
 @pytest.mark.parametrize(
     ("overlap", "near", "description"),
     [
-        ((0, 3), (), "the 2 test texts that also appear in train"),
-        ((0,), (3,), "the 1 test text that also appears in train and the 1 that almost does"),
-        ((0, 1), (3, 4), "the 2 test texts that also appear in train and the 2 that almost do"),
-        ((), (3,), "the 1 test text that almost appears in train"),
-        ((), (3, 4), "the 2 test texts that almost appear in train"),
+        ((0, 3), (), "the 2 test texts with an exact duplicate in train"),
+        ((0,), (3,), "the 1 test text with an exact duplicate in train and the 1 with a near-duplicate"),
+        ((0, 1), (3, 4), "the 2 test texts with an exact duplicate in train and the 2 with a near-duplicate"),
+        ((), (3,), "the 1 test text with a near-duplicate in train"),
+        ((), (3, 4), "the 2 test texts with a near-duplicate in train"),
     ],
 )
 def test_the_page_says_which_texts_are_excluded(tmp_path, overlap, near, description):

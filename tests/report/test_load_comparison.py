@@ -126,7 +126,8 @@ def test_a_comparison_without_a_finished_run_is_refused(folder):
     [
         (
             lambda run: run.update(format=FORMAT + 1),
-            f"{{path}} has format {FORMAT + 1}, this version of Headstart reads {FORMAT}; update Headstart, or compare anew",
+            f"{{path}} has format {FORMAT + 1}, this version of Headstart reads {FORMAT}; update Headstart, "
+            "or run the comparison again",
         ),
         (
             lambda run: run["test"].update(accuracy=1.5),

@@ -113,7 +113,7 @@ def test_the_verdict_is_at_the_top(page, folder):
         "negative 800, positive 800",
         "aaaaaaaaaaaa",
         "8 rows of test appear verbatim in train.",
-        "* without the 12 test texts that also appear in train.",
+        "* without the 12 test texts with an exact duplicate in train.",
         "headstart compare train.jsonl --valid valid.jsonl --test test.jsonl --from runs/lm --seeds 5",
         "10,968,602",
         "L (4 d (d+1) + ff (d+1) + d (ff+1) + 4 d)",
@@ -137,7 +137,7 @@ def test_a_page_without_extras_has_no_empty_sections(tmp_path):
         "Parameters of the classifier",
         "Transferred weights",
         "Text generated",
-        "also appear in train",
+        "exact duplicate in train",
         ">Settings<",
     ):
         assert words not in text

@@ -44,8 +44,8 @@ def test_the_verdict_names_a_linear_arm_as_the_winner(tmp_path):
     assert sentences == [
         "The linear model is best: 90.0 % on test, 10.0 points above the pretrained network (80.0 %).",
         "Pretraining gained +10.0 points over random weights (95 % interval +5.6 to +14.4, 3 paired seeds).",
-        "After one epoch the pretrained network (65.0 % on validation) is where the from-scratch network is after 3 "
-        "(95 % interval 3 to 3).",
+        "After one epoch, the pretrained network reaches 65.0 % on validation; the from-scratch network needs 3 epochs "
+        "for it (95 % interval 3 to 3).",
     ]
 
 
@@ -63,8 +63,8 @@ def test_the_verdict_names_the_pretrained_network_as_the_winner(tmp_path):
     assert sentences == [
         "The pretrained network is best: 90.0 % on test, 10.0 points above the linear model (80.0 %).",
         "Pretraining gained +20.0 points over random weights (95 % interval +14.3 to +25.7, 3 paired seeds).",
-        "After one epoch the pretrained network (75.0 % on validation) is where the from-scratch network is "
-        "not after 3 epochs.",
+        "After one epoch, the pretrained network reaches 75.0 % on validation; the from-scratch network does not reach "
+        "it in 3 epochs.",
     ]
 
 
@@ -180,8 +180,8 @@ def test_every_smaller_budget_has_a_sentence_with_the_gain_in_labels(tmp_path):
     assert sentences[1:3] == [
         "Pretraining gained +9.8 points over random weights (95 % interval +4.5 to +15.0, 2 paired seeds): "
         "the from-scratch network needs more than the 1,600 available labels for the same accuracy.",
-        "The linear model needs about 830 labels (95 % interval 440 to 1,500) for what "
-        "the pretrained network reaches with 1,600.",
+        "The linear model needs about 830 labels (95 % interval 440 to 1,500) for the accuracy "
+        "that the pretrained network has with 1,600.",
     ]
     assert sentences[-2:] == [
         "With 50 labels, pretraining gained +17.5 points over random weights (95 % interval +12.1 to +22.9, "
@@ -239,7 +239,7 @@ def test_nothing_is_claimed_of_a_missing_arm(tmp_path):
     assert verdict_of(tmp_path, {"pretrained": seeds(160, 150)}) == [
         "Only the pretrained network has finished, with 77.5 % on test: there is no other arm to compare it with.",
         "The gain from pretraining is unknown: the from-scratch network has no finished run.",
-        "Not finished: majority (no run at all); linear (no run at all); scratch (no run at all).",
+        "Not finished: majority (no run); linear (no run); scratch (no run).",
     ]
 
 
@@ -252,7 +252,7 @@ def test_an_arm_that_was_not_requested_is_not_called_unfinished(tmp_path):
     (folder / "run.json").write_text('{"inputs": {"arms": ["linear", "scratch", "pretrained"]}}')  # control
     assert verdict(load_comparison(folder))[1:] == [
         "The gain from pretraining is unknown: the from-scratch network has no finished run.",
-        "Not finished: scratch (no run at all).",
+        "Not finished: scratch (no run).",
     ]
 
 

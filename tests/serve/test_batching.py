@@ -139,7 +139,7 @@ def test_a_request_that_does_not_fit_into_the_queue_is_refused():
         with pytest.raises(HTTPError) as refused:
             await queue.predict(["x"] * 2, in_seconds())
         assert refused.value.status == 503
-        assert refused.value.detail == ("3 texts are waiting and 2 more do not fit into a queue of 4; try again later")
+        assert refused.value.detail == ("3 texts are queued and 2 more exceed the capacity of 4; try again later")
         assert refused.value.headers() == {"Retry-After": "1"}
         third = asyncio.create_task(queue.predict(["x"], in_seconds()))  # control: one more fits
         await asyncio.sleep(0)
@@ -180,7 +180,9 @@ def test_a_request_that_would_wait_too_long_is_refused_at_once():
         queue._seconds_per_token = 0.5  # as if the batches before had been slow
         with pytest.raises(HTTPError) as refused:
             await queue.predict(["x"], in_seconds(2.0))
-        assert refused.value.detail == ("the queue takes about 10.0 seconds, and this request has 2.0; try again later")
+        assert refused.value.detail == (
+            "the estimated wait is 10.0 seconds, but the deadline of this request is in 2.0; try again later"
+        )
         assert refused.value.retry_after == 10
         patient = asyncio.create_task(queue.predict(["x"], in_seconds()))  # control: one with more time waits
         await asyncio.sleep(0)

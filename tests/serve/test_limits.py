@@ -19,12 +19,12 @@ def check_error(reply, status):
 @pytest.mark.parametrize(
     ("body", "detail"),
     [
-        ({"texts": ["a"] * 4}, "a request may have 3 texts, this one has 4"),
-        ({"texts": ["a", "b" * 51]}, "texts[1] has 51 characters; a text may have 50 at most"),
+        ({"texts": ["a"] * 4}, "a request may have at most 3 texts, got 4"),
+        ({"texts": ["a", "b" * 51]}, "texts[1] has 51 characters; a text may have at most 50"),
         ({"text": "  "}, "text is empty"),
         ({"texts": []}, "texts: List should have at least 1 item after validation, not 0"),
-        ({}, "give either text or texts"),
-        ({"text": "a", "texts": ["b"]}, "give either text or texts"),
+        ({}, "expected either text or texts"),
+        ({"text": "a", "texts": ["b"]}, "expected either text or texts"),
         ({"text": 7}, "text: Input should be a valid string"),
         ({"text": "a", "more": 1}, "more is not a known field; the fields are text, pair, texts, pairs, abstain"),
         ({"txt": "a"}, "txt is not a known field; did you mean text? the fields are text, pair, texts, pairs, abstain"),
@@ -54,7 +54,7 @@ def test_the_error_about_an_unreached_precision_does_not_contain_the_path_of_the
 
 
 def test_a_large_body_is_refused_with_and_without_content_length(ask_strict):
-    expected = ("too_large", "a request may have 1,000 bytes; send fewer or shorter texts per request")
+    expected = ("too_large", "a request may have at most 1,000 bytes; send fewer or shorter texts per request")
     assert check_error(ask_strict.post("/predict", json={"text": "a" * 2000}), 413) == expected
     parts = (b'{"text": "' + b"a" * 1500 + b'"}' for _ in range(9))
     assert check_error(ask_strict.post("/predict", content=parts, headers=HEADERS_WITH_KEY), 413) == expected
@@ -75,7 +75,7 @@ def test_an_expired_request_is_not_scored(ask):
         return next(line for line in ask.get("/metrics").text.splitlines() if line.startswith("headstart_texts_total"))
 
     before = texts()
-    late = ("deadline", "the deadline passed before the answer was ready; send fewer texts, or allow more time")
+    late = ("deadline", "the deadline passed before the response was ready; send fewer texts, or allow more time")
     assert check_error(ask.post("/predict", json={"text": "a"}, headers={"X-Deadline-Ms": "0"}), 504) == late
     assert check_error(ask.post("/explain", json={"text": "a"}, headers={"X-Deadline-Ms": "0"}), 504) == late
     assert texts() == before
@@ -119,19 +119,19 @@ def test_requests_above_the_concurrency_limit_are_refused(language, ask_language
 
 def test_a_language_model_limits_the_number_of_tokens(ask_language):
     reply = ask_language.post("/generate", json={"tokens": 301})
-    assert check_error(reply, 422) == ("invalid", "tokens may be 300 at most, got 301")
+    assert check_error(reply, 422) == ("invalid", "tokens must be at most 300, got 301")
 
 
 @pytest.mark.parametrize("path", ["predict", "explain"])
 def test_a_language_model_does_not_classify(ask_language, path):
     reply = ask_language.post(f"/{path}", json={"text": "a"})
-    assert check_error(reply, 404) == ("not_found", f"this server has a language model; /{path} needs a classifier")
+    assert check_error(reply, 404) == ("not_found", f"/{path} needs a classifier, but this server has a language model")
 
 
 @pytest.mark.parametrize("path", ["generate", "next"])
 def test_a_classifier_does_not_generate(ask, path):
     reply = ask.post(f"/{path}", json={"prompt": "a"})
-    assert check_error(reply, 404) == ("not_found", f"this server has a classifier; /{path} needs a language model")
+    assert check_error(reply, 404) == ("not_found", f"/{path} needs a language model, but this server has a classifier")
 
 
 def test_the_error_about_an_unknown_label_lists_the_labels(ask):

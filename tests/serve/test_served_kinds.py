@@ -68,4 +68,4 @@ def test_a_server_says_what_it_holds(servers, kind, context):
     assert status == 422
     assert error["detail"].startswith("the model has no table of thresholds")
     status, error = ask(servers[kind], "generate", {"prompt": "a"})
-    assert (status, error["detail"]) == (404, "this server has a classifier; /generate needs a language model")
+    assert (status, error["detail"]) == (404, "/generate needs a language model, but this server has a classifier")

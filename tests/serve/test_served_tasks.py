@@ -102,17 +102,21 @@ def test_a_pair_with_a_blank_text_has_an_error_in_its_place(servers):
 
 def test_a_request_that_does_not_fit_the_task_is_refused(servers):
     cases = [
-        ("pair", {"text": "a"}, "this model reads pairs: give pair with text, or pairs with texts"),
-        ("several", {"text": "a", "pair": "b"}, "this model reads single texts; omit pair and pairs"),
+        ("pair", {"text": "a"}, "this model expects pairs of texts: send pair with text, or pairs with texts"),
+        ("several", {"text": "a", "pair": "b"}, "this model expects single texts; remove pair and pairs"),
         ("pair", {"text": "a", "pair": " "}, "text or pair is empty"),
         ("pair", {"texts": ["a", "b"], "pairs": ["c"]}, "texts has 2 and pairs 1; expected the same number"),
-        ("pair", {"texts": ["a"], "pair": "c"}, "pair goes with text, and pairs with texts"),
+        ("pair", {"texts": ["a"], "pair": "c"}, "pair needs text, and pairs needs texts"),
         (
             "several",
             {"text": "a", "abstain": 0.9},
-            "--abstain is for one class per text, and the model gives any number of labels",
+            "--abstain supports one class per text, but the model predicts any number of labels",
         ),
-        ("rating", {"text": "a", "abstain": 0.9}, "--abstain is for one class per text, and the model gives a rating"),
+        (
+            "rating",
+            {"text": "a", "abstain": 0.9},
+            "--abstain supports one class per text, but the model predicts a rating",
+        ),
     ]
     for name, body, detail in cases:
         assert ask(servers[name], "predict", body) == (422, {"error": "invalid", "detail": detail}), body

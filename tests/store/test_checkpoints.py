@@ -92,7 +92,9 @@ def test_another_models_weights_are_refused_by_name(run):
     _, folder = save(run, 100)
     with pytest.raises(StoreError) as caught:
         load_checkpoint(folder, classifier())
-    assert str(caught.value) == (f"{folder} does not fit the model: linear.bias is (17,) for (2,) (and 1 more faults)")
+    assert str(caught.value) == (
+        f"{folder} does not match the model: linear.bias is (17,) for (2,) (and 1 more errors)"
+    )
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(run):
@@ -180,7 +182,7 @@ def test_another_tokenizer_stops_the_transfer(tmp_path, tokenizer):
         transfer(str(tmp_path / "b"), model, other)
     assert str(caught.value) == (
         f"{tmp_path / 'b'} was pretrained with another tokenizer ({tokenizer.digest[:12]}, not {other.digest[:12]}); "
-        "leave --tokenizer out to use its own"
+        "remove --tokenizer to use its own"
     )
     assert torch.equal(before, model.backbone.embedding.weight)
 
@@ -213,7 +215,7 @@ def test_a_missing_extra_or_misshapen_tensor_stops_the_transfer(tmp_path, tokeni
     before = model.backbone.embedding.weight.clone()
     with pytest.raises(TransferError) as caught:
         transfer(str(tmp_path / "b"), model, tokenizer, good)
-    assert str(caught.value) == f"{path} does not fit the model: {fault}; nothing was transferred"
+    assert str(caught.value) == f"{path} does not match the model: {fault}; nothing was transferred"
     assert torch.equal(before, model.backbone.embedding.weight)
     with pytest.raises(StoreError):
         load_bundle(tmp_path / "b")

@@ -140,7 +140,7 @@ def test_the_card_of_a_linear_classifier_says_how_it_was_made_and_what_it_scored
     assert "Cross-validation chose: C 3, temperature 0.5." in text
     assert "| cross-validation (it chose the settings) | 90.0 % |" in text
     assert "| test (read once) | 90.0 % |" in text
-    assert "Always answering `good`, the commonest label of train, is right on 25.0 % of test." in text
+    assert "Always predicting `good`, the majority class of train, has an accuracy of 25.0 % on test." in text
     assert "Its temperature was fitted on 60 rows of train by models that had not seen them." in text
     assert "Calibration error on these rows: 5.0 points (95 % interval 1.0 to 9.0, 60 rows)." in text
     assert "`train.csv`" in text
@@ -162,7 +162,7 @@ def test_the_card_of_a_blend_says_how_much_each_part_weighs(tmp_path):
     assert "## Network" in text
     assert "## Linear classifier" in text
     assert "Cross-validation chose: C 0.3." in text
-    assert "- Texts beyond 64 tokens are truncated: the rest is not read by its network." in text
+    assert "- Texts longer than 64 tokens are truncated by its network." in text
     assert "## Linear classifier" not in card(tmp_path, "blend-network")  # control
     assert "cross-validation" not in card(tmp_path, "blend-network")
 
@@ -180,6 +180,6 @@ def test_an_export_for_onnxruntime_is_no_bundle_and_is_called_what_it_is(tmp_pat
     with pytest.raises(UsageError) as caught:
         load_classifier(tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path} is an export for onnxruntime, which only headstart predict accepts; give the model that "
+        f"{tmp_path} is an export for onnxruntime, which only headstart predict accepts; use the model that "
         f"it was exported from"
     )

@@ -70,7 +70,7 @@ def test_a_folder_of_another_kind_or_format_is_refused(tmp_path):
     write_json(folder / "manifest.json", manifest | {"format": 99})
     assert (
         refusal(folder)
-        == f"{folder} has format 99, this version of Headstart reads 2; update Headstart, or make it anew"
+        == f"{folder} has format 99, this version of Headstart reads 2; update Headstart, or create it again"
     )
     (folder / "manifest.json").unlink()
     assert refusal(folder) == f"{folder} is not a Headstart bundle: it has no manifest.json"

@@ -51,15 +51,15 @@ def test_a_language_models_card_says_what_it_is_and_what_it_was_measured_at(fold
     assert "## Limits" in text
 
 
-def test_a_card_names_the_teacher_and_says_what_its_opinion_weighed(folder):
+def test_a_card_names_the_teacher_and_the_weight_of_its_loss(folder):
     facts = read_json(folder / "base" / "bundle" / "bundle.json")
     taught = facts | {"about": facts["about"] | {"teacher": {"name": "/home/jane/large", "weight": 0.25}}}
     sentence = (
-        " Another one, `large`, was its teacher: the teacher's probabilities had a weight of 0.25, "
-        "and the text the rest. "
+        " It was trained by knowledge distillation from `large`: the loss on the teacher's probabilities had a weight "
+        "of 0.25, and the loss on the text a weight of 0.75. "
     )
     assert sentence in model_card(taught, 1)
-    assert "taught it" not in model_card(facts, 1)  # control
+    assert "distillation" not in model_card(facts, 1)  # control
 
 
 def test_a_classifiers_card_has_figures_with_intervals_data_with_hashes_and_calibration(folder):
@@ -83,7 +83,7 @@ def test_a_classifier_that_met_no_test_set_says_so(folder):
     _, text = metadata(card(folder, "untested"))
     assert "from random weights" in text
     assert (
-        "It was not measured on a test set: the figures on validation were used to choose it and are optimistic."
+        "It was not evaluated on a test set: the metrics on validation were used to choose it and are optimistic."
         in text
     )
     assert "held-out rows of train.csv" in text
@@ -99,7 +99,7 @@ def test_a_card_says_how_the_epoch_was_chosen_and_how_the_model_compares(folder)
     last = model_card(facts | {"about": about | {"select": "last", "test": None}}, 1)
     assert "; the last epoch was kept.\n" in last
     assert "| validation |" in last
-    assert "It was not measured on a test set: the figures on validation are the only ones." in last
+    assert "It was not evaluated on a test set: the metrics on validation are the only ones available." in last
     assert "chose" not in last
 
 

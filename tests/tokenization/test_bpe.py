@@ -215,5 +215,7 @@ def test_saving_beside_files_of_another_tokenizer_is_refused(bytepair, tmp_path)
     (tmp_path / "dict.txt").write_text("a 1\n")
     with pytest.raises(StoreError) as caught:
         bytepair.save(tmp_path)
-    assert str(caught.value) == f"cannot save a tokenizer in {tmp_path}: dict.txt of another tokenizer is there already"
+    assert (
+        str(caught.value) == f"cannot save a tokenizer in {tmp_path}: it already contains dict.txt of another tokenizer"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["dict.txt"]

@@ -95,7 +95,9 @@ def test_a_model_saved_without_a_dictionary_does_not_pick_one_up(sentencepieces,
     numbered.save(folder)
     with pytest.raises(StoreError) as caught:
         sentencepieces.save(folder)
-    assert str(caught.value) == f"cannot save a tokenizer in {folder}: dict.txt of another tokenizer is there already"
+    assert (
+        str(caught.value) == f"cannot save a tokenizer in {folder}: it already contains dict.txt of another tokenizer"
+    )
     assert load_tokenizer(folder).digest == numbered.digest
 
 

@@ -57,7 +57,7 @@ def test_a_temperature_that_cannot_be_fitted_stays_one_and_says_why():
     logits, gold = sample(200, 3.0)
     assert fit_temperature(logits[:49], gold[:49]) == (
         1.0,
-        "49 validation rows are too few to fit on (at least 50; a larger validation file or labelled.valid_fraction "
+        "49 validation rows are too few to fit a temperature (at least 50; a larger validation file or labelled.valid_fraction "
         "gives more)",
     )
     assert fit_temperature(logits, np.zeros(200, int)) == (1.0, "the validation rows have one label only")
@@ -140,7 +140,7 @@ def test_a_temperature_that_does_not_lower_the_log_loss_of_other_rows_stays_one(
     for one in unhelpful:
         assert (one.temperature, one.before) == (1.0, one.after)
         assert re.fullmatch(
-            r"a temperature does not lower the log-loss of validation \(0\.\d{4}, 0\.\d{4} with one\)", one.reason
+            r"a temperature does not reduce the log-loss on validation \(0\.\d{4}, 0\.\d{4} with one\)", one.reason
         )
     assert all(one.after.log_loss < one.before.log_loss for one in kept if one.reason is None)
     assert calibrate(*sample(400, 3.0)).reason is None  # control
@@ -149,8 +149,11 @@ def test_a_temperature_that_does_not_lower_the_log_loss_of_other_rows_stays_one(
 @pytest.mark.parametrize(
     ("factor", "bound"),
     [
-        (1000.0, "the highest that is tried: the model's scores say little about which answers are correct"),
-        (0.0001, "the lowest that is tried: the model's scores hardly differ between the labels"),
+        (
+            1000.0,
+            "the highest value that is tried: the scores of the model hardly depend on whether a prediction is correct",
+        ),
+        (0.0001, "the lowest value that is tried: the scores of the model hardly differ between the labels"),
         (1.0, None),
     ],
 )
@@ -169,8 +172,9 @@ def test_the_line_about_a_calibration_says_where_it_made_the_error_worse():
         for after in (better, worse)
     ]
     start = (
-        "probabilities calibrated on 400 validation rows: temperature 20.00 (the highest that is tried: the model's scores "
-        f"say little about which answers are correct), calibration error {100 * calibration.before.ece:.1f} -> "
+        "probabilities calibrated on 400 validation rows: temperature 20.00 (the highest value that is tried: the scores of "
+        "the model hardly depend on whether a prediction is correct), "
+        f"calibration error {100 * calibration.before.ece:.1f} -> "
     )
     rose = f": it increased, although the log-loss decreased from {calibration.before.log_loss:.4f} to {worse.log_loss:.4f}"
     assert lines == [f"{start}{100 * better.ece:.1f} points", f"{start}{100 * worse.ece:.1f} points{rose}"]

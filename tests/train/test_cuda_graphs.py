@@ -246,7 +246,7 @@ def test_a_failed_capture_is_reported_once_and_the_run_continues_eagerly():
     assert losses(reports) == pytest.approx(losses(train(build_model())), rel=1e-4)
     assert graphs.num_graphs == 0
     assert messages == [
-        "steps are not recorded as CUDA graphs here, and take longer: operation not permitted when stream is capturing"
+        "CUDA graphs are not used, so steps take longer: operation not permitted when stream is capturing"
     ]
 
 

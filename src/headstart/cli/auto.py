@@ -24,11 +24,20 @@ OPTIONS = Options(
 
 
 Table = Annotated[
-    str | None, Parameter(name="TABLE", help="Labelled file (csv, tsv, jsonl or parquet); rows may lack a label.")
+    str | None,
+    Parameter(
+        name="TABLE",
+        help="Labelled file (csv, tsv, jsonl or parquet). Rows without a label are used as unlabelled text.",
+    ),
 ]
 Texts = Annotated[
     tuple[str, ...] | None,
-    Parameter(metavar="FILE", negative=(), consume_multiple=True, help="Unlabelled text files of the same kind."),
+    Parameter(
+        metavar="FILE",
+        negative=(),
+        consume_multiple=True,
+        help="Files with unlabelled text that is similar to the texts of TABLE.",
+    ),
 ]
 Test = Annotated[
     str | None,

@@ -83,7 +83,7 @@ GROUPS = {
         Command(
             "compare",
             "TRAIN --test FILE --from MODEL --out FOLDER [OPTIONS]",
-            "Measure what pretraining is worth, with baselines and a report.",
+            "Measure the gain from pretraining, with baselines and a report.",
             (
                 "headstart compare train.csv --test test.csv --from runs/base --out cmp",
                 "headstart compare train.csv --test test.csv --from starter:en --labels 50,all --out cmp",
@@ -101,7 +101,7 @@ GROUPS = {
         Command(
             "inspect",
             "TRAIN [OPTIONS]",
-            "Check labelled files for duplicates, leaks and broken rows.",
+            "Check labelled files for duplicates, leaks and invalid rows.",
             (
                 "headstart inspect train.csv --test test.csv",
                 "headstart inspect train.csv --test test.csv --texts reviews.txt --from starter:en",

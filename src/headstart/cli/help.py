@@ -4,6 +4,7 @@ No page imports torch. The texts of options are their declarations, those of set
 """
 
 import importlib
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -171,16 +172,16 @@ def _notes(options: Options[Any], resolved: _Resolved, preset: str | None, *, un
     if unread:
         yield f"The objective and the optimizer settings depend on {resolved.backbone}, which is read when training starts."
     elif resolved.presets and options.recipe == "pretrain":
-        yield "Defaults are shown by preset: the largest preset that --minutes allow on this machine is chosen."
+        yield "Defaults are shown by preset: the largest preset that fits --minutes on this machine is chosen."
     elif resolved.presets:
-        yield "Defaults are shown by preset; add --from or --preset to see those of a run."
+        yield "Defaults are shown by preset; add --from or --preset to show those of one run."
     elif chosen:
         yield f"Defaults are those of the preset {chosen}."
     elif resolved.backbone:
         yield f"Defaults are those of a run that continues from {resolved.backbone}."
     else:
-        yield "Defaults are those of the preset classic; add --preset or --from to see others."
-    yield "A switch is turned off with no-, as in --runtime.no-deterministic."
+        yield "Defaults are those of the preset classic; add --preset or --from to show others."
+    yield "The prefix no- turns a switch off, as in --runtime.no-deterministic."
 
 
 def _parse(options: Options[Any], words: Sequence[str]) -> tuple[tuple[str, ...], str | None, Path | None, Any]:
@@ -243,7 +244,7 @@ def _setting(argument: Any, options: Options[Any] | None) -> str | None:
 
 
 def _page_default(setting: str, options: Options[Any]) -> str:
-    """Return the default on the page of --help, which reads no model and no file."""
+    """Return the default for the page of --help, which does not read a model or a file."""
     value = dict(_flatten(options.config_class()))[setting]
     if options.recipe is not None:
         presets = [merge_config(options.config_class, options.preset_values(name)) for name in PRESET_NAMES]
@@ -295,7 +296,7 @@ def _text(text: str, default: str) -> str:
 
 
 def _label(argument: Any, names: Iterable[str]) -> str:
-    """Return the names of an option and its value, with a short form such as -q last."""
+    """Return the names of an option and its value; a one-letter form such as -q is last."""
     letters = [name for name in argument.names if len(name) == 2]
     label = ", ".join(dict.fromkeys([*names, *letters]))
     return f"{label} {argument.parameter.metavar}" if argument.parameter.metavar else label
@@ -309,13 +310,15 @@ def _opening(command: Command) -> list[str]:
 def _examples(examples: Iterable[str]) -> list[str]:
     lines = ["Examples:"]
     for example in examples:
-        words = textwrap.wrap(example, _width() - 4, initial_indent="  ", subsequent_indent="    ", **_WHOLE_WORDS)
+        pairs = re.sub(r"(--[\w.-]+) (?!-)", rf"\1{_NO_BREAK}", example)  # an option and its value stay on one line
+        words = textwrap.wrap(pairs, _width() - 2, initial_indent="  ", subsequent_indent="    ", **_WHOLE_WORDS)
+        words = [line.replace(_NO_BREAK, " ") for line in words]
         lines += [*(f"{line} \\" for line in words[:-1]), words[-1]]
     return lines
 
 
 def _entries(entries: Iterable[tuple[str, str]], column: int | None = None) -> list[str]:
-    """Return a line per entry in two columns; a long label has its text on the next line."""
+    """Format entries in two columns; the text of a long label begins on the next line."""
     entries = list(entries)
     column = _column([label for label, _ in entries]) if column is None else column
     lines = []

@@ -67,7 +67,7 @@ def inspect(
     quiet: Quiet = False,
     flags: Flags | None = None,
 ) -> None:
-    """Check labelled files for duplicates, leaks and broken rows."""
+    """Check labelled files for duplicates, leaks and invalid rows."""
     settings = OPTIONS.settings(flags, path=config)
     from headstart.recipes.inspect import InspectRequest, run_inspect
 
@@ -116,7 +116,7 @@ def _show(report: "Inspection", console: Console) -> None:
             rows.append(("findings", "none"))
         broken = any(finding.file == file.name and finding.kind == CUT_SHORT for finding in report.findings)
         count = "1 row" if file.rows == 1 else f"{file.rows:,} rows"
-        console.facts(f"{file.name}: {count}{', then unreadable' if broken else ''}", rows)
+        console.facts(f"{file.name}: {count}{', the rest is unreadable' if broken else ''}", rows)
     for note in report.notes:
         console.result()
         console.prose(note)

@@ -146,7 +146,7 @@ Preset = Annotated[
     Parameter(
         metavar="NAME",
         help="Named settings: classic, modern-nano, modern-micro, modern or modern-base. "
-        "auto chooses the largest that --minutes allow.",
+        "auto chooses the largest that fits --minutes.",
     ),
 ]
 FinetunePreset = Annotated[

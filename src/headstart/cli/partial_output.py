@@ -1,7 +1,7 @@
-"""The file that `headstart predict --input FILE --out OUT` writes, so that a run that was killed can go on.
+"""The resumable output of `headstart predict --input FILE --out OUT`.
 
-Rows are appended to `OUT.partial`, a window of them at a time. After each window `OUT.partial.json` says how far the file is
-complete, and from which input, model and options it was made. The file gets its name when it is complete.
+Each window of rows is appended to `OUT.partial`. Then `OUT.partial.json` records the number of complete rows, and the input,
+model and options that they depend on. The file is renamed to `OUT` when it is complete.
 """
 
 import os
@@ -16,7 +16,7 @@ from headstart.files import FORMAT, os_error_reason, read_checksummed, sha256_of
 
 @dataclass(frozen=True)
 class PredictionSource:
-    """What an output is made from; all of it must be the same when a run is resumed."""
+    """The input, model and options of an output, which must be the same when the run is resumed."""
 
     input: str
     input_digest: str
@@ -41,46 +41,46 @@ class PredictionSource:
         return cls(file, input_digest, model, sha256_of(manifest) if manifest.is_file() else "", options)
 
     def facts(self) -> dict[str, Any]:
-        """Return what the side file records."""
+        """Return the values that the side file records."""
         return {"input": self.input_digest, "model": self.model_digest, "options": dict(self.options)}
 
 
 @dataclass
 class PartialOutput:
-    """An output under way."""
+    """An output that is not complete yet."""
 
     out: Path
     source: PredictionSource
     threads: int = 0
-    """The threads that the run began with; another number could change the last digit of a probability."""
+    """The number of threads of the first process; another number could change the last digit of a probability."""
     rows: int = 0
-    """The rows that are complete."""
+    """The number of complete rows."""
     size: int = 0
-    """The bytes of these rows."""
+    """The size of these rows in bytes."""
     counts: dict[str, int] = field(default_factory=dict)
     """Counts of these rows, for the remarks at the end."""
 
     @property
     def partial(self) -> Path:
-        """The file until it is complete."""
+        """The path of the file until it is complete."""
         return self.out.with_name(f"{self.out.name}.partial")
 
     @property
     def side_file(self) -> Path:
-        """What is complete, and from what it was made."""
+        """The path of the record of the complete rows and their source."""
         return self.out.with_name(f"{self.out.name}.partial.json")
 
     @classmethod
     def begin(cls, out: Path, source: PredictionSource, threads: int, *, resume: bool) -> "PartialOutput":
-        """Begin an output, or continue one: the caller leaves out the first `rows` rows."""
+        """Begin an output, or continue one; the caller skips the first `rows` rows."""
         output = cls(out, source, threads)
         if not (output.partial.exists() and output.side_file.exists()):
             return output
         state = read_checksummed(output.side_file)
         if not resume:
             raise UsageError(
-                f"{output.partial} has {state.get('rows', 0):,} rows of a run that did not finish; "
-                f"add --resume to continue it, or delete it to start again"
+                f"{output.partial} has {state.get('rows', 0):,} rows of an unfinished run; "
+                f"add --resume to continue, or delete it to start again"
             )
         output._restore(state)
         return output
@@ -89,7 +89,9 @@ class PartialOutput:
         """Append the text of some rows, and record that they are complete.
 
         Args:
-            counts: of all rows so far.
+            text: the rows as they are written.
+            rows: their number.
+            counts: the counts of all rows so far.
         """
         try:
             self.out.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +106,7 @@ class PartialOutput:
         write_checksummed(self.side_file, self._state())
 
     def finish(self) -> None:
-        """Give the complete file its name."""
+        """Rename the complete file to `out`."""
         try:
             self.partial.replace(self.out)
             self.side_file.unlink(missing_ok=True)
@@ -112,7 +114,7 @@ class PartialOutput:
             raise StoreError(f"cannot write {self.out}: {error.strerror or error}") from error
 
     def _append(self, file: IO[bytes], content: bytes) -> None:
-        file.truncate(self.size)  # a killed process may have left a part of the next rows
+        file.truncate(self.size)  # a killed process may have written some of the next rows
         file.seek(self.size)
         file.write(content)
         file.flush()
@@ -125,27 +127,27 @@ class PartialOutput:
 
     def _restore(self, state: dict[str, Any]) -> None:
         if state.get("format") != FORMAT:
-            raise StoreError(f"{self.side_file} {wrong_format_error(state.get('format'), 'delete it to begin again')}")
+            raise StoreError(f"{self.side_file} {wrong_format_error(state.get('format'), 'delete it to start again')}")
         self._check_source(state)
         try:
             self.rows, self.size, self.threads = int(state["rows"]), int(state["bytes"]), int(state["threads"])
             self.counts = {str(name): int(count) for name, count in state["counts"].items()}
             size = self.partial.stat().st_size
         except (AttributeError, KeyError, TypeError, ValueError, OSError):
-            raise StoreError(f"{self.side_file} is damaged; delete it to begin again") from None
+            raise StoreError(f"{self.side_file} is damaged; delete it to start again") from None
         if size < self.size:
             raise StoreError(
-                f"{self.partial} is damaged: {size} bytes where {self.size} were written; delete it to begin again"
+                f"{self.partial} is damaged: {size} bytes where {self.size} were written; delete it to start again"
             )
 
     def _check_source(self, state: dict[str, Any]) -> None:
-        source, remedy = self.source, f"delete {self.partial} to begin again"
+        source, remedy = self.source, f"delete {self.partial} to start again"
         if state.get("input") != source.input_digest:
-            raise UsageError(f"{source.input} is not the file that {self.partial} was made from (sha256); {remedy}")
+            raise UsageError(f"{source.input} differs from the input of {self.partial} (sha256); {remedy}")
         if state.get("model") != source.model_digest:
-            raise UsageError(f"{source.model} is not the model that {self.partial} was made with (sha256); {remedy}")
+            raise UsageError(f"{source.model} differs from the model of {self.partial} (sha256); {remedy}")
         before, now = state.get("options"), dict(source.options)
         if not isinstance(before, dict) or before != now:
             recorded = before if isinstance(before, dict) else {}
             names = sorted(name for name in {*recorded, *now} if recorded.get(name) != now.get(name))
-            raise UsageError(f"{self.partial} was made with other values of {', '.join(names)}; {remedy}")
+            raise UsageError(f"{self.partial} has rows with other values of {', '.join(names)}; {remedy}")

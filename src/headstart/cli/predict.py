@@ -1,7 +1,7 @@
 """`headstart predict`: predict labels of texts from arguments, standard input or a file.
 
-Files are read, predicted and written in windows of rows, so their size does not matter. The output of a file is resumable
-(`partial_output`); any output file gets its name when it is complete.
+Files are read, predicted and written in windows of rows, so memory use does not depend on their size. The output of a file
+is resumable (`partial_output`). Every output file is written under a temporary name and renamed when it is complete.
 """
 
 import io
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 
 OPTIONS = Options(InferenceSettings, names=RUNTIME_OPTIONS)
 WINDOW_ROWS = 1000
-"""Rows that are read, predicted and written at a time."""
+"""Maximum number of rows per window."""
 WINDOW_CHARACTERS = 16 * 1024 * 1024
-"""Fewer rows if their texts are longer than this together."""
+"""A window ends early once its texts have this many characters in total."""
 Format = Literal["line", "csv", "jsonl"]
 Abstain = Annotated[
     float | None,
@@ -124,7 +124,7 @@ def predict(
     """Predict labels and probabilities of texts."""
     settings, output_format = OPTIONS.settings(flags, path=config), _format(input_file, out, as_json=as_json)
     if explain and output_format == "csv":
-        raise UsageError("--explain does not fit into a csv; add --json, or choose --out with a .jsonl file")
+        raise UsageError("--explain cannot be written as csv; add --json, or choose a .jsonl file for --out")
     _check_files(input_file, out, resume=resume)
     columns = InputColumns.of(model, input_file, text_column, second_column, label_column, encoding)
     counts, options = PredictionCounts(), OutputOptions(abstain, explain, only_unlabelled)
@@ -153,7 +153,7 @@ def predict(
 
 
 def _is_resumable(input_file: str | None, out: Path | None) -> bool:
-    """Whether an output is made from a file, which can be read again; a URL is read once."""
+    """Return True if the output can be resumed: the input is a file, which can be read again, and not a URL."""
     from headstart.data.io import is_url
 
     return out is not None and input_file is not None and not is_url(input_file)
@@ -170,7 +170,7 @@ def _begin_output(
     int8: bool,
     resume: bool,
 ) -> PartialOutput:
-    """Begin or continue the output of a file; what changes the output is compared."""
+    """Begin or continue the output of a file; a resumed run must have the same input, model and options."""
     values = {
         "--text-column": columns.text,
         "--second-column": columns.second,
@@ -189,7 +189,7 @@ def _begin_output(
 
 
 def _count_rows(path: str, columns: InputColumns, console: Console) -> int:
-    """Count the rows of a file, which takes little time beside predicting them; a broken row is reported at once."""
+    """Count the rows of a file, which is fast compared with predicting them; a malformed row is reported before that."""
     from headstart.data.sources import read_rows
 
     with console.task("counting rows", None, "rows") as task:
@@ -209,7 +209,7 @@ def _write(
     counts: PredictionCounts,
     console: Console,
 ) -> None:
-    """Write windows of rows as they come: to standard output, or to a file that gets its name when it is complete."""
+    """Write each window of rows to standard output, or to a file that is renamed when it is complete."""
     if partial is None:
         with _open_output(out) as file:
             for number, window in enumerate(windows):
@@ -225,7 +225,9 @@ def _write(
         complete = True
     finally:
         if not complete and partial.rows:
-            console.say(f"{partial.rows:,} rows are in {partial.partial}; the same command with --resume continues")
+            console.say(
+                f"saved {partial.rows:,} rows to {partial.partial}; run the same command with --resume to continue"
+            )
 
 
 def _load_predictor(
@@ -250,7 +252,10 @@ def _onnx_predictor(
     """Load a folder that was exported for onnxruntime; None if it is not one."""
     if not (model / "model.onnx").is_file():
         if int8:
-            raise UsageError(f"--int8 takes a folder that headstart export {model} --to onnx writes")
+            raise UsageError(
+                f"--int8 needs an ONNX export, got {model}; "
+                f"create one with: headstart export {model} --to onnx --out FOLDER"
+            )
         return None
     from headstart.predict.onnx_predictor import OnnxPredictor, is_onnx_export
 
@@ -258,9 +263,7 @@ def _onnx_predictor(
         return None
     if options.explain or options.abstain is not None:
         option = "--explain" if options.explain else "--abstain"
-        raise UsageError(
-            f"{model} is an export for onnxruntime, which cannot {option}; give the model it was made from"
-        )
+        raise UsageError(f"{option} does not support ONNX exports, got {model}; use the model that was exported")
     predictor = OnnxPredictor(model, int8=int8, threads=runtime.threads)
     if predictor.agreement:
         console.say(predictor.agreement)
@@ -270,7 +273,7 @@ def _onnx_predictor(
 def _numpy_predictor(
     model: Path, texts: Sequence[str], options: OutputOptions, runtime: RuntimeConfig
 ) -> "NumpyPredictor | None":
-    """Load a predictor that does not import torch, for texts on the command line; None where it does not support them."""
+    """Load a predictor that does not import torch, for texts on the command line; None if it does not support them."""
     if not texts or options.explain or options.abstain is not None:
         return None
     if runtime.device not in ("auto", "cpu") or runtime.precision == "bf16":
@@ -296,7 +299,7 @@ def _format(input_file: str | None, out: Path | None, *, as_json: bool) -> Forma
         if out.suffix not in (".csv", ".jsonl"):
             raise UsageError(f"--out must end in .csv or .jsonl, got {out}")
         if as_json and out.suffix == ".csv":
-            raise UsageError(f"--json does not go with --out {out}; choose a .jsonl file")
+            raise UsageError(f"--json cannot be used with --out {out}; choose a .jsonl file")
         return "csv" if out.suffix == ".csv" else "jsonl"
     if as_json:
         return "jsonl"
@@ -309,17 +312,17 @@ def _format(input_file: str | None, out: Path | None, *, as_json: bool) -> Forma
 
 def _check_files(input_file: str | None, out: Path | None, *, resume: bool) -> None:
     if resume and not _is_resumable(input_file, out):
-        raise UsageError("--resume continues an output file; give both --input FILE and --out FILE")
+        raise UsageError("--resume needs both --input FILE and --out FILE")
     if input_file is None:
         return
     if Path(input_file).is_dir():
-        raise UsageError(f"{input_file} is a folder; --input takes one file")
+        raise UsageError(f"--input must be a file, got the folder {input_file}")
     if (
         Path(input_file).exists() and not Path(input_file).is_file()
-    ):  # a named pipe without a writer would be waited for
-        raise UsageError(f"{input_file} is neither a file nor a folder; --input takes one file")
+    ):  # opening a named pipe without a writer would block
+        raise UsageError(f"--input must be a regular file, got {input_file}")
     if out is not None and Path(input_file).resolve() == out.resolve():
-        raise UsageError(f"--out {out} is the file of --input, which would be lost; choose another --out")
+        raise UsageError(f"--out {out} would overwrite the file of --input; choose another --out")
 
 
 def _inputs(
@@ -331,9 +334,9 @@ def _inputs(
 ) -> tuple[InputText, Iterator[InputText]]:
     """Return the first input, and all in order; the first is read before a model is loaded, to report its errors."""
     if texts and input_file is not None:
-        raise UsageError("predict takes texts or --input, not both")
+        raise UsageError("predict accepts texts or --input, not both")
     if options.only_unlabelled and input_file is None:
-        raise UsageError("--only-unlabelled is for the rows of a file; give one with --input")
+        raise UsageError("--only-unlabelled needs --input FILE")
     if input_file is not None:
         inputs = _from_file(input_file, columns, counts, options)
     elif texts:
@@ -382,7 +385,9 @@ def _from_stdin(columns: InputColumns) -> Iterator[InputText]:
             continue
         first, tab, second = text.partition("\t")
         if not tab:
-            raise DataError(f"{name}, line {number}: one text; this model reads pairs, with a tab between the two")
+            raise DataError(
+                f"{name}, line {number}: got one text, but this model expects two texts, separated by a tab"
+            )
         yield _pair(first, second)
 
 
@@ -396,13 +401,13 @@ def _from_arguments(texts: Sequence[str], *, pair: bool) -> list[InputText]:
     if not pair:
         return [InputText({"text": text}, text) for text in texts]
     if len(texts) % 2:
-        raise UsageError(f"this model reads pairs of texts: give two for each answer, got {len(texts)}")
+        raise UsageError(f"this model expects pairs of texts, so an even number of texts, got {len(texts)}")
     return [_pair(first, second) for first, second in zip(texts[::2], texts[1::2], strict=True)]
 
 
 @dataclass(frozen=True)
 class _Progress:
-    """Where progress is shown, of how many rows, and how many were done before."""
+    """The console that shows progress, the number of rows, and how many of them an earlier process finished."""
 
     console: Console | None
     total: int | None = None
@@ -410,7 +415,7 @@ class _Progress:
 
 
 def _windows(inputs: Iterator[InputText]) -> Iterator[list[InputText]]:
-    """Yield the inputs in windows of so many rows, or fewer if their texts are long: what is in memory at a time."""
+    """Yield the inputs in windows of `WINDOW_ROWS` rows, or fewer if their texts are long, to bound memory use."""
     window: list[InputText] = []
     characters = 0
     for item in inputs:
@@ -430,7 +435,7 @@ def _predict(
     counts: PredictionCounts,
     progress: _Progress,
 ) -> Iterator[list[PredictedText]]:
-    """Yield the inputs in windows with their predictions, in order; an empty row, or one that keeps its label, has none."""
+    """Yield windows of inputs with their predictions; an empty row, or one that keeps its label, has no prediction."""
     console = progress.console
     with console.task("predicting", progress.total, "texts") if console else nullcontext() as bar:
         if bar is not None and progress.done:

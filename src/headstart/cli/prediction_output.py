@@ -1,4 +1,4 @@
-"""The output of `headstart predict`: lines for people, JSON lines, or a csv with added columns."""
+"""The output of `headstart predict`: plain lines, JSON lines, or a csv with additional columns."""
 
 import json
 import os
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headstart.tasks import Task
 
 _MIN_RELATIVE_WEIGHT = 0.15
-"""Words below this fraction of the largest weight are shown without their weight."""
+"""Words whose weight is below this fraction of the largest weight are shown without it."""
 NONE = "(none)"
 """Printed for a text without any label."""
 _KEYS = {
@@ -50,12 +50,12 @@ class InputText:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Options of the output besides labels."""
+    """Options that change which rows are predicted and what is written about them."""
 
     abstain: float | None = None
     explain: bool = False
     only_unlabelled: bool = False
-    """Leave rows that have a label without a prediction."""
+    """Do not predict rows that have a label."""
 
     def is_predicted(self, item: InputText) -> bool:
         """Return True if an input gets a prediction."""
@@ -110,35 +110,36 @@ class PredictionCounts:
             setattr(self, name, numbers.get(name, 0))
 
     def remarks(self, out: Path | None, options: OutputOptions) -> Iterator[str]:
-        """Yield a line for each thing that the user should know."""
+        """Yield one line per remark about the rows."""
         rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
         if 0 < self.labelled < self.rows or (self.labelled and options.only_unlabelled):
             verb, pronoun = ("has", "it was") if self.labelled == 1 else ("have", "they were")
             done = (
-                "left as given"
+                "not predicted"
                 if options.only_unlabelled
-                else "predicted too; --only-unlabelled leaves such rows as given"
+                else "also predicted; use --only-unlabelled to skip such rows"
             )
             column = printable(self.label_column or "")
             yield f"{self.labelled:,} of {rows} {verb} a value in the label column '{column}'; {pronoun} {done}"
         if self.cut:
-            yield f"texts longer than the context of the model: {self.cut:,}; their ends were not read"
+            verb = "was" if self.cut == 1 else "were"
+            yield f"{self.cut:,} of {rows} {verb} truncated to the context of the model"
         if self.empty:
-            verb = "has no text; it is" if self.empty == 1 else "have no text; they are"
-            yield f"{self.empty:,} of {rows} {verb} left without an answer"
+            yield f"{self.empty:,} of {rows} {'has' if self.empty == 1 else 'have'} no text and no prediction"
         if self.abstained:
-            yield f"{self.abstained:,} of {rows} not sure enough to be answered"
+            verb = "is" if self.abstained == 1 else "are"
+            yield f"{self.abstained:,} of {rows} {verb} below the threshold of --abstain and not classified"
         if out is not None:
             yield f"{rows} written to {out}"
 
 
 def has_colour() -> bool:
-    """Return True if standard output is a terminal with colours."""
+    """Return True if standard output is a terminal that supports colours."""
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
 def highlight_words(words: "Sequence[WordWeight]", *, colour: bool) -> str:
-    """Show the weights of words: green for those in favour of the label and red for those against it, or numbers."""
+    """Format words with their weights: green for positive and red for negative weights, or numbers without colours."""
     heaviest = max((abs(word.weight) for word in words), default=0.0)
     highlighted = []
     for word in words:
@@ -171,7 +172,7 @@ def write_lines(
     single: bool,
     colour: bool = False,
 ) -> None:
-    """Write lines for people: label, probability and, unless there is a single text, the beginning of the text."""
+    """Write plain lines: label, probability and, unless there is a single text, the beginning of the text."""
     names = (*task.labels, *(["abstain"] if options.abstain is not None else []))
     width = 0 if single else max(map(len, names), default=0)
     for item in predicted:
@@ -206,27 +207,27 @@ def _prediction_values(prediction: "AnyPrediction") -> dict[str, Any]:
 
 @dataclass
 class RowFormat:
-    """How rows with predictions are written for programs: some at a time, each time as the continuation of a file."""
+    """Writes rows with their predictions as csv or JSON lines, one window after another."""
 
     form: Literal["csv", "jsonl"]
     task: "Task"
     options: OutputOptions
     columns: Sequence[str]
-    """The columns of the first input row, which are those of a csv."""
+    """The columns of the first input row, which are the columns of a csv."""
     separator: str | None = None
-    """What joins several labels in a cell of a csv: as in the training file, else a semicolon."""
+    """The separator of several labels in a cell of a csv: that of the training file, or a semicolon."""
     dialect: "CsvDialect | None" = None
     """The dialect of a csv, which is that of the input file."""
 
     def write(self, predicted: Iterable[PredictedText], file: IO[str], *, at_start: bool) -> None:
-        """Write rows; a csv begins with its header."""
+        """Write rows; a csv begins with a header."""
         if self.form == "jsonl":
             write_jsonl(predicted, file, self.task, self.options)
         else:
             self._write_csv(predicted, file, at_start=at_start)
 
     def _write_csv(self, predicted: Iterable[PredictedText], file: IO[str], *, at_start: bool) -> None:
-        """Write the row, the label, its probability, that of every class, and whether the text was truncated."""
+        """Write the row, the label, its probability, the probability of every class, and if the text was truncated."""
         from headstart.data.formats import CsvDialect, TableWriter
 
         names = [name for name in _KEYS[self.task.kind] if name not in ("probabilities", "truncated")]
@@ -243,7 +244,7 @@ class RowFormat:
 
 
 def write_jsonl(predicted: Iterable[PredictedText], file: IO[str], task: "Task", options: OutputOptions) -> None:
-    """Write an object per text: its row, the prediction, whether it was truncated, and what the options add."""
+    """Write one object per text: its row, the prediction, if it was truncated, and the fields that the options add."""
     for item in predicted:
         row, prediction = item.input.values, item.prediction
         values: dict[str, object] = dict.fromkeys((*_KEYS[task.kind], *options.extra_columns))

@@ -1,4 +1,4 @@
-"""The columns that predict and evaluate read: those of the options, else those of the model's training file."""
+"""The columns that predict and evaluate read: those of the options, or else those of the model's training file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,13 +24,13 @@ class InputColumns:
 
     pair: bool
     text: str | None
-    """The text column as it was typed; else that of training is used where the file has it, else a usual name."""
+    """The text column as typed. By default, that of training if the file has it, or else a common name."""
     second: str | None
     encoding: "TextEncoding"
     label: str | None = None
-    """The label column as it was typed, else as for the text; a file need not have one."""
+    """The label column as typed. By default, chosen like the text column; a file need not have one."""
     trained: Mapping[str, str] = field(default_factory=dict)
-    """The columns and the separator of the training file, where they were named."""
+    """The columns and the separator of the training file, if they were specified."""
 
     @classmethod
     def of(
@@ -45,13 +45,13 @@ class InputColumns:
         """Return the columns that were typed, completed by those of the model's training file.
 
         Args:
-            encoding: of files that are not UTF-8; without it, a file is read as the training file was.
+            encoding: the encoding of files that are not UTF-8. By default, that of the training file.
         """
         from headstart.config.merge import merge_config
         from headstart.config.schema import LabelledConfig
         from headstart.data.io import TextEncoding
 
-        merge_config(LabelledConfig, {"encoding": encoding})  # raises if it is none
+        merge_config(LabelledConfig, {"encoding": encoding})  # raises an error for an unknown encoding
         pair, trained = _training_columns(model)
         default = trained.get("encoding") if file is not None else None
         decoding = TextEncoding(encoding or default, "labelled.encoding")
@@ -59,20 +59,20 @@ class InputColumns:
             return cls(second is not None, text, second, decoding, label)
         if not pair:
             if second is not None:
-                raise UsageError(f"{model} reads single texts; omit --second-column")
+                raise UsageError(f"{model} expects single texts; remove --second-column")
             return cls(False, text, None, decoding, label, trained)
         second = second or trained.get("second_column")
         if second is None and file is not None:
-            raise UsageError(f"{model} reads pairs of texts; name the second column with --second-column")
+            raise UsageError(f"{model} expects pairs of texts; name the second column with --second-column")
         return cls(True, text, second, decoding, label, trained)
 
     @property
     def separator(self) -> str | None:
-        """What separates the labels of a cell in the training file."""
+        """The separator of several labels in a cell of the training file."""
         return self.trained.get("separator")
 
     def text_columns(self, path: str, columns: Sequence[str]) -> list[str]:
-        """Return the column of the text, and for pairs that of the second text."""
+        """Return the text column, and for pairs also the second one."""
         from headstart.data.columns import column_named, text_column
 
         trained = self.trained.get("text_column")
@@ -81,7 +81,7 @@ class InputColumns:
         return [first] if self.second is None else [first, column_named(path, columns, self.second)]
 
     def label_column(self, path: str, columns: Sequence[str], texts: Sequence[str]) -> str | None:
-        """Return the column of the labels that rows may have, or None; `texts` are the columns of the texts."""
+        """Return the column of existing labels, or None; `texts` are the text columns."""
         from headstart.data.columns import LABEL_NAMES, column_named
 
         if self.label is not None:
@@ -104,7 +104,7 @@ def output_dialect(file: str | None, out: Path | None, encoding: "TextEncoding")
 
 
 def _training_columns(model: Path) -> tuple[bool | None, dict[str, str]]:
-    """Return whether a model reads pairs, and its training columns; None where loading will report that it is no model."""
+    """Return whether a model expects pairs, and its training columns; None if it cannot be read, which loading reports."""
     from headstart.files import read_json
     from headstart.store.locate import find_bundle
 

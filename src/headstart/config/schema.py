@@ -325,9 +325,7 @@ class PretrainLoop(Section):
     accumulate: int = Field(1, ge=1)
     """Number of forward passes per optimizer step (gradient accumulation)."""
     evaluate_every: int | None = Field(None, ge=1)
-    """Steps between evaluations on the held-out text. By default, about ten evaluations per run, fewer in a short run.
-    Steps between evaluations on the held-out text. By default, about ten evaluations per run, fewer in a short run.
-    """
+    """Steps between evaluations on the held-out text. By default, about ten evaluations per run, fewer in a short run."""
     evaluate_tokens: int = Field(50_000, ge=1)
     """Number of held-out tokens per evaluation. The final evaluation uses all of them, or fewer after a short run."""
     patience: int | None = Field(None, ge=1)

@@ -15,11 +15,11 @@ from headstart.tasks import TaskName
 
 TEXT_NAMES = ("text", "review", "sentence", "content", "body", "document", "comment", "message", "tweet")
 LABEL_NAMES = ("label", "class", "category", "sentiment", "target", "rating", "polarity", "stars", "y")
-SKIP_HINT = ", remove it, or leave such rows out with labelled.skip_empty"
+SKIP_HINT = ", remove it, or skip such rows with labelled.skip_empty"
 """The end of a message about a row without a text or a label."""
 
 _MAX_PROBED_ROWS = 1000
-"""Rows to read in search of one with all columns: JSON objects may lack a key."""
+"""Maximum number of rows that are searched for one with all columns: keys may be missing in JSON objects."""
 _SENTENCE_WORDS, _SENTENCE_LENGTH = 4, 60
 """A column name of this many words or characters looks like data."""
 _SIMILARITY = 0.75
@@ -55,7 +55,7 @@ class SkippedRows:
 
 
 def resolve_columns(path: str, config: LabelledConfig) -> Iterator[tuple[Row, list[str]]]:
-    """Stream the rows of a file with the names of its columns, which the first rows of JSON may lack."""
+    """Stream the rows of a file with the names of its columns; in JSON, the first rows may not have all of them."""
     names: list[str] | None = None
     pending: list[Row] = []
     first_error: DataError | None = None
@@ -93,7 +93,7 @@ def find_columns(path: str, columns: list[str], config: LabelledConfig) -> list[
 
 
 def text_column(path: str, columns: Sequence[str], name: str | None, setting: str) -> str:
-    """Return the text column: `name` if it is set, else the first usual name, else the only column.
+    """Return the text column: `name` if it is set, or else the first common name, or else the only column.
 
     Args:
         setting: the option that names the column, for the message when none can be chosen.
@@ -104,7 +104,7 @@ def text_column(path: str, columns: Sequence[str], name: str | None, setting: st
 
 
 def label_column(path: str, columns: Sequence[str], name: str | None, *, text: str) -> str:
-    """Return the label column: `name` if it is set, else the first usual name that is not the text column's."""
+    """Return the label column: `name` if it is set, or else the first common name that is not the text column."""
     usual_names = [usual for usual in LABEL_NAMES if usual != text.lower()]
     return _column(path, columns, name, usual_names, "label", "labelled.label_column")
 
@@ -128,7 +128,7 @@ def _column(
         if usual in by_lower_name:
             return by_lower_name[usual]
     raise DataError(
-        f"{path} has no column with a usual name for the {role}; {_list_columns(columns)}; "
+        f"{path} has no column with a common name for the {role}; {_list_columns(columns)}; "
         f"name one with {setting}{_missing_hint(path, columns)}"
     )
 
@@ -139,7 +139,7 @@ def _missing_hint(path: str, columns: Sequence[str]) -> str:
     if not unread:
         return _header_hint(path, columns)
     shown = ", ".join(f"'{single_line(name)}' ({single_line(kind)})" for name, kind in unread)
-    return f"; not read, because of their type: {shown}; store strings or numbers in them"
+    return f"; ignored because of their type: {shown}; store them as strings or numbers"
 
 
 def _header_hint(path: str, columns: Sequence[str]) -> str:
@@ -167,7 +167,7 @@ def is_empty_cell(value: object, task_name: TaskName | None = None) -> bool:
 
 
 def cell_value(values: object, column: str, where: str) -> object:
-    """Return a cell of a row; a JSON row may lack a key that the first row has."""
+    """Return a cell of a row; a JSON row may not have all keys of the first row."""
     assert isinstance(values, dict)
     if column not in values:
         keys = ", ".join(single_line(repr(name)) for name in list(values)[:_MAX_SHOWN])

@@ -57,7 +57,7 @@ def read_file_documents(path: str, config: CorpusConfig) -> Iterator[Document]:
 
 
 def no_text_error(paths: Sequence[str]) -> DataError:
-    """Return the error for files without a text."""
+    """Return the error for files that contain no text."""
     return DataError(f"{', '.join(paths)}: contains no text; every document is empty")
 
 

@@ -117,9 +117,7 @@ class Decontaminator:
 
 def all_excluded_error(names: Iterable[str]) -> DataError:
     """Return the error for a corpus of which every document is excluded."""
-    return DataError(
-        f"every document appears in {', '.join(names)}, which corpus.exclude names; no document is left to train on"
-    )
+    return DataError(f"corpus.exclude {', '.join(names)} excludes every document; no text is left for training")
 
 
 def _read_texts(files: list[str], corpus: CorpusConfig) -> list[str]:
@@ -133,16 +131,14 @@ def _read_texts(files: list[str], corpus: CorpusConfig) -> list[str]:
 
 
 def describe_exclusions(shards: Shards) -> str | None:
-    """Describe what was excluded from shards; None if nothing was to be excluded."""
+    """Describe the documents that were excluded from shards; None if no file was named for exclusion."""
     excluded = shards.excluded
     if excluded is None:
         return None
     names = ", ".join(str(file["name"]) for file in excluded["files"])
-    appear = "appears" if excluded["exact"] == 1 else "appear"
-    do = "does" if excluded["near"] == 1 else "do"
     return (
-        f"excluded because of {names}: {pluralize(excluded['exact'], 'document')} that {appear} there and "
-        f"{excluded['near']:,} that almost {do}; {excluded['kept']:,} kept"
+        f"excluded {pluralize(excluded['exact'], 'exact duplicate')} and {pluralize(excluded['near'], 'near-duplicate')} "
+        f"of texts in {names}; {pluralize(excluded['kept'], 'document')} kept"
     )
 
 
@@ -151,4 +147,4 @@ def refuse_prepared_corpus(path: str, shards: Shards, corpus: CorpusConfig) -> N
     requested = [source.name for source in excluded_sources(corpus)]
     done = [file["name"] for file in (shards.excluded or {"files": []})["files"]]
     if requested and requested != done:
-        raise UsageError(f"{path} is prepared already; give corpus.exclude to headstart prepare, and prepare it again")
+        raise UsageError(f"{path} is already prepared; run headstart prepare again with corpus.exclude")

@@ -62,11 +62,13 @@ class RawFile:
 def read_leniently(name: str, config: LabelledConfig) -> RawFile:
     """Read a file, or the files of a pattern; only a file without any readable row is refused."""
     if is_shards(name):
-        raise DataError(f"{name} is prepared already: it contains tokens, not text; give the file it was made from")
+        raise DataError(
+            f"{name} is a prepared folder, which contains tokens and no text; use the file that it was prepared from"
+        )
     file, has_task = RawFile(name), False
     for path in expand_paths([name]):
         if suffix_of(path) == ".txt":
-            raise DataError(f"{path}: a .txt file has no labels; give unlabelled text with --texts")
+            raise DataError(f"{path}: a .txt file has no labels; pass unlabelled text with --texts")
         if suffix_of(path) != ".parquet":
             with open_input(path, labelled_encoding(config)) as raw:
                 file.files_with_bom += [path] if has_bom(raw) else []
@@ -97,7 +99,7 @@ def _read_row(row: Row, columns: list[str], task_name: TaskName, config: Labelle
             faults.append("text empty")
     except DataError:
         faults.append("text unreadable" if all(name in row.values for name in text_names) else "text empty")
-    # half a pair is not searched for in other files
+    # a single text of a pair is not searched for in other files
     text = "\n".join(texts) if "text empty" not in faults else ""
     try:
         label = parse_label_cell(cell_value(row.values, label_name, row.where), row.where, task_name, config)
@@ -145,16 +147,16 @@ def encoding_issues(text: str) -> dict[str, str]:
 # problems of labelled rows
 
 _MIN_ROWS = 20
-"""With fewer rows nothing is concluded from their texts."""
+"""Minimum number of rows for conclusions about a column."""
 _MIN_ID_FRACTION = 0.9
-"""The fraction of texts that look like ids from which the column holds no texts."""
+"""A column in which at least this fraction of the cells look like ids is not a text column."""
 _SAMPLED_TEXTS = 1000
-"""Texts that are looked at to find out what a column holds."""
+"""Number of cells that are examined to classify a column."""
 _MAX_LISTED = 5
 _SENTENCE_WORDS = 3
-"""The mean number of words from which a column may be a column of texts."""
+"""Minimum mean number of words of a text column."""
 _PLACEHOLDERS = frozenset({"nan", "none", "null", "n/a", "#n/a", "<na>", "-", "--"})
-"""What tables and programs write for a missing value, in lower case."""
+"""Common placeholders for a missing value, in lower case."""
 _MAX_ID_LENGTH = 64
 _CODE = re.compile(r"(?=.*\d)[A-Za-z0-9_.:#/+-]+")
 _ADDRESS = re.compile(r"(?:https?://|www\.)\S+", re.I)
@@ -162,26 +164,26 @@ _ADDRESS = re.compile(r"(?:https?://|www\.)\S+", re.I)
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem of labelled rows that training does not notice by itself."""
+    """A problem of labelled rows that does not raise an error in training."""
 
     kind: str
-    """What is concerned: texts or labels."""
+    """The part of the rows that has the problem: texts or labels."""
     message: str
     rows: tuple[int, ...]
-    """The indices of the rows concerned."""
+    """The indices of the rows that have the problem."""
     is_error: bool = False
-    """True if training on these rows makes no sense."""
+    """True if a model cannot be trained on these rows."""
 
 
 def check_training_rows(texts: LabelledTexts, config: LabelledConfig) -> list[str]:
-    """Refuse rows on which training makes no sense, and return notes on what is doubtful about them."""
+    """Raise an error for rows that a model cannot be trained on, and return notes on other problems."""
     names = [labels_in_cell(label) for label in texts.labels]
     problems = chain(text_problems(texts.name, texts.texts, config), label_problems(names))
     return _notes(texts.name, problems)
 
 
 def check_scored_rows(texts: LabelledTexts, config: LabelledConfig) -> list[str]:
-    """Refuse validation or test rows whose texts are in another column, and return notes on what is doubtful."""
+    """Raise an error for validation or test rows whose texts are in another column, and return notes on other problems."""
     return _notes(texts.name, text_problems(texts.name, texts.texts, config, training=False))
 
 
@@ -216,7 +218,7 @@ def text_problems(
         yield Problem(
             "texts",
             f"{len(texts):,} rows have only {different:,} different texts; repeated texts add little, and "
-            "accuracy on training texts says nothing about new texts",
+            "the accuracy on repeated texts does not carry over to new texts",
             all_rows,
         )
     sample = texts[:: max(1, len(texts) // _SAMPLED_TEXTS)]
@@ -285,8 +287,7 @@ def label_problems(names: Sequence[tuple[str, ...]], *, training: bool = True) -
             yield Problem(
                 "labels",
                 f"{pluralize(len(rows), 'row')} {have} the label '{label}', which usually means that the label is missing; it "
-                "is trained as a label of its own; remove these rows, or empty the cells and set "
-                "labelled.skip_empty",
+                "is used as a separate label; remove these rows, or empty the cells and set labelled.skip_empty",
                 rows,
             )
     spellings: dict[str, list[str]] = defaultdict(list)

@@ -214,8 +214,8 @@ def read_csv(path: str, encoding: TextEncoding = UTF_8, delimiter: str | None = 
             if len(cells) != len(header):
                 shown = "" if separator == "," else f" ({SEPARATOR_NAMES[separator]})"
                 raise DataError(
-                    f"{source.where}: {pluralize(len(cells), 'cell')} where the header has {len(header)}; "
-                    f'put a text that contains the separator{shown} between quotes: "..."'
+                    f"{source.where}: {pluralize(len(cells), 'cell')}, but the header has {len(header)}; "
+                    f'put quotes around a text that contains the separator{shown}: "..."'
                 )
             yield Row(dict(zip(header, cells, strict=True)), source.where)
 
@@ -271,7 +271,7 @@ def _checked_header(path: str, cells: list[str], *, is_tsv: bool) -> list[str]:
         shown = {",": "commas", ";": "semicolons"}.get(wrong_separator, f"'{wrong_separator}'")
         expected, replacement = ("tabs", "tabs") if is_tsv else ("commas, semicolons or tabs", "commas")
         fix = f"save it with {replacement}" if wrong_separator == "|" else "call it .csv"
-        raise DataError(f"{path}: its columns seem to be separated by {shown}, expected {expected}; {fix}")
+        raise DataError(f"{path}: columns appear to be separated by {shown}, expected {expected}; {fix}")
     duplicate = next((name for name, count in Counter(header).items() if name and count > 1), None)
     if duplicate:
         raise DataError(f"{path}: two columns are called '{single_line(duplicate)}'; rename one")

@@ -1,6 +1,6 @@
 """Open local, compressed and remote files, and decode their lines: as strict UTF-8, or as the encoding that is set.
 
-An encoding is never chosen silently. The message about a file that is not UTF-8 shows how it reads in those that fit.
+An encoding is never chosen silently. The message about a file that is not UTF-8 shows an excerpt in each encoding that fits.
 """
 
 import codecs
@@ -23,7 +23,7 @@ from headstart.errors import DataError
 from headstart.files import is_pickle, pickle_error
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
-"""Bytes of the longest line, csv row or single-document file: a longer one is a broken file more often than a text."""
+"""Maximum size in bytes of a line, csv row or single-document file; longer ones usually indicate a damaged file."""
 MAX_INFLATION = 200
 """The largest compression ratio of a gzip file that unpacks to more than `MAX_LINE_BYTES`; that of text is about ten."""
 SUFFIXES = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".spm")
@@ -87,7 +87,7 @@ class TextEncoding:
 
     name: str | None = None
     setting: str | None = None
-    """The setting or option that names the encoding, for messages; None where there is none."""
+    """The setting or option that sets the encoding, for messages; None if there is none."""
 
 
 UTF_8 = TextEncoding()
@@ -332,7 +332,7 @@ def _not_utf8_error(raw: bytes, where: str, path: str, encoding: TextEncoding, m
         raw.decode("utf-8")
         reason = "contains a NUL byte"
     except UnicodeDecodeError as error:
-        reason = f"not UTF-8 (0x{raw[error.start]:02x} is byte {error.start + 1} of it)"
+        reason = f"not UTF-8 (byte {error.start + 1} is 0x{raw[error.start]:02x})"
         start = raw.rfind(b"\n", 0, error.start) + 1
     if raw.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):  # the first one begins like UTF-16
         save = "save the spreadsheet as CSV UTF-8" if suffix_of(path) in (".csv", ".tsv") else "save it as UTF-8"
@@ -351,8 +351,8 @@ def _encoding_advice(sample: bytes, path: str, encoding: TextEncoding) -> str:
     if not guesses and b"\0" in sample:
         return "is this a text file?"
     if not guesses:
-        named = f", or give its encoding with {encoding.setting}" if encoding.setting else ""
-        return f"it is in none of the common encodings: {save}{named}"
+        named = f", or set its encoding with {encoding.setting}" if encoding.setting else ""
+        return f"it does not match any common encoding: {save}{named}"
     if encoding.setting is None:
         return f"it looks like {shown}: {save}"
     codecs_shown = " or ".join(guess.codec for guess in guesses)
@@ -414,7 +414,7 @@ _CANDIDATES = {
 _PUNCTUATION = set("’‘“”„‚–—…«»‹›€£°§©®™·•¿¡½¼¾²³№\u00a0\u3000、。「」『』，！？：；（）《》・ー～")
 _WORD_MARKS = set("’‘·\u00a0")
 _FREQUENT_SHARE = {"latin": 0.5, "japanese": 0.2, "han": 0.15, "hangul": 0.15}
-"""The least share of the frequent ones among the letters that are not ASCII, by script; one half in other alphabets."""
+"""Minimum fraction of frequent letters among the letters that are not ASCII, by script; one half for other alphabets."""
 
 
 def guess_encodings(sample: bytes) -> list[EncodingGuess]:
@@ -442,7 +442,7 @@ def guess_encodings(sample: bytes) -> list[EncodingGuess]:
             scored.setdefault(text, (score, name))
     best = sorted(scored, key=lambda text: -scored[text][0])
     best = [text for text in best if scored[text][0] >= _NEAR_BEST * scored[best[0]][0]][:3]
-    # where they differ, so that a person can tell which is right
+    # where they differ, so that the user can see which is right
     first = next((index for index, letters in enumerate(zip(*best, strict=False)) if len(set(letters)) > 1), None)
     return [EncodingGuess(scored[text][1], _excerpt(text, first), scored[text][0]) for text in best]
 

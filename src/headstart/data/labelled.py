@@ -37,7 +37,7 @@ from headstart.tasks import Label, MultiLabel, Regression, SingleLabel, Task, Ta
 _MIN_ROWS = 20
 """With at least this many rows, more labels than half of the rows mean a wrong label column."""
 _IMBALANCE_RATIO = 3.0
-"""The ratio of the most frequent to the rarest label from which a note is worthwhile."""
+"""A note is printed if the most frequent label is at least this many times as frequent as the rarest."""
 _SEPARATORS = ("|", ";", ",", "/", "+")
 _MIN_JOINED_FRACTION = 0.05
 """The fraction of rows that must join known labels by a separator before a hint is given."""
@@ -61,7 +61,7 @@ class LabelledTexts:
     pairs: tuple[tuple[str, str], ...] | None = None
     """The two texts of each row, when rows are pairs."""
     skip_note: str | None = None
-    """A message that counts the rows skipped for lack of a text or a label; None if there are none."""
+    """A message with the number of rows that were skipped because they have no text or no label; None if there are none."""
     label_name: str = field(default="", compare=False)
     """The name of the label column."""
 
@@ -164,7 +164,7 @@ def read_labelled(path: str, config: LabelledConfig) -> LabelledTexts:
         labels.append(parse_label_cell(label_cell, row.where, task_name, config))
         where.append(row.where)
     if no_text + no_label and not texts:
-        raise DataError(f"{path}: every row lacks a text or a label, and such rows are skipped")
+        raise DataError(f"{path}: no row has both a text and a label; rows without one of them are skipped")
     if not texts or task_name is None:
         raise DataError(f"{path} contains no rows; expected a text and a label in each row")
     return LabelledTexts(
@@ -194,7 +194,7 @@ def _read_cells(paths: list[str], config: LabelledConfig) -> Iterator[tuple[Row,
         names: list[str] = []
         if suffix_of(path) == ".txt":
             raise DataError(
-                f"{path}: a .txt file has no labels; give a csv, tsv, jsonl or parquet file with a label column"
+                f"{path}: a .txt file has no labels; use a csv, tsv, jsonl or parquet file with a label column"
             )
         if config.skip_empty:
             for row, names in resolve_columns(path, config):
@@ -245,7 +245,7 @@ class LabelSet:
 
 
 def check_split(labels: LabelSet, texts: LabelledTexts, train_name: str) -> None:
-    """Refuse validation or test rows with a label that no training row has: most often it is a typing error."""
+    """Raise an error for validation or test rows with a label that no training row has, usually a typing error."""
     for row_labels, where in zip(texts.labels, texts.where, strict=True):
         for label in labels_in_cell(row_labels):
             if label in labels:
@@ -272,7 +272,7 @@ def infer_task(train: LabelledTexts, config: LabelledConfig) -> Task:
 
 
 def check_task(task: Task, texts: LabelledTexts, train_name: str) -> list[str]:
-    """Refuse rows with a label that no training row has, and return notes about ratings outside of the bounds."""
+    """Raise an error for rows with a label that no training row has, and return notes about ratings out of bounds."""
     if task.kind != "rating":
         check_split(LabelSet(task.labels), texts, train_name)
         return []
@@ -307,7 +307,7 @@ def split_validation(texts: LabelledTexts, fraction: float, seed: int) -> tuple[
             f"{len(texts)} rows" if different == len(texts) else f"{len(texts)} rows with {different} different texts"
         )
         raise DataError(
-            f"{texts.name}: {rows} are too few to hold out {fraction:g} of each label for validation; give a validation file"
+            f"{texts.name}: {rows} are too few to hold out {fraction:g} of each label for validation; use a validation file"
         )
     train = [index for index in range(len(texts)) if index not in held_out]
     return texts.take(train), texts.take(sorted(held_out))
@@ -377,7 +377,7 @@ def describe_balance(texts: LabelledTexts) -> str | None:
         f"{single_line(name)} {counts[name]:,} ({100 * counts[name] / len(texts):.1f} %)" for name in extremes
     )
     return (
-        f"uneven labels in {texts.name}: from {' down to '.join(percentages)}; macro-F1 weights all labels "
+        f"imbalanced labels in {texts.name}: from {' to '.join(percentages)}; macro-F1 weights all labels "
         "equally, and transfer.class_weights balanced gives rare labels more weight"
     )
 

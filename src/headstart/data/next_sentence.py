@@ -56,7 +56,9 @@ class NextSentenceDataset:
         self, corpus: TokenCorpus, documents: Ints, special: SpecialIds, *, context: int, seed: int | None
     ) -> None:
         if context < _MIN_ROW_LENGTH:
-            raise DataError(f"pairs need rows of {_MIN_ROW_LENGTH} tokens or more, got {context}; raise model.context")
+            raise DataError(
+                f"pairs need rows of {_MIN_ROW_LENGTH} tokens or more, got {context}; increase model.context"
+            )
         self.corpus, self.special, self.context, self.seed = corpus, special, context, seed
         lengths = corpus.lengths[documents]
         self.documents: Ints = documents[lengths >= 2]
@@ -65,7 +67,7 @@ class NextSentenceDataset:
         if len(self.documents) < 2:
             raise DataError(
                 f"pairs need two documents of two tokens or more, got {len(self.documents)} of {len(documents)}; "
-                "give more text, or leave next_sentence.weight out"
+                "add more text, or remove next_sentence.weight"
             )
         self._lengths = lengths[lengths >= 2]
         self._rows_per_document = -(-self._lengths // (context - 2))

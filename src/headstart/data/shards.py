@@ -102,7 +102,9 @@ class Shards:
             and indices.size
             and (indices.min() < 0 or indices.max() >= len(names))
         ):
-            raise StoreError(f"{self.folder / 'labels.bin'} is damaged: a label beyond the {len(names)} names")
+            raise StoreError(
+                f"{self.folder / 'labels.bin'} is damaged: a label index is not below the number of labels, {len(names)}"
+            )
 
     @property
     def num_documents(self) -> int:
@@ -164,7 +166,7 @@ class Shards:
         bits = splitmix64(np.asarray(self.digests, dtype=np.uint64) + np.uint64((seed + 1) * GOLDEN_GAMMA % 2**64))
         lowest, highest = (bits.min(), bits.max()) if bits.size else (0, 0)
         if lowest == highest:
-            raise DataError(f"{self.folder} contains a single document without duplicates; no document can be held out")
+            raise DataError(f"{self.folder} contains a single distinct document; no document can be held out")
         is_held_out = bits < np.uint64(held_out * 2.0**64)
         if not is_held_out.any():
             is_held_out = bits == lowest

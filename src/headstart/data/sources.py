@@ -46,7 +46,7 @@ def expand_paths(paths: Sequence[str]) -> list[str]:
     read twice, which gives it more weight.
     """
     if not paths:
-        raise DataError("no file was named")
+        raise DataError("no file was specified")
     return [file for path in paths for file in (_expand_remote(path) if is_url(path) else _expand_local(path))]
 
 
@@ -54,7 +54,7 @@ def _expand_local(path: str) -> list[str]:
     folder = Path(path)
     if folder.is_dir():
         if kind := _headstart_kind(folder):
-            raise DataError(f"{path} is a Headstart {kind} folder, not text; give the text files")
+            raise DataError(f"{path} is a Headstart {kind} folder, not text; use the text files")
         if _is_broken_shards(folder):
             state = "damaged" if (folder / MANIFEST).exists() else "missing"
             raise DataError(f"{path} contains prepared shards, but their {MANIFEST} is {state}; prepare them again")
@@ -117,7 +117,7 @@ def _readable_files(files: list[str], error: str) -> list[str]:
     names = [os.path.basename(file) for file in files]
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     advice = "; save spreadsheets as CSV UTF-8" if any(map(_is_spreadsheet, names)) else ""
-    raise DataError(f"{error}; found: {shown or 'nothing'}; known: {KNOWN_SUFFIXES}{advice}")
+    raise DataError(f"{error}; found: {shown or 'nothing'}; supported: {KNOWN_SUFFIXES}{advice}")
 
 
 def _expand_remote(path: str) -> list[str]:
@@ -143,7 +143,7 @@ def _unknown_suffix_error(path: str) -> DataError:
     if not is_url(path) and is_pickled(Path(path)):
         return DataError(pickle_error(path, "If you trust it, save its texts as .jsonl or .csv"))
     advice = "; save it as CSV UTF-8" if _is_spreadsheet(path) else ""
-    return DataError(f"{path}: no reader for this suffix; known: {KNOWN_SUFFIXES}{advice}")
+    return DataError(f"{path}: unsupported file suffix; supported: {KNOWN_SUFFIXES}{advice}")
 
 
 def _is_spreadsheet(path: str) -> bool:

@@ -131,7 +131,9 @@ def _check_file(path: Path) -> None:
     if path.suffix in PICKLED_SUFFIXES:
         raise UsageError(pickled_weights(path))
     if path.suffix != ".safetensors":
-        raise UsageError(f"{path} is not a .safetensors file; import reads the course's weights in this format only")
+        raise UsageError(
+            f"{path} is not a .safetensors file; the weights of the course can be imported in this format only"
+        )
     if not path.is_file():
         raise UsageError(f"no such file: {path}")
 
@@ -250,5 +252,7 @@ def _load(model: Model[LanguageHead], named: Named, path: Path) -> tuple[Importe
 
 
 def _mismatch_error(path: Path, faults: list[str]) -> TransferError:
-    others = f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else ""
-    return TransferError(f"{path} does not fit the course's language model: {faults[0]}{others}; nothing was imported")
+    others = f" (and {len(faults) - 1} more errors)" if len(faults) > 1 else ""
+    return TransferError(
+        f"{path} does not match the course's language model: {faults[0]}{others}; nothing was imported"
+    )

@@ -43,7 +43,6 @@ _PIPELINE_ARGUMENTS = {
     "rating": ', function_to_apply="none"',
 }
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
-_DIRECTIONS = {"causal": "left to right", "bidirectional": "both ways"}
 
 
 def export_hf(bundle: Bundle, out: Path) -> str:
@@ -124,7 +123,7 @@ def _own_class(bundle: Bundle) -> tuple[str, str]:
     if bundle.config.block == "modern":
         if not bidirectional and _has_bias(bundle.model.head):
             raise UsageError(
-                f"{bundle.path} gives a rating with a head that has a bias, which the head of a stock Llama lacks; "
+                f"{bundle.path} predicts a rating with a head that has a bias, which the head of a stock Llama does not have; "
                 "fine-tune with --transfer.attention bidirectional to export, or use --to onnx"
             )
         if is_language:
@@ -288,14 +287,15 @@ def _generic_class(bundle: Bundle) -> tuple[str, str]:
     architecture = ARCHITECTURES[generic.family]
     if bundle.attention != architecture.attention:
         raise UsageError(
-            f"{bundle.name} is a {generic.family} that reads {_DIRECTIONS[bundle.attention]}, "
+            f"{bundle.name} is a {generic.family} with {bundle.attention} attention, "
             "which no stock architecture can express"
         )
     if bundle.head_type == "classify":
         class_name = f"{architecture.class_prefix}ForSequenceClassification"
         if bundle.attention == "causal" and _has_bias(bundle.model.head):
             raise UsageError(
-                f"{bundle.name} gives a rating with a head that has a bias, which a stock {class_name} lacks; use --to onnx"
+                f"{bundle.name} predicts a rating with a head that has a bias, which a stock {class_name} does not have; "
+                "use --to onnx"
             )
         return class_name, "SequenceClassification"
     language_class = f"{architecture.class_prefix}{architecture.lm_class_suffix}"
@@ -464,25 +464,25 @@ def _readme(bundle: Bundle, architecture: str, purpose: str) -> str:
     lines += [
         "```",
         "",
-        f"It reads {bundle.config.context} tokens, the start token included; longer texts are truncated with "
+        f"Its context is {bundle.config.context} tokens, including the start token; longer texts are truncated with "
         "`truncation=True`, as `headstart predict` truncates them.",
     ]
     if is_classifier:
         lines.append(_describe_outputs(bundle.task))
     if purpose == "MaskedLM":
-        lines.append("`<mask>` in a text is the mask; write no other special token into one.")
+        lines.append("`<mask>` in a text is the mask token; texts must not contain other special tokens.")
     if bundle.objective == "hybrid":
         lines.append(
             "It was trained with the hybrid objective: **the logits at a position are for the next token**, so a "
             "masked token is predicted at the position before the mask (`logits[:, i - 1]`), and "
-            "`pipeline('fill-mask')`, which reads the "
-            "mask's own place, does not apply. With `model_type` `llama` and architecture `LlamaForCausalLM` in "
-            "config.json the same weights read left to right and continue text."
+            "`pipeline('fill-mask')`, which uses the position of the mask itself, cannot be used. With `model_type` "
+            "`llama` and architecture `LlamaForCausalLM` in config.json, the same weights use causal attention and "
+            "generate text."
         )
     if isinstance(bundle.tokenizer, SentencePieceTokenizer):
         lines.append(
-            "Its tokenizer was converted from SentencePiece and reads every piece of the vocabulary as the original does; "
-            "only letters that carry several combining marks in an unusual order may be split otherwise."
+            "Its tokenizer was converted from SentencePiece and encodes every piece of the vocabulary like the original; "
+            "only letters with several combining marks in an unusual order may be split differently."
         )
     if architecture.startswith("OPT") and not bundle.config.generic:
         lines.append(
@@ -510,6 +510,6 @@ def _describe_outputs(task: Task) -> str:
             f"predicted at or above its threshold (`headstart.thresholds` in config.json): {thresholds}."
         )
     return (
-        "Probabilities are calibrated; the temperature is part of the last layer. Withholding answers below a threshold "
+        "Probabilities are calibrated; the temperature is part of the last layer. Withholding predictions below a threshold "
         "(`headstart predict --abstain`) is not part of this export."
     )

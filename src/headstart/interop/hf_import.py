@@ -131,7 +131,7 @@ def import_model(source: str, folder: Path, out: Path) -> dict[str, Any]:
     is_llama = hf.model_type in _LLAMA_TYPES
     if not is_llama and hf.model_type not in ARCHITECTURES:
         supported = ", ".join([*_LLAMA_TYPES, *ARCHITECTURES])
-        raise hf.error(f"is a {hf.model_type}, whose layers Headstart does not support ({supported} are)")
+        raise hf.error(f"is a {hf.model_type}, which Headstart does not support; supported: {supported}")
     if is_llama:
         _check_llama(hf)
     weights = read_hf_weights(hf)
@@ -246,7 +246,7 @@ def _read_vocab_size(hf: HFModelFolder) -> int:
 def _read_task(hf: HFModelFolder) -> Task:
     pooling = hf.facts.get("classifier_pooling", "late")
     if hf.model_type == "eurobert" and pooling != "mean":
-        raise hf.error(f"has classifier_pooling {pooling}, and bidirectional classifiers use the mean here")
+        raise hf.error(f"has classifier_pooling {pooling}, but Headstart uses the mean for bidirectional classifiers")
     try:
         return read_task(hf.facts)
     except ValueError as error:
@@ -415,7 +415,7 @@ def _lm_head_settings(architecture: Architecture, tensors: Mapping[str, Tensor])
 def _read_activation(hf: HFModelFolder, name: str, default: str) -> str:
     value = hf.facts.get(name, default)
     if value not in ACTIVATIONS:
-        raise hf.error(f"has {name} {value}, which is none of {', '.join(ACTIVATIONS)}")
+        raise hf.error(f"has {name} {value}, expected one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[value]
 
 

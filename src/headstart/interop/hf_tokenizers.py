@@ -74,7 +74,7 @@ def _read_special_ids(
     before, after = _special_tokens_around(source, engine)
     if exact and before is None:
         raise UsageError(
-            f"{source} reads texts without a start token, which classifiers add here, so its predictions would "
+            f"{source} does not use a start token, which Headstart adds for classifiers, so its predictions would "
             "change; import its language model and fine-tune it"
         )
     starts = [id for id in (before, special["sos"], special["eos"]) if id is not None]
@@ -99,7 +99,7 @@ def _special_tokens_around(source: str, engine: tokenizers.Tokenizer) -> tuple[i
         if full[before : before + size] == plain and before < 2 and after < 2:
             return full[0] if before else None, full[-1] if after else None
     raise UsageError(
-        f"{source} has a tokenizer that makes {full} of {plain}; rows may add a start token and an end token only"
+        f"{source} has a tokenizer that encodes {plain} as {full}; only a start token and an end token may be added"
     )
 
 
@@ -176,6 +176,6 @@ def _check_conversion(engine: tokenizers.Tokenizer, tokenizer: Tokenizer, pieces
     for text, converted_ids, ids in zip(texts, converted, tokenizer.encode_batch(texts), strict=True):
         if converted_ids != ids:
             raise UsageError(
-                f"the SentencePiece model reads {json.dumps(text, ensure_ascii=False)} in a way that tokenizer.json "
-                f"cannot express: {ids} here, {converted_ids} there"
+                f"the SentencePiece model encodes {json.dumps(text, ensure_ascii=False)} in a way that tokenizer.json "
+                f"cannot express: as {ids} instead of {converted_ids}"
             )

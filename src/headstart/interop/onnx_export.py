@@ -123,7 +123,7 @@ def _parts(bundle: AnyClassifierBundle) -> tuple[Bundle | None, LinearClassifier
     if isinstance(bundle, LinearBundle):
         if not any(len(view.ngrams) for view in bundle.classifier.views):
             raise UsageError(
-                f"{bundle.path} has no n-grams: it gives every text the same answer and cannot be exported"
+                f"{bundle.path} has no n-grams: it predicts the same label for all texts and cannot be exported"
             )
         return None, bundle.classifier
     return (bundle.network, bundle.linear) if isinstance(bundle, BlendBundle) else (bundle, None)
@@ -313,7 +313,7 @@ def _read_texts(path: str, task: Task, encoding: str | None) -> list[TextInput]:
     texts: list[TextInput] = []
     if task.pair:
         raise UsageError(
-            "--check takes one text per row, and this model reads pairs; omit it to check with generated pairs"
+            "--check supports single texts, but this model expects pairs; remove it to check with generated pairs"
         )
     for document in read_documents([path], merge_config(CorpusConfig, {"encoding": encoding})):
         texts.append(document.text)
@@ -324,9 +324,9 @@ def _read_texts(path: str, task: Task, encoding: str | None) -> list[TextInput]:
 
 def _table(files: Sequence[dict[str, Any]], compared_on: str, out: Path, task: Task) -> list[str]:
     unit = "standard deviations of the training ratings" if task.kind == "rating" else "probability"
-    lines = [f"{'file':<16}{'size':>10}  {'largest difference':>18}  {'same answers':>14}"]
+    lines = [f"{'file':<16}{'size':>10}  {'largest difference':>18}  {'same predictions':>16}"]
     for file in files:
         same = f"{file['same_answers']:,} of {file['texts']:,}"
         size = f"{file['bytes'] / 1e6:.2f} MB"
-        lines.append(f"{file['name']:<16}{size:>10}  {file['largest_difference']:>18.1e}  {same:>14}")
+        lines.append(f"{file['name']:<16}{size:>10}  {file['largest_difference']:>18.1e}  {same:>16}")
     return [*lines, f"in {unit}, on {compared_on}; opset {OPSET}; in {out}"]

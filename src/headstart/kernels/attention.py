@@ -42,9 +42,9 @@ class AttentionContext:
 
     plan: KernelPlan
     attn_mask: Tensor | None = None
-    """True where a token (row) sees another (column). None means that a row is one document; see `causal`."""
+    """True where a token (row) attends to another (column). None means that a row is one document; see `causal`."""
     causal: bool = True
-    """Whether a token sees only those before it, where there is no mask."""
+    """True if a token attends only to those before it, where there is no mask."""
     rotary: tuple[Tensor, Tensor] | None = None
     """Cosine and sine of the positions, in a shape that broadcasts over heads; None for absolute positions."""
     cu_seqlens: Tensor | None = None
@@ -56,7 +56,9 @@ class AttentionContext:
     groups: tuple[DocumentGroup, ...] = ()
     """The same documents in groups of similar length, where the plan's attention is `grouped`."""
     window: int = -1
-    """How far a token sees to each side in documents end to end; -1 is unlimited. Elsewhere `attn_mask` says it."""
+    """The attention window to each side in concatenated documents; -1 is unlimited. In other layouts it is part of
+    `attn_mask`.
+    """
     cache: KeyValueCache | None = None
     """The keys and values of earlier tokens; None in training, where a compiler would compute gradients for them."""
 

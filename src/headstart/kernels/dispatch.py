@@ -20,7 +20,7 @@ MAX_COLUMNS = 4096
 CUDNN_ATTENTION = True
 """Whether cuDNN's attention may be chosen; benchmarks turn it off."""
 HEAD_MULTIPLE = 8
-"""cuDNN and the varlen kernels want heads whose width is a multiple of this."""
+"""cuDNN and the varlen kernels require heads whose width is a multiple of this."""
 _MAX_CUDNN_HEAD = 128
 _MLP_MULTIPLE = 8
 """Rows of the fused MLP must be a multiple of 16 bytes long, which the unit that loads tiles requires."""
@@ -55,7 +55,7 @@ class KernelPlan:
     defer_bias: bool = False
     """Whether the last bias of a layer's MLP is added by the `add_norm` of the next layer."""
     uniform_layers: bool = False
-    """Whether the first layer gets a residual of its own, so that all layers share one compiled graph."""
+    """Whether the first layer gets a separate residual, so that all layers share one compiled graph."""
     cast_weights: bool = False
     """Whether layers compute in bf16 from copies of the weights that are made once per update, on a CPU."""
 
@@ -128,7 +128,7 @@ def is_asynchronous(device: torch.device) -> bool:
 
 
 def is_on_device(x: Tensor, device: torch.device) -> bool:
-    """Return whether a tensor is on this type of device already, whatever its index."""
+    """Return whether a tensor is on this type of device already, with any index."""
     return device.type == x.device.type
 
 
@@ -242,7 +242,7 @@ def _can_use_cudnn(config: ModelConfig, ids: Tensor, *, training: bool, recorded
 
 
 def _can_use_varlen(config: ModelConfig, ids: Tensor, *, training: bool) -> bool:
-    """Varlen attention wants CUDA, 16-bit operands, heads of a round width and no dropout of attention weights.
+    """Varlen attention requires CUDA, 16-bit operands, heads of a supported width and no dropout of attention weights.
 
     Operands are 16-bit under autocast, and in inference where TF32 is allowed (`Runtime.scoring`). The order of its
     gradient additions varies, so that deterministic runs use a mask instead.

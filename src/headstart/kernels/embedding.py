@@ -130,7 +130,7 @@ class CachedGradEmbedding(nn.Embedding):
         return None
 
     def _check_shared(self, weight: Tensor) -> None:
-        """Note whether anything else has added to the gradient; torch calls this after every backward pass."""
+        """Record whether anything else has added to the gradient; torch calls this after every backward pass."""
         alone = self._written is not None and weight.grad is not None and weight.grad._version == self._version
         self._is_shared = self._is_shared or not alone
 

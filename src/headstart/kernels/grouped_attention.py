@@ -17,14 +17,16 @@ from torch import Tensor
 _LENGTH_MULTIPLE = 16
 """Lengths are compared in steps of this many tokens."""
 _GROUP_COST = 1 << 14
-"""What a group costs beside its products, in attention weights of one head."""
+"""The fixed cost of a group, in attention weights of one head."""
 _MAX_WEIGHTS = 1 << 20
-"""Attention weights that are computed at a time, so that they stay in the cache."""
+"""Maximum number of attention weights per call, so that they stay in the cache."""
 _KEPT_WIDTHS = 8
 """Rows of attention weights as long as this many head widths are kept for the backward pass; longer ones are computed again."""
 
 _MASKED = -1e30
-"""Added to the logits of masked tokens. Finite: padding may have nothing to see, and must not turn into NaN."""
+"""Added to the logits of masked tokens. It is finite, because the softmax of a padding row without any visible token must
+not be NaN.
+"""
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def _gather(x_NHK: Tensor, group: DocumentGroup) -> Tensor:
 
 
 def _scatter(out_NHK: Tensor, x_BHLK: Tensor, group: DocumentGroup) -> None:
-    """Write the tokens of a group to their places; padding is left out."""
+    """Write the tokens of a group to their positions; padding is dropped."""
     rows = x_BHLK.transpose(1, 2)
     rows = rows.flatten(0, 1) if group.is_token_BL is None else rows[group.is_token_BL]
     out_NHK.index_copy_(0, group.tokens, rows)

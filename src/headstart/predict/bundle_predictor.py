@@ -1,4 +1,4 @@
-"""BundlePredictor: what the predictors of networks, linear classifiers and blends have in common. No torch.
+"""BundlePredictor: the base class of the predictors of networks, linear classifiers and blends. No torch.
 
 A predictor turns texts into predictions in three steps, which a server takes on different threads: `encode`,
 `probabilities`, `make_predictions`. It abstains below a wanted precision, by the table that validation left in the bundle.
@@ -37,9 +37,9 @@ class BundlePredictor(ABC, Generic[E]):
 
     bundle: "AnyClassifierBundle"
     length_unit = "tokens"
-    """What `length` counts."""
+    """The unit of `length`."""
     batch_overhead = 24
-    """What a batch costs besides its tokens, in padded tokens; 24 was measured on a CPU core."""
+    """The fixed cost of a batch in padded tokens; 24 was measured on a CPU core."""
 
     def __init__(self, bundle: "AnyClassifierBundle") -> None:
         self.bundle = bundle
@@ -160,11 +160,11 @@ def threshold_for(bundle: "AnyClassifierBundle", precision: float) -> Threshold:
         raise ConfigError(f"--abstain must be a precision between 0 and 1, such as 0.95, got {precision:g}")
     if bundle.task.kind != "classes":
         raise UsageError(
-            f"--abstain is for one class per text, and {bundle.path} gives {_TASK_PHRASES[bundle.task.kind]}"
+            f"--abstain supports one class per text, but {bundle.path} predicts {_TASK_PHRASES[bundle.task.kind]}"
         )
     if ABSTAIN in bundle.labels:
         raise UsageError(
-            f"{bundle.path} has a label called {ABSTAIN}: texts without an answer could not be distinguished"
+            f"{bundle.path} has a label called {ABSTAIN}: texts without a prediction could not be distinguished"
         )
     calibration = bundle.about.get("calibration")
     if not calibration:
@@ -179,14 +179,14 @@ def threshold_for(bundle: "AnyClassifierBundle", precision: float) -> Threshold:
     for threshold in table:
         if threshold.wanted >= precision - 1e-9:
             return threshold
-    best = f"the highest was {table[-1].wanted:g}" if table else "fewer than half of the answers were correct"
+    best = f"the highest was {table[-1].wanted:g}" if table else "fewer than half of the predictions were correct"
     raise UsageError(
         f"no threshold gave a precision of {precision:g} on the {num_rows:,} validation rows of {bundle.path}; {best}"
     )
 
 
 def _more_validation_rows_hint(bundle: "AnyClassifierBundle") -> str:
-    """How to get enough validation rows: from a file, or by a larger fraction if they were held out of train."""
+    """Explain how to get enough validation rows: from a file, or with a larger held-out fraction of train."""
     if bundle.about.get("cross_validated"):  # validation rows are rows of train: of all folds, or of one hold-out
         return f"cross-validation needs {MIN_ROWS}: label more rows, or run headstart auto with more minutes"
     data = bundle.about.get("data")
@@ -208,11 +208,12 @@ def describe_threshold(threshold: Threshold, rows: int) -> str:
     """Describe a threshold, its coverage and its precision on validation.
 
     >>> print(describe_threshold(Threshold(0.95, 0.81, 0.956, 0.92, 0.976, 0.62, 248), 400).replace(": ", "\\n"))
-    answers below 0.810 are withheld
-    of 400 validation rows 62 % were answered, 95.6 % of those correctly (95 % interval 92.0 to 97.6)
+    predictions with a probability below 0.810 are withheld
+    on 400 validation rows, 62 % of the predictions were kept, and 95.6 % of those were correct (95 % interval 92.0 to 97.6)
     """
     interval = f"95 % interval {100 * threshold.low:.1f} to {100 * threshold.high:.1f}"
     return (
-        f"answers below {threshold.threshold:.3f} are withheld: of {rows:,} validation rows "
-        f"{100 * threshold.coverage:.0f} % were answered, {100 * threshold.precision:.1f} % of those correctly ({interval})"
+        f"predictions with a probability below {threshold.threshold:.3f} are withheld: on {rows:,} validation rows, "
+        f"{100 * threshold.coverage:.0f} % of the predictions were kept, and {100 * threshold.precision:.1f} % of those were "
+        f"correct ({interval})"
     )

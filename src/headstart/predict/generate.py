@@ -23,7 +23,7 @@ _INCOMPLETE = "\ufffd"
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is sampled."""
+    """Sampling settings for the next token."""
 
     tokens: int = 50
     temperature: float = 0.0
@@ -175,7 +175,9 @@ def _max_positions(model: Model[LanguageHead], ids: list[int]) -> float:
     generic = model.backbone.config.generic
     positions = generic.positions if generic and generic.positions else math.inf
     if len(ids) > positions:
-        raise UsageError(f"the prompt is {len(ids)} tokens with its start, and the model has {positions} positions")
+        raise UsageError(
+            f"the prompt has {len(ids)} tokens with the start token, but the model has {positions} positions"
+        )
     return positions
 
 

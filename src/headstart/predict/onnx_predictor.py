@@ -53,8 +53,8 @@ class OnnxPredictor:
             raise StoreError(f"{folder / 'headstart.json'} is damaged: {error}") from None
         if self.task.kind != "classes" or self.task.pair:
             raise UsageError(
-                f"{folder} does not predict one class per text, and predict reads no other exports; use "
-                "examples/onnx_predict.py, or give the model it was exported from"
+                f"predict supports ONNX exports for one class per text only, got {folder}; use "
+                "examples/onnx_predict.py, or the model that was exported"
             )
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or free_cores()
@@ -66,18 +66,18 @@ class OnnxPredictor:
 
     @property
     def agreement(self) -> str | None:
-        """How far int8 agreed with fp32 when it was exported; None in fp32."""
+        """The agreement of int8 with fp32 at the time of the export; None in fp32."""
         if not self._int8:
             return None
         same, texts = self._file_facts["same_answers"], self._file_facts["texts"]
-        return f"int8: {same:,} of {texts:,} answers are the same as in full precision, on {self._compared_on}"
+        return f"int8: {same:,} of {texts:,} predictions are the same as in full precision, on {self._compared_on}"
 
     def predict(self, texts: Sequence[TextInput], *, abstain: float | None = None) -> list[AnyPrediction | None]:
         """Predict every text, in order, a blank one as None; texts of similar length are batched together.
 
         It cannot abstain.
         """
-        assert abstain is None, "an export has no table of thresholds"
+        assert abstain is None, "abstain does not support ONNX exports, which have no table of thresholds"
         return predict_readable(texts, self._predict_texts)
 
     def _predict_texts(self, texts: Sequence[TextInput]) -> list[AnyPrediction]:

@@ -1,6 +1,6 @@
 """Benchmark this machine: training steps, prediction on short and long texts, and the first prediction of a process.
 
-It uses random tokens in texts of usual lengths, with the network and settings of a preset. MFU is the rate of the matrix
+It uses random tokens in texts of typical lengths, with the network and settings of a preset. MFU is the rate of the matrix
 products of a step divided by the rate of one large product on the same device.
 """
 

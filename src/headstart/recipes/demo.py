@@ -117,7 +117,7 @@ class DemoResult:
 def run_demo(request: DemoRequest, progress: Progress | None = None) -> DemoResult:
     """Split the data, compare and report. A demo that was interrupted continues."""
     if request.backbone and request.pretrain:
-        raise UsageError(f"--from {request.backbone} is pretrained already; omit --pretrain")
+        raise UsageError(f"--from {request.backbone} is already pretrained; remove --pretrain")
     progress, pretrain = progress or SilentProgress(), request.pretrain
     if not (request.backbone or pretrain or STARTER.removeprefix(STARTER_SCHEME) in starters()):
         progress.say(f"{STARTER} is not installed ({INSTALL_STARTERS}): a small model is pretrained here instead")
@@ -237,7 +237,7 @@ def describe_gain(folder: Path) -> str:
         assert difference is not None
         caveat = "" if difference.measurable else ", not statistically significant"
         gains.append(f"{format_points(difference.mean)} points over {name} ({format_interval(difference)}){caveat}")
-    return f"With {labels}, the head start is worth {' and '.join(gains)}."
+    return f"With {labels}, pretraining gains {' and '.join(gains)}."
 
 
 def _describe_data(data: str | None) -> str:

@@ -60,7 +60,7 @@ def run_evaluate(request: EvaluateRequest, progress: Progress | None = None) -> 
 
 
 def run_error_analysis(request: EvaluateRequest, progress: Progress | None = None) -> ErrorAnalysis:
-    """Compute the metrics and what is behind them: confusions, the most confident mistakes with their words, slices."""
+    """Compute the metrics and analyse the errors: confusions, the most confident errors with their words, slices."""
     if request.mistakes < 0:
         raise ConfigError(f"--mistakes must be at least 0, got {request.mistakes}")
     predictor = load_predictor(request.model, request.runtime)
@@ -68,9 +68,7 @@ def run_error_analysis(request: EvaluateRequest, progress: Progress | None = Non
     labelled = as_trained(predictor.bundle, request.labelled) if request.columns else request.labelled
     columns = {name: _read_column(request.file, name, labelled) for name in request.columns}
     if predictor.task.kind != "classes":
-        raise UsageError(
-            f"--errors is for one class per text; without it, evaluate reports each label or the errors of {request.model}"
-        )
+        raise UsageError(f"--errors needs a model for one class per text, got {request.model}; remove --errors")
     scored = _score(predictor, request, progress)
     assert isinstance(scored.evaluation, Evaluation)
     texts, gold = scored.texts, scored.gold
@@ -124,7 +122,7 @@ def as_trained(bundle: "AnyClassifierBundle", config: LabelledConfig) -> Labelle
     """Complete `config` with the columns of the training file; the task is that of the model."""
     task = bundle.task
     if config.task not in ("auto", task.kind):
-        raise ConfigError(f"labelled.task is {config.task}, but {bundle.path} predicts {task.kind}; omit the setting")
+        raise ConfigError(f"labelled.task is {config.task}, but {bundle.path} predicts {task.kind}; remove the setting")
     trained = bundle.about.get("labelled")
     trained = {
         name: value for name, value in (trained if isinstance(trained, dict) else {}).items() if value is not None
@@ -132,9 +130,9 @@ def as_trained(bundle: "AnyClassifierBundle", config: LabelledConfig) -> Labelle
     if not task.pair:
         trained.pop("second_column", None)
         if config.second_column is not None:
-            raise DataError(f"{bundle.path} reads single texts; omit labelled.second_column")
+            raise DataError(f"{bundle.path} expects single texts; remove labelled.second_column")
     elif config.second_column is None and "second_column" not in trained:
-        raise DataError(f"{bundle.path} reads pairs of texts; give the second column with labelled.second_column")
+        raise DataError(f"{bundle.path} expects pairs of texts; name the second column with labelled.second_column")
     explicit = {name: value for name, value in config.model_dump().items() if value is not None}
     return merge_config(LabelledConfig, trained | explicit | {"task": task.kind})
 

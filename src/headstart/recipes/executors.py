@@ -1,7 +1,7 @@
-"""Where the runs of a grid are executed: this process, several worker processes, or a Ray cluster.
+"""Executors of the runs of a grid: this process, several worker processes, or a Ray cluster.
 
-Several at once, because small networks leave most of a GPU, or of many cores, idle. A run writes the same files on any
-executor. Workers read the data for themselves.
+Several runs are executed at once, because a small network uses a fraction of a GPU or of many cores. A run writes the same
+files with any executor. Workers read the data themselves.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,12 +22,12 @@ EXECUTORS = ("local", "ray")
 
 @dataclass(frozen=True)
 class Executor:
-    """Where the runs of a grid are executed, and how many at the same time."""
+    """The executor of the runs of a grid, and the number of concurrent runs."""
 
     name: str = "local"
     """One of `EXECUTORS`."""
     jobs: int | None = None
-    """Runs at the same time; None is one here, and as many as there is room for on a cluster."""
+    """The number of concurrent runs; None means one on this machine, and the capacity of a cluster."""
     address: str | None = None
     """The address of the cluster; None starts one on this machine."""
     threads: int | None = None
@@ -45,7 +45,7 @@ class Executor:
         if self.jobs is not None and self.jobs < 1:
             raise UsageError(f"--jobs must be at least 1, got {self.jobs}")
         if self.address is not None and self.name != "ray":
-            raise UsageError("--address is the address of a Ray cluster and needs --engine ray")
+            raise UsageError("--address needs --engine ray")
 
     def map(
         self,

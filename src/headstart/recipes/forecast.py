@@ -2,9 +2,10 @@
 
     seconds = arithmetic / peak * factor + bytes moved / bandwidth * factor + overhead per layer + communication
 
-The factors are fitted to measured steps (benchmarks/forecast.py); a machine that was not measured gets those of one that
-was, and the output says so. Peaks are those of dense matrices from the makers' data sheets (H200, H100 and A100 SXM;
-RTX 4090: Ada white paper). The `cpu` is one core of the x86-64 machine that the steps were timed on, in round numbers.
+The factors are fitted to measured steps (benchmarks/forecast.py); a machine that was not measured uses the factors of one
+that was, and the output states that. Peaks are those of dense matrices from the data sheets of the manufacturers (H200, H100
+and A100 SXM; RTX 4090: Ada white paper). The `cpu` is one core of the x86-64 machine that the steps were timed on, in round
+numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -90,7 +91,7 @@ ERRORS = {"cpu": ForecastErrors(8, 0.11, 0.31, 0.14), "h200": ForecastErrors(2, 
 
 
 _CHUNK, _CPU_CHUNK = 8192, 256
-"""Rows of logits that exist at a time, on a GPU and on a CPU (kernels/cross_entropy.py)."""
+"""Rows of logits per chunk, on a GPU and on a CPU (kernels/cross_entropy.py)."""
 _MUON_ITERATIONS = 5
 _NUM_FACTORS = 3
 """The number of factors that are fitted to the times of steps."""

@@ -42,7 +42,7 @@ class GridDisplay(Generic[Spec, Record]):
 
 @dataclass
 class Grid(ABC, Generic[Spec, Record, Result]):
-    """Runs in one folder, with what all of them read; subclasses say what a run is."""
+    """The runs of one folder and their common inputs; subclasses define a run."""
 
     folder: RunFolder
     config: FinetuneConfig
@@ -79,7 +79,7 @@ class Grid(ABC, Generic[Spec, Record, Result]):
 
     @abstractmethod
     def run_one(self, spec: Spec, stop: StopSignal) -> Record | None:
-        """Do one run and save its record; None if no further run should begin."""
+        """Execute one run and save its record; returns None if no further run should begin."""
 
     @abstractmethod
     def describe_record(self, record: Record) -> str:
@@ -87,7 +87,7 @@ class Grid(ABC, Generic[Spec, Record, Result]):
 
     @abstractmethod
     def describe_position(self) -> str:
-        """Say how far the grid is when it is interrupted."""
+        """Describe the progress of an interrupted grid."""
 
     @abstractmethod
     def display(self) -> AbstractContextManager[GridDisplay[Spec, Record]]:
@@ -95,7 +95,7 @@ class Grid(ABC, Generic[Spec, Record, Result]):
 
     @abstractmethod
     def fingerprints(self) -> dict[str, Any]:
-        """Return hashes of what the grid reads, by the names that a message would give them."""
+        """Return the hashes of the inputs of the grid, by their names in messages."""
 
     @abstractmethod
     def worker(self) -> tuple[MakeWorker, tuple[str, ...]]:
@@ -106,16 +106,16 @@ class Grid(ABC, Generic[Spec, Record, Result]):
         """Write the results of all runs and return them."""
 
     def phases(self, specs: list[Spec]) -> list[list[Spec]]:
-        """Return the runs in groups of which one must be finished before the next begins; here all are independent."""
+        """Return the runs in groups; a group begins after the previous one is finished. By default, there is one group."""
         return [specs]
 
     def prepare(self) -> None:
-        """Write what was read before the first run begins; refuse to continue with other inputs than the first time."""
+        """Record the inputs before the first run begins; a resumed grid must have the same inputs."""
         write_json(self.path / "environment.json", environment(self.runtime))
         self.folder.check_inputs_unchanged(self.fingerprints())
 
     def run(self, executor: Executor, stop: StopSignal) -> None:
-        """Do the runs that have no record yet."""
+        """Execute the runs that have no record yet."""
         # records are loaded now, so that a damaged one is named before any run begins
         finished = {spec: self.load_record(spec) for spec in self.specs if self.record_path(spec).is_file()}
         remaining = [spec for spec in self.specs if spec not in finished]
@@ -136,7 +136,7 @@ class Grid(ABC, Generic[Spec, Record, Result]):
     def _run_all(
         self, specs: list[Spec], executor: Executor, stop: StopSignal, start: Callable[[Spec], None]
     ) -> Iterator[tuple[Spec, Record]]:
-        """Do these runs and yield them as they finish; the record of each is on disk by then."""
+        """Execute these runs and yield each one after its record was written."""
         if executor.is_multiprocess and specs:
             make_worker, arguments = self.worker()
             for phase in filter(None, self.phases(specs)):

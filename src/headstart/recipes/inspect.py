@@ -1,4 +1,4 @@
-"""Inspect labelled files before training: what is in them, and what may be wrong with them.
+"""Inspect labelled files before training: their statistics and possible problems.
 
 Each check is a function that yields findings; none of them stops the report.
 """
@@ -52,7 +52,7 @@ _FAULTS_BY_TASK = {
 """Descriptions that differ for multi-label and regression files."""
 _MAX_LABELS_PER_ROW = 0.5
 _MIN_ROWS = 20
-"""From this many rows on, more different labels per row than that suggest a wrong label column."""
+"""The minimum number of rows, and the number of different labels per row that suggests a wrong label column."""
 _CHUNK = 1000
 
 
@@ -64,10 +64,10 @@ class Finding:
     file: str
     """The path as the user wrote it."""
     rows: int
-    """The number of rows concerned."""
+    """The number of rows with the problem."""
     message: str
     examples: tuple[str, ...] = ()
-    """The locations of the first rows concerned."""
+    """The locations of the first rows with the problem."""
     texts: int | None = None
     """The number of different texts among those rows, where rows may repeat."""
     other: str | None = None
@@ -100,7 +100,7 @@ class InspectedFile:
 
 
 def fault_findings(one: InspectedFile) -> Iterator[Finding]:
-    """Find rows that training would refuse, and files that cannot be read to their ends."""
+    """Find rows that cannot be used for training, and files that cannot be read completely."""
     for message in one.file.stopped:
         yield Finding(CUT_SHORT, one.file.name, 0, message)
     for fault, general in _FAULTS.items():
@@ -110,7 +110,7 @@ def fault_findings(one: InspectedFile) -> Iterator[Finding]:
             yield _finding(fault, one, rows, f"{_verb(len(rows), 'have', 'has')} {description}")
     for path in one.file.files_with_bom:
         yield Finding(
-            "byte order mark", one.file.name, 0, f"{path} begins with a byte order mark; it is not read as text"
+            "byte order mark", one.file.name, 0, f"{path} begins with a byte order mark, which is not part of the text"
         )
 
 
@@ -253,7 +253,7 @@ def encoding_findings(one: InspectedFile) -> Iterator[Finding]:
 
 
 def _visible(sign: str) -> str:
-    """Show a sign as it is, or by its code points where it is not printable."""
+    """Return a character sequence as it is, or its code points if it is not printable."""
     return single_line(sign, 20) if sign.isprintable() else " ".join(f"U+{ord(letter):04X}" for letter in sign[:3])
 
 
@@ -335,7 +335,7 @@ class PretrainingOverlap:
     documents: int
     exact: int
     near: int | None
-    """None where only digests of the text are known: those find exact duplicates only."""
+    """None if only digests of the text are available, which find exact duplicates only."""
     examples: tuple[str, ...] = ()
     false_positives: float = 0.0
     """The probability that a row is counted wrongly: above 0 where digests are truncated."""
@@ -363,13 +363,13 @@ class InspectRequest:
     valid: str | None = None
     test: str | None = None
     texts: Sequence[str] = ()
-    """Pretraining text to look for the rows in; it is streamed."""
+    """Pretraining text that is searched for the rows; it is streamed."""
     tokenizer: Path | None = None
     """A tokenizer to measure texts in tokens."""
     backbone: str | None = None
     """A model whose tokenizer and context are used, and whose bundle has digests of its pretraining text."""
     context: int | None = None
-    """The number of tokens that a model reads, in place of that of `backbone`."""
+    """The context of the model in tokens; by default, that of `backbone`."""
 
     def check(self) -> None:
         """Refuse options that contradict each other."""

@@ -1,6 +1,6 @@
-"""Refuse settings whose training certainly needs more memory than there is, before it is taken.
+"""Refuse settings whose training needs more memory than is available, before the memory is allocated.
 
-Every figure is a lower bound: what a run holds at once in any case. A run that is let through may still run out of memory.
+All estimates are lower bounds of the peak memory. A run that is not refused may still run out of memory.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from headstart.model.parameter_count import count_parameters
 from headstart.runtime import MemoryLimit, gpu_memory, machine_memory, rank_info
 
 MIN_VOCABULARY = 260
-"""Entries of the smallest tokenizer: the bytes and the special tokens. One that is trained has as many at least."""
+"""Vocabulary size of the smallest tokenizer: the bytes and the special tokens."""
 _WEIGHT, _GRADIENT, _MOMENT = 4, 4, 4
 """Bytes per parameter."""
 _ID = 8
@@ -22,21 +22,21 @@ _ID = 8
 
 @dataclass(frozen=True)
 class MemoryBound:
-    """The least memory of a training run, in bytes."""
+    """A lower bound of the memory of a training run, in bytes."""
 
     parameters: int
     state: int
     """Weights, gradients, optimizer state and averaged weights."""
     step: int
     """Weights, the batches of a step (token ids, segments, targets, a mask) and the activations of one of them. Gradients
-    and optimizer state may be there only when the activations are gone."""
+    and optimizer state may be allocated after the activations are freed."""
 
 
 def check_pretrain_memory(config: PretrainConfig, vocab_size: int = MIN_VOCABULARY, *, backbone: bool = False) -> None:
     """Refuse a pretraining that cannot fit into memory.
 
     Args:
-        vocab_size: the entries of the tokenizer; the least that there can be, while it is not known.
+        vocab_size: the size of the vocabulary; by default, the smallest possible one.
         backbone: the network is a pretrained one, whose shape cannot be set.
     """
     gpu = gpu_memory(config.runtime)
@@ -48,7 +48,7 @@ def check_pretrain_memory(config: PretrainConfig, vocab_size: int = MIN_VOCABULA
 
 
 def pretrain_bound(config: PretrainConfig, vocab_size: int, *, on_gpu: bool = False) -> MemoryBound:
-    """Return the least memory of pretraining in each process."""
+    """Return a lower bound of the memory of pretraining in each process."""
     model, loop = config.model, config.loop
     context = max([stage.context or model.context for stage in config.stages], default=model.context)
     rows = loop.batch_size * model.context // context // rank_info().world_size
@@ -74,8 +74,8 @@ def check_finetune_memory(
     """Refuse a fine-tuning that cannot fit into memory.
 
     Args:
-        rows: the training rows; a batch has no more than all of them. None while they are not known.
-        max_rows: at most so many of them are trained on.
+        rows: the training rows, which limit the batch size; None if they are not known yet.
+        max_rows: the maximum number of rows that are used for training.
         frozen: only the head is trained.
     """
     gpu = gpu_memory(config.runtime)
@@ -93,7 +93,7 @@ def finetune_bound(
     on_gpu: bool = False,
     frozen: bool = False,
 ) -> MemoryBound:
-    """Return the least memory of fine-tuning in each process."""
+    """Return a lower bound of the memory of fine-tuning in each process."""
     # layers that are unfrozen later may never be
     trained = not (frozen or config.transfer.freeze or config.transfer.unfreeze_every)
     parameters = count_parameters(config.model, vocab_size, 2).total
@@ -155,7 +155,7 @@ def _check(
         else:
             needed, what, settings = bound.step, "its weights and the batches of a step", batch_settings
         if needed > limit.bytes:
-            remedy = f"lower {' or '.join(settings)}" if settings else "choose a smaller model"
+            remedy = f"reduce {' or '.join(settings)}" if settings else "choose a smaller model"
             raise ConfigError(
                 f"training this network of {bound.parameters:,} parameters needs at least {format_bytes(needed)} of memory "
                 f"for {what}, and {limit.owner} {format_bytes(limit.bytes)}; {remedy}"

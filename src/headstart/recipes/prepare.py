@@ -183,7 +183,7 @@ def run_prepare_labelled(
             else {"labels": "several labels per text", "rating": "ratings"}[texts.task_name]
         )
         raise DataError(
-            f"{path} has {has}; prepared folders support one class per text only: give the original file to finetune"
+            f"{path} has {has}; prepared folders support one class per text only: use the original file with finetune"
         )
     if labels is None:
         labels = LabelSet.from_training(texts)
@@ -223,7 +223,7 @@ def _text_files(paths: Sequence[str]) -> list[str]:
     for path in paths:
         if is_shards(path):
             raise DataError(
-                f"{path} is prepared already: it contains tokens, not text; give the text files it was made from"
+                f"{path} is a prepared folder, which contains tokens and no text; use the text files that it was prepared from"
             )
     return expand_paths(paths)
 
@@ -237,7 +237,7 @@ def _unchanged(out: Path, mark: str, progress: Progress) -> Shards | None:
         progress.say(f"{error}; preparing it again")
         return None
     if shards.fingerprint != mark:
-        progress.say(f"{out} was made from other text or settings; preparing it again")
+        progress.say(f"{out} was prepared from other text or with other settings; preparing it again")
         return None
     progress.say(
         f"{out} is up to date: {pluralize(shards.num_documents, 'document')}, {pluralize(shards.num_tokens, 'token')}; reused"
@@ -270,7 +270,7 @@ def _interleave(streams: Sequence[Iterator[str]]) -> Iterator[str]:
 
 
 def _first_texts(texts: Iterator[str]) -> list[str]:
-    """Return the first texts, up to a size that is measured in seconds."""
+    """Return the first texts, up to a size that can be measured within seconds."""
     first: list[str] = []
     characters = 0
     for text in texts:
@@ -323,7 +323,7 @@ def prepare_by_parts(
     with progress.task("prepare", len(marks), "files") as task, handle_signals() as stop:
         task.advance(len(marks) - len(remaining))
         if len(remaining) < len(marks):
-            progress.say(f"{len(marks) - len(remaining):,} of {len(marks):,} files were done already; continuing")
+            progress.say(f"{len(marks) - len(remaining):,} of {len(marks):,} files are already done; continuing")
         try:
             for _ in _encode_parts(work, corpus, remaining, min(jobs, len(remaining)), stop):
                 task.advance()

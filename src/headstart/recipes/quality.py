@@ -1,8 +1,8 @@
-"""How good a model is beside two baselines on the same rows: one constant answer, and a linear model. No torch.
+"""Compare a model with two baselines on the same rows: a constant prediction, and a linear model. No torch.
 
-A difference counts where it is beyond chance: of the rows that only one of the two answers correctly, the 95 % interval of
-the model's fraction (Wilson's) lies above or below one half. A rating counts as informative where the 95 % interval of its
-correlation with the true numbers (Fisher's) lies above 0.
+A difference is significant if, among the rows that only one of the two classifies correctly, the 95 % interval (Wilson) of
+the model's fraction does not contain one half. A rating is informative if the 95 % interval (Fisher) of its correlation with
+the true values is above 0.
 """
 
 import math
@@ -29,14 +29,14 @@ from headstart.tasks import AnyEvaluation
 Grade = Literal["better", "unclear", "poor"]
 _MAX_ROWS = 10_000
 _MAX_CHARACTERS = 1_500_000
-"""Training rows and characters that the linear model reads: it has to stay a matter of seconds."""
+"""Maximum rows and characters of the training data of the linear model, so that fitting takes seconds."""
 _Z95 = 1.96
 _AUTO = "`headstart auto`"
 
 
 @dataclass(frozen=True)
 class Quality:
-    """The grade of a model, and the sentence that says why."""
+    """The grade of a model, and a sentence that explains it."""
 
     grade: Grade
     """better than the baselines; unclear; or poor, which is no better than a constant prediction or worse than linear."""
@@ -49,21 +49,21 @@ class Quality:
 
 @dataclass(frozen=True)
 class ConstantBaseline:
-    """One answer for every row, without reading it, and how a model compares with that."""
+    """A constant prediction for all rows, and the comparison of a model with it."""
 
     name: str
     """majority, or mean for ratings."""
     answer: str | list[str] | float | None
-    """The answer; None where the mean of the training rows is not known."""
+    """The constant prediction; None if the mean of the training rows is not known."""
     figures: dict[str, float]
     """The metrics of the baseline, the headline first."""
     grade: Grade
     only_answer: str | None = None
-    """The label that the model gives to every row, if there is one."""
+    """The label that the model predicts for all rows, if it is always the same."""
 
     @property
     def description(self) -> str:
-        """The baseline in words."""
+        """A description of the baseline."""
         if self.name == "mean":
             return "always predicting the training mean"
         labels = self.answer if isinstance(self.answer, list) else [str(self.answer)]
@@ -80,28 +80,28 @@ class LinearPredictions:
     """The predictions of a linear model that was fitted to the training rows."""
 
     rows: int
-    """The training rows that it read."""
+    """The number of training rows that it was fitted on."""
     all_rows: int
-    """The training rows that there are."""
+    """The number of all training rows."""
     predictions: dict[str, NDArray[np.int64]]
     """The predicted label of each row, by split."""
 
 
 @dataclass(frozen=True)
 class LinearBaseline:
-    """A linear model on the rows of one split, and how another model compares with it."""
+    """A linear model on the rows of one split, and the comparison of another model with it."""
 
     figures: dict[str, float]
     grade: Grade
     trained_on: str
-    """The training rows that it read, in words."""
+    """A description of its training rows."""
 
 
 def constant_baseline(evaluation: AnyEvaluation, answer: str | Sequence[str] | float | None = None) -> ConstantBaseline:
-    """Compare a model with one answer for every row.
+    """Compare a model with a constant prediction.
 
     Args:
-        answer: a label, several labels, or the mean of the training rows; by default the commonest of these rows.
+        answer: a label, several labels, or the mean of the training rows; by default the most frequent label of these rows.
     """
     if isinstance(evaluation, Evaluation):
         return _majority(evaluation, answer if isinstance(answer, str) else None)
@@ -136,7 +136,7 @@ def _majority_labels(evaluation: MultiLabelEvaluation, labels: list[str]) -> Con
 
 
 def commonest_labels(counts: Mapping[str, int], rows: int) -> list[str]:
-    """Return the commonest labels, as many as give the best micro-F1 when every row gets them."""
+    """Return the most frequent labels, as many as maximize the micro-F1 of predicting them for all rows."""
     ordered = sorted(counts, key=lambda label: (-counts[label], label))
     prefixes = [ordered[:size] for size in range(1, len(ordered) + 1)]
     return max(prefixes, key=lambda labels: _constant_f1(counts, labels, rows))
@@ -147,7 +147,7 @@ def _commonest_labels(evaluation: MultiLabelEvaluation) -> list[str]:
 
 
 def _constant_f1(counts: Mapping[str, int], labels: Sequence[str], rows: int) -> float:
-    """Return the micro-F1 of giving `labels` to every row."""
+    """Return the micro-F1 of predicting `labels` for all rows."""
     total = len(labels) * rows + sum(counts.values())
     return 2 * sum(counts[label] for label in labels) / total if total else 1.0
 
@@ -160,7 +160,7 @@ def _is_correlated(evaluation: RegressionEvaluation) -> bool:
 
 
 def paired_grade(wins: int, losses: int) -> Grade:
-    """Grade a model by the rows that it alone answers correctly, and those that only the baseline does.
+    """Grade a model by the rows that only the model, and those that only the baseline predicts correctly.
 
     >>> paired_grade(20, 4), paired_grade(6, 4), paired_grade(4, 20)
     ('better', 'unclear', 'poor')
@@ -206,12 +206,12 @@ def judge(
     """Return the grade of a model and one line about it.
 
     Args:
-        split: the name of the rows that follow a training, such as validation; empty for those of an evaluation, whose
-            metrics are shown above the line and whose model is what it is.
+        split: the name of the rows after training, such as validation. Empty for an evaluation, whose metrics are printed
+            above the line, and which gives no advice on training.
     """
     numbers = f"{constant.description} gives {constant.headline:.4f}"
     if linear is not None:
-        numbers += f", a linear model trained on {linear.trained_on} {linear.figures['accuracy']:.4f}"
+        numbers += f", a linear model trained on {linear.trained_on} gives {linear.figures['accuracy']:.4f}"
     prefix = f"{split} {evaluation.headline}; " if split else ""
     grade, conclusion = _conclusion(evaluation, constant, linear)
     advice = f"; {_advice(constant, linear)}" if split and constant.grade == "poor" else ""

@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster: the same work as in local worker processes, wherever there is room.
+"""Jobs on a Ray cluster: the same work as in local worker processes.
 
 Only names and plain values are sent: the name of the function that makes a worker, its arguments, and the jobs. Workers
 read data and write results in folders that all machines see, so a run that dies with its machine continues from its last
@@ -40,7 +40,7 @@ class RayCluster:
     address: str | None = None
     """None starts a cluster on this machine."""
     max_jobs: int | None = None
-    """Jobs at the same time; None for as many as there is room for."""
+    """The number of concurrent jobs; None for the capacity of the cluster."""
     num_cpus: int = 1
     num_gpus: float | None = None
     """None: one GPU if the cluster has any."""
@@ -71,7 +71,7 @@ def run_on_cluster(
     stop: StopSignal,
     resume_command: str,
 ) -> Iterator[Any]:
-    """Do every job somewhere on the cluster and yield results as they arrive; `StopRequested` once all have stopped.
+    """Run all jobs on the cluster and yield results as they arrive; raises `StopRequested` once all have stopped.
 
     Args:
         make_worker: imported by name in each process and called with `arguments`; returns the function that does a job.
@@ -105,7 +105,7 @@ def run_on_cluster(
 
 
 def _stop_all(ray: Any, pending: set[Any], stop_file: Path) -> None:
-    """Ask the pending jobs to save and stop, and wait until they have; jobs that have not begun return at once."""
+    """Request that the pending jobs save and stop, and wait for them; jobs that have not started return at once."""
     stop_file.touch()
     try:
         ray.wait(list(pending), num_returns=len(pending))
@@ -135,7 +135,7 @@ def _rebuild_error(class_name: str, message: str) -> HeadstartError:
 def _do_remote(
     worker_name: str, arguments: list[str], job: list[Any], working_directory: str, folder: str
 ) -> dict[str, Any]:
-    """Do one job in a process of Ray's; after a stop the result is None, and the state is saved."""
+    """Run one job in a Ray process; after a stop request, the state is saved and the result is None."""
     stop = _FileStopSignal(Path(folder) / _STOP_FILE)
     try:
         _change_directory(working_directory, folder)
@@ -152,7 +152,7 @@ def _do_remote(
 
 
 def _change_directory(working_directory: str, folder: str) -> None:
-    """Enter the directory of the command: paths are relative to it."""
+    """Change to the working directory of the command, because paths are relative to it."""
     for path in (working_directory, folder):
         if not Path(path).is_dir():
             raise StoreError(
@@ -172,7 +172,7 @@ def _import_ray() -> Any:
 
 
 def _check_reachable(address: str) -> None:
-    """Connect to the address once: Ray itself would try for minutes."""
+    """Try to connect to the address once, because Ray itself would retry for minutes."""
     host, _, port = address.rpartition("//")[2].rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_SECONDS).close()
@@ -197,7 +197,7 @@ def _connection(ray: Any, cluster: RayCluster) -> Iterator[None]:
     except (OSError, ValueError, RuntimeError) as error:
         message = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
         reason = message.splitlines()[0]
-        raise UsageError(f"cannot reach a Ray cluster at {cluster.address or 'this machine'}: {reason}") from None
+        raise UsageError(f"cannot connect to a Ray cluster at {cluster.address or 'this machine'}: {reason}") from None
     for number, handler in handlers.items():  # Ray has installed its own
         signal.signal(number, handler)
     try:

@@ -1,4 +1,4 @@
-"""The request of a recipe that writes a run folder, and how its run begins or resumes. No torch."""
+"""The request of a recipe that writes a run folder, and the start or resumption of its run. No torch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -67,5 +67,5 @@ def open_recorded(request: RequestT, *, kind: str, config_class: type[ConfigT]) 
     try:
         request = request.with_inputs(run.facts["inputs"])
     except (KeyError, TypeError):
-        raise StoreError(f"{run.path / 'run.json'} is damaged: it does not list the inputs of the run") from None
+        raise StoreError(f"{run.path / 'run.json'} is damaged: the inputs of the run are missing") from None
     return run, request, merge_config(config_class, run.settings)

@@ -1,4 +1,4 @@
-"""The base class of both trainers, and what their recipes share: starting a run, its processes, checkpoints.
+"""The base class of both trainers, and the common parts of their recipes: starting a run, processes, checkpoints.
 
 When torchrun starts several processes, the main process opens, writes and reports; all of them train. The run folder and
 the text or token files must be readable by every process.
@@ -36,9 +36,9 @@ from headstart.train.plan import Pace, Plan
 
 PLAN_FILE = "plan.json"
 NO_LIMIT = 2**31
-"""The most steps of a run that only its minutes limit."""
+"""Maximum steps of a run that is limited by its minutes only."""
 _BYTES_PER_SECOND = 2e8
-"""A cautious estimate of how fast a model is written, until a checkpoint was."""
+"""A conservative estimate of the write speed, until a checkpoint was written."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def start_run(
     def start() -> dict[str, Any] | None:
         out = request.out
         if resume and RunFolder.open(out, kind=kind).finished:
-            progress.say(f"{out} is finished already; its result is in {out / 'result.json'}")
+            progress.say(f"{out} is already finished; its result is in {out / 'result.json'}")
             return None
         _, started, config = begin_or_resume(request, kind=kind, config_class=config_class, resolve=resolve)
         if resume:
@@ -88,7 +88,7 @@ def open_run(out: Path, group: ProcessGroup) -> RunFolder:
 
 @contextmanager
 def distributed_run(out: Path) -> Iterator[ProcessGroup]:
-    """Join the processes that torchrun started; where one is lost, say which checkpoint the run can go on from."""
+    """Join the processes that torchrun started; if one is lost, report the checkpoint from which the run can continue."""
     try:
         with init_distributed() as group:
             yield group
@@ -96,12 +96,12 @@ def distributed_run(out: Path) -> Iterator[ProcessGroup]:
         steps = [folder.name.removeprefix("step-").lstrip("0") for folder in checkpoint_steps(RunFolder(out))]
         saved = f"the checkpoint of step {steps[-1]} is complete" if steps else "there was no checkpoint yet"
         raise PeerLostError(
-            f"{error}; {saved}. Continue with the same command, with only --resume and --out {out}"
+            f"{error}; {saved}. Continue with the same command and only the options --resume and --out {out}"
         ) from error
 
 
 def is_restarted_run(out: Path, command: str) -> bool:
-    """Return whether the launcher restarts this command after it had begun a run in `out`; that run is resumed."""
+    """Return True if the launcher restarts this command after it created a run in `out`, which is then resumed."""
     paths = [out / name for name in ("run.json", "environment.json")]
     if not all(path.is_file() for path in paths):
         return restarted() and paths[0].is_file()
@@ -122,12 +122,12 @@ def process_facts(config: RuntimeConfig, group: ProcessGroup) -> dict[str, Any]:
 
 
 def describe_processes(config: RuntimeConfig, group: ProcessGroup) -> str:
-    """Format the number of processes as the end of a sentence; empty for one process."""
+    """Format the number of processes for the end of a sentence; empty for one process."""
     return f" in each of {group.world_size} processes ({config.parallel})" if group.world_size > 1 else ""
 
 
 def check_fsdp(config: PretrainConfig | FinetuneConfig) -> None:
-    """Refuse settings with which a sharded weight would have a gradient in one process and none in another."""
+    """Raise an error for settings with which a sharded weight would have a gradient in some processes only."""
     if rank_info().world_size == 1 or config.runtime.parallel != "fsdp":
         return
     if isinstance(config, PretrainConfig) and config.objective == "hybrid" and config.next_sentence.weight:
@@ -176,7 +176,7 @@ def resume_state(
     check: CheckpointCheck | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Load the newest valid checkpoint, whatever number of processes wrote it; returns the values stored beside it."""
+    """Load the newest valid checkpoint, written by any number of processes; returns its extra values."""
     with state.strategy.full_model(state.model) as model:
         loaded: list[Any] = []
 
@@ -220,7 +220,7 @@ class Trainer(ABC, Generic[ConfigT]):
         began: float | None = None,
         strategy: ParallelStrategy = SINGLE,
     ) -> None:
-        """Move the model to the device, compile or shard it if asked, and build its optimizer.
+        """Move the model to the device, compile or shard it if requested, and build its optimizer.
 
         Args:
             quiet: report progress bars only.
@@ -258,7 +258,7 @@ class Trainer(ABC, Generic[ConfigT]):
         return self.strategy.ranks
 
     def _prepare_sharding(self) -> None:
-        """Change what must be changed before the weights are sharded."""
+        """Make the changes that must precede the sharding of the weights."""
 
     @abstractmethod
     def _build_graphs(self) -> GraphCache | None:
@@ -278,11 +278,11 @@ class Trainer(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def _checkpoint_extra(self) -> dict[str, Any]:
-        """Return the JSON values that a checkpoint stores beside the tensors."""
+        """Return the JSON values that a checkpoint stores in addition to the tensors."""
 
     @abstractmethod
     def _restore_extra(self, values: Mapping[str, Any]) -> None:
-        """Restore what `_checkpoint_extra` returned."""
+        """Restore the values that `_checkpoint_extra` returned."""
 
     def _new_state(self) -> TrainState:
         optim = self.config.optim
@@ -307,7 +307,7 @@ class Trainer(ABC, Generic[ConfigT]):
 
     @contextmanager
     def _discarded_steps(self) -> Iterator[None]:
-        """Put the weights back after steps that were taken to be timed."""
+        """Restore the weights after the steps that were timed."""
         self._say("timing a few steps")
         weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         yield
@@ -330,11 +330,11 @@ class Trainer(ABC, Generic[ConfigT]):
         return time.monotonic() - self.began
 
     def _set_plan(self, plan: Plan) -> None:
-        """Take a plan that is recorded, or needs no record."""
+        """Adopt a plan that is already recorded, or needs no record."""
         self.plan = plan
 
     def _record_plan(self, plan: Plan) -> None:
-        """Take a plan and write it, before a step is made by it: a resumed run repeats it."""
+        """Adopt a plan and write it before the next step, so that a resumed run repeats it."""
         self._set_plan(plan)
         self.run.write_json(PLAN_FILE, plan.as_dict() | self._plan_facts(), checksummed=True)
 
@@ -343,31 +343,31 @@ class Trainer(ABC, Generic[ConfigT]):
         return {"seconds_per_step": self.pace.seconds_per_step} if self.pace else {}
 
     def _max_steps(self) -> int:
-        """Return the most steps that the run may have."""
+        """Return the maximum number of steps of the run."""
         return NO_LIMIT
 
     def _min_steps_left(self) -> int:
-        """Return the fewest steps that must follow, if any do."""
+        """Return the minimum number of remaining steps, if there are any."""
         return 1
 
     def _other_seconds(self, steps: int) -> float:
-        """Return the seconds that a run of `steps` steps still needs besides its steps."""
+        """Return the remaining seconds of a run of `steps` steps, apart from the steps themselves."""
         saves = (steps - self.state.step) // self.config.loop.save_every
         return (saves + 1) * self._save_seconds
 
     def _begin_pace(self, budget: float, seconds_per_step: float) -> Pace:
-        """Follow the clock from now on."""
+        """Start to revise the plan by the clock."""
         self.pace = Pace(budget, seconds_per_step, self._elapsed)
         self._measuring = self._measuring[0], seconds_per_step
         return self.pace
 
     def _note_measuring(self, seconds: float) -> None:
-        """Remember how long measuring took."""
+        """Store the duration of an evaluation."""
         self._measuring = seconds, self.pace.seconds_per_step if self.pace else 0.0
 
     @property
     def _measuring_seconds(self) -> float:
-        """The seconds that measuring would take now: where steps have become slower, so has measuring."""
+        """The estimated seconds of an evaluation, which scale with the current seconds per step."""
         seconds, seconds_per_step = self._measuring
         return seconds * self.pace.seconds_per_step / seconds_per_step if self.pace and seconds_per_step else seconds
 
@@ -410,7 +410,7 @@ class Trainer(ABC, Generic[ConfigT]):
 
     @contextmanager
     def _saved_on_stop(self) -> Iterator[None]:
-        """Save the state if a stop is requested, and let StopRequested through."""
+        """Save the state if a stop is requested, and re-raise StopRequested."""
         try:
             yield
         except StopRequested:
@@ -418,6 +418,6 @@ class Trainer(ABC, Generic[ConfigT]):
             raise
 
     def _release_graphs(self) -> None:
-        """Free the memory of CUDA graphs: evaluation may need it."""
+        """Free the memory of CUDA graphs, which evaluation may need."""
         if self._graphs:
             self._graphs.reset()

@@ -1,6 +1,6 @@
-"""Search for the settings of a fine-tuning, on validation alone, within a time or a number of trials.
+"""Search for fine-tuning settings on validation data, within a time or a number of trials.
 
-What to try next is a pure function of the trials so far. Every trial is a fine-tuning that reads train and validation, and
+The next trial is a pure function of the finished trials. Every trial is a fine-tuning that reads train and validation, and
 never test. A trial whose validation accuracy is below the median of earlier trials half-way is pruned. The search ends
 with a file of settings and a command that repeats the best trial.
 """
@@ -83,7 +83,7 @@ class TuneRequest(RunRequest):
     executor: Executor = field(default_factory=Executor)
 
     def inputs(self) -> dict[str, Any]:
-        """Return what run.json records: with the settings, all that the trials depend on."""
+        """Return the values that run.json records: with the settings, all inputs of the trials."""
         return {
             "train": self.train,
             "valid": self.valid,
@@ -148,7 +148,7 @@ def run_tune(request: TuneRequest, config: FinetuneConfig | None, progress: Prog
 def _resolve(
     request: TuneRequest, config: FinetuneConfig | None, load: LoadBackbone, progress: Progress
 ) -> tuple[TuneRequest, FinetuneConfig]:
-    """Return the request and the settings of a new search, with all that the backbone and this machine decide."""
+    """Return the request and the settings of a new search, including those that depend on the backbone and the machine."""
     if config is None or request.train is None or request.backbone is None:
         raise UsageError(
             "tune needs a labelled file, and --from with a pretrained folder, a starter or the word scratch"
@@ -172,11 +172,11 @@ def _check(request: TuneRequest, config: FinetuneConfig) -> None:
     if request.minutes is not None and request.minutes > MAX_MINUTES:
         raise UsageError(f"--minutes must be at most {MAX_MINUTES:.0f}, got {request.minutes:g}")
     if config.loop.watch_test:
-        raise UsageError("loop.watch_test reads test data, which a search may not use")
+        raise UsageError("loop.watch_test cannot be used with tune, which does not read test data")
 
 
 def check_installed() -> None:
-    """Refuse with one line where optuna, which suggests settings, is not installed."""
+    """Raise an error if optuna, which suggests settings, is not installed."""
     if find_spec("optuna") is None:
         raise UsageError("tune needs optuna: pip install 'headstart[tune]'")
 
@@ -221,7 +221,7 @@ class SearchDimension:
 def search_dimensions(
     config: FinetuneConfig, backbone: Bundle | None, search: Sequence[str]
 ) -> tuple[SearchDimension, ...]:
-    """Return the settings that are searched, without those that have no meaning for this network."""
+    """Return the settings that are searched, without those that do not apply to this network."""
     for name in search:
         if name not in SEARCH_SPACE:
             raise ConfigError(f"--search must be among {', '.join(SEARCH_SPACE)}, got {name!r}")
@@ -360,7 +360,7 @@ class TuneRun(Grid[TrialSpec, Trial, TuneResult]):
             seed=config.runtime.seed,
             progress=progress,
         )
-        instead = "run finetune with other settings, and compare what its result.json says of validation"
+        instead = "run finetune with different settings, and compare the validation scores in result.json"
         check_single_label(data, "tune", instead)
         class_weights(config, data.task, data.train)
         check_training_memory(config, data, backbone)
@@ -522,7 +522,7 @@ class TuneRun(Grid[TrialSpec, Trial, TuneResult]):
 
 
 def _half_way_epoch(config: FinetuneConfig) -> int:
-    """Return the epoch that is half-way, or 0, which is no epoch, if there is only one."""
+    """Return the epoch at half of the run, or 0 if there is only one epoch."""
     return (config.loop.epochs + 1) // 2 if config.loop.epochs > 1 else 0
 
 

@@ -23,9 +23,9 @@ from headstart.errors import TrainingError
 from headstart.interrupts import StopRequested, StopSignal
 
 POLL_SECONDS = 0.2
-"""Seconds between two checks of what no pipe reports."""
+"""Seconds between two checks for events that no pipe reports."""
 STOP_TIMEOUT_SECONDS = 600.0
-"""Seconds that workers have to save and exit after a stop request: a long step, or a large checkpoint on a slow disk."""
+"""Seconds in which workers must save and exit after a stop request, enough for a long step and a large checkpoint."""
 
 _STOP = b"stop"
 """Differs from every pickle, which begins with its protocol version."""
@@ -46,12 +46,12 @@ def run_parallel(
     resume_command: str,
     kept: str = "finished runs are kept",
 ) -> Iterator[Any]:
-    """Do every job in one of several processes and yield results as they arrive; `StopRequested` once all have stopped.
+    """Run all jobs in several processes and yield results as they arrive; raises `StopRequested` once all have stopped.
 
     Args:
         make_worker: called in each process with `arguments`; returns the function that does a job.
         resume_command: the command that finishes the remaining jobs; it is part of the message if a process is killed.
-        kept: the part of that message on what is not lost.
+        kept: the part of that message about the results that are kept.
     """
     waiting, num_remaining, workers = deque(jobs), len(jobs), list[Worker]()
     try:
@@ -128,7 +128,7 @@ class Worker:
         yield result
 
     def discard_results(self) -> None:
-        """Empty the pipe, so that a worker that is asked to stop can finish sending its last result."""
+        """Empty the pipe, so that a stopping worker can finish sending its last result."""
         with suppress(EOFError, OSError):
             while self._pipe.poll():
                 self._pipe.recv_bytes()

@@ -81,7 +81,7 @@ def png(figure: Figure) -> bytes:
 def _render(figure: Figure, file_format: str) -> bytes:
     buffer = io.BytesIO()
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        # labels in Chinese: the page has them as text in the reader's font, and nobody could act on the warning
+        # labels in Chinese: the page has them as text in the reader's font, and the warning is not actionable
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         metadata = _NO_METADATA if file_format == "svg" else {"Software": None}
         figure.savefig(buffer, format=file_format, dpi=200, metadata=metadata)

@@ -1,8 +1,8 @@
-"""What an arm gains over another: in points, in epochs and in labels, each with an interval.
+"""The gain of an arm over another in points, epochs and labels, each with an interval.
 
 Epochs and labels are read off the curve of the other arm: the point at which it is as accurate as the first arm. The
 interval consists of the points that cannot be distinguished from it: those at which the interval of the paired
-difference contains zero. So a report has one kind of interval. `benchmarks/coverage.py` measures how often the intervals
+difference contains zero. A report therefore has one kind of interval. `benchmarks/coverage.py` measures how often the intervals
 read off a curve contain the truth; in epochs they are conservative.
 
 S seeds, N test texts, K budgets, E epochs.

@@ -1,11 +1,11 @@
 """Statistics of the arms of a comparison: summaries, paired differences, and accuracy without leaks or by protocol.
 
-A leaked test text also appears in train, exactly or nearly: training may have seen its label.
+A leaked test text has an exact or a near-duplicate in train, so training may have seen its label.
 
 The same runs can be read by two protocols:
 
     course protocol   the best epoch on the test file, every row
-    honest protocol   the epoch that validation selected, test read once, without the rows that also appear in train
+    honest protocol   the epoch that validation selected, test read once, without leaked rows
 
 The course protocol needs a comparison that measured test after every epoch (loop.watch_test). Nothing is selected by it
 here: it shows what selecting by it would have claimed.

@@ -242,7 +242,7 @@ def _gain_sentences(comparison: ComparisonResults) -> list[str]:
 
 
 def _unmeasured_gain(comparison: ComparisonResults, arms: tuple[str, str]) -> str | None:
-    """Say why the gain of pretraining was not measured; None where both networks have runs with all labels."""
+    """Explain why the gain of pretraining was not measured; None if both networks have runs with all labels."""
     not_requested = [arm_name(arm) for arm in reversed(arms) if arm not in (*comparison.arms, *comparison.missing)]
     if not_requested:
         was = "was" if len(not_requested) == 1 else "were"
@@ -302,11 +302,11 @@ def _epochs_sentence(measured: Gain) -> list[str]:
     needed, accuracy = epochs.needed, f"({format_percent(epochs.accuracy)} on validation)"
     if needed.low is not None and needed.low <= 1:  # after one epoch the two cannot be distinguished
         return [f"No clear gain in epochs: after the first epoch, {arm} {accuracy} is not clearly above {other}."]
-    start = f"After one epoch {arm} {accuracy} is where {other}"
+    start = f"After one epoch, {arm} reaches {format_percent(epochs.accuracy)} on validation"
     if needed.at is None:
         epochs_run = pluralize(round(needed.last), "epoch")
-        return [f"{start} is not after {epochs_run}{format_point_interval(needed)}."]
-    return [f"{start} is after {needed.at:.0f}{format_point_interval(needed)}."]
+        return [f"{start}; {other} does not reach it in {epochs_run}{format_point_interval(needed)}."]
+    return [f"{start}; {other} needs {needed.at:.0f} epochs for it{format_point_interval(needed)}."]
 
 
 def _smaller_budget(comparison: ComparisonResults, budget: Budget) -> list[str]:
@@ -360,7 +360,7 @@ def _format_needed(needed: CurvePoint) -> str:
 
 
 def _linear_labels(comparison: ComparisonResults) -> list[str]:
-    """Say how few labels the linear arm needs for the accuracy of the pretrained arm with all, where it is better."""
+    """Describe how many labels the linear arm needs for the accuracy of the pretrained arm with all, if it is better."""
     arm, linear = pretrained_and_scratch(comparison)[0], best_linear(comparison)
     difference = paired_difference(comparison, arm, linear, comparison.largest_budget) if linear else None
     if linear is None or difference is None or not difference.measurable or difference.high > 0:
@@ -371,7 +371,7 @@ def _linear_labels(comparison: ComparisonResults) -> list[str]:
     needed = labels.needed
     return [
         f"{capitalize(arm_name(linear))} needs {format_point(needed.at, needed)} labels{format_point_interval(needed)} "
-        f"for what {arm_name(arm)} reaches with {labels.rows:,}."
+        f"for the accuracy that {arm_name(arm)} has with {labels.rows:,}."
     ]
 
 
@@ -387,13 +387,13 @@ def describe_missing(missing: Sequence[str]) -> list[str]:
     """Describe missing runs, with those that differ only in their seed in one entry.
 
     >>> describe_missing(["linear", "scratch with 50 labels, seed 0", "scratch with 50 labels, seed 3"])
-    ['linear (no run at all)', 'scratch with 50 labels, seeds 0 and 3']
+    ['linear (no run)', 'scratch with 50 labels, seeds 0 and 3']
     """
     seeds: dict[str, list[str]] = {}
     for name in missing:
         run, _, seed = name.partition(", seed ")
         seeds.setdefault(run, []).extend([seed] if seed else [])
-    return [f"{run}, {_format_seeds(listed)}" if listed else f"{run} (no run at all)" for run, listed in seeds.items()]
+    return [f"{run}, {_format_seeds(listed)}" if listed else f"{run} (no run)" for run, listed in seeds.items()]
 
 
 def _format_seeds(seeds: list[str]) -> str:
@@ -402,7 +402,7 @@ def _format_seeds(seeds: list[str]) -> str:
 
 
 def describe_pairing(comparison: ComparisonResults) -> str:
-    """Say what the networks of a seed have in common: the starting weights are not all where their steps differ."""
+    """Describe the differences between the networks of a seed: their initial weights, and their steps if those differ."""
     limited = (comparison.config.get("loop") or {}).get("minutes") is not None
     steps: dict[tuple[Budget, int], set[int | None]] = {}
     for run in comparison.runs:
@@ -475,33 +475,33 @@ def _labels_tile(measured: list[Gain]) -> HeadlineTile:
     for at_budget, labels in positive:
         needed, rows = labels.needed, labels.rows
         if needed.at is not None and needed.at > rows:
-            note = f"with {rows:,} labels as good as {arm_name(at_budget.other)} with {format_point(needed.at, needed)}"
+            note = f"with {rows:,} labels the accuracy of {arm_name(at_budget.other)} with {format_point(needed.at, needed)}"
             return HeadlineTile(name, format_count(needed.at - rows), "labels", _interval_only(needed, rows), note)
     # without an upper end the smallest budget says the most; one whose interval is beyond the curve comes first
     for at_budget, labels in sorted(positive, key=lambda item: (item[1].needed.low is not None, item[1].rows)):
         rows, last = labels.rows, labels.needed.last
         if rows < last:
             note = f"with {rows:,} labels better than {arm_name(at_budget.other)} with {last:,.0f}"
-            return HeadlineTile(name, f"> {last - rows:,.0f}", "labels", "more than was run", note)
+            return HeadlineTile(name, f"> {last - rows:,.0f}", "labels", "above the measured range", note)
     return HeadlineTile(name, NO_VALUE, "", "not known", "no run has more labels to compare with")
 
 
 def _epochs_tile(measured: Gain, largest_budget: Budget) -> HeadlineTile:
     name, epochs, other = "epochs saved", measured.epochs, arm_name(measured.other)
     if epochs is None:
-        return HeadlineTile(name, NO_VALUE, "", "not measured", "the two networks share no epochs")
+        return HeadlineTile(name, NO_VALUE, "", "not measured", "the two networks have no epochs in common")
     if epochs.one_run:
         return HeadlineTile(name, NO_VALUE, "", "one seed: not conclusive", "several seeds are needed to count epochs")
     needed = epochs.needed
     if needed.low is not None and needed.low <= 1:
         return HeadlineTile(name, NO_VALUE, "", "not measurable", f"after one epoch it is not clearly above {other}")
     labels = "" if measured.budget == largest_budget else f"with {format_budget(measured.budget)} labels "
-    start = f"{labels}after one epoch ({format_percent(epochs.accuracy)} on validation) where {other}"
+    start = f"{labels}{format_percent(epochs.accuracy)} on validation after one epoch; {other}"
     interval = _interval_only(needed, 1)
     if needed.at is None:
-        note = f"{start} does not arrive in {needed.last:.0f}"
-        return HeadlineTile(name, f"> {needed.last - 1:.0f}", "epochs", interval or "more than was run", note)
-    return HeadlineTile(name, f"{needed.at - 1:.0f}", "epochs", interval, f"{start} is after {needed.at:.0f}")
+        note = f"{start} does not reach it in {needed.last:.0f}"
+        return HeadlineTile(name, f"> {needed.last - 1:.0f}", "epochs", interval or "above the measured range", note)
+    return HeadlineTile(name, f"{needed.at - 1:.0f}", "epochs", interval, f"{start} needs {needed.at:.0f}")
 
 
 def _interval_only(point: CurvePoint, offset: float) -> str:

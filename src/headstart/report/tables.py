@@ -56,7 +56,7 @@ def results_json(comparison: ComparisonResults) -> dict[str, Any]:
     """Return every number of the page for programs; no user text is in it.
 
     The key `protocols` exists where test was measured after every epoch, `calibration` where probabilities were kept,
-    `errors` where a network has run, `leaks` where a test text also appears in train, exactly or nearly.
+    `errors` where a network has run, `leaks` where a test text has an exact or a near-duplicate in train.
     """
     errors = error_tables(comparison)
     protocols = [row for budget in comparison.budgets for row in protocol_accuracies(comparison, budget)]

@@ -84,7 +84,7 @@ def build_app(service: Service, key: str | None = None) -> ServiceMiddleware:
 def _add_classifier_routes(app: FastAPI, service: Service) -> None:
     @app.post("/predict", response_model=PredictAnswer, responses=ERROR_RESPONSES)
     async def predict(body: PredictRequest, request: Request) -> Response:
-        """Labels and calibrated probabilities; a blank text among `texts` has an error in its place."""
+        """Labels and calibrated probabilities; a blank text among `texts` has an error instead."""
         work = service.predict(body.text_inputs(), body.abstain, deadline(request, service))
         predictions = await _while_connected(request, work)
         if body.text is not None and predictions[0] is None:
@@ -225,7 +225,7 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait((task, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise HTTPError(400, "the client disconnected before the answer was ready")
+            raise HTTPError(400, "the client disconnected before the response was ready")
         return task.result()
     finally:
         task.cancel()
@@ -298,7 +298,7 @@ async def _handle_framework_error(_request: Request, error: Exception) -> JSONRe
 
 
 async def _handle_bad_text(_request: Request, error: Exception) -> JSONResponse:
-    """A text that the tokenizer cannot read."""
+    """A text that cannot be tokenized."""
     return JSONResponse(HTTPError(422, str(error)).body(), 422)
 
 

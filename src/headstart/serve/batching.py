@@ -1,6 +1,6 @@
 """Dynamic batching: texts of several requests are scored together, grouped by length under a token budget.
 
-The queue lives on the event loop, so nothing is locked; the model runs on one thread, a batch at a time. Each batch is
+The queue is used on the event loop's thread only, without locks; another thread runs the model. Each batch is
 built around a text of the next request in round-robin order, so a long request delays another by one batch at most.
 """
 
@@ -20,7 +20,7 @@ from headstart.serve.middleware import HTTPError, ServerMetrics, deadline_error
 from headstart.tasks import TextInput
 
 EncodedText = Any
-"""A text as its model reads it: token ids, the text itself, or both."""
+"""An encoded text: token ids, the text itself, or both."""
 ProbabilityRows = NDArray[np.float64]
 MAX_INLINE_CHARACTERS = 4000
 """Longer requests are tokenized on another thread."""
@@ -31,7 +31,7 @@ _PACE_DECAY = 0.8
 
 @dataclass(frozen=True)
 class PaddedShape:
-    """The rows and the length of a text as the model reads it."""
+    """The rows and the length of an encoded text."""
 
     rows: int
     width: int
@@ -62,7 +62,7 @@ class Batcher:
     """A queue of texts in front of a model.
 
     Args:
-        encode: turns texts into what the model reads.
+        encode: encodes texts for the model.
         score: turns some encoded texts into probabilities, a row per text.
         shape: returns the padded shape of an encoded text.
         queue: the number of texts that may wait.
@@ -102,7 +102,7 @@ class Batcher:
         """The padded tokens of the waiting texts and of the batch that is being scored."""
 
     async def predict(self, texts: Sequence[TextInput], deadline: float) -> tuple[list[EncodedText], ProbabilityRows]:
-        """Return each text encoded, and its probabilities; raise where the queue is full or time is short."""
+        """Return each encoded text and its probabilities; raises if the queue is full or the deadline is too close."""
         self._admit(len(texts), deadline)
         self.waiting += len(texts)
         request = None
@@ -147,16 +147,14 @@ class Batcher:
     def _admit(self, num_texts: int, deadline: float) -> None:
         wait = self.expected_wait()
         if self.waiting + num_texts > self._capacity:
-            detail = (
-                f"{self.waiting} texts are waiting and {num_texts} more do not fit into a queue of {self._capacity}"
-            )
+            detail = f"{self.waiting} texts are queued and {num_texts} more exceed the capacity of {self._capacity}"
             raise HTTPError(503, f"{detail}; try again later", max(1, math.ceil(wait)))
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             self._metrics.events["expired"] += num_texts
             raise deadline_error()
         if wait > remaining:
-            detail = f"the queue takes about {wait:.1f} seconds, and this request has {remaining:.1f}"
+            detail = f"the estimated wait is {wait:.1f} seconds, but the deadline of this request is in {remaining:.1f}"
             raise HTTPError(503, f"{detail}; try again later", math.ceil(wait))
 
     def _enqueue(self, encoded: list[EncodedText], deadline: float) -> _PendingRequest:
@@ -210,7 +208,7 @@ class Batcher:
         return batch
 
     def _dispatch(self, batch: list[_BatchItem], work: "asyncio.Future[ProbabilityRows]", seconds: float) -> None:
-        """Give the results of a batch, or its error, to the requests."""
+        """Pass the results of a batch, or its error, to the requests."""
         tokens = sum(request.shapes[index].tokens for request, index in batch)
         self._pending_tokens -= tokens
         error = work.exception()

@@ -51,7 +51,7 @@ class ConnectionLimits:
         metrics.gauges["waiting_connections"] = lambda: sum(map(len, self._waiting.values()))
 
     def add(self, connection: "LimitedProtocol", num_open: int) -> None:
-        """Count a connection that waits; close the oldest waiting ones where they are too many."""
+        """Add a waiting connection; close the oldest waiting ones if there are too many."""
         waiting = self._waiting.setdefault(connection.address, {})
         waiting[connection] = None
         if len(waiting) > self._per_address:
@@ -60,7 +60,7 @@ class ConnectionLimits:
             self._close_oldest(max(self._waiting.values(), key=len))
 
     def discard(self, connection: "LimitedProtocol") -> None:
-        """Forget a connection that waits no more."""
+        """Remove a connection that is no longer waiting."""
         waiting = self._waiting.get(connection.address, {})
         waiting.pop(connection, None)
         if not waiting:
@@ -115,7 +115,7 @@ class LimitedProtocol(H11Protocol):
             self._start_timer()  # part of the next request came with the last one
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
-        """Refuse what is not HTTP, in JSON; a response that has begun is left incomplete."""
+        """Respond to invalid HTTP with an error in JSON; a response that has started is left incomplete."""
         if self._in_request:
             self.cycle.disconnected = True
             self.cycle.message_event.set()

@@ -59,8 +59,8 @@ class HTTPError(Exception):
 
 
 def deadline_error() -> HTTPError:
-    """Return the error of a request that could not be answered in time."""
-    return HTTPError(504, "the deadline passed before the answer was ready; send fewer texts, or allow more time")
+    """Return the error of a request that exceeded its deadline."""
+    return HTTPError(504, "the deadline passed before the response was ready; send fewer texts, or allow more time")
 
 
 def unexpected_error(error: BaseException) -> HTTPError:
@@ -103,7 +103,7 @@ class ServerMetrics:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
         self.events: Counter[str] = Counter()
-        """Counts of texts, tokens, truncated texts, batches, texts that expired unread, and connections closed unread."""
+        """Counts of texts, tokens, truncated texts, batches, texts expired in the queue, and idle connections closed."""
         self.seconds, self.batch_texts = Histogram(SECONDS), Histogram(TEXTS)
         self.gauges: dict[str, Callable[[], float]] = {}
         """Functions that return the current value."""
@@ -268,7 +268,7 @@ class ServiceMiddleware:
         except TimeoutError:
             raise HTTPError(408, "the request body was not received in time") from None
         if size > limit:
-            raise HTTPError(413, f"a request may have {limit:,} bytes; send fewer or shorter texts per request")
+            raise HTTPError(413, f"a request may have at most {limit:,} bytes; send fewer or shorter texts per request")
         return b"".join(chunks)
 
     def _record(self, scope: Scope, response: "_ResponseWriter") -> None:
@@ -319,7 +319,7 @@ def _headers(scope: Scope) -> dict[bytes, bytes]:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that yields the body that was read, then whatever else arrives."""
+    """Return a `receive` that yields the body that was read, then all further messages."""
     replayed = False
 
     async def receive_again() -> Message:

@@ -31,18 +31,18 @@ class PredictRequest(_Request):
     pair: Text | None = None
     """The second text that belongs to `text`."""
     texts: list[Text] | None = Field(None, min_length=1)
-    """Several texts; answers come in their order."""
+    """Several texts; predictions are in the same order."""
     pairs: list[Text] | None = Field(None, min_length=1)
-    """The second texts that belong to `texts`, as many."""
+    """The second texts that belong to `texts`, of the same number."""
     abstain: float | None = Field(None, gt=0, lt=1)
-    """The fraction of answers that should be right, such as 0.95; a less certain answer is `abstain`."""
+    """Required precision, such as 0.95; the label of predictions below it is `abstain`."""
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         if (self.text is None) == (self.texts is None):
-            raise ValueError("give either text or texts")
+            raise ValueError("expected either text or texts")
         if (self.pair is not None and self.text is None) or (self.pairs is not None and self.texts is None):
-            raise ValueError("pair goes with text, and pairs with texts")
+            raise ValueError("pair needs text, and pairs needs texts")
         if self.texts is not None and self.pairs is not None and len(self.texts) != len(self.pairs):
             raise ValueError(f"texts has {len(self.texts)} and pairs {len(self.pairs)}; expected the same number")
         return self
@@ -55,7 +55,7 @@ class PredictRequest(_Request):
 
 
 class SingleLabelAnswer(_Response):
-    """The answer to one text."""
+    """The prediction for one text."""
 
     label: str
     """The most probable label, or `abstain`."""
@@ -64,36 +64,36 @@ class SingleLabelAnswer(_Response):
     probabilities: dict[str, float]
     """The probability of every label, in label order, calibrated on validation."""
     truncated: bool
-    """True when the text was longer than the model reads, and its end was not read."""
+    """True if the text was longer than the context of the model and was truncated."""
     abstained: bool
 
 
 class MultiLabelAnswer(_Response):
-    """The answer to one text of a multi-label classifier."""
+    """The prediction of a multi-label classifier for one text."""
 
     labels: list[str]
     """The labels whose probability reaches their threshold."""
     probabilities: dict[str, float]
-    """The probability of every label by itself, in label order, calibrated on validation."""
+    """The independent probability of every label, in label order, calibrated on validation."""
     truncated: bool
 
 
 class RegressionAnswer(_Response):
-    """The answer to one text of a regression model."""
+    """The prediction of a regression model for one text."""
 
     value: float
-    """A number within the bounds that `/about` names."""
+    """A number within the bounds of the task, which `/about` has."""
     truncated: bool
 
 
 class BlankAnswer(_Response):
-    """In place of an answer, for a blank text among several."""
+    """The error for a blank text among several, in place of a prediction."""
 
     error: str = "the text is empty"
 
 
 class PredictAnswer(_Response):
-    """The answers in the order of the texts; `/about` names the task."""
+    """The predictions in the order of the texts; `/about` has the task."""
 
     labels: list[str]
     predictions: (
@@ -144,7 +144,7 @@ class GenerateRequest(_Request):
     tokens: int = Field(50, ge=1)
     """The maximum number of tokens."""
     temperature: float = Field(0.0, ge=0, le=100)
-    """0 always takes the most probable token."""
+    """0 always selects the most probable token."""
     top_k: int | None = Field(None, ge=1)
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int = Field(0, ge=0, lt=2**31)
@@ -177,6 +177,6 @@ class ErrorBody(_Response):
     """An error."""
 
     error: str
-    """A code for programs."""
+    """An error code."""
     detail: str
-    """A sentence for people."""
+    """A description of the error."""

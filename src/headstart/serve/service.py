@@ -189,9 +189,7 @@ class Service:
         """Return the predictions in the order of the texts; that of a blank text is None."""
         predictor = self._classifier("predict")
         if len(texts) > self.config.texts:
-            raise HTTPError(
-                422, f"a request may have {pluralize(self.config.texts, 'text')}, this one has {len(texts)}"
-            )
+            raise HTTPError(422, f"a request may have at most {pluralize(self.config.texts, 'text')}, got {len(texts)}")
         for index, text in enumerate(texts):
             self._check_input(text, f"texts[{index}]", f"pairs[{index}]", may_be_empty=True)
         min_probability = self._as_http_error(lambda: predictor.min_probability(abstain))
@@ -221,7 +219,7 @@ class Service:
         bundle, runtime = self._language_model("generate")
         self._check_text(prompt, "prompt", may_be_empty=True)
         if sampling.tokens > self.config.tokens:
-            raise HTTPError(422, f"tokens may be {self.config.tokens} at most, got {sampling.tokens}")
+            raise HTTPError(422, f"tokens must be at most {self.config.tokens}, got {sampling.tokens}")
         pieces = generate_pieces(bundle.model, bundle.tokenizer, prompt, sampling, runtime)
         return self._stream(pieces, sampling.tokens, deadline)
 
@@ -262,7 +260,7 @@ class Service:
     def _check_text(self, text: str, name: str, *, may_be_empty: bool = False) -> None:
         if len(text) > self.config.characters:
             raise HTTPError(
-                422, f"{name} has {len(text):,} characters; a text may have {self.config.characters:,} at most"
+                422, f"{name} has {len(text):,} characters; a text may have at most {self.config.characters:,}"
             )
         if not text.strip() and not may_be_empty:
             raise HTTPError(422, f"{name} is empty")
@@ -270,21 +268,21 @@ class Service:
     def _check_input(self, text: TextInput, name: str, pair_name: str, *, may_be_empty: bool = False) -> None:
         """Check that a model of text pairs gets a pair and any other model one text, and check their lengths."""
         if isinstance(text, str) == self.bundle.task.pair:
-            pairs = "reads pairs: give pair with text, or pairs with texts"
+            pairs = "expects pairs of texts: send pair with text, or pairs with texts"
             raise HTTPError(
-                422, f"this model {pairs if isinstance(text, str) else 'reads single texts; omit pair and pairs'}"
+                422, f"this model {pairs if isinstance(text, str) else 'expects single texts; remove pair and pairs'}"
             )
         for part, part_name in zip((text,) if isinstance(text, str) else text, (name, pair_name), strict=False):
             self._check_text(part, part_name, may_be_empty=may_be_empty)
 
     def _classifier(self, verb: str) -> AnyPredictor:
         if self.predictor is None:
-            raise HTTPError(404, f"this server has a language model; /{verb} needs a classifier")
+            raise HTTPError(404, f"/{verb} needs a classifier, but this server has a language model")
         return self.predictor
 
     def _language_model(self, verb: str = "") -> tuple[Bundle, Runtime]:
         if self.language is None:
-            raise HTTPError(404, f"this server has a classifier; /{verb} needs a language model")
+            raise HTTPError(404, f"/{verb} needs a language model, but this server has a classifier")
         return self.language
 
     def _as_http_error(self, work: Callable[[], T]) -> T:

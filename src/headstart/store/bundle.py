@@ -213,8 +213,8 @@ def load_bundle(folder: Path, *, head_type: HeadType | None = None) -> Bundle:
     """Load a network and check all of its files; the network of a blend serves as a backbone.
 
     Args:
-        head_type: the type of head that the caller needs; a bundle of another type is refused, and so is a blend where a
-            classifier is needed, because its network alone is another one.
+        head_type: the type of head that the caller needs; a bundle of another type is refused, and so is a blend if a
+            classifier is needed, because its predictions are not those of its network alone.
     """
     kind = classifier_kind(folder)
     if kind == "linear":

@@ -43,7 +43,7 @@ class InFolder:
 
     @property
     def name(self) -> str:
-        """Its name for messages: its folder, `starter:NAME`, or what it was imported from."""
+        """Its name in messages: its folder, `starter:NAME`, or the source of an imported model."""
         return str(self.about.get("imported_from", display_name(self.path)))
 
 
@@ -190,7 +190,7 @@ def single_label_task(facts: Mapping[str, Any]) -> Task:
 
 
 def linear_summary(classifier: LinearClassifier) -> dict[str, Any]:
-    """What a model card says of a linear classifier: its views and the number of its weights."""
+    """Return the values for the model card of a linear classifier: its views and the number of its weights."""
     views = [
         {"kind": view.kind, "ngrams": len(view.ngrams), "longest": view.ngrams.shape[1]} for view in classifier.views
     ]
@@ -222,11 +222,11 @@ def read_linear(folder: Path) -> LinearClassifier:
     try:
         return LinearClassifier.from_tensors(facts, arrays)
     except ValueError as error:
-        raise StoreError(f"{folder / FACTS_FILE} and {ARRAYS_FILE} do not fit together: {error}") from None
+        raise StoreError(f"{folder / FACTS_FILE} and {ARRAYS_FILE} do not match: {error}") from None
 
 
 def no_network(folder: Path | str) -> UsageError:
-    """The error where a network is needed and a linear classifier was given."""
+    """Return the error for a linear classifier where a network is needed."""
     return UsageError(
         f"{folder} contains a linear classifier, which has no network; this command needs one (from headstart pretrain)"
     )

@@ -1,7 +1,7 @@
 """Resolve a path or `starter:NAME` to the folder of a bundle, without torch.
 
-Starters are small pretrained backbones in a package of their own, `headstart_starters`, which is looked up and never
-imported; `starter:en` may be given wherever a model folder is expected.
+Starters are small pretrained backbones in a separate package, `headstart_starters`, which is located and never imported;
+`starter:en` may be used wherever a model folder is expected.
 """
 
 from importlib.util import find_spec
@@ -63,15 +63,17 @@ def starter_folder(source: Path | str) -> Path:
         raise UsageError(f"{source}: the starters are not installed; {INSTALL_STARTERS}")
     names = ", ".join(STARTER_SCHEME + name for name in installed)
     if STARTER_SCHEME + name == STARTER_AUTO:
-        raise UsageError(f"{STARTER_AUTO} is chosen by the language of a training file; here name one: {names}")
+        raise UsageError(
+            f"{STARTER_AUTO} needs a training file, whose language selects the starter; use one of {names}"
+        )
     if name not in installed:
-        raise UsageError(f"no such starter: {source}; there are {names}")
+        raise UsageError(f"no such starter: {source}; available: {names}")
     _check_format(home / name)
     return home / name
 
 
 def _check_format(folder: Path) -> None:
-    """Refuse a starter that another version of Headstart wrote."""
+    """Raise an error for a starter that was written by an incompatible version of Headstart."""
     manifest = read_json(folder / MANIFEST)
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if type(version) is int and version != FORMAT:
@@ -94,11 +96,13 @@ def find_bundle(folder: Path) -> Path:
     if (folder / "run.json").is_file():
         kind = str(RunFolder(folder).facts.get("kind"))
         if kind == "compare":
-            raise UsageError(f"{folder} is a comparison, which contains no model; give the folder of the pretraining")
+            raise UsageError(
+                f"{folder} is a comparison, which contains no model; use the folder of the pretraining run"
+            )
         raise UsageError(f"{folder} has no finished model yet; continue with: headstart {kind} --resume --out {folder}")
     if (folder / "model.onnx").is_file():
         raise UsageError(
-            f"{folder} is an export for onnxruntime, which only headstart predict accepts; give the model that it "
+            f"{folder} is an export for onnxruntime, which only headstart predict accepts; use the model that it "
             f"was exported from"
         )
     if (folder / MANIFEST).is_file():

@@ -50,7 +50,7 @@ _PRETRAINED = f"Pretrained with Headstart {__version__}."
 _LIMITS = {
     "classes": "- It always predicts one of its labels, even for a text that has none of them; "
     "`--abstain` withholds uncertain predictions.",
-    "labels": "- It knows its own labels only: a text with another label gets those that fit best, or none.",
+    "labels": "- It assigns its own labels only: a text that belongs to another class gets the most probable ones, or none.",
     "rating": "- It always predicts a number, even for a text that does not express one, and never a "
     "number outside its bounds.",
 }
@@ -77,7 +77,7 @@ class BundleFacts(TypedDict):
     blend: NotRequired[dict[str, float]]
     """The weight and the temperature of a blend."""
     network_about: NotRequired[dict[str, Any]]
-    """What `about` is for a blend's network alone."""
+    """The metrics and provenance of the network of a blend."""
 
 
 def model_card(facts: BundleFacts, parameters: int, linear: Mapping[str, Any] | None = None) -> str:
@@ -175,7 +175,7 @@ def _longest_first(names: list[str]) -> list[str]:
 
 
 def _hub_identifier(name: str) -> str:
-    """Spell a name the way hubs spell data sets."""
+    """Convert a name to the spelling of data sets on model hubs."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "data"
 
 
@@ -258,7 +258,7 @@ def _keeps_last_epoch(about: Mapping[str, Any]) -> bool:
 
 
 def _quality_sentence(about: Mapping[str, Any]) -> str:
-    """How the model compares with one answer for every text, and with a linear model."""
+    """The comparison of the model with a constant prediction and with a linear model."""
     sentence = strip_markup(str((about.get("quality") or {}).get("sentence", "")))
     return f"{sentence[0].upper()}{sentence[1:]}.\n" if sentence else ""
 
@@ -277,7 +277,7 @@ def _split_title(split: str, facts: BundleFacts) -> str:
 
 
 def _majority_sentence(facts: BundleFacts) -> str:
-    """What the commonest label of train would score; empty where `about.quality` says so, or the labels were not counted."""
+    """The accuracy of the majority class of train; empty if `about.quality` has it, or if the labels were not counted."""
     about = facts["about"]
     data = about.get("data") or {}
     split = next((name for name in ("test", "valid") if about.get(name) and (data.get(name) or {}).get("counts")), None)
@@ -288,7 +288,8 @@ def _majority_sentence(facts: BundleFacts) -> str:
     counts = data[split]["counts"]
     accuracy = 100 * counts.get(label, 0) / max(1, sum(counts.values()))
     where = "test" if split == "test" else "these rows"
-    return f"Always answering `{strip_markup(label)}`, the commonest label of train, is right on {accuracy:.1f} % of {where}.\n"
+    constant = f"Always predicting `{strip_markup(label)}`, the majority class of train,"
+    return f"{constant} has an accuracy of {accuracy:.1f} % on {where}.\n"
 
 
 def _training_sentence(facts: BundleFacts) -> str:
@@ -338,7 +339,7 @@ def _metrics_section(facts: BundleFacts) -> str:
     rows = [f"| split | {' | '.join(columns)} | rows |", "|---" * (len(columns) + 2) + "|"]
     rows += [f"| {name} | {format_row(score)} | {score['rows']:,} |" for name, score in scores]
     last_name, last_score = scores[-1]
-    return "\n".join(["## Figures", "", *rows, "", note, "", *_per_label_table(last_score, last_name)])
+    return "\n".join(["## Evaluation", "", *rows, "", note, "", *_per_label_table(last_score, last_name)])
 
 
 def _single_label_row(score: Mapping[str, Any]) -> str:
@@ -366,7 +367,7 @@ _METRIC_TABLES = {
     "labels": (
         ("micro-F1", "macro-F1", "exact match", "95 % interval"),
         _multi_label_row,
-        f"{_WILSON} Validation also chose the thresholds, so its figures are optimistic.",
+        f"{_WILSON} Validation also chose the thresholds, so its metrics are optimistic.",
     ),
     "rating": (
         ("mean absolute error", "root mean squared error", "Spearman", "Pearson"),
@@ -484,15 +485,16 @@ def _language_sections(facts: BundleFacts) -> list[str]:
     about = facts["about"]
     predicts = _OBJECTIVES.get(facts["objective"], facts["objective"])
     tokens_seen = (
-        f" It saw {about['tokens_seen']:,} tokens in {pluralize(about['steps'], 'step')}."
+        f" It was trained on {about['tokens_seen']:,} tokens in {pluralize(about['steps'], 'step')}."
         if "tokens_seen" in about
         else ""
     )
     description = f"A Transformer that was pretrained on unlabelled text to predict {predicts}."
     if teacher := about.get("teacher"):
         description += (
-            f" Another one, `{base_name(str(teacher['name']))}`, was its teacher: the teacher's probabilities had a weight of "
-            f"{teacher['weight']:g}, and the text the rest."
+            f" It was trained by knowledge distillation from `{base_name(str(teacher['name']))}`: the loss on the teacher's "
+            f"probabilities had a weight of {teacher['weight']:g}, and the loss on the text a weight of "
+            f"{1 - teacher['weight']:g}."
         )
     origin = _import_sentence(about) or _import_sentence(about, "source") or _PRETRAINED
     head = f"# {_title(facts)}\n\n{description} {origin}{tokens_seen}\n"
@@ -501,7 +503,7 @@ def _language_sections(facts: BundleFacts) -> list[str]:
         bits = held_out.get("bits_per_byte")
         bits_per_byte = "" if bits is None else f", {bits:.3f} bits per byte"
         figures = (
-            f"## Figures\n\nOn held-out documents: loss {held_out['loss']:.3f}, "
+            f"## Evaluation\n\nOn held-out documents: loss {held_out['loss']:.3f}, "
             f"perplexity {held_out['perplexity']:.1f}{bits_per_byte}, over {held_out['tokens']:,} tokens.\n"
         )
     return [head, figures, _stages_table(about), _corpus_section(about), _starter_section(about)]
@@ -514,7 +516,9 @@ def _stages_table(about: Mapping[str, Any]) -> str:
         for stage in about.get("stages") or []
         if stage.get("held_out", {}).get("bits_per_byte") is not None
     ]
-    return "\n".join(["| stage | tokens seen | held-out bits per byte |", "|---|---|---|", *rows, ""]) if rows else ""
+    return (
+        "\n".join(["| stage | training tokens | held-out bits per byte |", "|---|---|---|", *rows, ""]) if rows else ""
+    )
 
 
 def _corpus_section(about: Mapping[str, Any]) -> str:
@@ -528,7 +532,7 @@ def _corpus_section(about: Mapping[str, Any]) -> str:
         documents = pluralize(excluded["exact"] + excluded["near"], "document")
         lines += [f"Texts of {files} and their near-duplicates were excluded: {documents}.", ""]
     elif about.get("sha256"):
-        lines += ["## Data", "", f"Not recorded. The weights' file had sha256 `{about['sha256']}`.", ""]
+        lines += ["## Data", "", f"Not recorded. The file of the weights had the sha256 `{about['sha256']}`.", ""]
     return "\n".join(lines)
 
 
@@ -540,14 +544,14 @@ def _corpus_row(source: Mapping[str, Any]) -> str:
 
 
 def _starter_section(about: Mapping[str, Any]) -> str:
-    """The description, command and licence that the maker of a starter wrote."""
+    """The description, command and licence in the record of a starter."""
     starter = about.get("starter")
     if not starter:
         return ""
     return "\n".join(
         [
             *(f"{sentence}\n" for sentence in starter["text"]),
-            f"Made by:\n\n```sh\n{starter['command']}\n```\n",
+            f"It was created by:\n\n```sh\n{starter['command']}\n```\n",
             "## Licence\n",
             f"{starter['licence_notes']}\n",
         ]
@@ -566,13 +570,13 @@ def _import_sentence(about: Mapping[str, Any], key: str = "imported_from") -> st
 
 def _network_section(facts: BundleFacts, parameters: int) -> str:
     model = facts["model"]
-    direction = "left to right" if facts["attention"] == "causal" else "both ways"
+    direction = "causal" if facts["attention"] == "causal" else "bidirectional"
     storage = f" in {facts['weights']}, computed in fp32" if "weights" in facts else ""
     vocabulary = f"a vocabulary of {facts['vocab_size']:,} (tokenizer `{facts['tokenizer'][:12]}`)"
     return (
         f"## Network\n\n{parameters:,} parameters: {pluralize(model['depth'], 'layer')} of width {model['width']}, "
         f"{pluralize(model['heads'], 'head')}, {model['context']:,} tokens of context, {vocabulary}; "
-        f"it reads {direction}. Weights are safetensors{storage}; loading them runs no code.\n"
+        f"attention is {direction}. Weights are safetensors{storage}; loading them runs no code.\n"
     )
 
 
@@ -636,19 +640,23 @@ def _limits_section(facts: BundleFacts) -> str:
         )
     if facts["head_type"] == "classify":
         if "model" in facts:
-            long_texts = "read in windows" if facts["windows"] else "truncated: the rest is not read"
+            long_texts = "split into windows" if facts["windows"] else "truncated"
             by_network = " by its network" if "blend" in facts else ""
-            lines.append(f"- Texts beyond {facts['model']['context']:,} tokens are {long_texts}{by_network}.")
+            lines.append(f"- Texts longer than {facts['model']['context']:,} tokens are {long_texts}{by_network}.")
         if facts.get("classifier") == "linear":
             lines.append(
                 "- It counts words and short sequences, and does not represent the meaning of longer sentences."
             )
         lines.append(_LIMITS[_task_name(facts)])
         if _import_sentence(about):
-            lines.append("- It was trained elsewhere and has not been evaluated here.")
+            lines.append("- It was not trained with Headstart and has not been evaluated.")
         elif not about.get("test"):
-            reason = "are the only ones" if _keeps_last_epoch(about) else "were used to choose it and are optimistic"
-            lines.append(f"- It was not measured on a test set: the figures on validation {reason}.")
+            reason = (
+                "are the only ones available"
+                if _keeps_last_epoch(about)
+                else "were used to choose it and are optimistic"
+            )
+            lines.append(f"- It was not evaluated on a test set: the metrics on validation {reason}.")
     else:
         lines.append("- Generated text may be false, and may repeat passages of its training text.")
     return "\n".join(["## Limits", "", *lines, ""])

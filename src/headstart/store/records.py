@@ -232,7 +232,7 @@ def write_record(folder: Path, record: RunRecord) -> Path:
 
 def read_record(path: Path) -> RunRecord:
     """Read the record of a finished run; a damaged file, or one under another run's name, raises StoreError."""
-    record = _read_versioned(path, RunRecord, "compare anew")
+    record = _read_versioned(path, RunRecord, "run the comparison again")
     expected = record_path(path.parent.parent, record.arm, record.labels, record.seed).name
     if path.name != expected:
         raise StoreError(f"{path} is damaged: it contains the run that belongs in {expected}")
@@ -240,14 +240,14 @@ def read_record(path: Path) -> RunRecord:
 
 
 def write_comparison_data(folder: Path, data: ComparisonData) -> None:
-    """Write what the runs of a comparison have in common."""
+    """Write the data that all runs of a comparison have in common."""
     folder.mkdir(parents=True, exist_ok=True)
     write_checksummed(folder / DATA, {"format": FORMAT} | data.model_dump(mode="json", exclude_none=True))
 
 
 def read_comparison_data(folder: Path) -> ComparisonData:
-    """Read what the runs of a comparison have in common."""
-    return _read_versioned(folder / DATA, ComparisonData, "compare anew")
+    """Read the data that all runs of a comparison have in common."""
+    return _read_versioned(folder / DATA, ComparisonData, "run the comparison again")
 
 
 R = TypeVar("R", bound=_Record)
@@ -257,8 +257,8 @@ def _read_versioned(path: Path, record_class: type[R], way_out: str, remedy: str
     """Read a checksummed record of the current format.
 
     Args:
-        way_out: what to do about a file of another format.
-        remedy: what to do about a damaged file.
+        way_out: the remedy for a file of another format.
+        remedy: the remedy for a damaged file.
     """
     content = read_checksummed(path)
     version = content.pop("format", None)
@@ -319,7 +319,7 @@ class Trial(_Record):
     settings: dict[str, float | int | str]
     """The searched settings by dotted name."""
     state: Literal["done", "stopped", "failed"]
-    """stopped: pruned half-way, because it was behind the others; failed: its loss was not finite."""
+    """stopped: pruned at half of the epochs; failed: its loss was not finite."""
     accuracy: float = Field(ge=0, le=1)
     loss: float
     macro_f1: float = Field(ge=0, le=1)
@@ -364,7 +364,9 @@ def best_trial(trials: Iterable[Trial]) -> Trial:
 
 
 def _read_trial_file(path: Path) -> Trial:
-    trial = _read_versioned(path, Trial, "search again", remedy="; delete it, and --resume runs it again")
+    trial = _read_versioned(
+        path, Trial, "run the search again", remedy="; delete it and use --resume to repeat the trial"
+    )
     if path.name != f"{trial.trial:04d}.json":
         raise StoreError(f"{path} is damaged: it contains trial {trial.trial}")
     return trial

@@ -90,7 +90,7 @@ class RunFolder:
         if facts.get("format") != FORMAT:
             raise StoreError(f"{path} {wrong_format_error(facts.get('format'), 'start another run')}")
         if not isinstance(facts.get("inputs"), dict):
-            raise StoreError(f"{path / 'run.json'} is damaged: it does not list the inputs of the run")
+            raise StoreError(f"{path / 'run.json'} is damaged: the inputs of the run are missing")
         if facts.get("kind") != kind:
             raise UsageError(f"{path} contains a {facts.get('kind')} run, not a {kind} run")
         return run
@@ -136,7 +136,7 @@ class RunFolder:
             raise
 
     def check_inputs_unchanged(self, facts: dict[str, Any]) -> None:
-        """Record what a new run reads; refuse to resume a run whose inputs have changed since."""
+        """Record the inputs of a new run; raise an error if those of a resumed run have changed."""
         path = self.path / "inputs.json"
         if not path.is_file():
             write_checksummed(path, facts)

@@ -118,8 +118,8 @@ def check_tensors(expected: Mapping[str, Tensor], saved: Mapping[str, Tensor], n
         *misshapen,
     ]
     if faults:
-        others = f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else ""
-        raise StoreError(f"{name} does not fit the model: {faults[0]}{others}")
+        others = f" (and {len(faults) - 1} more errors)" if len(faults) > 1 else ""
+        raise StoreError(f"{name} does not match the model: {faults[0]}{others}")
 
 
 def tensor_sha256(tensor: Tensor) -> str:

@@ -62,7 +62,7 @@ def transfer(
     if bundle.tokenizer.digest != tokenizer.digest:
         raise TransferError(
             f"{source} was pretrained with another tokenizer ({bundle.tokenizer.digest[:12]}, not {tokenizer.digest[:12]});"
-            " leave --tokenizer out to use its own"
+            " remove --tokenizer to use its own"
         )
     moved = _move(source, bundle.path, model.backbone, "backbone")
     if head:

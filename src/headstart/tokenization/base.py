@@ -24,7 +24,7 @@ MODEL_FILE = "sentencepiece.model"
 DICTIONARY_FILE = "dict.txt"
 HF_FILE = "imported.json"
 SIZE_LIMIT = 256 * 1024 * 1024
-"""A tokenizer file of more bytes is refused unread: a million pieces take less than half of it."""
+"""The size limit of a tokenizer file in bytes; a million pieces take less than half of it."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write a tokenizer's files, unless the folder holds a file of another tokenizer."""
     for name in (TOKENIZER_FILE, MODEL_FILE, DICTIONARY_FILE, HF_FILE):
         if name not in files and (folder / name).exists():
-            raise StoreError(f"cannot save a tokenizer in {folder}: {name} of another tokenizer is there already")
+            raise StoreError(f"cannot save a tokenizer in {folder}: it already contains {name} of another tokenizer")
     for name, content in files.items():
         atomic_write(folder / name, content)
 

@@ -131,7 +131,7 @@ def _checked_vocab(vocab: Any) -> dict[str, int]:
     letters = byte_to_unicode()
     for letter, byte in letters.items():
         if letter not in vocab:
-            raise _NotOurFormat(f"its vocabulary lacks the byte 0x{byte:02X}")
+            raise _NotOurFormat(f"its vocabulary has no entry for the byte 0x{byte:02X}")
     for piece in vocab:
         if not piece or not letters.keys() >= set(piece):
             raise _NotOurFormat(f"its vocabulary holds {_excerpt(piece)}, which spells no bytes")

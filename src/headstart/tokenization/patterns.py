@@ -1,4 +1,4 @@
-"""The regular expressions of a tokenizer.json: they come from others, and some take forever on some texts."""
+"""The regular expressions of a tokenizer.json, which are untrusted and may take exponential time on some texts."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ KNOWN_PATTERNS = frozenset(
 """Expressions of well-known models, which take linear time."""
 MAX_UNKNOWN_PATTERNS = 16
 _PATIENCE = 600
-"""Seconds for one probe by the clock, where its processor time cannot be limited or the machine is busy."""
+"""Maximum wall time in seconds of one probe, if its processor time cannot be limited or the machine is busy."""
 
 
 def find_patterns(settings: Any) -> Iterator[str]:

@@ -38,11 +38,11 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 MIN_ROWS = 50
-"""Validation rows below which nothing is fitted: a temperature from a handful of rows is noise."""
+"""Minimum number of validation rows for fitting; a temperature from a few rows is noise."""
 MIN_ANSWERED = 20
-"""Predictions below which a threshold's precision is not believed."""
+"""Minimum number of predictions above a threshold for an estimate of its precision."""
 MIN_LABEL_ROWS = 5
-"""Validation rows with a label, and without it, below which its threshold stays 0.5."""
+"""Minimum number of validation rows with a label, and without it; otherwise its threshold stays 0.5."""
 FOLDS = 5
 _ROWS_HINT = "a larger validation file or labelled.valid_fraction gives more"
 
@@ -67,15 +67,15 @@ class Calibration:
 
     temperature: float
     reason: str | None
-    """Why the temperature stayed 1; None where it was fitted."""
+    """The reason why the temperature stayed 1; None if it was fitted."""
     rows: int
     before: Reliability
     after: Reliability
-    """On validation, each row with a temperature fitted without it."""
+    """The reliability on validation, each row with a temperature fitted without it."""
     test: Reliability | None
     thresholds: tuple[Threshold, ...]
     bound: str | None = None
-    """What it means that the temperature is the highest or the lowest that is tried; None for one in between."""
+    """The meaning of a temperature that is the highest or the lowest value tried; None for other values."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields for JSON."""
@@ -94,7 +94,7 @@ class LabelThreshold:
     rows: int
     """Validation rows that have the label."""
     reason: str | None
-    """Why the threshold stayed 0.5; None where it was chosen."""
+    """The reason why the threshold stayed 0.5; None if it was chosen."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields for JSON."""
@@ -103,7 +103,7 @@ class LabelThreshold:
 
 @dataclass(frozen=True)
 class CalibrationResult:
-    """The calibrated task, and how it was calibrated."""
+    """The calibrated task and the record of its calibration."""
 
     task: Task
     calibration: Calibration | None
@@ -111,12 +111,12 @@ class CalibrationResult:
 
     @property
     def temperature(self) -> float:
-        """The number that logits are divided by."""
+        """The divisor of the logits."""
         return self.calibration.temperature if self.calibration else 1.0
 
 
 def calibrate_task(task: Task, logits: Floats, gold: NDArray[Any]) -> CalibrationResult:
-    """Fit the temperature and the thresholds that a task has."""
+    """Fit the temperature and the thresholds of a task."""
     if isinstance(task, SingleLabel):
         return CalibrationResult(task, calibrate(logits, gold))
     if not isinstance(task, MultiLabel):
@@ -157,7 +157,7 @@ def calibrate(logits: Floats, gold: Ints, decisions_per_text: int = 1) -> Calibr
     before, after = log_loss(logits, gold), log_loss(calibrated, gold)
     if reason is None and after >= before:
         temperature, calibrated = 1.0, logits
-        reason = f"a temperature does not lower the log-loss of validation ({before:.4f}, {after:.4f} with one)"
+        reason = f"a temperature does not reduce the log-loss on validation ({before:.4f}, {after:.4f} with one)"
     single = decisions_per_text == 1
     return Calibration(
         temperature=temperature,
@@ -174,9 +174,11 @@ def calibrate(logits: Floats, gold: Ints, decisions_per_text: int = 1) -> Calibr
 def _describe_bound(temperature: float) -> str | None:
     lowest, highest = TEMPERATURE_RANGE
     if math.isclose(temperature, highest, rel_tol=1e-3):
-        return "the highest that is tried: the model's scores say little about which answers are correct"
+        return (
+            "the highest value that is tried: the scores of the model hardly depend on whether a prediction is correct"
+        )
     if math.isclose(temperature, lowest, rel_tol=1e-3):
-        return "the lowest that is tried: the model's scores hardly differ between the labels"
+        return "the lowest value that is tried: the scores of the model hardly differ between the labels"
     return None
 
 
@@ -184,7 +186,7 @@ def fit_temperature(logits: Floats, gold: Ints, decisions_per_text: int = 1) -> 
     """Return the temperature of lowest log-loss, or 1 and the reason why none can be fitted."""
     num_texts = len(gold) // decisions_per_text
     if len(gold) < MIN_ROWS * decisions_per_text:
-        return 1.0, f"{num_texts} validation rows are too few to fit on (at least {MIN_ROWS}; {_ROWS_HINT})"
+        return 1.0, f"{num_texts} validation rows are too few to fit a temperature (at least {MIN_ROWS}; {_ROWS_HINT})"
     if len(np.unique(gold)) == 1:
         return 1.0, "the validation rows have one label only"
     if (logits.argmax(axis=1) == gold).all():
@@ -263,7 +265,7 @@ def _choose_threshold(label: str, probabilities: Floats, has_label: NDArray[np.b
 
 def _why_not_chosen(num_rows: int, positives: int) -> str | None:
     if num_rows < MIN_ROWS:
-        return f"{num_rows} validation rows are too few to choose on (at least {MIN_ROWS})"
+        return f"{num_rows} validation rows are too few to choose a threshold (at least {MIN_ROWS})"
     if min(positives, num_rows - positives) >= MIN_LABEL_ROWS:
         return None
     few_have_it = positives < MIN_LABEL_ROWS
@@ -277,7 +279,7 @@ def _f1(predicted: NDArray[np.bool_], has_label: NDArray[np.bool_]) -> float:
 
 
 def fold_temperature(head: "ClassifierHead", temperature: float) -> None:
-    """Divide the weights and the bias of the head's last layer, so that its logits come out divided."""
+    """Divide the weights and the bias of the head's last layer, which divides its logits."""
     import torch
 
     with torch.no_grad():

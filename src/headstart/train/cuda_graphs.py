@@ -268,7 +268,7 @@ class GraphCache:
         self.failed = True
         self._drop_graphs()
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        self.notify(f"steps are not recorded as CUDA graphs here, and take longer: {reason}")
+        self.notify(f"CUDA graphs are not used, so steps take longer: {reason}")
 
     def _addresses(self) -> list[Any]:
         return [

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _TIMEOUT = timedelta(minutes=30)
-"""For a process that is alive but does not respond; one that dies closes its connections, which is noticed at once."""
+"""Timeout for a process that is alive but does not respond; one that dies closes its connections, which is noticed at
+once.
+"""
 _EXIT_GRACE = 5.0
-"""Seconds that a process waits at its end for the one that reports the error."""
+"""Maximum seconds that a process waits at its exit for the one that reports the error."""
 _STOP_REASONS = (None, "time limit reached", "SIGINT", "SIGTERM")
 _PEER_LOST = re.compile(
     r"gloo|connection (closed|reset|refused)|broken pipe|socket|nccl|timed out|TCPStore|recvValue|sendBytes",
@@ -36,7 +38,7 @@ _PEER_LOST = re.compile(
 
 
 class ProcessGroup:
-    """The processes of a run, as one of them sees them. All processes call these methods in the same order."""
+    """The processes of a run, from the point of view of one of them. All processes call these methods in the same order."""
 
     def __init__(self, rank: int = 0, world_size: int = 1, store: Any = None) -> None:
         self.rank, self.world_size = rank, world_size
@@ -164,7 +166,7 @@ def init_distributed() -> Iterator[ProcessGroup]:
 
 
 def _let_threads_end() -> None:
-    """Give gloo's threads time to free their tensors: doing so after Python's end would abort the process."""
+    """Wait for gloo's threads to free their tensors: doing so after the exit of Python would abort the process."""
     gc.collect()
     time.sleep(0.25)
 
@@ -212,6 +214,6 @@ def launch_id() -> str | None:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the reason alone: gloo's messages begin with a source location."""
+    """Return the reason without the source location with which gloo's messages begin."""
     line = next(iter(str(error).splitlines()), type(error).__name__)
     return re.sub(r"^\[[^\]]*\]\s*", "", line).partition(". ")[0].rstrip(".")[:200]

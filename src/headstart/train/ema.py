@@ -43,7 +43,7 @@ class EMA:
 
 @contextmanager
 def ema_weights(model: nn.Module, ema: EMA | None) -> Iterator[None]:
-    """Give the model its averaged weights inside the block, and its trained ones afterwards; without an EMA do nothing."""
+    """Use the averaged weights inside the block and restore the trained ones afterwards; without an EMA, do nothing."""
     if ema is None:
         yield
         return

@@ -43,9 +43,9 @@ class TrainState:
     seed: int
     step: int = 0
     ema: EMA | None = None
-    """The average of the weights, if `optim.ema_decay` asks for one."""
+    """The average of the weights, if `optim.ema_decay` is set."""
     strategy: ParallelStrategy = SINGLE
-    """How several processes train the model together."""
+    """The strategy of several processes."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _prepare_step(state: TrainState, plan: Plan, config: OptimConfig) -> float:
 def _not_finite(loss: float, norm: float, step: int, config: OptimConfig, *, updated: bool) -> TrainingError:
     return TrainingError(
         f"loss {loss} with gradient norm {norm} at step {step};"
-        f" {'what was saved before is complete' if updated else 'no update was made'};"
+        f" {'earlier checkpoints are complete' if updated else 'no update was made'};"
         f" try a lower optim.lr than {config.lr:g}, a longer optim.warmup, or precision fp32"
     )
 

@@ -22,7 +22,7 @@ from headstart.tasks import MultiLabel, Regression, Task
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss summed over everything scored, and how many targets that was (the sum of their weights, if there are any)."""
+    """A loss summed over all targets, and the number of targets (the sum of their weights, if they have any)."""
 
     total: Tensor
     count: float

@@ -61,7 +61,7 @@ _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of the Newton-Schulz iteration, tuned by Muon's author to move singular values near 1 in five rounds."""
 _NEWTON_SCHULZ_STEPS = 5
 _GATHER_BATCH = 8
-"""Matrices gathered at a time where processes hold shards of them, to bound the memory of full matrices."""
+"""Maximum number of matrices that are gathered together from shards, which bounds memory."""
 
 
 class Muon(Optimizer):
@@ -221,7 +221,9 @@ def build_optimizer(
 
 
 def _note_update(optimizer: Optimizer, *_: object) -> None:
-    """Count the update in the version of each parameter, which fused optimizers do not: copies of the weights go by it."""
+    """Increment the version of each parameter, which fused optimizers do not do; cached copies of the weights depend on
+    it.
+    """
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     torch.autograd.graph.increment_version([local_tensor(p) for p in parameters if p.grad is not None])
 
@@ -256,7 +258,9 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module, ema: EMA | None = 
 def restore_optimizer(
     optimizer: Optimizer, model: nn.Module, saved: Mapping[str, Tensor], ema: EMA | None = None
 ) -> None:
-    """Restore what `optimizer_tensors` returned; raises StoreError for a name or shape that does not fit the model."""
+    """Restore the state that `optimizer_tensors` returned; raises StoreError for a name or shape that does not match the
+    model.
+    """
     parameters = dict(model.named_parameters())
     owners = {
         id(parameter): single

@@ -31,7 +31,7 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return whether other processes hold further shards of a tensor."""
+    """Return True if other processes have further shards of a tensor."""
     return hasattr(tensor, "to_local")
 
 
@@ -62,7 +62,7 @@ def reshard_like(shard: Tensor, parameter: Tensor) -> Tensor:
 
 
 _BUCKET_BYTES = 25 * 2**20
-"""Size at which a bucket is full."""
+"""The size of a full bucket."""
 
 
 class GradBuckets:
@@ -89,7 +89,7 @@ class GradBuckets:
             cast(Any, parameter).register_post_accumulate_grad_hook(self._on_grad) for parameter in self._parameters
         ]
         self.send = False
-        """Whether gradients that are computed now are the last of the step."""
+        """True if the gradients that are computed now are the last of the step."""
         self._reset()
 
     def _reset(self) -> None:
@@ -161,7 +161,7 @@ class ParallelStrategy:
         return objective(batch)
 
     def backward(self, total: Tensor, *, last: bool) -> None:  # noqa: ARG002
-        """Accumulate the gradients of a loss; `last` says that it is the last of a step."""
+        """Accumulate the gradients of a loss; `last` is True for the last one of a step."""
         total.backward(unit_grad(total))  # type: ignore[no-untyped-call]
 
     def reduce_counts(self, *counts: float) -> list[float]:
@@ -178,14 +178,16 @@ class ParallelStrategy:
 
     @contextmanager
     def full_model(self, model: nn.Module) -> Iterator[Any]:
-        """Give the model as a plain network that every process can call by itself, for evaluation and saving."""
+        """Yield the model as a plain network that every process can call alone, for evaluation and saving."""
         yield model
 
     def load_full(self, model: nn.Module, full: nn.Module) -> None:
-        """Copy the weights of what `full_model` gave back into the model."""
+        """Copy the weights of the network from `full_model` back into the model."""
 
     def gather(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return tensors such as an optimizer's in full in the first process; any in the others."""
+        """Return tensors, such as those of an optimizer, in full in the first process; the value in other processes is not
+        used.
+        """
         return tensors
 
 
@@ -205,7 +207,7 @@ class DataParallel(ParallelStrategy):
             self._buckets = None
 
     def forward_loss(self, model: nn.Module, objective: Objective, batch: Batch) -> LossSum:
-        """Return the loss of a batch; that of a dummy batch counts for nothing."""
+        """Return the loss of a batch; the loss of a dummy batch is not counted."""
         loss = super().forward_loss(model, objective, batch)
         return LossSum(loss.total * 0.0, 0.0) if batch.is_dummy else loss
 
@@ -239,7 +241,7 @@ class _ForwardHooks(nn.Module):
         self.model = model
 
     def forward(self, function: Callable[[], tuple[Tensor, float]]) -> tuple[Tensor, float]:
-        """Return what the function returns."""
+        """Return the result of the function."""
         return function()
 
 
@@ -303,7 +305,7 @@ class FullyShardedParallel(DataParallel):
 
     @contextmanager
     def full_model(self, model: nn.Module) -> Iterator[Any]:
-        """Give a plain network with gathered weights, for the length of a block."""
+        """Yield a plain network with gathered weights."""
         full = copy.deepcopy(self._skeleton).to_empty(device=self._device)
         with torch.no_grad():
             for parameter, sharded in zip(full.parameters(), model.parameters(), strict=True):
@@ -332,7 +334,7 @@ SINGLE = ParallelStrategy()
 
 
 def strategy_for(config: RuntimeConfig, ranks: ProcessGroup) -> ParallelStrategy:
-    """Return the strategy that the settings ask for."""
+    """Return the strategy of the settings."""
     if ranks.world_size == 1:
         return SINGLE
     return FullyShardedParallel(ranks) if config.parallel == "fsdp" else DataParallel(ranks)

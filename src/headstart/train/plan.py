@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 TIME_FRACTION = 0.97
-"""The fraction of the minutes that a run aims at: what the end of a run takes is estimated."""
+"""The target fraction of the minutes, because the duration of the end of a run is an estimate."""
 MILESTONES = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Fractions of a run at which its steps are planned again if the forecast is off by `_SMALL_ERROR`."""
 _SMALL_ERROR, _LARGE_ERROR = 0.01, 0.04
@@ -93,15 +93,15 @@ class Plan:
 
 
 OtherSeconds = Callable[[int], float]
-"""Returns the seconds that a run of so many steps still needs besides its steps: measuring, saving, the end."""
+"""Returns the remaining seconds of a run of this many steps apart from its steps: evaluation, saving, the end."""
 
 
 @dataclass
 class Pace:
-    """The speed of a run, and what follows from it for the number of steps. Times are seconds since the command began."""
+    """The speed of a run, and the number of steps that follows from it."""
 
     budget: float
-    """The seconds that the command may take."""
+    """The time limit of the command in seconds."""
     seconds_per_step: float
     """The mean of the recent steps; at first as timed before training."""
     last_planned: float = 0.0
@@ -126,7 +126,7 @@ class Pace:
         return (now + seconds) / TIME_FRACTION / 60
 
     def fitting_steps(self, step: int, now: float, other: OtherSeconds, *, minimum: int = 1, limit: int) -> int:
-        """Return the most steps that a run which has made `step` of them may have, between `step + minimum` and `limit`."""
+        """Return the maximum number of steps of a run that has made `step` of them, between `step + minimum` and `limit`."""
         low, high = step + minimum, max(step + minimum, limit)
         while low < high:
             steps = (low + high + 1) // 2

@@ -130,7 +130,7 @@ def score_texts(
 
 @dataclass(frozen=True)
 class NextSentenceScore:
-    """How well a model tells consecutive segments from random ones; half of the pairs are of each kind."""
+    """The accuracy and the loss of next-sentence prediction; half of the pairs are true pairs."""
 
     accuracy: float
     loss: float

@@ -57,7 +57,7 @@ DEFAULT_ARMS = ("majority", "linear", "scratch", "pretrained")
 LR_FACTORS = (1.0, 3.0)
 """With --choose, validation chooses among these multiples of the configured learning rate."""
 FROZEN_LR_FACTOR = 10.0
-"""A head on a frozen backbone is trained at so many times the rate: it is one small layer with random weights."""
+"""Factor of the learning rate of the head on a frozen backbone, which is one small layer with random weights."""
 _LINEAR_COST = 0.02
 
 
@@ -108,7 +108,7 @@ class PretrainedBackbone:
 
 
 def pretrained_paths(backbones: Sequence[str]) -> tuple[str, ...]:
-    """Return the backbones that are pretrained; the word scratch is none.
+    """Return the backbones that are pretrained, without the word scratch.
 
     >>> pretrained_paths(["a", "b"]), pretrained_paths(["scratch"])
     (('a', 'b'), ())
@@ -125,7 +125,7 @@ def backbone_names(paths: Sequence[str]) -> tuple[str, ...]:
     resolved = [Path(path).resolve() for path in paths]
     if len(set(resolved)) < len(paths):
         twice = next(path for path in paths if resolved.count(Path(path).resolve()) > 1)
-        raise UsageError(f"--from names {twice} twice; give each folder once")
+        raise UsageError(f"--from lists {twice} twice; list each folder once")
     all_parts = [path.parts[:-1] if path.parts[-1] == "bundle" else path.parts for path in resolved]
     depth = 1
     while len(names := {_name(parts[-depth:]) for parts in all_parts}) < len(paths) and depth < max(
@@ -166,13 +166,13 @@ def expand_arms(arms: Sequence[str], paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def load_backbones(paths: Sequence[str], tokenizer: Path | None) -> tuple[PretrainedBackbone, ...]:
-    """Load the language models to compare; a classifier has seen labels, and would make the comparison void."""
+    """Load the language models to compare; classifiers are refused, because they were trained on labels."""
     backbones = []
     for path, name in zip(paths, backbone_names(paths), strict=True):
         bundle = load_model_source(path, head_type="language")
         if tokenizer is not None and load_tokenizer(tokenizer).digest != bundle.tokenizer.digest:
             raise UsageError(
-                f"{path} was pretrained with another tokenizer than {tokenizer}; leave --tokenizer out to use its own"
+                f"{path} was pretrained with another tokenizer than {tokenizer}; remove --tokenizer to use its own"
             )
         backbones.append(PretrainedBackbone(path, name, bundle))
     return tuple(backbones)
@@ -189,8 +189,8 @@ def describe_differences(backbones: Sequence[PretrainedBackbone]) -> list[str]:
         ]
         if differences:
             notes.append(
-                f"{backbone.path} has another {' and '.join(differences)} than {first.path}, whose network scratch is: "
-                "their difference is not pretraining alone"
+                f"{backbone.path} has another {' and '.join(differences)} than {first.path}, which scratch uses: "
+                "the difference from scratch is not due to pretraining alone"
             )
     return notes
 
@@ -201,7 +201,7 @@ def encode_with(data: LabelledData, tokenizer: Tokenizer, path: str) -> Labelled
         return data
     for split in (data.train, data.valid, data.test):
         if split is not None and is_shards(split.name):
-            raise UsageError(f"{split.name} was prepared with another tokenizer than {path}'s; give the original file")
+            raise UsageError(f"{split.name} was prepared with another tokenizer than {path}'s; use the original file")
 
     def encode(split: EncodedSplit) -> EncodedSplit:
         ids = (np.asarray(row, dtype=np.int32) for row in encode_inputs(tokenizer, split.text_inputs))

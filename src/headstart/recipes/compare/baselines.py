@@ -34,9 +34,9 @@ REGULARIZATION = (1, 10, 100)
 MAX_UNBOUNDED_CHARACTERS = 50_000_000
 """Characters of training text up to which every word and pair of words is a feature."""
 MAX_TERMS = 1_000_000
-"""Features beyond that: the most frequent terms; twice as many are in memory at a time."""
+"""Maximum number of features above that size: the most frequent terms. Twice as many are kept in memory."""
 MAX_VALID_PROBABILITIES = 5_000
-"""Numbers beyond which validation probabilities are not recorded, so that a record stays a small file."""
+"""Maximum number of validation probabilities in a record, so that it remains a small file."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class FittedCandidate:
     setting: dict[str, Any]
     predict_proba: PredictProba
     temperature: float | None = None
-    """The temperature that is in the probabilities already; None if validation is to fit it."""
+    """The temperature that the probabilities already include; None if it is fitted on validation."""
 
 
 def run_baseline(
@@ -66,7 +66,7 @@ def run_baseline(
         check: called between the fits of the linear classifier; it may raise to interrupt.
     """
     if arm not in (*BASELINES, LINEAR):
-        raise UsageError(f"unknown baseline {arm}; known: {', '.join((*BASELINES, LINEAR))}")
+        raise UsageError(f"unknown baseline {arm}; available: {', '.join((*BASELINES, LINEAR))}")
     start = time.perf_counter()
     best: tuple[FittedCandidate, Score, Floats] | None = None
     tried = []
@@ -218,7 +218,7 @@ def _fit_regression(features: Any, gold: Ints, strength: float) -> Any:
     from sklearn.linear_model import LogisticRegression
 
     with warnings.catch_warnings():
-        # validation judges the weights whatever their last digits; nobody could act on the warning
+        # the warning is not actionable: the last digits of the weights do not affect the choice on validation
         warnings.simplefilter("ignore", ConvergenceWarning)
         return LogisticRegression(C=strength, max_iter=2000).fit(features, gold)
 

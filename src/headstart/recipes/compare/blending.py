@@ -1,4 +1,4 @@
-"""The arm `blend` of a comparison: the pretrained network and a linear classifier of the same rows, pooled.
+"""The arm `blend` of a comparison: the pretrained network and a linear classifier that is fitted on the same rows.
 
 Validation chooses the weight: its rows are out of sample for both parts. The network is not trained again: a pretrained
 run leaves the logits of its validation and test rows in logits/, as long as the comparison is unfinished.
@@ -41,8 +41,8 @@ def write_logits(path: Path, logits: RunLogits) -> None:
 
 
 def read_logits(path: Path, record: Path) -> RunLogits:
-    """Read the logits of a run; `record` is the file to take away where they are missing or damaged."""
-    remedy = f"delete {record}, and --resume repeats that run"
+    """Read the logits of a run; `record` is the file to delete if they are missing or damaged."""
+    remedy = f"delete {record} and use --resume to repeat that run"
     if not path.is_file():
         raise StoreError(f"{path} is missing; {remedy}")
     try:

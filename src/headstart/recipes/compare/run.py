@@ -96,7 +96,7 @@ class CompareRequest(RunRequest):
     """Keep the beginnings of a few test texts, which the report quotes."""
 
     def inputs(self) -> dict[str, Any]:
-        """Return what run.json records: with the settings, all that the runs depend on."""
+        """Return the values that run.json records: with the settings, all inputs of the runs."""
         return {
             "train": self.train,
             "valid": self.valid,
@@ -140,7 +140,7 @@ def run_compare(request: CompareRequest, config: FinetuneConfig | None, progress
         resolve=lambda: _resolve(request, config, load, progress),
     )
     if folder.finished:
-        progress.say(f"{request.out} is finished already")
+        progress.say(f"{request.out} is already finished")
         return write_report(request.out)
 
     def load_grid() -> ComparisonRun:
@@ -152,7 +152,7 @@ def run_compare(request: CompareRequest, config: FinetuneConfig | None, progress
 def _resolve(
     request: CompareRequest, config: FinetuneConfig | None, load: LoadBackbones, progress: Progress
 ) -> tuple[CompareRequest, FinetuneConfig]:
-    """Return the request and the settings of a new comparison, with all that its backbones and this machine decide."""
+    """Return the request and the settings of a new comparison, including those that depend on backbones and machine."""
     if config is None or request.train is None or request.test is None:
         raise UsageError("compare needs a labelled training file, and a labelled test file with --test")
     paths = pretrained_paths(request.backbones)
@@ -174,7 +174,7 @@ def _only_frozen(arms: tuple[str, ...]) -> bool | None:
 
 def _check(request: CompareRequest, config: FinetuneConfig) -> None:
     if request.choose and config.loop.watch_test:
-        raise ConfigError("--choose and loop.watch_test exclude each other: test data may not influence the choice")
+        raise ConfigError("--choose and loop.watch_test cannot be combined: test data may not influence the choice")
     if request.seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, got {request.seeds}")
     for budget in request.label_budgets:
@@ -275,7 +275,7 @@ class ComparisonRun(Grid[RunSpec, RunRecord, Path]):
         try:
             return read_record(self.record_path(spec))
         except StoreError as error:
-            raise StoreError(f"{error}; delete the file, and --resume repeats that run") from None
+            raise StoreError(f"{error}; delete the file and use --resume to repeat that run") from None
 
     def describe_record(self, record: RunRecord) -> str:
         """Describe a finished run in one line."""
@@ -320,7 +320,7 @@ class ComparisonRun(Grid[RunSpec, RunRecord, Path]):
         self._write_parameter_count()
 
     def run_one(self, spec: RunSpec, stop: StopSignal) -> RunRecord:
-        """Do one run and save its record, unless another machine has saved it meanwhile."""
+        """Execute one run and save its record, unless another machine has saved it in the meantime."""
         path = self.record_path(spec)
         if path.is_file():
             with suppress(StoreError):  # it is still being copied: the run is done here
@@ -399,7 +399,7 @@ class ComparisonRun(Grid[RunSpec, RunRecord, Path]):
         ]
 
     def _bound_steps(self, spec: RunSpec) -> int | None:
-        """Return the steps that `loop.minutes` allowed a finished network of this seed and budget; None without one."""
+        """Return the steps of a finished network of this seed and budget under `loop.minutes`; None without one."""
         if self.config.loop.minutes is None:
             return None
         finished = (other for other in self._networks_beside(spec) if self.record_path(other).is_file())
@@ -447,11 +447,11 @@ class ComparisonRun(Grid[RunSpec, RunRecord, Path]):
 
 
 def _describe_time_limit(minutes: float | None) -> tuple[str, ...]:
-    """Note for the reader of the numbers that minutes limited the steps of the networks."""
+    """Return a note that a time limit determined the steps of the networks."""
     if minutes is None:
         return ()
     return (
-        f"the first network of each seed was given {pluralize(minutes, 'minute')} (--minutes), which may be too "
+        f"the first network of each seed was trained for {pluralize(minutes, 'minute')} (--minutes), which may be too "
         "short to learn anything; the other networks of the seed were trained for the same number of steps",
     )
 

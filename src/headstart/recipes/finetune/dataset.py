@@ -92,7 +92,7 @@ class LabelledData:
     test: EncodedSplit | None
     notes: tuple[str, ...]
     leaks: Overlap[int] = field(default_factory=lambda: Overlap({}, {}))
-    """The rows of test that appear in train, exactly or nearly."""
+    """The test rows with an exact or a near-duplicate in train."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def load_labelled_data(
     Without `valid`, a stratified fraction of train is held out. Without a tokenizer, one is trained.
 
     Args:
-        find_duplicates: look for texts that appear in two files. A worker process need not: the main process has.
+        find_duplicates: search for texts that occur in two files; worker processes skip this.
     """
     _check_files_differ(train, valid, test)
     sources = {train: _read(train, config, progress)}
@@ -175,10 +175,10 @@ def _check_files_differ(train: str, valid: str | None, test: str | None) -> None
 
 
 def check_single_label(data: LabelledData, command: str, instead: str) -> None:
-    """Refuse a task other than single-label classification, and name the alternative."""
+    """Raise an error for tasks other than single-label classification, with the alternative."""
     if data.task.kind != "classes":
         labels = "several labels per text" if data.task.kind == "labels" else "ratings"
-        raise UsageError(f"{command} is for one class per text, and {data.train.name} has {labels}; {instead}")
+        raise UsageError(f"{command} supports one class per text, but {data.train.name} has {labels}; {instead}")
 
 
 def _find_overlaps(
@@ -198,7 +198,7 @@ def _find_overlaps(
         notes += _overlap_notes(repeated, texts, earlier.name)
     for split in (valid, test):
         if split is not None and len(set(split.labels)) == 1:
-            notes.append(f"{split.name} has one {_describe_only_label(split)}: a score on it means little")
+            notes.append(f"{split.name} has one {_describe_only_label(split)}: its score has little meaning")
     return notes, leaks
 
 
@@ -206,18 +206,20 @@ def _overlap_notes(repeated: Overlap[int], texts: LabelledTexts, earlier: str) -
     notes = []
     exact, near = len(repeated.exact), len(repeated.near)
     if exact:
-        notes.append(f"{exact:,} of {len(texts):,} texts of {texts.name} also {_appear(exact)} in {earlier}")
+        notes.append(
+            f"{exact:,} of {len(texts):,} texts of {texts.name} {_have(exact)} an exact duplicate in {earlier}"
+        )
     if near:
         more = " more" if exact else ""
         notes.append(
-            f"{near:,}{more} of {len(texts):,} texts of {texts.name} {_appear(near)} in {earlier} as "
-            f"near-duplicates: some words differ, or the text is part of a longer one"
+            f"{near:,}{more} of {len(texts):,} texts of {texts.name} {_have(near)} a near-duplicate in {earlier}: "
+            f"some words differ, or the text is part of a longer one"
         )
     return notes
 
 
-def _appear(count: int) -> str:
-    return "appears" if count == 1 else "appear"
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"
 
 
 def _describe_only_label(texts: LabelledTexts) -> str:
@@ -231,10 +233,10 @@ def _read(name: str, config: LabelledConfig, progress: Progress) -> InputTexts:
     if is_shards(name):
         shards = Shards.open(Path(name))
         if shards.labels is None:
-            raise DataError(f"{name} contains prepared text without labels; prepare it with --labelled")
+            raise DataError(f"{name} was prepared without labels; prepare it with --labelled")
         if config.task not in ("auto", "classes") or config.second_column or config.separator:
             raise DataError(
-                f"{name} is a prepared folder for one class per text; for several labels, ratings or pairs give the file itself"
+                f"{name} is a prepared folder for one class per text; for several labels, ratings or pairs use the file itself"
             )
         return shards
     progress.say(f"reading {name}")
@@ -366,7 +368,7 @@ def class_weights(config: FinetuneConfig, task: Task, train: EncodedSplit) -> Te
         return None
     labels = task.labels
     if task.kind == "rating":
-        raise ConfigError("transfer.class_weights is for labels, and a rating has none; omit it")
+        raise ConfigError("transfer.class_weights needs labels, but the task is a rating; remove it")
     if weights == "balanced":
         if task.kind == "labels":
             positives = np.maximum(train.gold.sum(axis=0), 1)
@@ -390,6 +392,6 @@ def note_pretraining_overlap(
         return data
     rows = len(members.rows_in(data.test.texts))
     counted = f"{'none' if not rows else f'{rows:,}'} of the {len(data.test):,} texts of {data.test.name}"
-    note = f"{counted} {'were' if rows > 1 else 'was'} in the pretraining text of {name} verbatim"
+    note = f"{counted} {'have' if rows > 1 else 'has'} an exact duplicate in the pretraining text of {name}"
     progress.say(note)
     return replace(data, notes=(*data.notes, note))

@@ -131,7 +131,7 @@ def run_finetune(
 def _resolve(
     request: FinetuneRequest, config: FinetuneConfig | None, load: LoadBackbone, progress: Progress
 ) -> tuple[FinetuneRequest, FinetuneConfig]:
-    """Return the request and the settings of a new run, with all that the backbone and this machine decide."""
+    """Return the request and the settings of a new run, including those that depend on the backbone and the machine."""
     if config is None or request.train is None or request.backbone is None:
         raise UsageError(
             "finetune needs a labelled file, and --from with a pretrained folder, a starter or the word scratch"
@@ -241,7 +241,7 @@ def _write_result(
 
 
 def predict_linearly(data: LabelledData, seed: int, progress: Progress) -> LinearPredictions | None:
-    """Return what a linear model predicts for validation and test; None for a task that it does not have."""
+    """Return the predictions of a linear model for validation and test; None for tasks that it does not support."""
     if data.task.kind != "classes" or data.task.pair:
         return None
     splits = {"valid": data.valid.texts} | ({"test": data.test.texts} if data.test else {})
@@ -269,7 +269,7 @@ def compare_with_baselines(
 
 
 def _constant_answer(data: LabelledData) -> str | list[str] | float:
-    """Return the best answer to every row, by the training rows: the commonest label, the commonest labels, the mean."""
+    """Return the best constant prediction: the most frequent label or labels of the training rows, or their mean."""
     task = data.task
     if isinstance(task, Regression):
         return task.mean
@@ -298,7 +298,7 @@ def classifier_bundle(
 
 
 def summary_lines(calibrated: CalibrationResult, evaluation: AnyEvaluation) -> Iterator[str]:
-    """Yield the closing lines of a run: calibration, thresholds, and the metrics beside the headline.
+    """Yield the last lines of a run: calibration, thresholds, and the metrics in addition to the headline.
 
     Args:
         evaluation: on test, or on validation without a test file.
@@ -373,7 +373,7 @@ def choose_tokenizer(backbone: Bundle | None, path: str | Path | None) -> Tokeni
 
 
 def resolve_config(config: FinetuneConfig, backbone: Bundle | None, progress: Progress | None = None) -> FinetuneConfig:
-    """Return the settings with all that the backbone and this machine decide: the shape, the threads and the precision."""
+    """Return the settings with those that depend on the backbone and the machine: shape, threads and precision."""
     threads = resolve_threads(config.runtime)
     if progress is not None and (note := describe_threads(config.runtime, threads)):
         progress.say(note)

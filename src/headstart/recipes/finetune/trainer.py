@@ -46,7 +46,7 @@ from headstart.train.plan import TIME_FRACTION, Plan
 from headstart.train.scoring import score_texts
 
 _MIN_EPOCH_FRACTION = 0.5
-"""A run that `loop.minutes` limits to less than this fraction of its steps says so."""
+"""A note is printed if `loop.minutes` limits a run to less than this fraction of its steps."""
 _TIMED_ROWS = 500
 """Validation rows that are scored to estimate the time of an evaluation."""
 WATCHED_FRACTION = 0.1
@@ -98,7 +98,7 @@ class BestEpoch(NamedTuple):
 
 
 class EpochSums(NamedTuple):
-    """What the current epoch has summed up so far."""
+    """The sums of the current epoch."""
 
     loss: float = 0.0
     num_targets: int = 0
@@ -128,7 +128,7 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         """Build the trainer of a model on labelled data; for the other arguments see `Trainer`.
 
         Args:
-            bound_steps: the steps of a run that must be as long as another one, whatever `loop.minutes` allows.
+            bound_steps: the steps of a run that must be as long as another one, independent of `loop.minutes`.
             deadline: when a run without `loop.minutes` must end; it makes fewer steps if they take longer than forecast.
             watched_fraction: the fraction of the time of training that the evaluations before the last one may take,
                 if they choose nothing (`loop.select` last): they then read a part of a large validation file.
@@ -204,7 +204,7 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
             return self._finish()
 
     def measure_speed(self, budget: float) -> tuple[float, float]:
-        """Return the seconds of a step and of scoring the validation rows; the weights are put back.
+        """Return the seconds of a step and of scoring the validation rows; the weights are restored.
 
         Args:
             budget: the seconds of the training that is planned; the timing takes about a twentieth of them.
@@ -240,7 +240,7 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         self.sums = EpochSums(values["loss"], values["counted"], values["seconds"])
 
     def _plan_steps(self) -> None:
-        """Plan the steps that the minutes allow, at most those of all epochs; a resumed run keeps its recorded plan."""
+        """Plan the steps that fit into the minutes, at most those of all epochs; a resumed run keeps its recorded plan."""
         minutes = self.config.loop.minutes
         if minutes is None:
             self._follow_deadline()
@@ -255,7 +255,7 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         self._say_plan(minutes)
 
     def _follow_deadline(self) -> None:
-        """Follow the clock until the deadline, if there is one; a resumed run keeps its recorded plan."""
+        """Revise the plan to meet the deadline, if there is one; a resumed run keeps its recorded plan."""
         recorded, deadline = self._read_plan(), self._deadline
         if recorded:
             self._set_plan(Plan.from_dict(recorded))

@@ -9,7 +9,7 @@ from headstart.store.linear_bundle import bundle_model, bundle_objective
 from headstart.store.locate import HF_SCHEME
 
 PATIENCE = 3
-"""Measurements without a lower held-out loss after which a run that goes on with a model stops."""
+"""Evaluations without a lower held-out loss after which a run that continues from a model stops."""
 CONTINUED_HELD_OUT = 0.05
 """The fraction of the text that such a run holds out: its text is often small, and the held-out loss decides."""
 CONTINUED_BATCH_SIZE = 8
@@ -17,9 +17,9 @@ CONTINUED_BATCH_SIZE = 8
 
 
 def continued_settings(backbone: str | None) -> dict[str, Any]:
-    """Return the settings of a run that goes on with a model, where they differ from the defaults; empty without a model.
+    """Return the settings of a run that continues from a model, where they differ from the defaults; empty without one.
 
-    The objective is that of the model, the optimizer that of the preset which is most like it. As such a run often has
+    The objective is that of the model, the optimizer that of the most similar preset. As such a run often has
     little text, more of it is held out, and the weights with the lowest held-out loss are kept.
     """
     if backbone is None:
@@ -44,7 +44,7 @@ def continued_settings(backbone: str | None) -> dict[str, Any]:
 
 
 def similar_preset(model: Mapping[str, Any]) -> str:
-    """Return the preset whose block and width are most like those of a model.
+    """Return the preset with the most similar block and width.
 
     >>> similar_preset({"block": "modern", "width": 320}), similar_preset({"block": "generic", "width": 768})
     ('modern-micro', 'classic')

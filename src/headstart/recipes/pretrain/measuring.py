@@ -1,4 +1,4 @@
-"""How often, and on how much of the held-out text, a pretraining run is measured: bounded by the length of the run.
+"""The schedule and the sample size of the evaluations of a pretraining run, which depend on its length.
 
 Everything follows from the settings and the recorded plan, so that a resumed run measures the same rows at the same steps.
 """
@@ -80,7 +80,7 @@ def tokens_to_measure(loop: PretrainLoop, stages: Sequence[Stage], steps: int, l
 
 
 def describe_too_little(tokens: float, parameters: int, steps: int, *, continued: bool) -> str | None:
-    """Say that a run is too short to be worth it; None if it is not."""
+    """Return a note if a run is too short to be useful, or else None."""
     read = f"{pluralize(steps, 'step')} will read {round(tokens):,} tokens"
     if continued:
         if steps >= _MIN_CONTINUED_STEPS:

@@ -40,16 +40,16 @@ _SEARCH_FRACTION = 0.05
 
 @dataclass(frozen=True)
 class PresetTrial:
-    """The size of a preset and the text it would see."""
+    """The size of a preset and the tokens it can train on."""
 
     preset: str
     parameters: int
     tokens: float
-    """The tokens that the minutes allow."""
+    """The number of tokens that fit into the minutes."""
 
     @property
     def is_affordable(self) -> bool:
-        """True if the network would see enough text for its size."""
+        """True if the number of tokens is sufficient for the size of the network."""
         return self.tokens >= TOKENS_PER_PARAMETER * self.parameters
 
     @property

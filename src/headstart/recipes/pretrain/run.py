@@ -43,7 +43,7 @@ from headstart.train.parallel import strategy_for
 
 LoadBackbone = Callable[[str], Bundle]
 MAX_TOKENS_RATIO = 1.8
-"""Tokens per byte of a text, compared with the text of the model, from which on the tokenizer does not fit."""
+"""A tokenizer does not fit a text if its tokens per byte exceed those on the text of the model by this factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ def run_pretrain(
 def _resolve(
     request: PretrainRequest, config: PretrainConfig | None, progress: Progress, load: LoadBackbone
 ) -> tuple[PretrainRequest, PretrainConfig]:
-    """Return the request and the settings of a new run, with all that the backbone and this machine decide."""
+    """Return the request and the settings of a new run, including those that depend on the backbone and the machine."""
     texts = _all_texts(request.texts, config)
     weight = check_teacher_weight(request.teacher, request.teacher_weight)
     assert config is not None
@@ -194,7 +194,7 @@ def _all_texts(texts: Sequence[str], config: PretrainConfig | None) -> tuple[str
     staged = [text for stage in config.stages for text in stage.texts] if config else []
     if texts and staged:
         raise UsageError(
-            f"{texts[0]} is given together with stages ({staged[0]} is in the first), which list their own texts; put "
+            f"{texts[0]} cannot be combined with stages ({staged[0]} is in the first), which list their own texts; put "
             "it into a stage, or omit the stages"
         )
     if config is None or not (texts or staged):
@@ -203,7 +203,7 @@ def _all_texts(texts: Sequence[str], config: PretrainConfig | None) -> tuple[str
 
 
 def _say_tokenizer_fit(name: str, backbone: Bundle, shards: Sequence[Shards], progress: Progress) -> None:
-    """Say if the tokenizer of a model splits this text much more finely than the text that the model was trained on."""
+    """Report if the tokenizer of a model needs many more tokens per byte for this text than for its training text."""
     measured = backbone.about.get("held_out")
     if not isinstance(measured, dict) or not measured.get("bytes"):
         return
@@ -217,7 +217,7 @@ def _say_tokenizer_fit(name: str, backbone: Bundle, shards: Sequence[Shards], pr
 
 
 def _check_objective(backbone: Bundle, config: PretrainConfig) -> None:
-    """Refuse an objective that the language head of an imported model was not made for."""
+    """Raise an error for an objective that does not match the language head of an imported model."""
     if backbone.config.generic is None:
         return
     if config.objective != backbone.objective:
@@ -229,14 +229,14 @@ def _check_objective(backbone: Bundle, config: PretrainConfig) -> None:
         )
     if config.next_sentence.weight:
         raise ConfigError(
-            f"next_sentence.weight is not for {backbone.name}, a {backbone.config.generic.family}: omit it"
+            f"next_sentence.weight does not support {backbone.name}, a {backbone.config.generic.family}; remove it"
         )
 
 
 def _input_facts(
     texts: Sequence[str], config: PretrainConfig, shards: Sequence[Shards], distillation: Distillation | None
 ) -> dict[str, Any]:
-    """Return the hashes of all that the run reads, by the names that an error message uses."""
+    """Return the hashes of the inputs of the run, by their names in messages."""
     names = [f"stage {number} ({' '.join(stage.texts)})" for number, stage in enumerate(config.stages, start=1)]
     if len(names) < 2:
         names = [" ".join(texts)]

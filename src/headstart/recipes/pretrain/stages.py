@@ -273,7 +273,7 @@ def _check_length(packed: PackedDataset, stage_name: str) -> None:
     if packed.num_tokens < packed.context:
         raise DataError(
             f"the training text{stage_name} has {packed.num_tokens} tokens, less than one row of {packed.context}; "
-            "give more text or a smaller model.context"
+            "use more text or a smaller model.context"
         )
 
 

@@ -74,11 +74,11 @@ from headstart.train.scoring import (
 )
 
 MIN_COMPILE_FLOPS = 4e16
-"""Operations of a run (six per parameter and token) from which on compiling pays: two minutes of an H200 at two fifths of
+"""Minimum operations of a run (six per parameter and token) for compilation: two minutes of an H200 at two fifths of
 its peak. Compiling takes 20 to 40 seconds the first time, and a few seconds once torch has cached it."""
 _MIN_COMPILE_MINUTES = 3.0
 TEACHER_WEIGHT = 0.5
-"""The default weight of a teacher: as much as the text."""
+"""The default weight of the teacher's loss, equal to that of the text."""
 _PROMPT_TOKENS = 6
 _SAMPLE_TOKENS = 40
 
@@ -105,7 +105,7 @@ class HeldOutScore:
         part = f" of {held_out_tokens:,}" if held_out_tokens is not None else ""
         over = f" over {text.tokens:,}{part} tokens" if tokens else ""
         bits = "" if text.bits_per_byte is None else f", {text.bits_per_byte:.3f} bits per byte"
-        right = f", pairs {100 * pairs.accuracy:.1f} % right of {pairs.pairs:,}" if pairs else ""
+        right = f", {100 * pairs.accuracy:.1f} % of {pairs.pairs:,} pairs correct" if pairs else ""
         return f"held-out loss {text.loss:.3f}, perplexity {text.perplexity:.1f}{bits}{over}{right}"
 
 
@@ -144,7 +144,7 @@ def compile_pays(config: PretrainConfig, model: nn.Module, stages: list[Stage]) 
 
 
 def compiler_error(device: torch.device) -> str | None:
-    """Compile a small function and return the first line of its error; None if it works."""
+    """Compile a small function and return the first line of its error; None if compilation succeeds."""
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device=device))
     except (RuntimeError, OSError, ImportError) as error:  # no C compiler, no code generator, an old GPU
@@ -190,17 +190,17 @@ def _check_teacher(name: str, teacher: Bundle, config: PretrainConfig, tokenizer
     if teacher.tokenizer.digest != tokenizer.digest:
         raise UsageError(
             f"--teacher {name} has another tokenizer ({teacher.tokenizer.digest[:12]}, not {tokenizer.digest[:12]}); "
-            "prepare the text with the teacher's"
+            "prepare the text with that of the teacher"
         )
     if teacher.objective not in (config.objective, "hybrid"):
         raise UsageError(
-            f"--teacher {name} was trained with {teacher.objective}, which cannot teach {config.objective}"
+            f"--teacher {name} was trained with {teacher.objective}, which does not match the objective {config.objective}"
         )
     if config.next_sentence.weight:
-        raise UsageError("--teacher does not support next-sentence prediction; leave next_sentence.weight at 0")
+        raise UsageError("--teacher does not support next-sentence prediction; set next_sentence.weight to 0")
     if teacher.config.context < config.model.context:
         raise UsageError(
-            f"--teacher {name} reads {teacher.config.context} tokens, the rows have {config.model.context}; "
+            f"--teacher {name} has a context of {teacher.config.context} tokens, but rows have {config.model.context}; "
             f"set model.context to {teacher.config.context}"
         )
 
@@ -209,8 +209,8 @@ def membership_file(shards: Iterable[Shards], *models: Bundle | None) -> dict[st
     """Return the digests of all documents that a model has learnt from, as a file of its bundle.
 
     Args:
-        models: the model it continues and its teacher. Where one of them has no such file, none is written: an
-            incomplete list would pass for a complete one.
+        models: the model it continues and its teacher. If one of them has no such file, none is written, because
+            an incomplete list could be mistaken for a complete one.
     """
     members = Membership.from_digests([])
     for model in filter(None, models):
@@ -448,7 +448,7 @@ class PretrainTrainer(Trainer[PretrainConfig]):
         with ema_weights(self.model, self.state.ema):
             loss = self._report_scores()
         bar.advance(0, f"held-out {loss:.3f}")
-        if step < self.steps:  # the end of the run has a sample of its own
+        if step < self.steps:  # a separate sample is generated at the end of the run
             with self.strategy.full_model(self.model) as model:
                 self._sample(model)
 

@@ -85,7 +85,7 @@ const SHOW_ANSWER = {
     const mostProbable = Object.entries(answer.probabilities).sort((a, b) => b[1] - a[1])[0][0];
     drawBars($("probabilities"), Object.entries(answer.probabilities).map(([name, probability]) => [name, probability, percent(probability)]));
     return { label: mostProbable, summary: answer.abstained
-      ? `No answer: ${mostProbable} has a probability of ${percent(answer.probability)}` : `${answer.label}, ${percent(answer.probability)}` };
+      ? `No prediction: ${mostProbable} has a probability of ${percent(answer.probability)}` : `${answer.label}, ${percent(answer.probability)}` };
   },
   labels: (answer) => {
     const rows = Object.entries(answer.probabilities);
@@ -119,7 +119,7 @@ async function classify(text, signal) {
     output.textContent = summary;
     $("remark").hidden = !answer.truncated;
     $("remark").className = "remark strong";
-    $("remark").textContent = answer.truncated ? `The text was truncated: the ${about.classifier === "blend" ? "network" : "model"} reads ${about.context} tokens.` : "";
+    $("remark").textContent = answer.truncated ? `The text was truncated: the ${about.classifier === "blend" ? "network" : "model"} uses the first ${about.context} tokens.` : "";
     const explanation = await (await request("explain", { ...requestBody(text), label }, signal)).json();
     showExplanation(explanation);
   } catch (error) {
@@ -438,9 +438,9 @@ const MAX_LISTED_LABELS = 12;
 const listLabels = () => (about.labels.length <= MAX_LISTED_LABELS ? about.labels.join(", ")
   : `${about.labels.slice(0, MAX_LISTED_LABELS).join(", ")} and ${about.labels.length - MAX_LISTED_LABELS} more`);
 const DESCRIBE_CLASSIFIER = {
-  network: () => `It reads ${about.context} tokens${about.windows ? " at a time" : ""}.`,
-  linear: () => "It is a linear classifier, which reads the whole text.",
-  blend: () => `It is a network, which reads ${about.context} tokens${about.windows ? " at a time" : ""}, and a linear classifier.`,
+  network: () => `Texts longer than ${about.context} tokens are ${about.windows ? "split into windows" : "truncated"}.`,
+  linear: () => "It is a linear classifier, which uses the whole text.",
+  blend: () => `It is a blend of a network, which uses ${about.windows ? `windows of ${about.context}` : `the first ${about.context}`} tokens, and a linear classifier.`,
 };
 const DESCRIBE_TASK = {
   classes: () => `A classifier of ${about.task.pair ? "pairs of texts" : "texts"}: ${listLabels()}.`,
@@ -471,7 +471,7 @@ async function start() {
   $("language").hidden = classifier;
   const precisions = about.precisions.filter((value) => value >= 0.5 && (Math.round(value * 100) % 5 === 0 || value > 0.95));
   $("precision-box").hidden = !precisions.length;
-  $("precision").append(...precisions.map((value) => make("option", { value }, `${Math.round(100 * value)} % correct, otherwise no answer`)));
+  $("precision").append(...precisions.map((value) => make("option", { value }, `${Math.round(100 * value)} % correct, otherwise no prediction`)));
   showRun();
   $("answer").className = "answer plain";
   (classifier ? $("text") : $("prompt")).focus();
