@@ -13,6 +13,7 @@ import math
 import queue
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +26,10 @@ from headstart.config.schema import IGNORE_INDEX, PADDING_SEGMENT
 from headstart.data.batch import Batch
 from headstart.data.decontamination import MEMBERSHIP_FILE
 from headstart.data.shards import Shards
-from headstart.model.heads import mean_pooling
+from headstart.model.heads import LanguageHead, Model, mean_pooling
 from headstart.store.bundle import load_bundle, save_bundle
-from headstart.tokenization.base import NUM_SPECIAL_IDS
-from headstart.train.objectives import token_loss
+from headstart.tokenization.base import NUM_SPECIAL_IDS, SpecialIds
+from headstart.train.objectives import hidden_states, token_loss
 
 SHORTEST, LONGEST = 8, 128
 """Tokens of a passage."""
@@ -65,7 +66,7 @@ def make_batch(passages: list[np.ndarray], sos: int, pad: int) -> Batch:
     return batch.with_cu_seqlens()
 
 
-def prefetch(make, depth: int = 8):
+def prefetch(make: Callable[[np.random.Generator], Batch], depth: int = 8) -> Iterator[Batch]:
     """Yield what `make` returns, computed ahead in threads."""
     ready: queue.Queue = queue.Queue(depth)
 
@@ -117,6 +118,41 @@ def contrast(vectors_BD: Tensor) -> Tensor:
     return (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
 
 
+def train(
+    model: Model[LanguageHead], batches: Iterator[Batch], special: SpecialIds, options: argparse.Namespace
+) -> None:
+    """Train the model in place."""
+    assert special.mask is not None
+    device, vocab_size = torch.device(options.device), model.backbone.vocab_size
+    projection = nn.Linear(model.backbone.config.width, model.backbone.config.width).to(device)
+    parameters = [*model.parameters(), *projection.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=options.lr, betas=(0.9, 0.98), weight_decay=0.05)
+    sums, log = torch.zeros(3, device=device), max(CAUSAL_EVERY, options.steps // 10)
+    for step in range(options.steps):
+        rate = min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / options.steps))
+        for group in optimizer.param_groups:
+            group["lr"] = options.lr * rate
+        causal = step % CAUSAL_EVERY == CAUSAL_EVERY - 1
+        batch = next(batches).to(device, non_blocking=True)
+        batch = with_targets(batch, special.mask, vocab_size, causal=causal, shifted=options.shifted)
+        with torch.autocast(device.type, torch.bfloat16):
+            hidden = hidden_states(model, batch)
+            loss = tokens = token_loss(model, hidden, batch) / batch.num_targets
+            if not causal:
+                assert batch.lengths_B is not None
+                pooled = contrast(projection(mean_pooling(hidden, batch.lengths_B)))
+                loss = tokens + options.weight * pooled
+                sums += torch.stack([tokens.detach(), pooled.detach(), torch.ones_like(pooled)])
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if (step + 1) % log == 0:
+            mean = (sums[:2] / sums[2]).tolist()
+            print(f"step {step + 1}: token loss {mean[0]:.3f}, contrastive {mean[1]:.3f}", flush=True)
+            sums.zero_()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
@@ -130,48 +166,19 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
-    started, device = time.monotonic(), torch.device(options.device)
+    started = time.monotonic()
     bundle, shards = load_bundle(options.run, head_type="language"), Shards.open(options.shards, deep=False)
-    special, vocab_size, model = bundle.tokenizer.special, bundle.model.backbone.vocab_size, bundle.model.to(device)
-    assert special.mask is not None
+    special, options.shifted = bundle.tokenizer.special, bundle.objective == "hybrid"
     documents = np.flatnonzero(shards.lengths >= 2 * SHORTEST)
     pairs = min(options.pairs, len(documents))
-    projection = nn.Linear(bundle.config.width, bundle.config.width).to(device)
-    parameters = [*model.parameters(), *projection.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=options.lr, betas=(0.9, 0.98), weight_decay=0.05)
-    torch.manual_seed(0)
-    model.train()
     batches = prefetch(lambda rng: make_batch(sample_pairs(shards, documents, pairs, rng), special.sos, special.pad))
-    shifted, sums, log = bundle.objective == "hybrid", torch.zeros(2, device=device), max(1, options.steps // 10)
-    for step in range(options.steps):
-        rate = min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / options.steps))
-        for group in optimizer.param_groups:
-            group["lr"] = options.lr * rate
-        causal = step % CAUSAL_EVERY == CAUSAL_EVERY - 1
-        batch = next(batches).to(device, non_blocking=True)
-        batch = with_targets(batch, special.mask, vocab_size, causal=causal, shifted=shifted)
-        with torch.autocast(device.type, torch.bfloat16):
-            hidden = model.backbone(
-                batch.ids_BT, batch.segments_BT, batch.attention, batch.cu_seqlens, batch.unpadded_indices
-            )
-            tokens = token_loss(model, hidden, batch) / batch.num_targets
-            pooled = None if causal else contrast(projection(mean_pooling(hidden, batch.lengths_B)))
-        loss = tokens if pooled is None else tokens + options.weight * pooled
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if pooled is not None:
-            sums += torch.stack([tokens.detach(), pooled.detach()])
-        if (step + 1) % log == 0:
-            mean = (sums / (log * (CAUSAL_EVERY - 1) / CAUSAL_EVERY)).tolist()
-            print(f"step {step + 1}: token loss {mean[0]:.3f}, contrastive {mean[1]:.3f}", flush=True)
-            sums.zero_()
+    torch.manual_seed(0)
+    train(bundle.model.to(options.device).train(), batches, special, options)
     seconds = round(time.monotonic() - started)
     stage = {"steps": options.steps, "pairs": pairs, "weight": options.weight, "lr": options.lr, "seconds": seconds}
     membership = bundle.path / MEMBERSHIP_FILE
     extra = {MEMBERSHIP_FILE: membership.read_bytes()} if membership.is_file() else None
-    model.cpu().eval()
+    bundle.model.cpu().eval()
     save_bundle(options.out, replace(bundle, about=bundle.about | {"contrastive": stage}, folder=None), extra=extra)
     print(f"{options.out}: {seconds} s")
 

@@ -3,7 +3,7 @@
 python benchmarks/cpu_bf16.py [--threads 2] [--rounds 5] [--only classic] [--out docs/results/cpu_bf16.json]
 
 classic: the course's language model. modern-micro: a language model of that preset; the Trainer has a Llama of the same size.
-starter: fine-tuning from starter:en on short texts; the Trainer has a Llama of the same size for classification, and the same
+starter: fine-tuning from starter:en-reviews on short texts; the Trainer has a Llama of the same size for classification, and the same
 texts padded. All sides take turns in one process. Peak memory is measured in a separate process per precision.
 """
 

@@ -482,7 +482,7 @@ CASES = {
         ("classic",),
     ),
     "starter": Case(
-        classifier("clf-starter", "few", {"from": "starter:en", "freeze": True, "epochs": 1, "batch": 16}),
+        classifier("clf-starter", "few", {"from": "starter:en-reviews", "freeze": True, "epochs": 1, "batch": 16}),
     ),
 }
 

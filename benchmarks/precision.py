@@ -66,7 +66,7 @@ def run(data: Path, name: str, labels: int, seed: int, precision: str) -> dict[s
     train, measured = rows_of(data, name, labels, seed)
     settings = {"runtime.precision": "fp32" if precision == "masks" else precision, "runtime.threads": 1}
     started = time.process_time()
-    classifier = TextClassifier("starter:en", seed=seed, device="cpu", settings=settings)
+    classifier = TextClassifier("starter:en-reviews", seed=seed, device="cpu", settings=settings)
     with masks_of_bf16() if precision == "masks" else nullcontext():
         classifier.fit([row["text"] for row in train], [row["label"] for row in train])
     seconds = time.process_time() - started

@@ -3,7 +3,7 @@
 python benchmarks/prediction.py --data FOLDER --work FOLDER [--part speed|answers] [--set imdb] [--threads 1]
     [--rounds 5] [--texts 60] [--compared 2000] [--out docs/results/prediction.json]
 
-The first run fine-tunes `starter:en` on 1,000 or 2,000 training rows of each dataset and exports it to ONNX, in the folder of
+The first run fine-tunes `starter:en-reviews` on 1,000 or 2,000 training rows of each dataset and exports it to ONNX, in the folder of
 --work. The texts are other training rows; test files are not read. `speed` measures all sides on the same texts in turn, in
 one process; `answers` counts the labels that bf16 changes. Tokenization is included in the times.
 """
@@ -63,7 +63,7 @@ def trained(work: Path, name: str, rows: Sequence[dict[str, str]]) -> Path:
     if not (folder / "bundle").exists():
         train = work / f"{name}-train.jsonl"
         train.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        command = ["finetune", str(train), "--from", "starter:en", "--out", str(folder), "--minutes", "4"]
+        command = ["finetune", str(train), "--from", "starter:en-reviews", "--out", str(folder), "--minutes", "4"]
         subprocess.run([sys.executable, "-m", "headstart", *command], check=True)
     if not (work / f"onnx-{name}").exists():
         command = ["export", str(folder), "--to", "onnx", "--out", str(work / f"onnx-{name}")]

@@ -1,6 +1,6 @@
 """Wall time of five seeds of a comparison at once (`headstart compare --jobs 5`), compared with one seed.
 
-python benchmarks/seeds.py [--rows 2400] [--preset modern | --from starter:en] [--seeds 5] [--out docs/results/seeds.json]
+python benchmarks/seeds.py [--rows 2400] [--preset modern | --from starter:en-reviews] [--seeds 5] [--out docs/results/seeds.json]
 
 Texts and labels are made up, the network is pretrained for three steps, and the commands are run as a person would, start of
 the processes included. On a GPU the processes share it in turns, unless NVIDIA's multi-process service (MPS) is on, which

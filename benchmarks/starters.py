@@ -204,7 +204,7 @@ def main() -> None:
             arguments,
             Aloud(),
             few,
-            backbones=("starter:en",),
+            backbones=("starter:en-reviews",),
             label_budgets=labels,
             arms=arms,
             seeds=5,

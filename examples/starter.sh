@@ -4,5 +4,5 @@ set -e
 out=${1:-headstart-demo}
 headstart demo --out "$out"
 headstart compare "$out/data/train.jsonl" --valid "$out/data/valid.jsonl" --test "$out/data/test.jsonl" \
-  --from starter:en --arms linear,scratch,pretrained --labels 200,1000 --seeds 5 --loop.min-steps 50 --optim.ema-decay 0.9 \
+  --from starter:en-reviews --arms linear,scratch,pretrained --labels 200,1000 --seeds 5 --loop.min-steps 50 --optim.ema-decay 0.9 \
   --out "$out/more-labels"

@@ -53,7 +53,7 @@ def accuracy() -> list[str]:
         "## Accuracy on ten datasets",
         "",
         "Test accuracy in per cent, mean of 5 seeds. For each seed, the training rows (column *labels*) are sampled from the training part of the dataset, and up to 1,500 rows "
-        "of its test part are predicted once. No other text is used. The network is fine-tuned from `starter:en` (cls-books: `starter:fr`) with the default settings. No starter "
+        "of its test part are predicted once. No other text is used. The network is fine-tuned from `starter:en-reviews` (cls-books: `starter:fr`) with the default settings. No starter "
         "covers German or Chinese, so `auto` uses the linear model alone there. Cross-validation with 3 folds on the training rows fits the weight of the blend and chooses the "
         "arm that `auto` returns. The last column is the paired difference in points with its 95 % interval.",
         "",

@@ -216,7 +216,7 @@ def many_predictions() -> list[str]:
     return [
         "## Prediction of many texts",
         "",
-        f"`starter:en` (7 M parameters), fine-tuned on each dataset, predicts training rows that it was not trained on; {record['processor']}, torch {record['torch']}. "
+        f"`starter:en-reviews` (7 M parameters), fine-tuned on each dataset, predicts training rows that it was not trained on; {record['processor']}, torch {record['torch']}. "
         "*Plain torch* is the network as it is trained, in padded batches. `headstart predict` uses packed weights in fp32, and in bf16 with `--runtime.precision bf16`. "
         "All sides take turns in one process; medians over rounds. On a shared machine, processor time varies less than the clock.",
         "",
@@ -246,7 +246,7 @@ def many_predictions() -> list[str]:
 BF16_STEPS = {
     "classic": "language model of the course, 4 rows of 256 tokens",
     "modern-micro": "language model of `modern-micro`, 8 rows of 256 tokens",
-    "starter": "fine-tuning from `starter:en`, 16 texts of 40 tokens",
+    "starter": "fine-tuning from `starter:en-reviews`, 16 texts of 40 tokens",
 }
 BF16_SIDES = {
     "fp32": "Headstart, fp32",
@@ -314,7 +314,7 @@ def accuracy_in_bf16() -> list[str]:
     return [
         "### Accuracy in bf16",
         "",
-        "Fine-tuning from `starter:en`, each seed in bf16 and in fp32, evaluated on rows of the training parts that no run was trained on. Differences are in points, with 95 % intervals over seeds. Dropout draws its masks in another way in bf16, which changes "
+        "Fine-tuning from `starter:en-reviews`, each seed in bf16 and in fp32, evaluated on rows of the training parts that no run was trained on. Differences are in points, with 95 % intervals over seeds. Dropout draws its masks in another way in bf16, which changes "
         "an accuracy by points in either direction with few labels, as another seed would; the last column compares with fp32 that drops the same activations, which leaves the precision as the only difference.",
         "",
         *table(["dataset", "labels", "seeds", "fp32, %", "bf16, %", "bf16 − fp32", "bf16 − fp32, same dropout"], rows),

@@ -64,7 +64,7 @@ def _reviews() -> list[list[str]]:
 
 def _starters() -> list[list[str]]:
     cases: list[tuple[str, int | str, str]] = [
-        ("demo", 200, "`starter:en`, film review sentences, 200 labels"),
+        ("demo", 200, "`starter:en-reviews`, film review sentences, 200 labels"),
         ("books", "all", "`starter:fr`, French book reviews, 1,600 labels"),
     ]
     rows = []

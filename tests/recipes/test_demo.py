@@ -212,7 +212,7 @@ def test_an_installation_without_starters_pretrains_and_says_so(tmp_path, monkey
     with pytest.raises(UsageError, match="no such folder"):  # nothing was pretrained there
         run_demo(DemoRequest(tmp_path / "out", "mine"), listener)
     assert listener.lines == [
-        'starter:en is not installed (pip install "headstart-starters", or in a clone of Headstart: pip install '
+        'starter:en-reviews is not installed (pip install "headstart-starters", or in a clone of Headstart: pip install '
         "./starters): a small model is pretrained here instead",
         "splitting the data: test and validation rows first",
         "pretraining a small language model on the unlabelled text",

@@ -10,7 +10,7 @@ from headstart.cli.main import run
 from headstart.config.schema import PretrainConfig
 from headstart.errors import UsageError
 from headstart.files import FORMAT
-from headstart.recipes.starter_choice import corpus_texts, find_starter, resolve_starter
+from headstart.recipes.starter_choice import corpus_texts, find_starter, fitting_starters, resolve_starter
 from headstart.store.locate import STARTERS_PACKAGE
 
 ENGLISH = "The delivery was late and the box was damaged, so I would like to have my money back."
@@ -61,6 +61,18 @@ def test_a_starter_is_for_texts_of_its_own_language_only(text, name):
 )
 def test_the_starter_with_the_fewest_other_languages_is_taken(texts, name):
     assert find_starter(texts * 5).name == name
+
+
+def test_general_starters_come_first_then_smaller_ones(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, big=["en"], small=["en"], films=["en"], multi=["de", "en"])
+    sizes = {"big": 30, "small": 20, "films": 10, "multi": 5}
+    for name, size in sizes.items():
+        (tmp_path / STARTERS_PACKAGE / name / "backbone.safetensors").write_bytes(bytes(size))
+    facts = {"about": {"starter": {"languages": ["en"], "domain": "film reviews"}}}
+    (tmp_path / STARTERS_PACKAGE / "films" / "bundle.json").write_text(json.dumps(facts))
+    assert fitting_starters([ENGLISH] * 3).names == ("starter:small", "starter:big", "starter:films")
+    assert find_starter([ENGLISH] * 3).name == "starter:small"
+    assert fitting_starters([GERMAN] * 3).names == ("starter:multi",)
 
 
 @pytest.mark.usefixtures("two")

@@ -25,7 +25,7 @@ def demo(
         Parameter(
             name="--from",
             metavar="MODEL",
-            show_default="starter:en",
+            show_default="starter:en-reviews",
             help="Pretrained folder or starter, such as starter:fr.",
         ),
     ] = None,

@@ -36,7 +36,7 @@ from headstart.store.locate import INSTALL_STARTERS, STARTER_SCHEME, starters
 
 DEMO_FILE = "demo.json"
 """The file that makes a folder a demo, and says what data it was made from."""
-STARTER = "starter:en"
+STARTER = "starter:en-reviews"
 REVIEW_SOURCE = "rotten_tomatoes"
 """The film reviews of the demo: single sentences of about 27 tokens, which a laptop reads quickly."""
 SPLITS = ("train", "valid", "test")

@@ -20,6 +20,7 @@ from headstart.store.locate import (
     STARTER_SCHEME,
     starter_folder,
     starter_languages,
+    starter_order,
     starters,
 )
 
@@ -38,22 +39,41 @@ class StarterChoice:
     reason: str
 
 
-def find_starter(texts: Sequence[str], seed: int = 0) -> StarterChoice:
-    """Find the installed starter for the languages of the texts; of several, the one with the fewest other languages."""
+@dataclass(frozen=True)
+class FittingStarters:
+    """The starters for the languages of some texts, the default first, and the reason; none where no starter fits."""
+
+    names: tuple[str, ...]
+    reason: str
+
+
+def fitting_starters(texts: Sequence[str], seed: int = 0) -> FittingStarters:
+    """Find the installed starters for the languages of the texts: those with the fewest other languages.
+
+    General starters come before those of one kind of text, smaller ones before larger ones.
+    """
     if not starters():
-        return StarterChoice(None, f"the starters are not installed ({INSTALL_STARTERS})")
+        return FittingStarters((), f"the starters are not installed ({INSTALL_STARTERS})")
     languages = detect_languages(sample_texts(texts, seed))
     if not languages.main:
         reason = languages.describe() if not languages.fractions else f"the texts are {languages.describe()}"
-        return StarterChoice(None, reason)
+        return FittingStarters((), reason)
     fitting = [name for name in starters() if set(languages.main) <= set(starter_languages(name))]
     if not fitting:
-        return StarterChoice(
-            None, f"the texts are {languages.describe()}, and there is no starter for {_names(languages)}"
+        return FittingStarters(
+            (), f"the texts are {languages.describe()}, and there is no starter for {_names(languages)}"
         )
-    name = min(fitting, key=lambda name: (len(starter_languages(name)), name))
-    starter_folder(STARTER_SCHEME + name)  # refuses another format
-    return StarterChoice(STARTER_SCHEME + name, f"the texts are {languages.describe()}")
+    fewest = min(len(starter_languages(name)) for name in fitting)
+    names = sorted((name for name in fitting if len(starter_languages(name)) == fewest), key=starter_order)
+    for name in names:
+        starter_folder(STARTER_SCHEME + name)  # refuses another format
+    return FittingStarters(tuple(STARTER_SCHEME + name for name in names), f"the texts are {languages.describe()}")
+
+
+def find_starter(texts: Sequence[str], seed: int = 0) -> StarterChoice:
+    """Find the default starter for the languages of the texts."""
+    fitting = fitting_starters(texts, seed)
+    return StarterChoice(fitting.names[0] if fitting.names else None, fitting.reason)
 
 
 def _names(languages: Languages) -> str:

@@ -6,6 +6,7 @@ Starters are small pretrained backbones in a separate package, `headstart_starte
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from headstart.errors import StoreError, UsageError
 from headstart.files import FORMAT, MANIFEST, is_pickled, pickled_weights, read_json
@@ -50,9 +51,19 @@ def starters() -> tuple[str, ...]:
 
 def starter_languages(name: str) -> tuple[str, ...]:
     """The languages (ISO 639-1 codes) of an installed starter; a starter that does not record them has none."""
+    return tuple(_starter_facts(name).get("languages", ()))
+
+
+def starter_order(name: str) -> tuple[bool, int, str]:
+    """A sort key of installed starters: general ones before those of one kind of text, then by size."""
+    weights = (starters_folder() or Path()) / name / "backbone.safetensors"
+    size = weights.stat().st_size if weights.is_file() else 0
+    return _starter_facts(name).get("domain") is not None, size, name
+
+
+def _starter_facts(name: str) -> dict[str, Any]:
     bundle = (starters_folder() or Path()) / name / "bundle.json"
-    starter = read_json(bundle).get("about", {}).get("starter") or {}
-    return tuple(starter.get("languages", ()))
+    return read_json(bundle).get("about", {}).get("starter") or {}
 
 
 def starter_folder(source: Path | str) -> Path:

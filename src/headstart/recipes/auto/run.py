@@ -28,6 +28,7 @@ from headstart.linear.classifier import LinearFit, fit_linear
 from headstart.progress import Progress, SilentProgress, pluralize
 from headstart.recipes.auto.column_search import choose_columns
 from headstart.recipes.auto.finish import AutoResult, FittedArms, finish_auto, read_result, save_linear
+from headstart.recipes.auto.linear_probe import choose_probe, probe_starters
 from headstart.recipes.auto.network import CrossValidation, Network, cross_validate
 from headstart.recipes.auto.parts import PARTS, read_linear_fit, write_linear_fit
 from headstart.recipes.auto.pretraining import own_backbone
@@ -45,7 +46,7 @@ from headstart.recipes.finetune.backbone_preset import default_preset
 from headstart.recipes.finetune.run import resolve_config
 from headstart.recipes.finetune.trainer import Deadline
 from headstart.recipes.run_request import RunRequest, begin_or_resume
-from headstart.recipes.starter_choice import find_starter
+from headstart.recipes.starter_choice import FittingStarters, fitting_starters
 from headstart.runtime import Runtime, environment, setup_runtime
 from headstart.store.locate import STARTER_AUTO, is_starter
 from headstart.store.run_folder import RunFolder
@@ -146,7 +147,7 @@ def _resolve(request: AutoRequest, progress: Progress) -> tuple[AutoRequest, Fin
     backbone = request.backbone
     if backbone in (None, STARTER_AUTO):
         backbone = _choose_backbone(table, request, config, progress)
-    preset = "modern-micro" if backbone in (NO_NETWORK, OWN_TEXT) else default_preset(backbone)
+    preset = "modern-micro" if backbone in (NO_NETWORK, OWN_TEXT, STARTER_AUTO) else default_preset(backbone)
     config = resolve_config(resolve_settings(FinetuneConfig, preset, "finetune", settings), None)
     return replace(request, backbone=backbone), _with_label_steps(config, len(table.task.labels)), table
 
@@ -177,11 +178,15 @@ def _load(request: AutoRequest, config: FinetuneConfig, progress: Progress) -> T
 
 
 def _choose_backbone(table: Table, request: AutoRequest, config: FinetuneConfig, progress: Progress) -> str:
-    """Return the starter that fits the table, else the table's own text if it suffices to pretrain on, else no network."""
-    choice = find_starter((*table.train.texts, *table.unlabelled), config.runtime.seed)
-    if choice.name is not None:
-        progress.say(f"{choice.name} fits: {choice.reason}")
-        return choice.name
+    """Return the starter that fits the table, else the table's own text if it suffices to pretrain on, else no network.
+
+    `starter:auto` stands for several starters that fit, of which a linear probe will choose one.
+    """
+    choice = _fitting_starters(table, config)
+    if choice.names:
+        fit = "fits" if len(choice.names) == 1 else "fit"
+        progress.say(f"{', '.join(choice.names)} {fit}: {choice.reason}")
+        return choice.names[0] if len(choice.names) == 1 else STARTER_AUTO
     gpu = is_asynchronous(setup_runtime(config.runtime).device)
     if pretraining_minutes(table.megabytes, request.minutes, gpu=gpu, starter=False):
         progress.say(f"{choice.reason}: a network is pretrained on the text of the table")
@@ -191,6 +196,10 @@ def _choose_backbone(table: Table, request: AutoRequest, config: FinetuneConfig,
         f"{pluralize(request.minutes, 'minute')} on {'a GPU' if gpu else 'a CPU'} are not enough to pretrain a network"
     )
     return NO_NETWORK
+
+
+def _fitting_starters(table: Table, config: FinetuneConfig) -> FittingStarters:
+    return fitting_starters((*table.train.texts, *table.unlabelled), config.runtime.seed)
 
 
 @contextmanager
@@ -237,7 +246,8 @@ class _Job:
         network = self._build_network()
         validated = self._cross_validate(network) if network else None
         if network and validated:
-            arms = replace(arms, network=network, validated=validated)
+            source = network.name if self.request.backbone == STARTER_AUTO else arms.source
+            arms = replace(arms, network=network, validated=validated, source=source)
         result = finish_auto(self.folder, arms, self.progress)
         for leftover in (PARTS, "work"):
             shutil.rmtree(self.path / leftover, ignore_errors=True)
@@ -271,8 +281,13 @@ class _Job:
         if backbone == NO_NETWORK:
             return None
         plan = self._read_plan()
+        if backbone == STARTER_AUTO:
+            if "starter" not in plan:
+                plan["starter"] = self._choose_starter()
+                self.folder.write_json(PLAN, plan, checksummed=True)
+            backbone = plan["starter"]
         if "pretraining_minutes" not in plan:
-            plan = {"pretraining_minutes": self._pretraining_minutes()}
+            plan["pretraining_minutes"] = self._pretraining_minutes(backbone)
             self.folder.write_json(PLAN, plan, checksummed=True)
         minutes = plan["pretraining_minutes"]
         source = backbone
@@ -282,13 +297,33 @@ class _Job:
         bundle = load_model_source(source, head_type="language")
         name = backbone if not minutes else f"{source} (pretrained on the text of {self.request.table})"
         config = self.config
-        if backbone == OWN_TEXT:  # its size was not known when the settings were resolved
+        if self.request.backbone in (OWN_TEXT, STARTER_AUTO):  # its size was not known when the settings were resolved
             optim = preset_values(preset_for_width(bundle.config.width), "finetune")["optim"]
             config = config.model_copy(update={"optim": config.optim.model_copy(update={"lr": optim["lr"]})})
         return Network(self.path, config, self.table, bundle, name, self.runtime, self.stop, self.progress)
 
-    def _pretraining_minutes(self) -> float:
-        backbone, gpu = str(self.request.backbone), is_asynchronous(self.runtime.device)
+    def _choose_starter(self) -> str:
+        """Choose among the starters that fit by a linear probe, and by the time that fine-tuning will take."""
+        names, loop = _fitting_starters(self.table, self.config).names, self.config.loop
+        with self.progress.task("comparing starters", None, "starters"):
+            probes = probe_starters(
+                names,
+                self.table,
+                self.config.labelled,
+                loop.batch_size * loop.accumulate,
+                self.runtime,
+                self.config.runtime.seed,
+                self.stop.check,
+            )
+        seconds = self.deadline(TIME_FRACTION) - time.monotonic()
+        chosen = choose_probe(probes, len(self.table.train), seconds, loop)
+        losses = ", ".join(f"{probe.name} {probe.log_loss:.3f}" for probe in probes)
+        reason = "" if chosen == probes[0] else f" ({probes[0].name} would take too long)"
+        self.progress.say(f"log-loss of a linear probe: {losses}; chosen: {chosen.name}{reason}")
+        return chosen.name
+
+    def _pretraining_minutes(self, backbone: str) -> float:
+        gpu = is_asynchronous(self.runtime.device)
         if backbone != OWN_TEXT and not is_starter(backbone):
             return 0.0
         starter = backbone != OWN_TEXT
