@@ -75,7 +75,10 @@ FACTS: dict[str, dict[str, Any]] = {
         "Its size was chosen for CPUs. `starter:en-large` is more accurate, and its fine-tuning takes several times as long.",
     ),
     "en-large": general_english(
-        "en-large", "Its fine-tuning on a CPU takes several times as long as that of `starter:en`."
+        "en-large",
+        "Its fine-tuning on a CPU takes several times as long as that of `starter:en`.",
+        "Of seven English datasets with 100 and 1,000 labels, the linear model of Headstart was more accurate on bank complaints (both "
+        "sizes) and news (1,000); `headstart auto` blends the two.",
     ),
     "en-reviews": {
         "languages": ["en"],
