@@ -10,10 +10,9 @@ import time
 
 import pytest
 
+from fixtures.waiting import PATIENCE
 from headstart.cli import predict as room
 from headstart.cli.prediction_output import InputText
-
-WAIT_SECONDS = 300
 
 
 @pytest.fixture
@@ -139,7 +138,7 @@ def test_a_killed_process_resumes_to_the_same_bytes(trained, tmp_path, environme
     command = [sys.executable, "-m", "headstart", "predict", "clf", "--input", str(texts), "--quiet"]
     process = subprocess.Popen([*command, "--out", str(out)], cwd=trained, env=environment)
     try:
-        side, deadline = tmp_path / "out.jsonl.partial.json", time.monotonic() + WAIT_SECONDS
+        side, deadline = tmp_path / "out.jsonl.partial.json", time.monotonic() + PATIENCE
         while not side.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.001)
     finally:

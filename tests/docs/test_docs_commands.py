@@ -56,7 +56,7 @@ epochs = 1
 SMALLER = (
     (r"--seeds \d+", "--seeds 1"),
     (r"--minutes [\d.]+", "--minutes 0.01"),
-    (r"--labels 50,200,", "--labels 8,"),
+    (r"--labels 50,200,all", "--labels 8"),
     (r"--labels 50 ", "--labels 8 "),
     (r"--labels 100 ", "--labels 16 "),
     (r"--labels 200,", "--labels 16,"),
