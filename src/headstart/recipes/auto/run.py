@@ -28,7 +28,7 @@ from headstart.linear.classifier import LinearFit, fit_linear
 from headstart.progress import Progress, SilentProgress, pluralize
 from headstart.recipes.auto.column_search import choose_columns
 from headstart.recipes.auto.finish import AutoResult, FittedArms, finish_auto, read_result, save_linear
-from headstart.recipes.auto.linear_probe import choose_probe, probe_starters
+from headstart.recipes.auto.linear_probe import MAX_ROWS, choose_probe, probe_starters
 from headstart.recipes.auto.network import CrossValidation, Network, cross_validate
 from headstart.recipes.auto.parts import PARTS, read_linear_fit, write_linear_fit
 from headstart.recipes.auto.pretraining import own_backbone
@@ -272,7 +272,7 @@ class _Job:
         write_linear_fit(self.path, fit, table.task, seconds)
         accuracy = float((fit.oof_logits.argmax(axis=1) == table.gold).mean())
         self.progress.say(
-            f"linear model: cross-validation accuracy {100 * accuracy:.1f} % ({pluralize(round(seconds), 'second')})"
+            f"linear model: cross-validation accuracy {100 * accuracy:.1f} % ({pluralize(max(1, round(seconds)), 'second')})"
         )
         return fit, seconds
 
@@ -319,7 +319,11 @@ class _Job:
         chosen = choose_probe(probes, len(self.table.train), seconds, loop)
         losses = ", ".join(f"{probe.name} {probe.log_loss:.3f}" for probe in probes)
         reason = "" if chosen == probes[0] else f" ({probes[0].name} would take too long)"
-        self.progress.say(f"log-loss of a linear probe: {losses}; chosen: {chosen.name}{reason}")
+        rows = min(MAX_ROWS, len(self.table.train))
+        self.progress.say(
+            f"starters on {rows} rows, log-loss of a linear probe (lower is better): {losses}; "
+            f"chosen: {chosen.name}{reason}"
+        )
         return chosen.name
 
     def _pretraining_minutes(self, backbone: str) -> float:
