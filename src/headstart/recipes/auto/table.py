@@ -167,10 +167,10 @@ def _find_leaks(train: LabelledTexts, test: LabelledTexts) -> Overlap[int]:
 
 
 def _leak_notes(leaks: Overlap[int], test: LabelledTexts) -> list[str]:
-    counts = ((len(leaks.exact), "also"), (len(leaks.near), "almost"))
+    counts = ((len(leaks.exact), "an exact duplicate"), (len(leaks.near), "a near-duplicate"))
     return [
-        f"{count:,} of {len(test):,} test texts {how} {'appears' if count == 1 else 'appear'} in train"
-        for count, how in counts
+        f"{count:,} of {len(test):,} test texts {'has' if count == 1 else 'have'} {kind} in the training rows"
+        for count, kind in counts
         if count
     ]
 
