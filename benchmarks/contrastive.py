@@ -48,8 +48,8 @@ def sample_pairs(shards: Shards, documents: np.ndarray, pairs: int, rng: np.rand
     first = rng.integers(0, room + 1)
     second = first + sizes[0] + rng.integers(0, room - first + 1)
     flat = shards.flat
-    places = ((starts + first, sizes[0]), (starts + second, sizes[1]))
-    return [flat[a : a + n] for begin, size in places for a, n in zip(begin, size, strict=True)]
+    spans = ((starts + first, sizes[0]), (starts + second, sizes[1]))
+    return [flat[a : a + n] for begin, size in spans for a, n in zip(begin, size, strict=True)]
 
 
 def make_batch(passages: list[np.ndarray], sos: int, pad: int) -> Batch:

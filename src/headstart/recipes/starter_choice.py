@@ -63,8 +63,8 @@ def fitting_starters(texts: Sequence[str], seed: int = 0) -> FittingStarters:
         return FittingStarters(
             (), f"the texts are {languages.describe()}, and there is no starter for {_names(languages)}"
         )
-    fewest = min(len(starter_languages(name)) for name in fitting)
-    names = sorted((name for name in fitting if len(starter_languages(name)) == fewest), key=starter_order)
+    num_languages = min(len(starter_languages(name)) for name in fitting)
+    names = sorted((name for name in fitting if len(starter_languages(name)) == num_languages), key=starter_order)
     for name in names:
         starter_folder(STARTER_SCHEME + name)  # refuses another format
     return FittingStarters(tuple(STARTER_SCHEME + name for name in names), f"the texts are {languages.describe()}")
