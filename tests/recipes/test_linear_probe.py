@@ -92,7 +92,10 @@ def test_auto_reports_the_probes_and_a_resumed_run_keeps_the_choice(installed, t
     request = AutoRequest(out=tmp_path / "run", table=str(installed / "train.csv"), settings=SETTINGS, minutes=60.0)
     result = run_auto(request, listener)
     assert "starter:good, starter:poor fit: the texts are English (100 %), Latin script" in listener.lines
-    pattern = r"starters on \d+ rows, log-loss of a linear probe \(lower is better\): starter:good [\d.]+, starter:poor [\d.]+; chosen: starter:good"
+    pattern = (
+        r"starters on \d+ rows, log-loss of a linear probe \(lower is better\): starter:good [\d.]+, starter:poor [\d.]+; "
+        r"chosen: starter:good"
+    )
     assert len([line for line in listener.lines if re.fullmatch(pattern, line)]) == 1
     assert read_checksummed(tmp_path / "run" / "plan.json")["starter"] == "starter:good"
     assert {"pretrained", "blend"} <= set(result.scores)
