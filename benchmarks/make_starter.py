@@ -72,11 +72,11 @@ def general_english(name: str, *limits: str) -> dict[str, Any]:
 FACTS: dict[str, dict[str, Any]] = {
     "en": general_english(
         "en",
-        "Its size was chosen for CPUs. `starter:en-large` is more accurate, and its fine-tuning takes several times as long.",
+        "Its size was chosen for CPUs. `starter:en-large` is more accurate, and its fine-tuning takes two to three times as long.",
     ),
     "en-large": general_english(
         "en-large",
-        "Its fine-tuning on a CPU takes several times as long as that of `starter:en`.",
+        "Its fine-tuning on a CPU takes two to three times as long as that of `starter:en`.",
         "Of seven English datasets with 100 and 1,000 labels, the linear model of Headstart was more accurate on bank complaints (both "
         "sizes) and news (1,000); `headstart auto` blends the two.",
     ),
