@@ -172,9 +172,13 @@ def test_the_version_is_printed_alone(headstart):
         (["predict", "runs/no", " "], "the text is empty; there is nothing to classify"),
         (["predict", "runs/no", "", " "], "all texts are empty; there is nothing to classify"),
         (["generate", "runs/no", "a", "--samples", "0"], "--samples must be at least 1, got 0"),
+        (
+            ["auto", os.fsdecode(b"caf\xe9.csv"), "--out", "x"],
+            "'caf\ufffd.csv' is not valid UTF-8; rename the file or folder, or write the text in UTF-8",
+        ),
         (["report", "runs/no"], "runs/no is not a folder; expected one that `headstart compare` wrote"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=lambda value: ascii(" ".join(value)) if isinstance(value, list) else "",
 )
 def test_a_usage_error_gives_one_line(arguments, expected, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
