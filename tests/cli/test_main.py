@@ -174,7 +174,7 @@ def test_the_version_is_printed_alone(headstart):
         (["generate", "runs/no", "a", "--samples", "0"], "--samples must be at least 1, got 0"),
         (
             ["auto", os.fsdecode(b"caf\xe9.csv"), "--out", "x"],
-            "'caf\ufffd.csv' is not valid UTF-8; rename the file or folder, or write the text in UTF-8",
+            "'caf\ufffd.csv' is not valid UTF-8 in this locale; rename the file or folder, or write the text in UTF-8",
         ),
         (["report", "runs/no"], "runs/no is not a folder; expected one that `headstart compare` wrote"),
     ],
