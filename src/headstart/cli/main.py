@@ -28,10 +28,21 @@ from headstart.version import __version__
 
 def main() -> NoReturn:
     """Run the command line and exit with its exit status."""
+    _open_closed_streams()
     signal.signal(signal.SIGTERM, _terminate)
     # spinning threads halve the speed on two cores, and quarter it if another program uses one of them
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     exit_process(run(sys.argv[1:]))
+
+
+def _open_closed_streams() -> None:
+    """Give closed standard streams to nobody; the next file that is opened would take the place of one of them."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            handle = os.open(os.devnull, os.O_RDWR)
+            if handle != number:
+                os.dup2(handle, number)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def run(arguments: Sequence[str]) -> int:
