@@ -81,12 +81,19 @@ def cut_partial(rows):
     os.truncate(rows.parent / "out.csv.partial", 10)
 
 
+def change_partial(rows):
+    content = bytearray((rows.parent / "out.csv.partial").read_bytes())
+    content[100] ^= 1
+    (rows.parent / "out.csv.partial").write_bytes(content)
+
+
 REMEDY = "delete {partial} to begin again"
 UNFINISHED = (
     "{partial} has 16 rows of a run that did not finish; add --resume to continue it, or delete it to start again"
 )
 OTHER_INPUT = f"{{rows}} is not the file that {{partial}} was made from (sha256); {REMEDY}"
 OTHER_OPTION = f"{{partial}} was made with other values of --only-unlabelled; {REMEDY}"
+CHANGED = "{partial} is damaged: its rows are not those that were written; delete it to begin again"
 CUT = "{partial} is damaged: 10 bytes where {size} were written; delete it to begin again"
 
 
@@ -97,8 +104,9 @@ CUT = "{partial} is damaged: 10 bytes where {size} were written; delete it to be
         (change_input, "--resume", OTHER_INPUT),
         (None, "--resume --only-unlabelled", OTHER_OPTION),
         (cut_partial, "--resume", CUT),
+        (change_partial, "--resume", CHANGED),
     ],
-    ids=["no option", "another input", "another option", "cut"],
+    ids=["no option", "another input", "another option", "cut", "changed"],
 )
 def test_what_cannot_be_resumed_is_refused_in_one_line(typed, rows, stop_after, change, options, message):
     stop_after(2)

@@ -1,6 +1,7 @@
 """`headstart params`: count the parameters of a model, or forecast the memory and time of pretraining it."""
 
 import json
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +15,6 @@ from headstart.config.schema import AttentionDirection, ModelConfig, PretrainCon
 from headstart.errors import UsageError
 from headstart.model.parameter_count import Convention, count_parameters
 from headstart.progress import pluralize
-from headstart.tasks import is_number
 
 if TYPE_CHECKING:
     from headstart.recipes.forecast import Forecast
@@ -84,7 +84,7 @@ def params(
     if backbone is not None:
         model, vocab_size, attention = _architecture_of(backbone)
     for name, value in (("--vocab-size", vocab_size), ("--classes", classes), ("--tokens", tokens), ("--rows", rows)):
-        if value is not None and not is_number(value):
+        if value is not None and not abs(value) <= sys.float_info.max:
             raise UsageError(f"{name} must be a finite number, got {value}")
         if value is not None and value < 1:
             raise UsageError(f"{name} must be at least 1, got {value:g}")
