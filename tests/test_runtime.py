@@ -96,7 +96,7 @@ def test_resolving_the_threads_changes_neither_torch_nor_the_environment(monkeyp
 
 def test_omp_num_threads_is_kept_unless_a_launcher_has_set_it(monkeypatch):
     monkeypatch.setattr(runtime, "free_cores", lambda: 1)
-    for value, threads in (("2", 2), ("8,4", 8), ("0", 1), ("many", 1), ("", 1)):
+    for value, threads in (("2", 2), ("8,4", 8), ("0", 1), ("many", 1), ("", 1), ("9" * 12, 1024)):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
         assert resolve_threads(RuntimeConfig()) == threads
     monkeypatch.setenv("OMP_NUM_THREADS", "2")

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from headstart.data.datasets import fair_lengths, truncate_pair
 from headstart.metrics import evaluate_regression
 from headstart.predict.outputs import make_prediction
-from headstart.tasks import MultiLabel, Regression, SingleLabel, task_from
+from headstart.tasks import MultiLabel, Regression, SingleLabel, is_number, task_from
 from headstart.train.calibration import MIN_LABEL_ROWS, _choose_threshold, _f1, calibrate_task, reliability_of
 
 TASKS = [
@@ -62,6 +62,19 @@ def test_a_damaged_task_record_is_refused_with_its_fault(facts, message):
     with pytest.raises(ValueError) as caught:
         task_from(facts, ("a", "b"))
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("facts", [None, {"kind": "classes", "pair": False}])
+def test_a_label_that_is_there_twice_is_refused(facts):
+    with pytest.raises(ValueError, match=r"^it has a label twice$"):
+        task_from(facts, ("a", "b", "a"))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, True, "1", None])
+def test_what_no_float_can_be_is_no_number(value):
+    assert not is_number(value)
+    assert is_number(-1e308)
+    assert is_number(10**300)
 
 
 def test_multi_label_probabilities_are_independent():

@@ -62,6 +62,13 @@ def atomic_folder(target: Path, *, kind: str, about: dict[str, Any] | None = Non
         raise
 
 
+def check_file_name(path: str) -> None:
+    """Refuse a name that is not UTF-8: it cannot be recorded in JSON, nor shown in a report."""
+    shown = path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if shown != path:
+        raise UsageError(f"{shown}: the name is not valid UTF-8; rename the file or folder")
+
+
 def os_error_reason(error: OSError, path: Path) -> str:
     """Explain why a path cannot be written; the system reports "File exists" for a file in place of a folder."""
     parent = next((folder for folder in path.parents if os.path.isfile(folder)), None)

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from headstart.config.schema import ModelConfig, RuntimeConfig
+from headstart.config.schema import MAX_THREADS, ModelConfig, RuntimeConfig
 from headstart.errors import ConfigError
 from headstart.version import __version__
 
@@ -151,7 +151,7 @@ def describe_threads(config: RuntimeConfig, threads: int) -> str | None:
 def _environment_threads() -> int | None:
     """Return OMP_NUM_THREADS if the user has set it; torchrun sets 1 by default for several processes, which is ignored."""
     value = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    threads = int(value) if value.isascii() and value.isdecimal() else 0
+    threads = min(int(value), MAX_THREADS) if value.isascii() and value.isdecimal() and len(value) < 20 else 0
     return None if threads == 0 or (threads == 1 and rank_info().local_world_size > 1) else threads
 
 

@@ -6,6 +6,7 @@ A task determines the width of the head, what its logits mean, how labels become
 N texts, C outputs.
 """
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -189,6 +190,8 @@ class Regression(Task):
 
 def task_from(facts: Mapping[str, Any] | None, labels: tuple[str, ...]) -> Task:
     """Rebuild the task that `facts` wrote; None means single-label. A ValueError says what is wrong with the record."""
+    if len(set(labels)) < len(labels):
+        raise ValueError("it has a label twice")
     if facts is None:
         return SingleLabel(labels)
     name, pair = facts["kind"], facts["pair"]
@@ -210,5 +213,7 @@ def task_from(facts: Mapping[str, Any] | None, labels: tuple[str, ...]) -> Task:
 
 
 def is_number(value: object) -> bool:
-    """Whether a JSON value is a finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and bool(np.isfinite(value))
+    """Whether a JSON value is a finite number, as a float can be."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) <= sys.float_info.max  # an integer may be too large for a float; NaN is not at most anything

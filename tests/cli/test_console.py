@@ -163,6 +163,11 @@ def test_nothing_that_is_shown_can_steer_the_terminal(capsys):
     assert (shown.err, shown.out) == ("a label �[2J\n", "class     \n�]0;title�\n")
 
 
+def test_a_label_in_a_table_is_one_line_in_its_own_order(capsys):
+    Console().table(["class"], [["first\nsecond\u202eegassem"]])
+    assert capsys.readouterr().out == "class               \nfirst second�egassem\n"
+
+
 def test_quiet_says_nothing_but_still_prints_results(clock, capsys):
     console = Console(quiet=True)
     console.say("a remark")

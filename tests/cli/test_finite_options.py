@@ -1,6 +1,7 @@
 """Options that are no settings refuse infinity and what is not a number too, and so do the verbs of Python."""
 
 import inspect
+import re
 from typing import get_args
 
 import pytest
@@ -8,7 +9,9 @@ import pytest
 import headstart
 from headstart.cli.commands import COMMANDS
 from headstart.cli.main import build_command_app
-from headstart.errors import UsageError
+from headstart.config.merge import iter_fields, merge_config
+from headstart.config.schema import FinetuneConfig, PretrainConfig
+from headstart.errors import ConfigError, UsageError
 
 OPTIONS = {
     "generate base hello --temperature": "--temperature must be a finite number, got {}",
@@ -43,6 +46,16 @@ def test_an_option_that_is_not_finite_is_refused_by_name(typed, tmp_path, line, 
     code, out, err = typed(line.replace("OUT", str(tmp_path / "out")) + f" {number}")
     assert (code, out, err) == (2, "", f"headstart: {OPTIONS[line].format(number)}\n")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("section", [PretrainConfig, FinetuneConfig])
+def test_every_setting_refuses_a_whole_number_that_no_float_can_be(section):
+    names = [name for name, field in iter_fields(section) if int in (field.annotation, *get_args(field.annotation))]
+    assert len(names) > 15
+    for name in names:
+        group, _, key = name.partition(".")
+        with pytest.raises(ConfigError, match=rf"^(model\.width|{re.escape(name)}) must be "):
+            merge_config(section, {group: {key: 10**400}})
 
 
 @pytest.mark.parametrize("minutes", [float("inf"), float("nan")])

@@ -6,10 +6,12 @@ from contextlib import chdir
 
 import pytest
 
-from fixtures.small_models import TEXTS, blend, language, linear
+from fixtures.small_models import TEXTS, blend, language, linear, linear_classifier
 from headstart.cli.main import run
 from headstart.estimator import TextClassifier
 from headstart.predict.bundle_predictor import load_predictor
+from headstart.store.bundle import LinearBundle, save_bundle
+from headstart.tasks import SingleLabel
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +103,18 @@ def test_what_is_impossible_is_said_in_one_line(folder, command, line, message):
     assert {path.name for path in folder.iterdir()} >= {"words", "both", "rows.csv"}
     assert not (folder / "hf").exists()
     assert not (folder / "clf").exists()
+
+
+def test_a_label_cannot_steer_the_terminal_nor_break_a_line(tmp_path, capsys):
+    classifier = linear_classifier()
+    labels = ("bad\x1b[2J\nnews", "fine", "good\u202etxt")
+    save_bundle(tmp_path / "model", LinearBundle(classifier, SingleLabel(labels), {}))
+    assert run(["predict", str(tmp_path / "model"), *TEXTS[:8]]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8
+    assert {line.split("  ")[0] for line in lines} == {"bad�[2J news", "good�txt"}
+    assert run(["predict", str(tmp_path / "model"), "--json", *TEXTS[:8]]) == 0  # control: programs get the label
+    assert {json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()} == {labels[0], labels[2]}
 
 
 def test_a_compact_copy_of_a_blend_answers_the_same(folder, command):

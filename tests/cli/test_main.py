@@ -107,6 +107,7 @@ def test_the_version_is_printed_alone(headstart):
         (["params", "--preset", "a", "--preset", "b"], "--preset was given more than once"),
         (["params", "--vocab-size", "x"], "--vocab-size must be an integer, got 'x'"),
         (["params", "--vocab-size", "0"], "--vocab-size must be at least 1, got 0"),
+        (["params", "--rows", "9" * 400], f"--rows must be a finite number, got {'9' * 400}"),
         (["params", "--convention", "half"], "--convention must be full or weights-only, got 'half'"),
         (["params", "more"], "params got an unexpected argument 'more'"),
         (["params", "--model.width", "x"], "--model.width must be an integer, got 'x'"),
@@ -172,9 +173,17 @@ def test_the_version_is_printed_alone(headstart):
         (["predict", "runs/no", " "], "the text is empty; there is nothing to classify"),
         (["predict", "runs/no", "", " "], "all texts are empty; there is nothing to classify"),
         (["generate", "runs/no", "a", "--samples", "0"], "--samples must be at least 1, got 0"),
+        (
+            ["auto", os.fsdecode(b"caf\xe9.csv"), "--out", "x"],
+            "'caf\ufffd.csv' is not valid UTF-8 in this locale; rename the file or folder, or write the text in UTF-8",
+        ),
+        (
+            ["generate", "runs/no", "a", "--seed", "9223372036854775808"],
+            "--seed must be between 0 and 2,147,483,647, got 9223372036854775808",
+        ),
         (["report", "runs/no"], "runs/no is not a folder; expected one that `headstart compare` wrote"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=lambda value: ascii(" ".join(value)) if isinstance(value, list) else "",
 )
 def test_a_usage_error_gives_one_line(arguments, expected, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -268,6 +277,16 @@ def test_nobody_reading_the_output_is_no_error(environment):
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environment)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("arguments", [["params", "--json"], ["--help"], ["predict", "runs/no", "a"]])
+def test_closed_standard_streams_are_no_error(environment, arguments, closed):
+    """As under some schedulers; a file must not be opened in the place of a stream that others write to."""
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "headstart", *arguments]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", env=environment)
+    assert done.returncode == (2 if arguments[0] == "predict" else 0)
+    assert "unexpected" not in done.stderr
 
 
 @pytest.mark.parametrize(

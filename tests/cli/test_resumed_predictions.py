@@ -81,10 +81,17 @@ def cut_partial(rows):
     os.truncate(rows.parent / "out.csv.partial", 10)
 
 
+def change_partial(rows):
+    content = bytearray((rows.parent / "out.csv.partial").read_bytes())
+    content[100] ^= 1
+    (rows.parent / "out.csv.partial").write_bytes(content)
+
+
 REMEDY = "delete {partial} to start again"
 UNFINISHED = "{partial} has 16 rows of an unfinished run; add --resume to continue, or delete it to start again"
 OTHER_INPUT = f"{{rows}} differs from the input of {{partial}} (sha256); {REMEDY}"
 OTHER_OPTION = f"{{partial}} has rows with other values of --only-unlabelled; {REMEDY}"
+CHANGED = "{partial} is damaged: its rows are not those that were written; delete it to start again"
 CUT = "{partial} is damaged: 10 bytes where {size} were written; delete it to start again"
 
 
@@ -95,8 +102,9 @@ CUT = "{partial} is damaged: 10 bytes where {size} were written; delete it to st
         (change_input, "--resume", OTHER_INPUT),
         (None, "--resume --only-unlabelled", OTHER_OPTION),
         (cut_partial, "--resume", CUT),
+        (change_partial, "--resume", CHANGED),
     ],
-    ids=["no option", "another input", "another option", "cut"],
+    ids=["no option", "another input", "another option", "cut", "changed"],
 )
 def test_what_cannot_be_resumed_is_refused_in_one_line(typed, rows, stop_after, change, options, message):
     stop_after(2)

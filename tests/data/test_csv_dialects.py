@@ -108,6 +108,11 @@ def test_a_quote_in_the_header_that_is_not_closed_ends_at_the_limit(tmp_path, mo
     assert str(caught.value) == f"{tmp_path / 'r.csv'}, row 1: longer than 1000 characters; is a quote not closed?"
 
 
+def test_joined_files_may_begin_with_several_byte_order_marks(tmp_path):
+    (tmp_path / "r.csv").write_text("\ufeff\ufefftext,label\nfine,1\n", encoding="utf-8")
+    assert read_labelled(str(tmp_path / "r.csv"), LabelledConfig()).texts == ("fine",)
+
+
 def test_a_file_of_one_column_stays_one_column(tmp_path):
     (tmp_path / "r.csv").write_text('text\nfine; really\n"well, well"\n')
     assert [row.values for row in read_rows(str(tmp_path / "r.csv"))] == [

@@ -2,6 +2,7 @@ import csv
 import gzip
 import io
 import json
+import os
 
 import fsspec
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headstart.data.sources import expand_paths, read_rows
-from headstart.errors import DataError
+from headstart.errors import DataError, UsageError
 
 ROWS = [
     {"text": 'He said "no", twice,\nand left.', "label": "negative"},
@@ -145,6 +146,19 @@ def test_folders_and_globs_are_expanded_in_order(tmp_path):
     assert expand_paths(["data/*"]) == everything
     assert expand_paths(["data/**/c*"]) == ["data/deep/c.JSONL.gz"]
     assert expand_paths(["data/b.csv", "data/?.txt", "data/b.csv"]) == ["data/b.csv", "data/a.txt", "data/b.csv"]
+
+
+def test_a_file_name_that_is_not_utf_8_is_refused(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "café.txt").touch()
+    assert expand_paths(["data"]) == ["data/café.txt"]
+    try:
+        (tmp_path / "data" / os.fsdecode(b"caf\xe9.txt")).touch()
+    except OSError:
+        pytest.skip("this file system has UTF-8 names only")
+    with pytest.raises(UsageError) as caught:
+        expand_paths(["data"])
+    assert str(caught.value) == "data/caf\ufffd.txt: the name is not valid UTF-8; rename the file or folder"
 
 
 def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path):

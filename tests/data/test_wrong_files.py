@@ -15,9 +15,10 @@ KNOWN_SUFFIXES = ".txt, .csv, .tsv, .jsonl, .ndjson, .json, .parquet, .spm, each
 GOOD = b"text,label\na fine book,positive\na dull one,negative\n"
 
 
-def parquet_of(columns: dict[str, list[object]]) -> bytes:
+def parquet_of(columns: dict[str, list[object]] | list[tuple[str, list[object]]]) -> bytes:
     sink = io.BytesIO()
-    pq.write_table(pa.table(columns), sink)
+    names, values = zip(*(columns.items() if isinstance(columns, dict) else columns), strict=True)
+    pq.write_table(pa.table(list(map(pa.array, values)), names=names), sink)
     return sink.getvalue()
 
 
@@ -350,6 +351,29 @@ LABELLED = [
         {},
         "r.parquet is not a complete parquet file: Parquet magic bytes not found in footer. "
         "Either the file is corrupted or this is not a parquet file",
+    ),
+    (
+        "parquet with two columns of one name",
+        "r.parquet",
+        parquet_of([("text", ["fine"]), ("label", ["a"]), ("text", ["dull"])]),
+        {},
+        "r.parquet: two columns are called 'text'; rename one",
+    ),
+    (
+        "parquet with a column without a name",
+        "r.parquet",
+        parquet_of({"": ["fine"], "label": ["a"]}),
+        {},
+        "r.parquet has no column with a usual name for the text; its columns are one without a name, label; "
+        "name one with labelled.text_column",
+    ),
+    (
+        "a label as long as a text",
+        "r.csv",
+        b"text,label\nfine," + b"long " * 300 + b"\n",
+        {},
+        "r.csv, row 1: the label has 1,499 characters, and may have 1,000; is this the label column? "
+        "select another with labelled.label_column",
     ),
     (
         "pieces without labels",

@@ -16,6 +16,7 @@ from headstart.errors import Interrupted, StoreError, UsageError
 from headstart.interop.model_source import load_model_source
 from headstart.interrupts import handle_signals
 from headstart.linear.classifier import fit_linear
+from headstart.recipes.auto import finish
 from headstart.recipes.auto.finish import FittedArms
 from headstart.recipes.auto.network import Network, cross_validate
 from headstart.recipes.auto.pretraining import own_backbone
@@ -67,6 +68,17 @@ def test_the_winner_can_be_used_and_every_arm_has_a_record(whole):
     ]
     assert not (result.folder / "parts").exists()
     assert not (result.folder / "work").exists()
+
+
+@pytest.mark.parametrize("winner", ["pretrained", "blend"])
+def test_the_card_of_a_network_or_a_blend_says_that_the_last_epoch_was_kept(data, tmp_path, monkeypatch, winner):
+    """The rows that a network did not see judge it; they choose no epoch."""
+    monkeypatch.setattr(finish, "choose_winner", lambda *_: winner)
+    settings = SETTINGS | {"loop": {"epochs": 1}}
+    card = (auto(data, tmp_path / "run", settings=settings).folder / "bundle" / "README.md").read_text("utf-8")
+    assert "from the pretrained model `base`; the last epoch was kept." in card
+    assert "chosen on validation" not in card
+    assert "| cross-validation (it chose the settings) |" in card
 
 
 def test_the_report_names_the_winner_and_nothing_is_missing(whole):

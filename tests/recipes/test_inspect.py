@@ -101,7 +101,10 @@ def test_rows_that_training_refuses_are_counted_each_by_its_fault():
             "3 rows have no label; training stops at the first such row, or skips them with labelled.skip_empty",
             ("line 5", "line 6", "line 7"),
         ),
-        "label unreadable": ("1 row has a label that is neither a string nor a number", ("line 10",)),
+        "label unreadable": (
+            "1 row has a label that is neither a string nor a number, or has more than 1,000 characters",
+            ("line 10",),
+        ),
     }
     assert report.files[0].rows == 10
     assert report.files[0].labels == {"a": 4, "b": 2}

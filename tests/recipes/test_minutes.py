@@ -158,17 +158,20 @@ def test_a_report_says_that_steps_within_minutes_were_not_recorded(tmp_path):
     assert "The number of steps of each network was not recorded; it may differ between the networks." in page
 
 
-def test_the_epochs_that_minutes_allow_are_passes_over_the_rows(reviews, tmp_path, monkeypatch):
+def test_the_plan_of_few_rows_counts_passes_and_says_what_an_epoch_is(reviews, tmp_path, monkeypatch):
     # 48 rows are 6 steps; the run reads them 50 times in its one epoch, to reach 300 steps
     monkeypatch.setattr(trainer, "seconds_per_step", lambda *_, **__: 1000.0)
     listener = Listener()
     config = finetune_config(loop__epochs=1, loop__min_steps=300, loop__minutes=1000 * 15 / 60 / 0.97 + 1)
     out, valid = tmp_path / "run", str(reviews / "valid.csv")
     finetune_run(str(reviews / "train.csv"), out, config, backbone="scratch", valid=valid, progress=listener)
-    assert f"15 steps, 2.5 epochs, in {config.loop.minutes:,} minutes" in listener.lines
+    assert (
+        "15 steps, 2.5 passes over the rows (an epoch is 50 passes, because the rows are few), "
+        f"in {config.loop.minutes:,} minutes"
+    ) in listener.lines
     # 300 steps of 1,000 seconds in 97 % of the time
     assert (
-        "this is a small part of the 50 epochs in the settings; about 5,155 minutes would be enough for all of them"
+        "this is a small part of the 50 passes in the settings; about 5,155 minutes would be enough for all of them"
     ) in listener.lines
 
 

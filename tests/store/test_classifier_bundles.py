@@ -1,8 +1,11 @@
 """Linear classifiers and blends are bundles like any other: safetensors and JSON, checked when loaded."""
 
+import json
+
 import numpy as np
 import pytest
 
+from faults.readers import seal
 from fixtures.small_models import LABELS, TEXTS, blend, classifier, language, linear, linear_classifier
 from headstart.errors import StoreError, UsageError
 from headstart.files import read_json
@@ -85,7 +88,9 @@ def test_a_linear_classifier_of_other_labels_is_refused():
         (1.5, 1.0, "the weight of a blend is between 0 and 1, got 1.5"),
         (float("nan"), 1.0, "the weight of a blend is between 0 and 1, got nan"),
         ("half", 1.0, "the weight of a blend is between 0 and 1, got 'half'"),
-        (0.5, 0.0, "the temperature of a blend is above 0, got 0.0"),
+        (10**400, 1.0, f"the weight of a blend is between 0 and 1, got 1{'0' * 39}"),
+        (0.5, 0.0, "the temperature of a blend is between 0.001 and 1,000, got 0.0"),
+        (0.5, 1e-320, "the temperature of a blend is between 0.001 and 1,000, got 1e-320"),
     ],
 )
 def test_a_blend_with_an_impossible_weight_is_refused(tmp_path, weight, temperature, message):
@@ -101,6 +106,29 @@ def test_a_changed_file_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     with pytest.raises(StoreError, match="is damaged"):
         load_classifier(tmp_path / "linear")
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("bundle.json", {"labels": ["bad", "good", "good"]}, "bundle.json is damaged: it has a label twice"),
+        (
+            "linear.json",
+            {"views": [{"kind": "words", "tokens": ["the", "\ud800"]}]},
+            "linear.json and linear.safetensors do not fit together: a token of words contains an unpaired surrogate",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", [linear, blend])
+def test_what_no_training_writes_is_refused_under_a_valid_seal(tmp_path, kind, file, change, message):
+    folder = tmp_path / "model"
+    kind(folder)
+    facts = json.loads((folder / file).read_bytes())
+    (folder / file).write_text(json.dumps(facts | change))
+    seal(folder, (file,))
+    with pytest.raises(StoreError) as raised:
+        load_classifier(folder)
+    assert str(raised.value) == f"{folder}/{message}"
 
 
 RESULT = {"rows": 60, "accuracy": 0.9, "macro_f1": 0.89, "loss": 0.3, "per_class": (), "truncated": 0}
@@ -165,6 +193,13 @@ def test_the_card_of_a_blend_says_how_much_each_part_weighs(tmp_path):
     assert "- Texts longer than 64 tokens are truncated by its network." in text
     assert "## Linear classifier" not in card(tmp_path, "blend-network")  # control
     assert "cross-validation" not in card(tmp_path, "blend-network")
+
+
+def test_the_card_calls_one_split_a_hold_out(tmp_path):
+    linear(tmp_path / "one", ABOUT | {"cross_validated": True, "folds": 1})
+    linear(tmp_path / "five", ABOUT | {"cross_validated": True, "folds": 5})
+    assert "| hold-out (it chose the settings) |" in card(tmp_path, "one")
+    assert "| cross-validation (it chose the settings) |" in card(tmp_path, "five")
 
 
 def test_the_card_leaves_the_commonest_label_to_a_sentence_that_names_it(tmp_path):

@@ -27,7 +27,9 @@ _FLUSH_SECONDS = 0.1
 _MAX_WIDTH = 110
 _MIN_BAR, _MAX_BAR = 10, 40
 _PENDING, _MAX_NAME = "·", 16
-_CONTROL_CHARACTERS = {code: "�" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+_REORDERING = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""Characters that make a terminal show the rest of a line in another order."""
+_CONTROL_CHARACTERS = {code: "�" for code in (*range(32), *range(127, 160), *_REORDERING) if chr(code) not in "\t\n"}
 # whether there must be room for a bar, and the figures beside it, from the widest window to the narrowest
 _LAYOUTS: tuple[tuple[bool, *tuple[str, ...]], ...] = (
     (True, "count", "rate", "note", "left"),
@@ -103,9 +105,9 @@ class Console:
         stdout = rich.console.Console(highlight=False, markup=False, emoji=False)
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for index, column in enumerate(columns):
-            table.add_column(Text(printable(column)), justify="left" if index < numbers_from else "right")
+            table.add_column(Text(printable_line(column)), justify="left" if index < numbers_from else "right")
         for row in rows:
-            table.add_row(*(Text(printable(cell)) for cell in row))
+            table.add_row(*(Text(printable_line(cell)) for cell in row))
         if not stdout.is_terminal:
             # a file has no width: nothing is wrapped
             unlimited = stdout.options.update(max_width=sys.maxsize)
@@ -293,6 +295,15 @@ def printable(text: str) -> str:
     'a\\tb�[31m'
     """
     return text.translate(_CONTROL_CHARACTERS)
+
+
+def printable_line(text: str) -> str:
+    """Replace control characters, and line ends by spaces: a label is one line wherever it is shown.
+
+    >>> printable_line("a\\nb\\x1b[31m")
+    'a b�[31m'
+    """
+    return printable(text).replace("\n", " ")
 
 
 def compact_number(number: float) -> str:

@@ -125,8 +125,13 @@ def _show(report: "Inspection", console: Console) -> None:
 def _balance(file: "FileFacts") -> str:
     if file.values is not None:
         return "from {lowest:g} to {highest:g}, mean {mean:.3g}".format(**file.values)
+    from headstart.data.io import single_line
+
     total = file.rows if file.kind == "labels" else sum(file.labels.values())
-    labels = [f"{label} {count:,} ({count / total:.1%})" for label, count in list(file.labels.items())[:_MAX_LABELS]]
+    labels = [
+        f"{single_line(label, 60)} {count:,} ({count / total:.1%})"
+        for label, count in list(file.labels.items())[:_MAX_LABELS]
+    ]
     further = f", and {len(file.labels) - _MAX_LABELS:,} more" if len(file.labels) > _MAX_LABELS else ""
     none = f"; none {file.without:,} ({file.without / total:.1%})" if file.kind == "labels" else ""
     return (", ".join(labels) + further + none).replace("%", " %") or "none"

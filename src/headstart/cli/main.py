@@ -22,16 +22,27 @@ from cyclopts.exceptions import RepeatArgumentError, UnknownCommandError, Unused
 
 from headstart.cli.commands import COMMANDS, SUMMARY
 from headstart.cli.distributed import exit_process, launcher_exit_code, refuse_multi_process, report_error_once
-from headstart.errors import HeadstartError
+from headstart.errors import HeadstartError, UsageError
 from headstart.version import __version__
 
 
 def main() -> NoReturn:
     """Run the command line and exit with its exit status."""
+    _open_closed_streams()
     signal.signal(signal.SIGTERM, _terminate)
     # spinning threads halve the speed on two cores, and quarter it if another program uses one of them
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     exit_process(run(sys.argv[1:]))
+
+
+def _open_closed_streams() -> None:
+    """Give closed standard streams to nobody; the next file that is opened would take the place of one of them."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            handle = os.open(os.devnull, os.O_RDWR)
+            if handle != number:
+                os.dup2(handle, number)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -43,6 +54,7 @@ def run(arguments: Sequence[str]) -> int:
             print(page)  # noqa: T201
             sys.stdout.flush()
             return 0
+        _refuse_other_bytes(arguments)
         refuse_multi_process(arguments)
         build_command_app()(_normalize(list(arguments)), exit_on_error=False, print_error=False, verbose=False)
         sys.stdout.flush()
@@ -96,6 +108,16 @@ def _normalize(arguments: list[str]) -> list[str]:
     if len(arguments) > 1 and arguments[0] in ("--quiet", "-q"):
         return [arguments[1], arguments[0], *arguments[2:]]
     return arguments
+
+
+def _refuse_other_bytes(arguments: Sequence[str]) -> None:
+    """Refuse an argument that is not UTF-8: a file name cannot be recorded, and a text cannot be encoded."""
+    for argument in arguments:
+        shown = argument.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        if shown != argument:
+            raise UsageError(
+                f"'{shown}' is not valid UTF-8 in this locale; rename the file or folder, or write the text in UTF-8"
+            )
 
 
 def _option_names(arguments: Sequence[str]) -> Mapping[str, str]:

@@ -1,7 +1,7 @@
 """`headstart params`: count the parameters of a model, or forecast the memory and time of pretraining it."""
 
 import json
-import math
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -84,8 +84,8 @@ def params(
     if backbone is not None:
         model, vocab_size, attention = _architecture_of(backbone)
     for name, value in (("--vocab-size", vocab_size), ("--classes", classes), ("--tokens", tokens), ("--rows", rows)):
-        if value is not None and not math.isfinite(value):
-            raise UsageError(f"{name} must be a finite number, got {value:g}")
+        if value is not None and not abs(value) <= sys.float_info.max:
+            raise UsageError(f"{name} must be a finite number, got {value}")
         if value is not None and value < 1:
             raise UsageError(f"{name} must be at least 1, got {value:g}")
     if not forecast and (machine or gpus != 1 or rows):

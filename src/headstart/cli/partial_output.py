@@ -4,6 +4,7 @@ Each window of rows is appended to `OUT.partial`. Then `OUT.partial.json` record
 model and options that they depend on. The file is renamed to `OUT` when it is complete.
 """
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -59,6 +60,8 @@ class PartialOutput:
     """The size of these rows in bytes."""
     counts: dict[str, int] = field(default_factory=dict)
     """Counts of these rows, for the remarks at the end."""
+    _hash: Any = field(default_factory=hashlib.sha256)
+    """The sha256 of these rows so far."""
 
     @property
     def partial(self) -> Path:
@@ -120,10 +123,11 @@ class PartialOutput:
         file.flush()
         os.fsync(file.fileno())
         self.size += len(content)
+        self._hash.update(content)
 
     def _state(self) -> dict[str, Any]:
         progress = {"rows": self.rows, "bytes": self.size, "counts": self.counts, "threads": self.threads}
-        return {"format": FORMAT} | self.source.facts() | progress
+        return {"format": FORMAT} | self.source.facts() | progress | {"sha256": self._hash.hexdigest()}
 
     def _restore(self, state: dict[str, Any]) -> None:
         if state.get("format") != FORMAT:
@@ -139,6 +143,19 @@ class PartialOutput:
             raise StoreError(
                 f"{self.partial} is damaged: {size} bytes where {self.size} were written; delete it to start again"
             )
+        self._hash = self._hash_of_rows()
+        if self._hash.hexdigest() != state.get("sha256"):
+            raise StoreError(
+                f"{self.partial} is damaged: its rows are not those that were written; delete it to start again"
+            )
+
+    def _hash_of_rows(self) -> Any:
+        result, left = hashlib.sha256(), self.size
+        with self.partial.open("rb") as file:
+            while left and (content := file.read(min(left, 2**20))):
+                result.update(content)
+                left -= len(content)
+        return result
 
     def _check_source(self, state: dict[str, Any]) -> None:
         source, remedy = self.source, f"delete {self.partial} to start again"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from headstart.cli.console import printable
+from headstart.cli.console import printable, printable_line
 
 if TYPE_CHECKING:
     from headstart.data.formats import CsvDialect
@@ -183,15 +183,20 @@ def write_lines(
             continue
         file.write(f"{_describe_prediction(item.prediction, width)}{excerpt}\n")
         for explanation in item.explanations:
-            file.write(f"  for {explanation.label}: {highlight_words(explanation.words, colour=colour)}\n")
+            file.write(
+                f"  for {printable_line(explanation.label)}: {highlight_words(explanation.words, colour=colour)}\n"
+            )
 
 
 def _describe_prediction(prediction: "AnyPrediction", width: int) -> str:
     if prediction.kind == "rating":
         return f"{prediction.value:.3f}"
     if prediction.kind == "labels":
-        return ", ".join(f"{label} {prediction.probabilities[label]:.3f}" for label in prediction.labels) or NONE
-    return f"{prediction.label:<{width}}  {prediction.probability:.3f}"
+        return (
+            ", ".join(f"{printable_line(label)} {prediction.probabilities[label]:.3f}" for label in prediction.labels)
+            or NONE
+        )
+    return f"{printable_line(prediction.label):<{width}}  {prediction.probability:.3f}"
 
 
 def _prediction_values(prediction: "AnyPrediction") -> dict[str, Any]:

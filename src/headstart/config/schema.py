@@ -20,6 +20,9 @@ MIN_LR, MAX_LR = 1e-30, 1e30
 """Range of learning rates: a smaller one has no effect, a larger one overflows fp32."""
 MAX_MINUTES = 1e6
 """Upper bound of time limits, almost two years."""
+MAX_THREADS = 1024
+MAX_COUNT = 10**12
+"""Upper bound of steps, epochs and rows, so that their products and their time are finite numbers."""
 
 
 def _check_encoding(name: str | None, setting: str) -> None:
@@ -263,7 +266,7 @@ class StageConfig(Section):
     """Text files, folders, glob patterns or URLs, or one prepared folder."""
     fraction: float = Field(1.0, gt=0, le=1e9)
     """Fraction of the steps, relative to the other stages: 3 and 1 are 0.75 and 0.25."""
-    context: int | None = Field(None, ge=2)
+    context: int | None = Field(None, ge=2, le=2**24)
     """Tokens per row, at most model.context. Shorter rows give larger batches, so that the tokens per step stay the
     same.
     """
@@ -314,27 +317,27 @@ class PretrainLoop(Section):
 
     epochs: float = Field(1.0, gt=0, le=1e9)
     """Number of passes over the training text. Ignored if steps is set."""
-    steps: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=1, le=MAX_COUNT)
     """Number of optimizer steps, instead of epochs."""
     minutes: float | None = Field(None, gt=0, le=MAX_MINUTES)
     """Total time of the command in minutes, instead of epochs or steps: as many steps are trained as fit. The plan is
     revised during training.
     """
-    batch_size: int = Field(16, ge=1)
+    batch_size: int = Field(16, ge=1, le=MAX_COUNT)
     """Batch size in rows."""
-    accumulate: int = Field(1, ge=1)
+    accumulate: int = Field(1, ge=1, le=MAX_COUNT)
     """Number of forward passes per optimizer step (gradient accumulation)."""
-    evaluate_every: int | None = Field(None, ge=1)
+    evaluate_every: int | None = Field(None, ge=1, le=MAX_COUNT)
     """Steps between evaluations on the held-out text. By default, about ten evaluations per run, fewer in a short run."""
-    evaluate_tokens: int = Field(50_000, ge=1)
+    evaluate_tokens: int = Field(50_000, ge=1, le=MAX_COUNT)
     """Number of held-out tokens per evaluation. The final evaluation uses all of them, or fewer after a short run."""
-    patience: int | None = Field(None, ge=1)
+    patience: int | None = Field(None, ge=1, le=MAX_COUNT)
     """Stop after this many evaluations without a lower held-out loss and keep the best weights. By default, training
     does not stop early; with --from, the patience is 3.
     """
-    save_every: int = Field(200, ge=1)
+    save_every: int = Field(200, ge=1, le=MAX_COUNT)
     """Steps between checkpoints. An interrupted run also saves one."""
-    keep: int = Field(2, ge=1)
+    keep: int = Field(2, ge=1, le=MAX_COUNT)
     """Number of checkpoints to keep."""
     prompt: str = ""
     """Prompt for the sample that is generated at each evaluation. By default, the beginning of a held-out text."""
@@ -343,21 +346,21 @@ class PretrainLoop(Section):
 class FinetuneLoop(Section):
     """Training length, batch size, model selection and checkpoints."""
 
-    epochs: int = Field(15, ge=1)
+    epochs: int = Field(15, ge=1, le=MAX_COUNT)
     """Number of passes over the training rows."""
-    min_steps: int = Field(0, ge=0)
+    min_steps: int = Field(0, ge=0, le=MAX_COUNT)
     """Minimum number of optimizer steps: a small training file is repeated within an epoch."""
-    min_steps_per_label: int = Field(0, ge=0)
+    min_steps_per_label: int = Field(0, ge=0, le=MAX_COUNT)
     """Minimum number of optimizer steps per label; the larger of the two minimums applies."""
-    max_steps: int | None = Field(None, ge=1)
+    max_steps: int | None = Field(None, ge=1, le=MAX_COUNT)
     """Maximum number of optimizer steps: a large training file is trained for fewer epochs, at least one. By default,
     there is no maximum.
     """
-    batch_size: int = Field(8, ge=1)
+    batch_size: int = Field(8, ge=1, le=MAX_COUNT)
     """Batch size in texts."""
-    accumulate: int = Field(1, ge=1)
+    accumulate: int = Field(1, ge=1, le=MAX_COUNT)
     """Number of forward passes per optimizer step (gradient accumulation)."""
-    patience: int | None = Field(None, ge=1)
+    patience: int | None = Field(None, ge=1, le=MAX_COUNT)
     """Stop after this many epochs without a better validation result. By default, all epochs are trained."""
     select: Literal["best", "last"] = "best"
     """Weights to keep. best: those of the epoch with the best validation result; last: those of the last epoch, for use
@@ -367,9 +370,9 @@ class FinetuneLoop(Section):
     """Maximum total time of the command in minutes; fewer epochs are trained if necessary. By default, there is no
     limit.
     """
-    save_every: int = Field(500, ge=1)
+    save_every: int = Field(500, ge=1, le=MAX_COUNT)
     """Steps between checkpoints. The end of an epoch and an interruption also save one."""
-    keep: int = Field(1, ge=1)
+    keep: int = Field(1, ge=1, le=MAX_COUNT)
     """Number of checkpoints to keep, in addition to the best weights."""
     watch_test: bool = False
     """Also evaluate on the test file after every epoch, as the published experiment did. The results are recorded and
@@ -390,7 +393,7 @@ class TransferConfig(Section):
 
     freeze: bool = False
     """Freeze the backbone and train only the head."""
-    unfreeze_every: int | None = Field(None, ge=1)
+    unfreeze_every: int | None = Field(None, ge=1, le=MAX_COUNT)
     """Gradual unfreezing: train only the head first, then unfreeze one more layer from the top every so many epochs. By
     default, all layers are trained from the start.
     """
@@ -400,7 +403,7 @@ class TransferConfig(Section):
     """
     head_lr_multiplier: float = Field(1.0, gt=0)
     """Learning rate of the head, as a multiple of optim.lr."""
-    context: int | None = Field(None, ge=3)
+    context: int | None = Field(None, ge=3, le=2**24)
     """Maximum sequence length in tokens. By default, that of the pretrained model; learned positions limit it."""
     dropout: float | None = Field(None, ge=0, lt=1)
     """Dropout probability. By default, that of the pretrained model."""
@@ -430,7 +433,7 @@ class RuntimeConfig(Section):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of training. auto: bf16 on CUDA, and on CPUs with native bf16 for networks of width 128 or more; fp32
     elsewhere. Weights are stored in fp32."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=MAX_THREADS)
     """Number of CPU threads. By default, the number of idle cores at the start. A resumed run uses the recorded number,
     because results depend on it in the last digits.
     """

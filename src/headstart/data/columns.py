@@ -26,6 +26,8 @@ _SIMILARITY = 0.75
 """The difflib ratio from which a name is suggested; below it, all short names are similar."""
 _MAX_SHOWN = 20
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+MAX_LABEL_CHARACTERS = 1000
+"""A longer label is no label: it would fill every message, table and page that names it."""
 _MAX_RATING = 1e300
 """Larger numbers count as infinite, because their square is."""
 
@@ -150,7 +152,7 @@ def _header_hint(path: str, columns: Sequence[str]) -> str:
 
 
 def _list_columns(columns: Sequence[str]) -> str:
-    shown = ", ".join(single_line(name) for name in columns[:_MAX_SHOWN])
+    shown = ", ".join(single_line(name) or "one without a name" for name in columns[:_MAX_SHOWN])
     num_omitted = len(columns) - _MAX_SHOWN
     return f"its columns are {shown}" + (f" and {num_omitted} more" if num_omitted > 0 else "")
 
@@ -200,6 +202,11 @@ def parse_label(value: object, where: str, remedy: str = SKIP_HINT) -> str:
         raise DataError(f"{where}: the label is {single_line(repr(value))}, expected a string or a number")
     if not label:
         raise DataError(f"{where}: the label is empty; give the row a label{remedy}")
+    if len(label) > MAX_LABEL_CHARACTERS:
+        raise DataError(
+            f"{where}: the label has {len(label):,} characters, and may have {MAX_LABEL_CHARACTERS:,}; is this the label "
+            "column? select another with labelled.label_column"
+        )
     return _checked_unicode(label, where)
 
 

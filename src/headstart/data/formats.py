@@ -264,7 +264,7 @@ def _next_record(reader: Iterator[list[str]], source: _LineSource) -> list[str] 
 
 
 def _checked_header(path: str, cells: list[str], *, is_tsv: bool) -> list[str]:
-    header = [cell.strip() for cell in cells]
+    header = [cell.replace("\ufeff", "").strip() for cell in cells]  # joined files have several byte order marks
     # the separator of a .csv was detected, so a comma or a semicolon in its only name is quoted
     wrong_separator = next((mark for mark in (";,|" if is_tsv else "|") if mark in header[0]), None)
     if len(header) == 1 and wrong_separator:
@@ -272,10 +272,15 @@ def _checked_header(path: str, cells: list[str], *, is_tsv: bool) -> list[str]:
         expected, replacement = ("tabs", "tabs") if is_tsv else ("commas, semicolons or tabs", "commas")
         fix = f"save it with {replacement}" if wrong_separator == "|" else "call it .csv"
         raise DataError(f"{path}: columns appear to be separated by {shown}, expected {expected}; {fix}")
-    duplicate = next((name for name, count in Counter(header).items() if name and count > 1), None)
+    refuse_duplicate_names(path, header)
+    return header
+
+
+def refuse_duplicate_names(path: str, names: Sequence[str]) -> None:
+    """Refuse a table with two columns of one name; columns without a name may be several."""
+    duplicate = next((name for name, count in Counter(names).items() if name and count > 1), None)
     if duplicate:
         raise DataError(f"{path}: two columns are called '{single_line(duplicate)}'; rename one")
-    return header
 
 
 def read_jsonl(path: str, encoding: TextEncoding = UTF_8) -> Iterator[Row]:
@@ -333,6 +338,7 @@ def read_parquet(path: str, _encoding: TextEncoding = UTF_8) -> Iterator[Row]:
             shutil.copyfileobj(file, unpacked)
         try:
             table = pq.ParquetFile(unpacked if is_gzip(path) else file, page_checksum_verification=True)
+            refuse_duplicate_names(path, table.schema_arrow.names)
             names = [field.name for field in table.schema_arrow if _is_scalar(field.type)]
             for batch in table.iter_batches(batch_size=1000, columns=names):
                 for values in batch.to_pylist():

@@ -16,7 +16,7 @@ from headstart.data.io import (
     suffix_of,
 )
 from headstart.errors import DataError, StoreError
-from headstart.files import MANIFEST, is_pickled, pickle_error, read_json
+from headstart.files import MANIFEST, check_file_name, is_pickled, pickle_error, read_json
 
 
 def read_rows(
@@ -47,7 +47,10 @@ def expand_paths(paths: Sequence[str]) -> list[str]:
     """
     if not paths:
         raise DataError("no file was specified")
-    return [file for path in paths for file in (_expand_remote(path) if is_url(path) else _expand_local(path))]
+    files = [file for path in paths for file in (_expand_remote(path) if is_url(path) else _expand_local(path))]
+    for file in files:
+        check_file_name(file)
+    return files
 
 
 def _expand_local(path: str) -> list[str]:

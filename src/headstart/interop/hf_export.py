@@ -110,7 +110,8 @@ def _save_tensors(path: Path, tensors: Tensors) -> None:
         copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
         save_file(copies, path, metadata={"format": "pt"})
     except (SafetensorError, OSError) as error:
-        raise StoreError(f"cannot write {path}: {error}") from error
+        reason = str(error).partition(" (os error")[0]
+        raise StoreError(f"cannot write {path}: {reason}") from error
 
 
 # the modern and classic blocks

@@ -132,6 +132,8 @@ def _view_facts(facts: Mapping[str, Any]) -> dict[Kind, tuple[str, ...]]:
             raise ValueError(f"{kind} has a token twice")
         if kind == "characters" and any(len(name) != 1 for name in names):
             raise ValueError("a token of characters is not a single character")
+        if any("\ud800" <= letter <= "\udfff" for letter in "".join(names)):
+            raise ValueError(f"a token of {kind} contains an unpaired surrogate")
         tokens[kind] = tuple(names)
     return tokens
 

@@ -43,6 +43,8 @@ class Sampling:
             raise ConfigError(f"top-k must be at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ConfigError(f"top-p must be above 0 and at most 1, got {self.top_p}")
+        if not 0 <= self.seed < 2**31:
+            raise ConfigError(f"seed must be between 0 and {2**31 - 1:,}, got {self.seed}")
 
 
 def run_generate(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from headstart.config.schema import CorpusConfig, LabelledConfig
+from headstart.data.columns import MAX_LABEL_CHARACTERS
 from headstart.data.corpus import read_documents
 from headstart.data.decontamination import Membership
 from headstart.data.diagnostics import (
@@ -41,7 +42,7 @@ _FAULTS = {
     "text empty": f"no text; {_STOPS}",
     "text unreadable": "a text that is not a string (a number, a list) or contains an unpaired surrogate",
     "label missing": f"no label; {_STOPS}",
-    "label unreadable": "a label that is neither a string nor a number",
+    "label unreadable": f"a label that is neither a string nor a number, or has more than {MAX_LABEL_CHARACTERS:,} characters",
 }
 _FAULTS_BY_TASK = {
     ("label unreadable", "labels"): "labels that are not a list of strings or numbers",

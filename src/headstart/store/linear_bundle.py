@@ -26,6 +26,8 @@ from headstart.tasks import SingleLabel, Task, is_number, task_from
 
 ClassifierKind = Literal["network", "linear", "blend"]
 FACTS_FILE, ARRAYS_FILE = "linear.json", "linear.safetensors"
+_MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.001, 1000
+"""Far beyond every temperature that is fitted; a division by a smaller one might overflow."""
 
 
 class InFolder:
@@ -90,8 +92,11 @@ class LinearPart:
         check_linear_task(self.task, self.classifier)
         if not (is_number(self.weight) and 0 <= self.weight <= 1):
             raise ValueError(f"the weight of a blend is between 0 and 1, got {self.weight!r:.40}")
-        if not (is_number(self.temperature) and self.temperature > 0):
-            raise ValueError(f"the temperature of a blend is above 0, got {self.temperature!r:.40}")
+        if not (is_number(self.temperature) and _MIN_TEMPERATURE <= self.temperature <= _MAX_TEMPERATURE):
+            raise ValueError(
+                f"the temperature of a blend is between {_MIN_TEMPERATURE} and {_MAX_TEMPERATURE:,}, "
+                f"got {self.temperature!r:.40}"
+            )
 
     def blend(self, network: NDArray[np.float64], texts: Sequence[str]) -> NDArray[np.float64]:
         """Blend the logits of a network with those of the linear classifier for the same texts."""

@@ -272,7 +272,8 @@ def _split_title(split: str, facts: BundleFacts) -> str:
     if split == "test":
         return "test (read once)"
     if _is_cross_validated(facts):
-        return "cross-validation (it chose the settings)"
+        held_out = facts["about"].get("folds") == 1
+        return f"{'hold-out' if held_out else 'cross-validation'} (it chose the settings)"
     return "validation" if _keeps_last_epoch(facts["about"]) else "validation (it chose the epoch)"
 
 

@@ -254,10 +254,11 @@ def _about(fitted: FittedArms, arm: str) -> dict[str, Any]:
     }
     data["valid"]["name"] = f"held-out rows of {table.train.name}"
     return {
-        **({"source": fitted.source} if arm in (NETWORK, BLEND) else {}),
+        **({"source": fitted.source, "select": "last"} if arm in (NETWORK, BLEND) else {}),
         "setting": chosen.setting,
         **({"linear_setting": fitted.arms[LINEAR].setting} if arm == BLEND else {}),
         "cross_validated": True,
+        **({"folds": fitted.validated.folds} if fitted.validated else {}),
         "labels": list(table.task.labels),
         "task": table.task.facts(),
         "labelled": {name: getattr(fitted.config.labelled, name) for name in RECORDED_COLUMNS},

@@ -265,15 +265,19 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
             self._begin_pace(seconds / TIME_FRACTION, deadline.seconds_per_step)
 
     def _say_plan(self, minutes: float) -> None:
-        passes, all_passes = self.steps / self.steps_per_pass, self._all_steps / self.steps_per_pass
-        self._say(
-            f"{pluralize(self.steps, 'step')}, {pluralize(round(passes, 1), 'epoch')}, in {pluralize(minutes, 'minute')}"
+        repeats = self.epoch_steps // self.steps_per_pass
+        noun = "epoch" if repeats == 1 else "pass", "epochs" if repeats == 1 else "passes"
+        passes, all_passes = (
+            f"{number:,g} {noun[number != 1]}"
+            for number in (round(steps / self.steps_per_pass, 1) for steps in (self.steps, self._all_steps))
         )
+        few = f" over the rows (an epoch is {repeats:,} passes, because the rows are few)" if repeats > 1 else ""
+        self._say(f"{pluralize(self.steps, 'step')}, {passes}{few}, in {pluralize(minutes, 'minute')}")
         if self.pace and self.steps < _MIN_EPOCH_FRACTION * self._all_steps:
             steps_seconds = self._all_steps * self.pace.seconds_per_step
             needed = self.pace.minutes_for(self._elapsed, steps_seconds + self._other_seconds(self._all_steps))
             self._say(
-                f"this is a small part of the {pluralize(round(all_passes, 1), 'epoch')} in the settings; about "
+                f"this is a small part of the {all_passes} in the settings; about "
                 f"{needed:,.{0 if needed >= 10 else 1}f} minutes would be enough for all of them"
             )
 
