@@ -364,7 +364,7 @@ LABELLED = [
         "r.parquet",
         parquet_of({"": ["fine"], "label": ["a"]}),
         {},
-        "r.parquet has no column with a usual name for the text; its columns are one without a name, label; "
+        "r.parquet has no column with a common name for the text; its columns are one without a name, label; "
         "name one with labelled.text_column",
     ),
     (
