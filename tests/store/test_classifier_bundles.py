@@ -115,7 +115,7 @@ def test_a_changed_file_is_refused(tmp_path):
         (
             "linear.json",
             {"views": [{"kind": "words", "tokens": ["the", "\ud800"]}]},
-            "linear.json and linear.safetensors do not fit together: a token of words contains an unpaired surrogate",
+            "linear.json and linear.safetensors do not match: a token of words contains an unpaired surrogate",
         ),
     ],
 )
