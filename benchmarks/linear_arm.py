@@ -108,10 +108,10 @@ def sentences(
 ) -> list[str]:
     """Return the sentences of a report with the linear model in place of the earlier arm."""
     gap = next(row for row in differences if (row["arm"], row["labels"]) == ("pretrained", "all"))
-    assert gap["low"] > 0, "the sentence would have to say that the network is not measurably ahead"
+    assert gap["low"] > 0, "the first sentence requires a significant difference"
     accuracy = linear["all"]["test_accuracy"]["mean"]
     first = (
-        f"The pretrained network won: {format_percent(gap['mean'] + accuracy)} on test, "
+        f"The pretrained network is best: {format_percent(gap['mean'] + accuracy)} on test, "
         f"{format_points(gap['mean'], sign=False)} points above the linear model ({format_percent(accuracy)})."
     )
     result = [first]

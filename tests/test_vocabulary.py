@@ -57,6 +57,23 @@ RETIRED = {
 """Words that an identifier does not contain, as one of its parts."""
 RETIRED_IN_PROSE = ("bites", "slopes", "doubles", "near-doubles", "near-double", "summands", "flattery", "knobs")
 """Words that are never right, in comments, docstrings, messages and documentation either."""
+RETIRED_PHRASES = (
+    "almost stand",
+    "also stand in",
+    "begin again",
+    "compare anew",
+    "for company",
+    "go on with:",
+    "left without an answer",
+    "not measurably",
+    "some will miss",
+    "that almost do",
+    "what pretraining is worth",
+    "what pretraining was worth",
+    "with another method",
+    "wrong question",
+)
+"""Phrases of earlier messages that were replaced by standard terms."""
 CODE = sorted(path for folder in ("src", "tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py"))
 LISTS = (Path(__file__), ROOT / "benchmarks" / "golden.py")
 """Files that name retired words: this one, and the mapping of old keys to new ones."""
@@ -114,6 +131,20 @@ def test_no_text_contains_a_word_that_is_never_right(path):
     if path in LISTS:
         pytest.skip("this file lists the words")
     assert retired_prose(path.read_text("utf-8")) == []
+
+
+MESSAGES = sorted(
+    path
+    for path in [*PROSE, *(ROOT / "src").rglob("*.html"), *(ROOT / "src").rglob("*.js")]
+    if "results" not in path.relative_to(ROOT).parts and "tests" not in path.relative_to(ROOT).parts
+)
+"""Files with messages and documentation; records of measurements and tests may quote earlier messages."""
+
+
+@pytest.mark.parametrize("path", MESSAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_message_contains_a_retired_phrase(path):
+    text = " ".join(path.read_text("utf-8").lower().split())
+    assert [phrase for phrase in RETIRED_PHRASES if phrase in text] == []
 
 
 @pytest.mark.parametrize(

@@ -296,11 +296,11 @@ REFUSED = {
         "--errors needs a model for one class per text, got rating; remove --errors"
     ),
     "evaluate rating ratings-test.csv --task labels": (
-        "--task is labels, but rating/bundle predicts rating; omit the setting"
+        "--task is labels, but rating/bundle predicts rating; remove the setting"
     ),
     "evaluate several labels-test.jsonl --second-column text": "several/bundle expects single texts; remove --second-column",
     "finetune ratings.csv --task rating --transfer.class-weights balanced --from scratch --out x -q": (
-        "--transfer.class-weights is for labels, and a rating has none; omit it"
+        "--transfer.class-weights needs labels, but the task is a rating; remove it"
     ),
     "finetune ratings.csv --labelled.lowest 1 --from scratch --out x": (
         "--labelled.lowest is for ratings and needs --labelled.task rating, got auto"
@@ -318,8 +318,8 @@ REFUSED = {
         "pairs.csv: 'premise' would be both texts of a pair; name the other column with --labelled.text-column"
     ),
     "prepare labels.jsonl --labelled --tokenizer several/bundle/tokenizer --out shards -q": (
-        "labels.jsonl has several labels per text; prepared folders support one class per text only: give "
-        "the original file to finetune"
+        "labels.jsonl has several labels per text; prepared folders support one class per text only: use "
+        "the original file with finetune"
     ),
 }
 

@@ -33,7 +33,7 @@ LABELLED = [
         "name one with labelled.label_column",
     ),
     (
-        "no usual name for the text",
+        "no common name for the text",
         "r.csv",
         b"words,label\nfine,1\n",
         {},

@@ -210,8 +210,8 @@ def _edited(folder, **facts):
     [
         (
             {"model_type": "mamba"},
-            "is a mamba, whose layers Headstart does not support "
-            "(llama, eurobert, bert, distilbert, roberta, camembert, xlm-roberta, modernbert, gpt2, opt are)",
+            "is a mamba, which Headstart does not support; supported: "
+            "llama, eurobert, bert, distilbert, roberta, camembert, xlm-roberta, modernbert, gpt2, opt",
         ),
         ({"hidden_act": "gelu"}, 'has hidden_act "gelu", which the modern block does not support'),
         ({"attention_bias": True}, "has attention_bias true, which the modern block does not support"),

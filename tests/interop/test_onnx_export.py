@@ -105,7 +105,7 @@ def test_the_command_prints_a_table_measured_on_the_texts_it_is_given(onnx, tmp_
     arguments = ["export", str(tmp_path / "ours"), "--to", "onnx", "--out", str(tmp_path / "theirs")]
     assert run([*arguments, "--check", str(tmp_path / "texts.txt")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["file", "size", "largest", "difference", "same", "answers"]
+    assert lines[0].split() == ["file", "size", "largest", "difference", "same", "predictions"]
     assert lines[1].startswith("model.onnx ")
     assert lines[1].endswith("5 of 5")
     assert lines[2].startswith("model.int8.onnx ")

@@ -103,7 +103,7 @@ def test_a_run_ends_with_its_baselines_on_the_same_rows(reviews, tmp_path):
     assert listener.lines[-1] == result["quality"]["sentence"]
     assert listener.lines[-1].startswith(
         f"test accuracy {result['test']['accuracy']:.4f}; always predicting 'negative' gives 0.5000, "
-        f"a linear model trained on the same rows {linear['test']['accuracy']:.4f}: poor result: "
+        f"a linear model trained on the same rows gives {linear['test']['accuracy']:.4f}: poor result: "
     )
     card = (run.path / "bundle" / "README.md").read_text("utf-8")
     sentence = result["quality"]["sentence"].replace("`", "")

@@ -194,7 +194,7 @@ def test_a_byte_order_mark_is_reported_although_it_is_not_read():
     Path("train.csv").write_bytes(b"\xef\xbb\xbftext,label\na,x\nb,y\n")
     report = run_inspect(InspectRequest("train.csv"), LabelledConfig())
     assert only_finding(report, "byte order mark", "train.csv").message == (
-        "train.csv begins with a byte order mark; it is not read as text"
+        "train.csv begins with a byte order mark, which is not part of the text"
     )
 
 

@@ -140,7 +140,7 @@ def test_a_broken_file_is_reported_and_leaves_no_output(tmp_path):
         prepare(tmp_path, "a.txt", "b.txt")
     assert str(caught.value) == (
         "b.txt, line 2: not UTF-8 (byte 1 is 0xff); it does not match any common encoding: save it as UTF-8, or "
-        "give its encoding with corpus.encoding"
+        "set its encoding with corpus.encoding"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt"]
 
@@ -151,7 +151,7 @@ def test_shards_are_not_text(tmp_path):
     with pytest.raises(DataError) as caught:
         prepare(tmp_path, "a.txt", "out")
     assert str(caught.value) == (
-        "out is prepared already: it contains tokens, not text; use the text files it was made from"
+        "out is a prepared folder, which contains tokens and no text; use the text files that it was prepared from"
     )
 
 

@@ -85,7 +85,7 @@ def test_parts_exclude_the_same_texts_as_one_pass(files):
     prepare(files, "parts", 2, corpus=corpus, progress=listener)
     assert whole.about["excluded"]["exact"] >= 7
     assert content("parts") == content("whole")
-    assert listener.lines[-1].startswith("excluded because of test.txt: 7 documents that appear there")
+    assert listener.lines[-1].startswith("excluded 7 exact duplicates and ")
 
 
 def test_a_fully_excluded_corpus_is_refused_by_parts(files):
