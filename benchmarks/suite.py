@@ -1,7 +1,7 @@
 """`headstart auto` over many kinds of text: the linear model, the default network, the blend and the winner, on one test part.
 
 python benchmarks/suite.py tables --data DATA --out tables           the rows of every run, drawn from the training parts
-python benchmarks/suite.py run tables --out runs.json --jobs 7       one `auto` per table; goes on with what runs.json lacks
+python benchmarks/suite.py run tables --out runs.json --jobs 7       one `auto` per table; continues with the tables that are missing in runs.json
 python benchmarks/suite.py table runs.json --out docs/results/suite.json
 
 DATA has the folders `suite`, `cls-books` and `imdb`. A cell is a set and a number of labels; a run is a cell and a seed. The

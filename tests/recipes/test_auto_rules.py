@@ -70,7 +70,7 @@ def test_too_few_rows_to_set_some_aside_are_one_clear_line():
     with pytest.raises(DataError) as error:
         set_aside(rows(4), seed=0)
     assert str(error.value) == (
-        "t.csv: 4 labelled rows of 2 labels are too few to set a test part aside; label more rows, or give a "
+        "t.csv: 4 labelled rows of 2 labels are too few to hold out test rows; label more rows, or use a "
         "test file with --test"
     )
 
@@ -79,8 +79,8 @@ def test_copies_are_named_where_they_leave_too_few_texts_to_set_some_aside():
     with pytest.raises(DataError) as error:
         set_aside(labelled(["one", "two"] * 20, ["a", "b"] * 20), seed=0)
     assert str(error.value) == (
-        "t.csv: 40 labelled rows with 2 different texts of 2 labels are too few to set a test part aside; label "
-        "more rows, or give a test file with --test"
+        "t.csv: 40 labelled rows with 2 different texts of 2 labels are too few to hold out test rows; label "
+        "more rows, or use a test file with --test"
     )
 
 
@@ -124,7 +124,7 @@ def test_pairs_of_texts_are_refused_in_one_line(tmp_path):
     with pytest.raises(UsageError) as error:
         load_table(str(tmp_path / "t.csv"), (), None, LabelledConfig(second_column="other"), 0, SilentProgress())
     assert str(error.value) == (
-        "auto is for one text per row; for pairs (labelled.second_column) use headstart finetune"
+        "auto supports one text per row; for pairs (labelled.second_column) use headstart finetune"
     )
 
 
@@ -133,7 +133,7 @@ def test_a_table_of_several_labels_per_text_is_refused_in_one_line(tmp_path):
     with pytest.raises(UsageError) as error:
         load(tmp_path / "t.jsonl")
     assert str(error.value) == (
-        f"auto is for one class per text, and {tmp_path / 't.jsonl'} has several labels per text; use headstart finetune"
+        f"auto supports one class per text, but {tmp_path / 't.jsonl'} has several labels per text; use headstart finetune"
     )
 
 

@@ -80,8 +80,8 @@ def test_a_language_without_a_starter_is_named_in_one_line():
     with pytest.raises(UsageError) as caught:
         resolve_starter("starter:auto", lambda: [GERMAN] * 3, Listener())
     assert str(caught.value) == (
-        "starter:auto: the texts are German (100 %), Latin script, and there is no starter for German; name a starter: "
-        "starter:en (English), starter:fr (French); or pretrain on your own text (headstart pretrain) and name that folder"
+        "starter:auto: the texts are German (100 %), Latin script, and there is no starter for German; use one of "
+        "starter:en (English), starter:fr (French), or pretrain on your own text (headstart pretrain) and use that folder"
     )
 
 
@@ -90,8 +90,8 @@ def test_too_little_text_is_named_in_one_line():
     with pytest.raises(UsageError) as caught:
         resolve_starter("starter:auto", lambda: ["great"], Listener())
     assert str(caught.value) == (
-        "starter:auto: too little text to tell the language (5 letters); name a starter: starter:en (English), starter:fr "
-        "(French); or pretrain on your own text (headstart pretrain) and name that folder"
+        "starter:auto: too little text to tell the language (5 letters); use one of starter:en (English), starter:fr "
+        "(French), or pretrain on your own text (headstart pretrain) and use that folder"
     )
 
 
@@ -101,7 +101,7 @@ def test_without_starters_the_line_says_what_to_install(monkeypatch):
         resolve_starter("starter:auto", lambda: [ENGLISH], Listener())
     assert str(caught.value) == (
         'starter:auto: the starters are not installed (pip install "headstart-starters", or in a clone of Headstart: pip '
-        "install ./starters); pretrain on your own text (headstart pretrain) and name that folder"
+        "install ./starters); pretrain on your own text (headstart pretrain) and use that folder"
     )
 
 
@@ -120,7 +120,7 @@ def test_prepared_shards_have_no_text_to_tell_a_language_from(tmp_path):
     with pytest.raises(UsageError) as caught:
         corpus_texts([str(tmp_path)], PretrainConfig())
     assert str(caught.value) == (
-        f"starter:auto: {tmp_path} is a prepared folder without text; name the starter it was prepared for"
+        f"starter:auto: {tmp_path} is a prepared folder without text; use the name of the starter whose tokenizer prepared it"
     )
 
 

@@ -101,9 +101,9 @@ def resolve_starter(
         named = [
             f"{STARTER_SCHEME}{name} ({', '.join(map(language_name, starter_languages(name)))})" for name in starters()
         ]
-        remedy = f"name a starter: {', '.join(named)}; or " if named else ""
+        remedy = f"use one of {', '.join(named)}, or " if named else ""
         raise UsageError(
-            f"{STARTER_AUTO}: {choice.reason}; {remedy}pretrain on your own text (headstart pretrain) and name that folder"
+            f"{STARTER_AUTO}: {choice.reason}; {remedy}pretrain on your own text (headstart pretrain) and use that folder"
         )
     progress.say(f"{STARTER_AUTO} is {choice.name}: {choice.reason}")
     return choice.name
@@ -127,6 +127,6 @@ def _file(path: str) -> str:
     """Return the path of a file; prepared shards hold no text."""
     if is_shards(path):
         raise UsageError(
-            f"{STARTER_AUTO}: {path} is a prepared folder without text; name the starter it was prepared for"
+            f"{STARTER_AUTO}: {path} is a prepared folder without text; use the name of the starter whose tokenizer prepared it"
         )
     return path

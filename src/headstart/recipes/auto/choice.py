@@ -16,7 +16,7 @@ from headstart.train.calibration import Calibration, precision_thresholds
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 MAJORITY, LINEAR, NETWORK, BLEND = "majority", "linear", "pretrained", "blend"
-NAMES = {MAJORITY: "the most frequent class", LINEAR: "the linear model", NETWORK: "the network", BLEND: "the blend"}
+NAMES = {MAJORITY: "the majority class", LINEAR: "the linear model", NETWORK: "the network", BLEND: "the blend"}
 _MIN_PROBABILITY = 1e-6
 
 
@@ -37,7 +37,7 @@ class Arm:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def correct(self, gold: Ints) -> NDArray[np.bool_]:
-        """Return which validation rows the arm answers rightly."""
+        """Return which validation rows the arm predicts correctly."""
         right: NDArray[np.bool_] = self.logits.argmax(axis=1) == gold
         return right
 
@@ -47,7 +47,7 @@ class Arm:
 
 
 def majority_arm(train_gold: Ints, num_labels: int, validation_rows: int) -> Arm:
-    """Return the arm that always answers the most frequent class of train."""
+    """Return the arm that always predicts the majority class of train."""
     counts = np.bincount(train_gold, minlength=num_labels)
     logits = np.log(np.maximum(counts / counts.sum(), _MIN_PROBABILITY))
     return Arm(MAJORITY, np.tile(logits, (validation_rows, 1)), {}, 0.0, len(train_gold))
@@ -110,7 +110,7 @@ def out_of_fold_calibration(logits: Floats, gold: Ints, temperature: float) -> C
 
 
 def above_majority(arms: Mapping[str, Arm], winner: str, gold: Ints) -> bool:
-    """Return True if cross-validation shows that the winner is more accurate than the most frequent class."""
+    """Return True if cross-validation shows that the winner is more accurate than the majority class."""
     difference = arms[winner].correct(gold).astype(float) - arms[MAJORITY].correct(gold)
     return estimate(difference[None, :]).low > 0
 

@@ -66,9 +66,9 @@ class AutoResult:
     scores: dict[str, dict[str, float]]
     """By arm: `cross_validation` and `test`, both accuracies."""
     headline: str
-    """How the winner compares with the most frequent class and with the linear model, in one sentence."""
+    """The comparison of the winner with the majority class and with the linear model, in one sentence."""
     above_majority: bool
-    """False if nothing was learnt that is better than always answering the most frequent class."""
+    """False if no model is better than the majority class."""
 
     @property
     def report(self) -> Path:
@@ -297,7 +297,7 @@ def _comparison_data(fitted: FittedArms, reason: str) -> ComparisonData:
 
 
 def _headline(fitted: FittedArms, records: dict[str, RunRecord], winner: str) -> tuple[str, bool]:
-    """Compare the winner with the most frequent class and the linear model; the second value says if it is above the class."""
+    """Compare the winner with the majority class and the linear model; the second value is True if it is better."""
     counts = fitted.table.train.counts()
     common = single_line(max(counts, key=lambda name: counts[name]))
     gold = fitted.table.test_gold.tolist()

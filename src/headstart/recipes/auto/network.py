@@ -156,7 +156,7 @@ class Network:
         progress: Progress,
         deadline: Deadline | None,
     ) -> FinetuneOutcome:
-        """Train in work/NAME, or go on there; steps that become slow are made fewer, so that the deadline is kept."""
+        """Train in work/NAME, or continue there; if steps become slower, fewer are made, so that the deadline is met."""
         config = merge_config(
             FinetuneConfig, self.config.model_dump(), {"loop": plan.loop(self.config.loop).model_dump()}
         )

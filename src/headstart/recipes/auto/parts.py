@@ -33,7 +33,7 @@ from headstart.tasks import Task
 
 Floats = NDArray[np.float64]
 PARTS = "parts"
-_REMEDY = "delete the folder, and --resume creates it again"
+_REMEDY = "delete the folder and use --resume to create it again"
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class AutoRequest(RunRequest):
     table: str | None = None
     """The table; None if the request resumes a run."""
     texts: tuple[str, ...] = ()
-    """Files with more text of the same kind, without labels."""
+    """Files with unlabelled text that is similar to the texts of the table."""
     test: str | None = None
     minutes: float = 10.0
     backbone: str | None = None
@@ -108,7 +108,7 @@ def default_out(table: str) -> Path:
 
 
 def run_auto(request: AutoRequest, progress: Progress | None = None) -> AutoResult:
-    """Find the best classifier for a table within the minutes, or go on with an interrupted run."""
+    """Find the best classifier for a table within the minutes, or continue an interrupted run."""
     progress, began = progress or SilentProgress(), request.began or time.monotonic()
     tables: list[Table] = []  # read before a folder is made, because its language decides on the settings
 
@@ -119,7 +119,7 @@ def run_auto(request: AutoRequest, progress: Progress | None = None) -> AutoResu
 
     folder, started, config = begin_or_resume(request, kind=KIND, config_class=FinetuneConfig, resolve=resolve)
     if folder.finished:
-        progress.say(f"{request.out} is finished already")
+        progress.say(f"{request.out} is already finished")
         return read_result(folder.path)
     with folder.locked():
         with folder.remove_on_error(new=not request.resume):
@@ -204,7 +204,7 @@ def _fitting_starters(table: Table, config: FinetuneConfig) -> FittingStarters:
 
 @contextmanager
 def _explain_stop(stop: StopSignal, path: Path) -> Iterator[None]:
-    """Say how to go on after a stop, and that the linear model is usable if it is there."""
+    """Describe how to continue after a stop, and that the linear model is usable if it exists."""
     try:
         yield
     except (StopRequested, Interrupted) as error:
@@ -344,7 +344,7 @@ class _Job:
         return cross_validate(network, plan, deadline) if plan else None
 
     def _plan(self, speed: Speed, recorded: dict[str, Any]) -> NetworkPlan | None:
-        """Record the plan that the rest of the minutes allows."""
+        """Record the plan that fits into the remaining minutes."""
         rows, loop = len(self.table.train), self.config.loop
         seconds = self.deadline(TIME_FRACTION, speed.row) - time.monotonic()
         plan = plan_network(rows, seconds, speed, loop, self.request.max_folds)

@@ -51,7 +51,7 @@ class Table:
     task: SingleLabel
     notes: tuple[str, ...]
     leaks: Overlap[int]
-    """The rows of test that appear in train, exactly or nearly."""
+    """The test rows with an exact or a near-duplicate in train."""
 
     @property
     def gold(self) -> Ints:
@@ -80,7 +80,7 @@ class Table:
 def load_table(
     path: str, texts: Sequence[str], test: str | None, config: LabelledConfig, seed: int, progress: Progress
 ) -> Table:
-    """Read a table, set test rows aside unless there is a test file, and collect the text without labels."""
+    """Read a table, hold out test rows unless there is a test file, and collect the unlabelled text."""
     labelled, further, notes = _read(path, config, progress)
     task = infer_task(labelled, config)
     assert isinstance(task, SingleLabel)
@@ -92,8 +92,8 @@ def load_table(
     if test is None:
         train, held_out = set_aside(labelled, seed)
         notes.append(
-            f"no test file: {pluralize(len(held_out), 'row')} of {len(labelled):,} are set aside (stratified) and "
-            f"read once, at the end"
+            f"no test file: {pluralize(len(held_out), 'row')} of {len(labelled):,} are held out for the test (stratified) "
+            f"and read once, at the end"
         )
     else:
         train, (held_out, unlabelled_test, test_notes) = labelled, _read(test, config, progress)
@@ -116,14 +116,14 @@ def load_table(
 def _read(path: str, config: LabelledConfig, progress: Progress) -> tuple[LabelledTexts, tuple[str, ...], list[str]]:
     """Return the labelled rows of a file, the texts of its rows without a label, and a note on rows without a text."""
     if is_shards(path):
-        raise UsageError(f"{path} is a prepared folder; auto reads the table itself")
+        raise UsageError(f"{path} is a prepared folder; use the table that it was prepared from")
     if config.second_column is not None:
-        raise UsageError("auto is for one text per row; for pairs (labelled.second_column) use headstart finetune")
+        raise UsageError("auto supports one text per row; for pairs (labelled.second_column) use headstart finetune")
     progress.say(f"reading {path}")
     labelled = read_labelled(path, config.model_copy(update={"skip_empty": True}))
     if labelled.task_name != "classes":
         raise UsageError(
-            f"auto is for one class per text, and {path} has several labels per text; use headstart finetune"
+            f"auto supports one class per text, but {path} has several labels per text; use headstart finetune"
         )
     unlabelled, no_text = [], 0
     for file in expand_paths([path]):
@@ -196,7 +196,7 @@ def set_aside(texts: LabelledTexts, seed: int) -> tuple[LabelledTexts, LabelledT
         copies = f" with {pluralize(different, 'different text')}" if different < len(texts) else ""
         raise DataError(
             f"{texts.name}: {pluralize(len(texts), 'labelled row')}{copies} of {pluralize(len(room), 'label')} are "
-            "too few to set a test part aside; label more rows, or give a test file with --test"
+            "too few to hold out test rows; label more rows, or use a test file with --test"
         )
     train = texts.take(row for row in range(len(texts)) if row not in held_out)
     test = texts.take(sorted(held_out))
