@@ -192,7 +192,7 @@ def test_a_damaged_part_is_named(data, tmp_path):
         auto(data, tmp_path / "run", StopAfter("network, fold 1"))
     (tmp_path / "run" / "parts" / "fold-0" / "logits.safetensors").write_bytes(b"")
     with pytest.raises(
-        StoreError, match=r"logits.safetensors is damaged.*; delete the folder, and --resume creates it"
+        StoreError, match=r"logits.safetensors is damaged.*; delete the folder and use --resume to create it again"
     ):
         run_auto(AutoRequest(out=tmp_path / "run", resume=True))
 
