@@ -94,7 +94,7 @@ def test_the_lines_say_what_was_done(whole):
     _, listener = whole
     lines = "\n".join(listener.lines)
     assert "no test file: 12 rows of 64 are held out for the test (stratified) and read once, at the end" in lines
-    assert "1 text without a label are used as unlabelled text" in lines
+    assert "1 text without a label is used as unlabelled text" in lines
     assert "network, fold 5 of 5" in lines
     assert "cross-validation accuracy on" in lines
 

@@ -107,7 +107,8 @@ def load_table(
     notes += _leak_notes(leaks, held_out)
     unlabelled = _without(further + _documents(texts, config), held_out)
     if unlabelled:
-        notes.append(f"{pluralize(len(unlabelled), 'text')} without a label are used as unlabelled text")
+        verb = "is" if len(unlabelled) == 1 else "are"
+        notes.append(f"{pluralize(len(unlabelled), 'text')} without a label {verb} used as unlabelled text")
     for note in notes:
         progress.say(note)
     return Table(train, held_out, unlabelled, task, tuple(notes), leaks)
