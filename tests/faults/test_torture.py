@@ -22,6 +22,7 @@ PARTS = [
     "workers",
     "floats",
     "memory",
+    "tables",
     "bytes",
     "damage",
     "writes",
@@ -53,6 +54,7 @@ def test_there_was_something_that_could_have_given(table):
     assert sum(of("floats", "cases")) >= 12
     assert min(sum(of("floats", "refused")), sum(of("floats", "worked"))) > 2
     assert of("memory", "code") == [2, 2, 2]
+    assert of("tables", "codes") == [*4 * [{"inspect": 0, "auto": 0}], {"inspect": 0, "auto": 2}]
     assert min(of("writes", "failed")) >= 2
     assert of("writes", "failed") == of("writes", "kept")
     assert len(of("damage", "damaged")) == 10
