@@ -108,8 +108,9 @@ def test_a_quote_in_the_header_that_is_not_closed_ends_at_the_limit(tmp_path, mo
     assert str(caught.value) == f"{tmp_path / 'r.csv'}, row 1: longer than 1000 characters; is a quote not closed?"
 
 
-def test_joined_files_may_begin_with_several_byte_order_marks(tmp_path):
-    (tmp_path / "r.csv").write_text("\ufeff\ufefftext,label\nfine,1\n", encoding="utf-8")
+@pytest.mark.parametrize("header", ["text,label", '"text","label"'])
+def test_a_file_may_begin_with_several_byte_order_marks(tmp_path, header):
+    (tmp_path / "r.csv").write_text(f"\ufeff\ufeff{header}\nfine,1\n", encoding="utf-8")
     assert read_labelled(str(tmp_path / "r.csv"), LabelledConfig()).texts == ("fine",)
 
 

@@ -81,7 +81,7 @@ def torture_floats(data: Path, work: Path, *, every: int, numbers: Sequence[str]
         for number in numbers:
             out = work / "out"
             words = [word.replace("NUMBER", number).replace("OUT", str(out)) for word in command]
-            code, output, taken = _forked(words, data, work / "said.txt")
+            code, output, taken = forked(words, data, work / "said.txt")
             row["cases"] += 1
             row["worked" if code in (0, 75) else "refused"] += 1
             if code == 99:
@@ -92,7 +92,7 @@ def torture_floats(data: Path, work: Path, *, every: int, numbers: Sequence[str]
         yield row
 
 
-def _forked(words: list[str], folder: Path, log: Path) -> tuple[int, str, int]:
+def forked(words: list[str], folder: Path, log: Path) -> tuple[int, str, int]:
     """Run a command in a child; returns its exit code (99 if it hung), what it wrote, and the memory it took."""
     log.unlink(missing_ok=True)
     child = os.fork()

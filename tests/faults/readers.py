@@ -130,7 +130,8 @@ def _linear_and_blend(sealed: Callable[..., None], work: Path) -> None:
 def _answer(folder: Path) -> None:
     """Load a classifier of any kind and use it: what was read in must also be usable."""
     predictor = load_predictor(folder, RuntimeConfig(threads=1, device="cpu"))
-    predictor.predict(["a wonderful film", 'n° 1, "drôle"'])
+    for prediction in predictor.predict(["a wonderful film", 'n° 1, "drôle"']):
+        assert abs(sum(prediction.probabilities.values()) - 1) < 1e-4, prediction  # NaN is not below anything
     explain_prediction(predictor, "a wonderful film")
 
 

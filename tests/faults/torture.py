@@ -31,7 +31,7 @@ import torch
 
 torch.set_num_threads(1)
 
-from faults import damage, edges, fuzzing, hostile, hostile_patterns, slow_heads, worker_kills, writing
+from faults import damage, edges, fuzzing, hostile, hostile_patterns, slow_heads, tables, worker_kills, writing
 from faults.ends import SMALL
 from faults.killing import Torture, attempt
 from faults.readers import readers
@@ -40,10 +40,10 @@ from faults.unreached import unreached
 
 SIZES: dict[str, dict[str, Any]] = {
     "sample": {"kills": 2, "kinds": ("pairs", "finetune"), "operations": {"finetune": 89}, "cuts": 4, "flips": 10, "cases": 20,
-               "connections": 500, "floats": 11, "memory": 3,
+               "connections": 500, "floats": 11, "memory": 3, "tables": 5,
                "workers": {"busy": 2, "idle": 2, "starting": 1, "stopping": 2}},
     "usual": {"kills": 20, "kinds": KINDS, "operations": {"finetune": 7}, "cuts": 50, "flips": 200, "cases": 5_000,
-              "connections": 1100, "floats": 1, "memory": 99,
+              "connections": 1100, "floats": 1, "memory": 99, "tables": 99,
               "workers": {"busy": 10, "idle": 10, "starting": 5, "stopping": 5, "compare": 2}},
     "full": {
         "kills": 60,
@@ -55,6 +55,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "connections": 1100,
         "floats": 1,
         "memory": 99,
+        "tables": 99,
         "workers": {"busy": 110, "idle": 80, "starting": 50, "stopping": 50, "compare": 10},
     },
 }  # fmt: skip
@@ -103,6 +104,10 @@ class Session:
         work.mkdir()
         self._in_a_child(lambda: edges.write_models(work))
         yield from edges.torture_memory(self.data, work, self.size["memory"])
+
+    def tables(self) -> Rows:
+        """Odd tables through `inspect` and `auto`."""
+        yield from tables.torture(self.work / "tables", self.size["tables"])
 
     def writes(self) -> Rows:
         """Every operation of every kind of save fails in turn."""
@@ -176,6 +181,7 @@ PARTS = (
     "workers",
     "floats",
     "memory",
+    "tables",
     "bytes",
     "damage",
     "writes",

@@ -264,7 +264,7 @@ def _next_record(reader: Iterator[list[str]], source: _LineSource) -> list[str] 
 
 
 def _checked_header(path: str, cells: list[str], *, is_tsv: bool) -> list[str]:
-    header = [cell.replace("\ufeff", "").strip() for cell in cells]  # joined files have several byte order marks
+    header = [cell.strip() for cell in cells]
     # the separator of a .csv was detected, so a comma or a semicolon in its only name is quoted
     wrong_separator = next((mark for mark in (";,|" if is_tsv else "|") if mark in header[0]), None)
     if len(header) == 1 and wrong_separator:

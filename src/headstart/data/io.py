@@ -296,7 +296,8 @@ def read_lines(path: str, file: io.BufferedReader, encoding: TextEncoding = UTF_
         if len(raw) > MAX_LINE_BYTES:
             raise DataError(f"{where}: longer than {MAX_LINE_BYTES} bytes; split it into lines")
         if number == 1:
-            raw = raw.removeprefix(BOM)
+            while raw.startswith(BOM):  # a file that was saved or joined by several programs may have two
+                raw = raw.removeprefix(BOM)
         text = _decode(raw)
         if text is None:
             # what follows helps to guess the encoding; standard input may have nothing more yet
