@@ -18,6 +18,7 @@ SLOW = {
     "workers": "recipes/test_worker_processes.py",
     "floats": "cli/test_finite_options.py",
     "memory": "recipes/test_memory.py",
+    "tables": "cli/test_auto_command.py",
     "slow_heads": "serve/test_slow_heads.py",
     "ends": "recipes/test_interrupts.py",
 }
@@ -34,27 +35,9 @@ def table(once):
     return sample(once, QUICK)
 
 
-<<<<<<< HEAD
 @pytest.fixture(scope="module")
 def slow_table(once):
     return sample(once, SLOW)
-=======
-PARTS = [
-    "kills",
-    "operations",
-    "workers",
-    "floats",
-    "memory",
-    "tables",
-    "bytes",
-    "damage",
-    "writes",
-    "text",
-    "slow_heads",
-    "hostile_patterns",
-    "ends",
-]
->>>>>>> h22
 
 
 def gave(rows):
@@ -103,17 +86,7 @@ def test_there_was_something_that_could_have_given_in_the_parts_that_take_longer
     assert sum(of("floats", "cases")) >= 12
     assert min(sum(of("floats", "refused")), sum(of("floats", "worked"))) > 2
     assert of("memory", "code") == [2, 2, 2]
-<<<<<<< HEAD
-=======
     assert of("tables", "codes") == [*4 * [{"inspect": 0, "auto": 0}], {"inspect": 0, "auto": 2}]
-    assert min(of("writes", "failed")) >= 2
-    assert of("writes", "failed") == of("writes", "kept")
-    assert len(of("damage", "damaged")) == 10
-    assert of("damage", "damaged") == of("damage", "refused")
-    assert set(of("bytes", "cases")) == {20}
-    assert sum(of("bytes", "refused")) > 250
-    assert sum(of("bytes", "read")) > 25  # control: some changes do no harm
->>>>>>> h22
     assert of("slow_heads", "answered") == [10, 10, 10, 0]
     assert of("slow_heads", "connections") == [500, 500, 500, 0]
 
