@@ -115,7 +115,9 @@ def _refuse_other_bytes(arguments: Sequence[str]) -> None:
     for argument in arguments:
         shown = argument.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         if shown != argument:
-            raise UsageError(f"'{shown}' is not valid UTF-8 in this locale; rename the file or folder, or write the text in UTF-8")
+            raise UsageError(
+                f"'{shown}' is not valid UTF-8 in this locale; rename the file or folder, or write the text in UTF-8"
+            )
 
 
 def _option_names(arguments: Sequence[str]) -> Mapping[str, str]:
