@@ -52,6 +52,7 @@ PAGES: dict[str, tuple[str, Sequence[Section]]] = {
             robustness.files,
             robustness.mutations,
             robustness.endings,
+            robustness.edges,
             robustness.hostile,
             robustness.peer,
             robustness.unreached,

@@ -9,10 +9,12 @@ RUNS = {
     "pairs": "pretraining, masked with sentence pairs",
     "stages": "pretraining in stages",
     "ema_decay": "pretraining with EMA of the weights",
+    "average": "pretraining with EMA of the weights",
     "accumulate": "pretraining with gradient accumulation",
     "muon": "pretraining, modern block, Muon",
     "finetune": "fine-tuning from a pretrained model, EMA of the weights",
     "compare": "comparison of three arms",
+    "auto": "`headstart auto`: linear model, network and blend",
 }
 WORKERS = {
     "busy": "while it runs a job",
@@ -259,6 +261,50 @@ def endings() -> list[str]:
             ["event", "exit code", "message"],
             ([ENDINGS[row["name"]], row["code"], f"`{row['said']}`"] for row in rows if row["name"] in ENDINGS),
         ),
+    ]
+
+
+def edges() -> list[str]:
+    """Numbers at the edge of floating point, settings that no memory holds, and odd tables."""
+    record = load("torture.json")
+    floats, memory, tables = (record[part]["rows"] for part in ("floats", "memory", "tables"))
+    cases, refused, worked = (sum(row[name] for row in floats) for name in ("cases", "refused", "worked"))
+    faults = [sum(len(row["faults"]) + len(row["hung"]) for row in rows) for rows in (floats, memory, tables)]
+    used = sum(row["codes"]["auto"] == 0 for row in tables)
+    most = max(row["mebibytes"] for row in memory)
+    return [
+        "## Settings and tables at the limits",
+        "",
+        "Real commands; a fault is a crash, a hang, an unexpected error, more than one line of explanation or excessive memory.",
+        "",
+        *table(
+            ["given", "cases", "refused in one line", "used", "faults"],
+            [
+                [
+                    "inf, nan, 1e308, 5e-324, -0.0 and -inf in every option that takes a number",
+                    cases,
+                    refused,
+                    worked,
+                    faults[0],
+                ],
+                [
+                    "settings and imported models that no memory holds",
+                    len(memory),
+                    sum(row["code"] == 2 for row in memory),
+                    0,
+                    faults[1],
+                ],
+                [
+                    "odd tables (labels, columns, names, numbers, nesting) for `inspect` and `auto`",
+                    len(tables),
+                    len(tables) - used,
+                    used,
+                    faults[2],
+                ],
+            ],
+        ),
+        "",
+        f"What no memory holds is refused before it is allocated: the commands took at most {most} MiB. Of the tables, the last columns count what `auto` did.",
     ]
 
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from faults.runs import KINDS
+from faults.torture import PARTS, SIZES
+
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -45,6 +48,13 @@ def test_a_section_is_added_to_a_page_by_its_registration(script, monkeypatch):
     page = script.pages()[REPOSITORY / "docs" / "results" / "serving.md"]
     published = (REPOSITORY / "docs" / "results" / "serving.md").read_text(encoding="utf-8")
     assert page == f"{published}\n## Added\n\nOne table.\n"
+
+
+def test_every_kind_of_run_and_worker_that_is_killed_has_a_name_on_the_page(script):
+    assert set(KINDS) <= set(script.robustness.RUNS)
+    assert set(SIZES["full"]["workers"]) == set(script.robustness.WORKERS)
+    recorded = json.loads((REPOSITORY / "docs" / "results" / "torture.json").read_text(encoding="utf-8"))
+    assert set(PARTS) <= set(recorded)
 
 
 def test_the_headlines_fit_on_a_screen(script):
