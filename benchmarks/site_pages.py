@@ -156,10 +156,12 @@ def _list(values: Any, names: list[str], prefix: str) -> str:
 
 
 def _bound(item: Any) -> str:
+    """Return a bound of a setting; the bound of all counts is no information."""
+    from headstart.config.schema import MAX_COUNT
+
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    match = [
-        f"{sign} {getattr(item, name):,g}" for name, sign in signs.items() if getattr(item, name, None) is not None
-    ]
+    values = {name: getattr(item, name, None) for name in signs}
+    match = [f"{signs[name]} {value:,g}" for name, value in values.items() if value not in (None, MAX_COUNT)]
     return " ".join(match)
 
 

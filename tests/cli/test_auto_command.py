@@ -32,7 +32,7 @@ def test_thirty_rows_give_a_model_and_the_last_lines_say_what_it_is_worth(headst
     write_table(tmp_path / "films.csv")
     code, lines, remarks = headstart("auto", "films.csv", "--from", "none", "--runtime.threads", "1")
     assert code == 0, remarks
-    assert "1 text without a label are used as unlabelled text" in remarks
+    assert "1 text without a label is used as unlabelled text" in remarks
     headline, usage = lines
     assert headline.startswith("The linear model classifies ")
     assert "of 6 test texts correctly: " in headline

@@ -81,7 +81,7 @@ def test_the_openapi_document_lists_all_paths_and_fields(ask):
     assert set(document["paths"]) == {*POSTS, "/health", "/ready", "/metrics", "/about"}
     answer = document["components"]["schemas"]["SingleLabelAnswer"]["properties"]
     assert list(answer) == ["label", "probability", "probabilities", "truncated", "abstained"]
-    assert answer["truncated"]["description"].startswith("True when the text was longer")
+    assert answer["truncated"]["description"].startswith("True if the text was longer")
 
 
 @pytest.mark.slow

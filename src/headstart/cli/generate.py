@@ -5,7 +5,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from headstart.cli.console import Console
-from headstart.cli.options import RUNTIME_OPTIONS, ConfigFile, Flags, InferenceSettings, Model, Options, Quiet
+from headstart.cli.options import RUNTIME_OPTIONS, ConfigFile, Flags, InferenceSettings, ModelOrStarter, Options, Quiet
 from headstart.errors import ConfigError, UsageError
 
 OPTIONS = Options(InferenceSettings, names=RUNTIME_OPTIONS)
@@ -13,7 +13,7 @@ OPTIONS = Options(InferenceSettings, names=RUNTIME_OPTIONS)
 
 @OPTIONS.on
 def generate(
-    model: Model,
+    model: ModelOrStarter,
     prompt: Annotated[str, Parameter(name="PROMPT", help="Text to continue; may be empty.")],
     /,
     *,

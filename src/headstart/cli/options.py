@@ -178,7 +178,10 @@ Quiet = Annotated[
 ]
 
 
-Model = Annotated[Path, Parameter(name="MODEL", help="Run folder, model folder, or a starter such as starter:en.")]
+Model = Annotated[Path, Parameter(name="MODEL", help="Run folder or model folder.")]
+ModelOrStarter = Annotated[
+    Path, Parameter(name="MODEL", help="Run folder, model folder, or a starter such as starter:en.")
+]
 
 
 class InferenceSettings(Section):

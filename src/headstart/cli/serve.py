@@ -4,7 +4,7 @@ import logging
 import sys
 
 from headstart.cli.console import Console
-from headstart.cli.options import RUNTIME_OPTIONS, ConfigFile, Flags, Model, Options, Quiet
+from headstart.cli.options import RUNTIME_OPTIONS, ConfigFile, Flags, ModelOrStarter, Options, Quiet
 from headstart.serve.config import ServeCommandConfig, ServeConfig
 
 _SHORT_OPTIONS = {"host": "--host", "port": "--port", "api_key_file": "--api-key-file", "allow_hosts": "--allow-hosts"}
@@ -20,7 +20,7 @@ OPTIONS = Options(
 
 @OPTIONS.on
 def serve(
-    model: Model,
+    model: ModelOrStarter,
     /,
     *,
     config: ConfigFile = None,

@@ -27,9 +27,10 @@ from headstart.data.diagnostics import (
 )
 from headstart.data.io import single_line
 from headstart.data.near_duplicates import Overlap, TextIndex, count_duplicates, find_in_stream, overlap
-from headstart.errors import StoreError, UsageError
+from headstart.errors import DataError, StoreError, UsageError
 from headstart.files import read_json, read_manifest
 from headstart.progress import Progress, SilentProgress, pluralize
+from headstart.recipes.auto.column_search import choose_columns
 from headstart.tasks import TaskName
 from headstart.tokenization.base import Tokenizer
 from headstart.tokenization.tokenizer import load_tokenizer
@@ -398,6 +399,7 @@ def run_inspect(
         tokenizer_folder = bundle / "tokenizer"
     tokenizer = load_tokenizer(tokenizer_folder) if tokenizer_folder is not None else None
     names = [name for name in (request.train, request.valid, request.test) if name is not None]
+    labelled = _with_columns(names[0], labelled, progress)
     short_names = _short_names(names)
     files = []
     for name in names:
@@ -419,8 +421,19 @@ def run_inspect(
     return Inspection(facts, tuple(findings), tuple(overlaps), tuple(notes))
 
 
+def _with_columns(name: str, labelled: LabelledConfig, progress: Progress) -> LabelledConfig:
+    """Return the settings with the columns that the contents of a file reveal, where they have no common name."""
+    try:
+        labelled, line = choose_columns(name, labelled)
+    except DataError:  # described when the file is read
+        return labelled
+    if line:
+        progress.say(line)
+    return labelled
+
+
 def _bundle(backbone: str) -> Path:
-    from headstart.store.locate import find_bundle
+        from headstart.store.locate import find_bundle
 
     path = find_bundle(Path(backbone))
     read_manifest(path, kind="bundle")

@@ -402,12 +402,17 @@ def _format_seeds(seeds: list[str]) -> str:
 
 
 def describe_pairing(comparison: ComparisonResults) -> str:
-    """Describe the differences between the networks of a seed: their initial weights, and their steps if those differ."""
+    """Describe the differences between the networks of a seed: their initial weights, and their steps if those differ.
+
+    Empty if there is only one network.
+    """
     limited = (comparison.config.get("loop") or {}).get("minutes") is not None
     steps: dict[tuple[Budget, int], set[int | None]] = {}
     for run in comparison.runs:
         if run.epochs:
             steps.setdefault((run.labels, run.seed), set()).add(run.steps)
+    if len({run.arm for run in comparison.runs if run.epochs}) < 2:
+        return ""
     if limited and any(None in numbers for numbers in steps.values()):
         return "The number of steps of each network was not recorded; it may differ between the networks."
     known = [sorted(number for number in numbers if number is not None) for numbers in steps.values()]

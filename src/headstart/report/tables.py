@@ -129,5 +129,7 @@ def _summary_dict(summary: Summary) -> dict[str, Any]:
 
 
 def format_value(value: Any) -> str:
-    """Format a JSON value, with strings unquoted."""
+    """Format a JSON value, with strings unquoted and numbers of four significant digits."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)

@@ -321,8 +321,9 @@ def _headline(fitted: FittedArms, records: dict[str, RunRecord], winner: str) ->
     if winner == LINEAR:
         return sentence, True
     against_linear = difference_on_test(records, winner, LINEAR, gold)
+    unclear = ", no clear difference" if against_linear.low <= 0 <= against_linear.high else ""
     return (
         f"{sentence}, {format_points(against_linear.mean)} points compared with the linear model "
-        f"({format_interval(against_linear)})",
+        f"({format_interval(against_linear)}{unclear})",
         True,
     )
