@@ -433,7 +433,7 @@ def _with_columns(name: str, labelled: LabelledConfig, progress: Progress) -> La
 
 
 def _bundle(backbone: str) -> Path:
-        from headstart.store.locate import find_bundle
+    from headstart.store.locate import find_bundle
 
     path = find_bundle(Path(backbone))
     read_manifest(path, kind="bundle")
