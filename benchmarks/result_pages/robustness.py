@@ -267,6 +267,8 @@ def endings() -> list[str]:
 def edges() -> list[str]:
     """Numbers at the edge of floating point, settings that no memory holds, and odd tables."""
     record = load("torture.json")
+    if not {"floats", "memory", "tables"} <= set(record):
+        return []
     floats, memory, tables = (record[part]["rows"] for part in ("floats", "memory", "tables"))
     cases, refused, worked = (sum(row[name] for row in floats) for name in ("cases", "refused", "worked"))
     faults = [sum(len(row["faults"]) + len(row["hung"]) for row in rows) for rows in (floats, memory, tables)]

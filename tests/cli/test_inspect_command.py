@@ -6,6 +6,7 @@ import re
 import pytest
 
 import headstart
+from headstart.cli.main import run
 
 ROWS = [
     ("the film is lovely 60", "positive"),
@@ -156,3 +157,13 @@ def test_prepare_excludes_texts_from_the_command_line(typed, tmp_path):
     assert code == 0
     assert out.startswith(f"{tmp_path / 'tokens'}: 200 documents, ")
     assert "excluded 40 exact duplicates and 0 near-duplicates of texts in train.csv; 200 documents kept" in err
+
+
+def test_columns_without_a_common_name_are_found_by_their_contents(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{row};a long description of package number {row};{'libs' if row % 2 else 'games'}" for row in range(12)]
+    (tmp_path / "pakete.csv").write_text("\n".join(["Nr;Betreff;Kategorie", *lines]), encoding="utf-8")
+    assert run(["inspect", "pakete.csv"]) == 0
+    shown = capsys.readouterr()
+    assert "columns found by their contents: text 'Betreff', label 'Kategorie'" in shown.err
+    assert "games 6 (50.0 %), libs 6 (50.0 %)" in shown.out

@@ -89,6 +89,12 @@ def test_the_report_names_the_winner_and_nothing_is_missing(whole):
     assert "--arms" not in page
 
 
+def test_a_difference_whose_interval_contains_zero_is_called_unclear(whole):
+    result, _ = whole
+    assert result.winner == "blend"
+    assert result.headline.endswith(", no clear difference)")
+
+
 def test_the_lines_say_what_was_done(whole):
     _, listener = whole
     lines = "\n".join(listener.lines)
