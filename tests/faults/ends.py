@@ -167,6 +167,7 @@ class Scenes:
             "compare": [train, "--arms", "linear,scratch", "--seeds", "1", "--loop.epochs", "2", *files, *every],
             "tokenizer": [texts, "--vocab-size", "300"],
             "prepare": [texts, "--tokenizer.vocab-size", "300"],
+            "auto": [train, "--from", "none", "--runtime.threads", "1"],
         }
         self.whole: dict[str, Any] = {}
 
@@ -201,11 +202,13 @@ class Scenes:
             "compare": ("reading", "tokenizer:_reading_text"),
             "tokenizer": ("tokenizer:_reading_text",),
             "prepare": ("tokenizer:_reading_text", "encode"),
+            "auto": ("reading", "begin_looking_for_duplicates"),
         }
         late = {
             "pretrain": (("pretraining", 5), ("measuring", 1), ("save_bundle", 1)),
             "finetune": (("fine-tuning", 8), ("save_bundle", 1)),
             "compare": (("fine-tuning", 4), ("report", 1)),
+            "auto": (("linear_model:", 1), ("cross-validation", 1)),
         }
         turns = cycle([[signal.SIGINT], [signal.SIGTERM]] if self.few else [[signal.SIGINT, signal.SIGTERM]])
         for command, phase in ((command, phase) for command, phases in early.items() for phase in phases):

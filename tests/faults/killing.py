@@ -80,6 +80,8 @@ def phase(out: Path) -> str:
         return "beginning"
     if any(".writing-" in path.name or ".old-" in path.name for path in out.rglob(".*")):
         return "writing"
+    if (out / "parts").exists() and not (out / "choice.json").exists():
+        return "training"  # `auto` has a bundle from its first part on
     if (out / "bundle").exists() or (out / "report.html").exists():
         return "ending"
     begun = (out / "cells").exists() or (out / "work").exists() or (out / "metrics.jsonl").exists()

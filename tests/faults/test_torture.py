@@ -159,6 +159,8 @@ EARLY = [
     ("tokenizer tokenizer: reading text SIGINT", "interrupted", 130),
     ("prepare tokenizer: reading text SIGTERM", "terminated", 143),
     ("prepare encode SIGINT", "interrupted", 130),
+    ("auto reading SIGTERM", "terminated", 143),
+    ("auto begin looking for duplicates SIGINT", "interrupted", 130),
 ]
 
 
@@ -220,7 +222,13 @@ def test_a_signal_in_an_export_leaves_nothing(slow_table, name, word, code):
 
 
 @pytest.mark.parametrize(
-    "name", ["pretrain save bundle SIGTERM", "finetune save bundle SIGTERM", "compare report SIGTERM"]
+    "name",
+    [
+        "pretrain save bundle SIGTERM",
+        "finetune save bundle SIGTERM",
+        "compare report SIGTERM",
+        "auto cross-validation SIGTERM",
+    ],
 )
 @pytest.mark.slow
 def test_a_signal_while_the_model_is_written_waits_for_it(slow_table, name):
