@@ -78,7 +78,14 @@ def write_rows(path: Path, rows: Rows) -> None:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-Task = tuple[str, str, float, int | None, str]
+Task = tuple[str, str, float, int | None, str | None, dict[str, Any]]
+
+
+def disable_continued_pretraining() -> None:
+    """On a GPU, `auto` continues a starter on a table of 1 MB or more; the rows of one table of results should be alike."""
+    from headstart.recipes.auto import run
+
+    run.pretraining_minutes = lambda *_, **__: 0.0
 
 
 def run_table(task: Task) -> dict[str, Any]:
@@ -86,7 +93,8 @@ def run_table(task: Task) -> dict[str, Any]:
     from headstart.recipes.auto.run import AutoRequest, run_auto
     from headstart.store.records import read_record, record_path
 
-    path, test, minutes, folds, backbone = task
+    path, test, minutes, folds, backbone, settings = task
+    disable_continued_pretraining()
     name, budget, seed = Path(path).name.split(".")[:3]
     work = Path(tempfile.mkdtemp())
     started = time.monotonic()
@@ -97,7 +105,7 @@ def run_table(task: Task) -> dict[str, Any]:
         backbone=backbone,
         minutes=minutes,
         max_folds=folds,
-        settings={"runtime.seed": int(seed)},
+        settings={"runtime.seed": int(seed)} | settings,
     )
     result = run_auto(request)
     records = {arm: read_record(record_path(work / "auto", arm, "all", int(seed))) for arm in result.scores}
@@ -119,16 +127,14 @@ def run_table(task: Task) -> dict[str, Any]:
     return run
 
 
-def backbone_for(name: str, options: argparse.Namespace) -> str:
-    """Return the folder of a set's starter: a starter that is named would be continued on the text of a large table."""
+def backbone_for(name: str, options: argparse.Namespace) -> str | None:
+    """Return the backbone of a set's runs; None lets `auto` choose among the installed starters."""
     from headstart.recipes.auto.run import NO_NETWORK
-    from headstart.store.locate import starter_folder
 
     if options.linear:
         return NO_NETWORK
     folders = dict(pair.split("=", 1) for pair in options.starter)
-    starter = STARTERS[name]
-    return folders.get(starter) or str(starter_folder(f"starter:{starter}"))
+    return folders.get(STARTERS[name])
 
 
 def run_tables(options: argparse.Namespace) -> None:
@@ -141,7 +147,8 @@ def run_tables(options: argparse.Namespace) -> None:
         name, budget, seed = path.name.split(".")[:3]
         if budget != "test" and (name, int(budget), int(seed)) not in done and name in options.sets:
             test = str(tables / f"{name}.test.jsonl.gz")
-            tasks.append((str(path), test, options.minutes, options.folds, backbone_for(name, options)))
+            backbone = backbone_for(name, options)
+            tasks.append((str(path), test, options.minutes, options.folds, backbone, options.settings))
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         for run in pool.imap_unordered(run_table, tasks):
             runs.append(run | {"commit": commit()})
@@ -222,9 +229,10 @@ def main() -> None:
     run.add_argument("--limit", type=float, help="end after so many minutes; another call goes on")
     run.add_argument("--folds", type=int, help="at most so many folds")
     run.add_argument("--linear", action="store_true", help="no network: the linear model alone")
+    run.add_argument("--settings", type=json.loads, default={}, help="settings of auto, as JSON")
     run.add_argument("--sets", nargs="+", default=list(SETS))
     run.add_argument(
-        "--starter", action="append", default=[], metavar="NAME=FOLDER", help="instead of the installed one"
+        "--starter", action="append", default=[], metavar="NAME=FOLDER", help="instead of the one that auto chooses"
     )
     table = actions.add_parser("table")
     table.add_argument("runs", type=Path)
