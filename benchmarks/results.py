@@ -38,7 +38,10 @@ PAGES: dict[str, tuple[str, Sequence[Section]]] = {
     "auto": ("Accuracy of `headstart auto`", (auto.accuracy, auto.two_cores, linear.candidates, auto.recipe)),
     "reviews-french": ("French book reviews", (reviews.french_all_labels, reviews.french_label_curve)),
     "reviews-english": ("English film reviews", (reviews.english_label_curve,)),
-    "starters": ("Starters", (starters.models, starters.english, starters.measured, starters.languages)),
+    "starters": (
+        "Starters",
+        (starters.models, starters.general, starters.english, starters.measured, starters.languages),
+    ),
     "course": ("The course experiment", (course.experiment, course.protocols)),
     "pretraining": ("Choice of pretraining and fine-tuning", (pretraining.objectives, pretraining.stability)),
     "intervals": (

@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def write_rows(path: Path, rows: Rows) -> None:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-Task = tuple[str, str, float, int | None, str | None, dict[str, Any]]
+Task = tuple[str, str, float, int | None, str | None, dict[str, Any], Path | None]
 
 
 def disable_continued_pretraining() -> None:
@@ -93,7 +94,7 @@ def run_table(task: Task) -> dict[str, Any]:
     from headstart.recipes.auto.run import AutoRequest, run_auto
     from headstart.store.records import read_record, record_path
 
-    path, test, minutes, folds, backbone, settings = task
+    path, test, minutes, folds, backbone, settings, probabilities = task
     disable_continued_pretraining()
     name, budget, seed = Path(path).name.split(".")[:3]
     work = Path(tempfile.mkdtemp())
@@ -109,6 +110,9 @@ def run_table(task: Task) -> dict[str, Any]:
     )
     result = run_auto(request)
     records = {arm: read_record(record_path(work / "auto", arm, "all", int(seed))) for arm in result.scores}
+    data = json.loads((work / "auto" / "data.json").read_text())
+    if probabilities is not None:
+        write_probabilities(Path(probabilities) / f"{name}.{budget}.{seed}.npz", records, data)
     run = {
         "set": name,
         "labels": int(budget),
@@ -121,10 +125,21 @@ def run_table(task: Task) -> dict[str, Any]:
         "settings": {arm: record.setting for arm, record in records.items()},
         "cross_validation": {arm: record.valid.accuracy for arm, record in records.items()},
         "predictions": {arm: list(record.predictions) for arm, record in records.items()},
-        "gold": json.loads((work / "auto" / "data.json").read_text())["test"]["gold"],
+        "gold": data["test"]["gold"],
     }
     shutil.rmtree(work)
     return run
+
+
+def write_probabilities(path: Path, records: dict[str, Any], data: dict[str, Any]) -> None:
+    """Write the probabilities of the linear model and the network, so that other rules of blending can be compared later."""
+    arrays = {"valid_gold": np.array(data["valid"]["gold"]), "test_gold": np.array(data["test"]["gold"])}
+    for arm in {"linear", "pretrained"} & set(records):
+        for part, values in (("test", records[arm].probabilities), ("valid", records[arm].valid_probabilities)):
+            if values is not None:
+                arrays[f"{arm}_{part}"] = np.array(values, dtype=np.float32)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, **arrays)
 
 
 def backbone_for(name: str, options: argparse.Namespace) -> str | None:
@@ -148,7 +163,9 @@ def run_tables(options: argparse.Namespace) -> None:
         if budget != "test" and (name, int(budget), int(seed)) not in done and name in options.sets:
             test = str(tables / f"{name}.test.jsonl.gz")
             backbone = backbone_for(name, options)
-            tasks.append((str(path), test, options.minutes, options.folds, backbone, options.settings))
+            tasks.append(
+                (str(path), test, options.minutes, options.folds, backbone, options.settings, options.probabilities)
+            )
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         for run in pool.imap_unordered(run_table, tasks):
             runs.append(run | {"commit": commit()})
@@ -189,6 +206,14 @@ def summarize(runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def starter_of(run: dict[str, Any]) -> str | None:
+    """Return the starter of a run's network."""
+    if "pretrained" not in run["predictions"]:
+        return None
+    chosen: str | None = (run["plan"] or {}).get("starter")
+    return chosen or f"starter:{STARTERS[run['set']]}"
+
+
 def summarize_cell(runs: list[dict[str, Any]]) -> dict[str, Any]:
     right = {arm: [] for arm in (*ARMS, "auto") if arm == "auto" or arm in runs[0]["predictions"]}
     for run in runs:
@@ -203,6 +228,7 @@ def summarize_cell(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "folds": sorted(
             {run["plan"]["network"]["folds"] for run in runs if run["plan"] and run["plan"].get("network")}
         ),
+        "starters": dict(Counter(starter for run in runs if (starter := starter_of(run)))),
         "winners": [run["winner"] for run in runs],
         "weights": [run["settings"]["blend"]["weight"] for run in runs if "blend" in run["settings"]],
         "accuracies": {arm: [round(float(row.mean()), 4) for row in rows] for arm, rows in arrays.items()},
@@ -229,6 +255,9 @@ def main() -> None:
     run.add_argument("--limit", type=float, help="end after so many minutes; another call goes on")
     run.add_argument("--folds", type=int, help="at most so many folds")
     run.add_argument("--linear", action="store_true", help="no network: the linear model alone")
+    run.add_argument(
+        "--probabilities", type=Path, metavar="FOLDER", help="also keep the probabilities of the arms, here"
+    )
     run.add_argument("--settings", type=json.loads, default={}, help="settings of auto, as JSON")
     run.add_argument("--sets", nargs="+", default=list(SETS))
     run.add_argument(

@@ -33,9 +33,10 @@ def _suite() -> list[str]:
     cells = auto.with_network()
     better = sum(cell["auto_less_linear"]["low"] > 0 for cell in cells)
     worse = sum(cell["auto_less_linear"]["high"] < 0 for cell in cells)
+    seeds = [cell["seeds"] for cell in cells]
     return [
         "`headstart auto`, 8 datasets",
-        f"100 to 1,500 labels, 5 seeds, mean of {len(cells)} rows",
+        f"100 to 1,500 labels, {min(seeds)} to {max(seeds)} seeds, mean of {len(cells)} rows",
         percent(auto.mean_accuracy(cells, "auto")),
         f"{better} of {len(cells)} differences above 0, {worse} below",
         percent(auto.mean_accuracy(cells, "linear")),

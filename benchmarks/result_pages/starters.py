@@ -112,6 +112,48 @@ def english() -> list[str]:
     ]
 
 
+def general() -> list[str]:
+    """The general English starters and the starter of film reviews on test files; nothing if either was not measured."""
+    if not (exists("suite.json") and exists("suite_reviews.json")):
+        return []
+    before, now = (
+        {(cell["set"], cell["labels"]): cell for cell in load(name)["cells"] if "pretrained" in cell["accuracy"]}
+        for name in ("suite_reviews.json", "suite.json")
+    )
+    rows, gains = [], {}
+    for (name, labels), cell in now.items():
+        if name not in GENERAL:
+            continue
+        new, linear = (cell["accuracies"][arm] for arm in ("pretrained", "linear"))
+        # the same tables, in the order of their seeds; those that are missing now are the last ones
+        old = before[name, labels]["accuracies"]["pretrained"][: len(new)]
+        size = 100 if labels < 1000 else 1000
+        gains.setdefault(size, []).append([_mean(values) for values in (linear, old, new)])
+        rows.append([name, f"{labels:,}", len(new), *(percent(_mean(values)) for values in (linear, old, new))])
+        rows[-1].append(points(_mean(new) - _mean(old)))
+    for size, values in gains.items():
+        means = [_mean(column) for column in zip(*values, strict=True)]
+        words = f"{size:,}" if size == 100 else "1,000"
+        rows.append(["mean", words, "", *map(percent, means), points(means[2] - means[1])])
+    record = load("suite.json")
+    return [
+        "## General English and film reviews, on test files",
+        "",
+        "Test accuracy of the network alone, fine-tuned with the same settings from `starter:en-reviews` and from the starter that the linear probe of `headstart auto` chooses, usually `starter:en-large`; and of the linear "
+        "model. The same training rows for each seed, up to 1,500 test rows. In the two means, clinc150 counts with 5 labels per class (750) as 100 labels and with 10 (1,500) as 1,000.",
+        "",
+        *table(
+            ["dataset", "labels", "seeds", "linear model", "`en-reviews`", "chosen starter", "difference, points"], rows
+        ),
+        "",
+        f"One {record['gpu']}, torch {record['torch']}, commit {', '.join(record['commits'])} ([all arms](auto.md)); `en-reviews`: commit {', '.join(load('suite_reviews.json')['commits'])}, "
+        "`suite.py run` with `--starter en=FOLDER`.",
+    ]
+
+
+GENERAL = ("agnews", "complaints", "trec6", "tweet-emotion", "cr", "clinc150")
+
+
 def _mean(values: Iterable[float]) -> float:
     return statistics.mean(values)
 
