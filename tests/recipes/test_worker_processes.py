@@ -117,6 +117,7 @@ def test_several_processes_give_the_results_of_one(reviews, in_one_process, tmp_
     assert (tmp_path / "2" / "report.html").is_file()
 
 
+@pytest.mark.slow  # test_a_stop_waits_until_every_worker_has_saved stops the same pool
 def test_a_signal_stops_every_process_with_its_state_saved(reviews, tmp_path, start):
     out = tmp_path / "run"
     long = command(reviews, out, "--loop.epochs", "20000", "--jobs", "2")
