@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # a worker runs whole files, so that what the tests of a file share is made once; the longest files come first
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test lint types unit test-slow test-all test-distributed test-gpu test-kernels torture torture-full docs clean
+.PHONY: demo test lint types unit test-slow test-all test-load test-distributed test-gpu test-kernels torture torture-full docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/headstart demo --out demo-run
@@ -26,7 +26,7 @@ types: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(PYTEST) -m "not slow and not gpu"
 
-# tests that `make test` skips: compilations, exports, killed processes and repeated runs
+# tests that `make test` skips: compilations, exports, pages of the documentation, killed processes and repeated runs
 test-slow: $(VENV)/.dev
 	$(PYTEST) -m "slow and not gpu"
 
@@ -36,6 +36,10 @@ test-all: $(VENV)/.dev
 # two to four processes started by torchrun, killed, stopped and resumed: about ten minutes on two cores
 test-distributed: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests/distributed -m "not gpu"
+
+# the tests beside four busy loops: does one depend on the speed of the machine?
+test-load: $(VENV)/.dev
+	$(BIN)/python tests/under_load.py --all 2 --processes 5
 
 # requires a CUDA device and a Python with torch and pytest
 test-gpu:

@@ -29,8 +29,8 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first; a worker runs whole files (`--dist loadfile`), whose fixtures are made once."""
-    first = {REPOSITORY / "tests" / name for name in LONGEST}
-    items.sort(key=lambda item: item.path not in first)
+    position = {REPOSITORY / "tests" / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: position.get(item.path, len(position)))
 
 
 @pytest.fixture(scope="session", autouse=True)

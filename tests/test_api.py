@@ -1,5 +1,8 @@
 """The verbs in Python pass on what they are given."""
 
+import subprocess
+import sys
+
 import pytest
 
 from fixtures.tiny import write_reviews
@@ -93,3 +96,14 @@ def test_choosing_is_passed_on(reviews, tmp_path):
         settings={"runtime.threads": 1, "loop.epochs": 1},
     )
     assert len(read_json(tmp_path / "cmp" / "cells" / "frozen-all-seed0.json")["tried"]) == 2
+
+
+def test_predicting_and_serving_do_not_import_the_compiler_of_torch(reviews):
+    """It takes a second. Training imports it: torch's optimizers do."""
+    code = (
+        "import sys; import headstart, headstart.serve.app; headstart.generate(sys.argv[1], 'the film'); "
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(reviews / "base")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "False"

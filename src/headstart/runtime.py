@@ -93,7 +93,8 @@ def setup_runtime(config: RuntimeConfig) -> Runtime:
     torch.set_num_threads(threads)
     if config.deterministic:  # before CUDA starts, which reads it once
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(config.deterministic)
+    if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # setting it imports torch's compiler
+        torch.use_deterministic_algorithms(config.deterministic)
     device = resolve_device(config)
     if device.type == "cuda":
         if rank_info().world_size > 1:

@@ -26,6 +26,7 @@ def done(tmp_path_factory):
     return finished.stdout, json.loads(out.read_text())
 
 
+@pytest.mark.slow
 def test_every_part_leaves_its_figures(done):
     printed, record = done
     assert set(record) == {"classic", "gpt2", "modern", "packed", "attention", "loss", "curves"}
@@ -38,6 +39,7 @@ def test_every_part_leaves_its_figures(done):
     assert all("error" not in row for part in ("attention", "loss", "curves") for row in record[part]["rows"])
 
 
+@pytest.mark.slow
 def test_packed_documents_cost_less_attention_than_full_rows(done):
     """Strictly counted: what lies in other documents is not looked at. The usual formula cannot tell."""
     _, record = done
@@ -48,6 +50,7 @@ def test_packed_documents_cost_less_attention_than_full_rows(done):
     )
 
 
+@pytest.mark.slow
 def test_the_page_of_results_is_made_from_them(done, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(REPOSITORY / "benchmarks")
     gpu, markdown = (importlib.import_module(f"result_pages.{name}") for name in ("gpu", "markdown"))

@@ -72,6 +72,7 @@ def test_the_pages_that_the_notebook_names_exist():
     assert [page for page in pages if not (NOTEBOOK.parents[2] / page).is_file()] == []
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_without_warnings(executed):
     errors = [
         output.text
@@ -82,10 +83,12 @@ def test_the_notebook_runs_without_warnings(executed):
     assert errors == []
 
 
+@pytest.mark.slow
 def test_the_notebook_draws_the_mask_the_positions_the_loss_and_the_learning_curves(executed):
     assert len(outputs(executed, "image/png")) == 4
 
 
+@pytest.mark.slow
 def test_the_notebook_shows_the_progress_of_training(executed):
     lines = outputs(executed, "text/plain")
     assert any(re.fullmatch(r"pretraining: ([\d,]+) of \1 tokens, loss \d\.\d+", line) for line in lines), lines
@@ -93,10 +96,12 @@ def test_the_notebook_shows_the_progress_of_training(executed):
     assert len(re.findall(r"^\w+, 32 labels, seed \d: validation ", text, re.MULTILINE)) == 2 * 4 * 2
 
 
+@pytest.mark.slow
 def test_the_notebook_counts_the_published_parameters(executed):
     assert "the course:    21,018,401 and 10,968,602" in "".join(outputs(executed, "stream"))
 
 
+@pytest.mark.slow
 def test_the_notebook_shows_the_receipt_the_verdicts_and_both_protocols(executed):
     text = "".join(outputs(executed, "stream"))
     assert "25 tensors transferred, 2 new" in text
@@ -104,5 +109,6 @@ def test_the_notebook_shows_the_receipt_the_verdicts_and_both_protocols(executed
     assert len(re.findall(r"^(ours|starter) +(scratch|pretrained) +course \d\.\d+   honest", text, re.MULTILINE)) == 4
 
 
+@pytest.mark.slow
 def test_the_notebook_shows_that_a_prediction_does_not_depend_on_its_batch(executed):
     assert any(text.endswith(", True)") for text in outputs(executed, "text/plain"))

@@ -35,6 +35,13 @@ ELSEWHERE = {
     "tune.md": _TESTS / "docs" / "test_docs_pages.py",
 }
 """Pages whose blocks another test runs, with files of their own."""
+QUICK = {"index.md", "tutorial.md"}
+SLOW = [
+    page
+    for page in PAGES
+    if page not in QUICK and re.search("```(sh|python)", (DOCS / page).read_text(encoding="utf-8"))
+]
+"""Pages that `make test-slow` runs; `make test` reads their commands with the real parser, and compiles their Python."""
 
 SMALL = """
 [tokenizer]
@@ -295,7 +302,22 @@ def check(line: str) -> None:
         assert line in known, f"nobody runs {line!r}"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in ELSEWHERE])
+@pytest.mark.parametrize("page", SLOW)
+def test_the_parser_understands_every_command_of_a_page(page, folder):
+    """The same commands run in `make test-slow`."""
+    (folder / "headstart.toml").unlink()  # some commands are of larger networks
+    for block in blocks(page):
+        if block.language == "python":
+            compile(block.text, page, "exec")
+        for line in block.lines if block.language == "sh" else ():
+            if not line.startswith("python examples/"):
+                parse(smaller(line))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page for page in PAGES if page not in ELSEWHERE],
+)
 def test_a_page_runs_as_it_stands(page, folder, capsys):
     reader = Reader(folder, capsys)
     for block in blocks(page):
@@ -351,6 +373,7 @@ def test_a_wrong_line_would_be_noticed(folder, capsys):
         reader.read(Block("text", "2\n", None))
 
 
+@pytest.mark.slow  # tests/serve sends such requests
 def test_a_page_of_serving_is_true(files):
     """A server of the tutorial's model, and the page's own request to it."""
     pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
@@ -367,6 +390,7 @@ def test_a_page_of_serving_is_true(files):
     assert '"probability"' in done.stdout
 
 
+@pytest.mark.slow  # test_resume.py stops at a time limit and goes on
 def test_the_script_for_a_queue_stops_at_its_limit_asks_for_another_turn_and_goes_on(folder):
     (script,) = (block.text for block in blocks("cluster.md") if block.language == "bash")
     assert "--runtime.time-limit 230" in script

@@ -41,6 +41,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow  # test_docs_commands.py reads the commands of the page with the parser
 def test_the_commands_about_hugging_face_run(here):
     transformers = pytest.importorskip("transformers", reason="needs the extra hf")
     sys.path.insert(0, str(Path(__file__).parent / "interop"))
@@ -53,6 +54,7 @@ def test_the_commands_about_hugging_face_run(here):
     assert (here / "clf-hf" / "config.json").is_file()
 
 
+@pytest.mark.slow  # test_docs_commands.py reads the commands of the page with the parser
 def test_the_command_about_tuning_runs(here):
     pytest.importorskip("optuna", reason="needs the extra tune")
     small = ["--model.width", "16", "--model.depth", "1", "--tokenizer.vocab-size", "300"]

@@ -31,6 +31,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow  # test_docs_commands.py reads the commands of the page with the parser
 def test_the_commands_run_in_their_order(folder, capsys):
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
@@ -42,6 +43,7 @@ def test_the_commands_run_in_their_order(folder, capsys):
             assert run(shlex.split(line)[1:]) == 0, f"{line}\n{capsys.readouterr().err}"
 
 
+@pytest.mark.slow
 def test_the_python_of_the_labels_page_runs(folder, capsys):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     with chdir(folder):

@@ -36,8 +36,6 @@ def test_in_bf16_activation_and_derivative_are_rounded_once(tanh):
 
 
 CASES = list(product([True, False], [(True, True), (True, False), (False, False)], [True, False]))
-QUICK = [(True, (True, True), True), (False, (False, False), False)]
-"""The cases that are compiled by `make test`; a compilation takes seconds, and `make test-slow` has the others."""
 
 
 @pytest.mark.parametrize(("tanh", "biases", "fused_mlp"), CASES)
@@ -46,10 +44,8 @@ def test_the_fused_mlp_and_its_gradients_are_those_of_torch(tanh, biases, fused_
 
 
 @IGNORE_COMPILER
-@pytest.mark.parametrize(
-    ("tanh", "biases", "fused_mlp"),
-    [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
-)
+@pytest.mark.slow  # a compilation takes seconds; test_residual_norm.py compiles layers with this MLP in every run
+@pytest.mark.parametrize(("tanh", "biases", "fused_mlp"), CASES)
 def test_the_compiled_mlp_and_its_gradients_are_those_of_torch(tanh, biases, fused_mlp):
     torch._dynamo.reset()
     check_mlp(tanh, *biases, fused_mlp=fused_mlp, compiled=True)

@@ -56,6 +56,7 @@ def test_padded_heads_give_the_same_outputs_and_gradients(name, bias, dtype):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own modules
+@pytest.mark.slow  # a compilation takes seconds; test_residual_norm.py compiles layers with these projections
 def test_compiled_projections_of_padded_heads_give_the_same_outputs_and_gradients():
     compiled = outputs_and_grads(torch.compile(project_padded), *HEADS["odd"], bias=True, dtype=torch.float32)
     plain = outputs_and_grads(project_plain, *HEADS["odd"], bias=True, dtype=torch.float32)

@@ -15,7 +15,6 @@ from fixtures.tiny import SPECIAL, VOCABULARY, corpus, network_configs
 from headstart.config.schema import PADDING_SEGMENT
 from headstart.data.batch import Batch
 from headstart.data.datasets import LabelledDataset, PackedDataset
-from headstart.kernels import attention as attention_kernels
 from headstart.kernels import dispatch
 from headstart.model import transformer
 from headstart.model.heads import Model, build_classifier_head
@@ -41,7 +40,7 @@ def varlen_attn_in_torch(query, key, value, cu_seqlens, _, max_seqlen, __, *, wi
 
 @pytest.fixture(autouse=True)
 def _varlen_on_cpu(monkeypatch):
-    monkeypatch.setattr(attention_kernels, "varlen_attn", varlen_attn_in_torch)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn_in_torch)
     monkeypatch.setattr(dispatch, "_can_use_varlen", lambda *_, **__: True)
 
 

@@ -35,7 +35,7 @@ def test_everything_is_timed_and_set_beside_what_the_machine_can(preset):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler about parts of torch that nobody asked for
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_bench_compiles_layers_on_request(compiled):
     runtime = {"threads": 1, "device": "cpu", "compile": compiled}
     step = run_bench("modern-nano", {**TINY, "runtime": runtime}, seconds=0).figures[0]

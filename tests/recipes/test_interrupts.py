@@ -1,5 +1,7 @@
 """A stop at any check, in training or in evaluation, changes no bit of the result."""
 
+from dataclasses import replace
+
 import pytest
 
 from fixtures.recipes import pretrain_run
@@ -37,13 +39,13 @@ def reviews(tmp_path_factory):
     return folder
 
 
-def pretraining(reviews, out, moment, resume=False, **settings):
+def pretraining(reviews, out, moment, resume=False, runtime=CPU, **settings):
     config = pretrain_config(**{"loop__steps": 9, "loop__save_every": 4, "loop__evaluate_every": 2} | settings)
     run = open_or_create(out, "pretrain", config, resume)
     stop = StopAt(moment)
     shards = [Shards.open(reviews / "base" / "tokens")] * max(1, len(config.stages))
-    setup = prepare_pretraining(config, shards, CPU)
-    PretrainTrainer(run, config, setup, CPU, stop, SilentProgress()).train(resume=resume)
+    setup = prepare_pretraining(config, shards, runtime)
+    PretrainTrainer(run, config, setup, runtime, stop, SilentProgress()).train(resume=resume)
     return run, stop
 
 
@@ -84,6 +86,20 @@ def test_a_stop_at_any_moment_changes_no_number(recipe, reviews, tmp_path):
             recipe(reviews, out, moment)
         again, _ = recipe(reviews, out, 0, resume=True)
         assert numbers(again) == numbers(whole), f"stopped at moment {moment}"
+
+
+def test_a_stop_changes_no_number_of_a_run_with_masked_tokens_in_bf16(reviews, tmp_path):
+    runs = {}
+    for bf16 in (False, True):
+        hybrid = {"objective": "hybrid", "runtime": replace(CPU, bf16=bf16)}
+        whole, never = pretraining(reviews, tmp_path / f"whole-{bf16}", 0, **hybrid)
+        out = tmp_path / f"stopped-{bf16}"
+        with pytest.raises((StopRequested, Interrupted)):
+            pretraining(reviews, out, never.checks // 2, **hybrid)
+        again, _ = pretraining(reviews, out, 0, resume=True, **hybrid)
+        runs[bf16] = numbers(whole)
+        assert numbers(again) == runs[bf16]
+    assert runs[False] != runs[True]  # control: the second did compute in bf16
 
 
 @pytest.mark.parametrize("recipe", [pretraining, finetuning])

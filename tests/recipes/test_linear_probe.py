@@ -20,7 +20,7 @@ from headstart.runtime import setup_runtime
 from headstart.store.bundle import load_bundle
 from headstart.store.locate import STARTERS_PACKAGE
 
-SETTINGS = {"loop": {"epochs": 2}, "runtime": {"threads": 1}}
+SETTINGS = {"loop": {"epochs": 2, "min_steps": 0}, "runtime": {"threads": 1}}
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -26,11 +26,15 @@ def reviews(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def uninterrupted(reviews, tmp_path_factory):
-    """The same runs, never stopped."""
+    """`uninterrupted(case)` is the folder of the same run, never stopped; made once."""
     folder = tmp_path_factory.mktemp("whole")
-    for case in ("pretrain", "hybrid", "hybrid-bf16", "stages", "finetune", "finetune-bf16", "compare"):
+
+    @cache
+    def run_once(case):
         run_case(case, reviews, folder / case, resume=False)
-    return folder
+        return folder / case
+
+    return run_once
 
 
 def weights(run: Path) -> dict[str, bytes]:
@@ -73,13 +77,12 @@ def start_and_kill(case, reviews, out, resume, lines) -> int:
     return process.wait()
 
 
-QUICK = ("pretrain", "hybrid-bf16", "finetune")
-"""Both precisions, both commands, all tokens and masked ones; test_minutes.py and test_stages.py resume stages."""
+QUICK = ("pretrain", "finetune")
+"""Both commands; test_interrupts.py stops and resumes runs with stages, and with masked tokens in bf16."""
+SLOW = ("hybrid", "hybrid-bf16", "stages", "finetune-bf16")
 
 
-@pytest.mark.parametrize(
-    "case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in ("hybrid", "stages", "finetune-bf16"))]
-)
+@pytest.mark.parametrize("case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)])
 def test_a_run_that_is_killed_repeatedly_ends_with_the_same_bits(case, reviews, uninterrupted, tmp_path):
     out = tmp_path / "run"
     growth = {"pretrain": [7, 29], "hybrid": [5, 21], "stages": [20, 50], "finetune": [1, 3]}[case.partition("-")[0]]
@@ -91,16 +94,17 @@ def test_a_run_that_is_killed_repeatedly_ends_with_the_same_bits(case, reviews, 
         out,
     )
     run_case(case, reviews, out, resume=True)
-    assert weights(out) == weights(uninterrupted / case)
+    assert weights(out) == weights(uninterrupted(case))
     assert len(weights(out)) == 2
-    assert numbers(out) == numbers(uninterrupted / case)
-    assert (out / "result.json").read_bytes() == (uninterrupted / case / "result.json").read_bytes()
+    assert numbers(out) == numbers(uninterrupted(case))
+    assert (out / "result.json").read_bytes() == (uninterrupted(case) / "result.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_in_bf16_has_other_bits(uninterrupted):
     """Control: the resumed runs in bf16 did compute in bf16."""
-    assert weights(uninterrupted / "hybrid") != weights(uninterrupted / "hybrid-bf16")
-    assert read_json(uninterrupted / "hybrid-bf16" / "environment.json")["bf16"] is True
+    assert weights(uninterrupted("hybrid")) != weights(uninterrupted("hybrid-bf16"))
+    assert read_json(uninterrupted("hybrid-bf16") / "environment.json")["bf16"] is True
 
 
 def terminate_once_it_trains(reviews, out) -> str:
@@ -125,7 +129,7 @@ def test_a_terminated_run_saves_where_it_was_and_says_how_to_go_on(reviews, unin
     assert [path.name for path in (out / "checkpoints").iterdir()][-1:] != []
     assert (out / "checkpoints" / f"step-{steps[-1]:08d}").is_dir()  # at the very step, not at the last multiple
     run_case("pretrain", reviews, out, resume=True)
-    assert weights(out) == weights(uninterrupted / "pretrain")
+    assert weights(out) == weights(uninterrupted("pretrain"))
 
 
 def test_a_comparison_goes_on_where_it_stopped_and_repeats_nothing(reviews, uninterrupted, tmp_path):
@@ -145,9 +149,9 @@ def test_a_comparison_goes_on_where_it_stopped_and_repeats_nothing(reviews, unin
     run_case("compare", reviews, out, resume=True)
     assert all(path.stat().st_mtime_ns == moment for path, moment in finished.items())
     names = sorted(path.name for path in (out / "cells").iterdir())
-    assert names == sorted(path.name for path in (uninterrupted / "compare" / "cells").iterdir())
+    assert names == sorted(path.name for path in (uninterrupted("compare") / "cells").iterdir())
     for name in names:
-        ours, theirs = (record_without_times(folder / "cells" / name) for folder in (out, uninterrupted / "compare"))
+        ours, theirs = (record_without_times(folder / "cells" / name) for folder in (out, uninterrupted("compare")))
         assert ours == theirs
 
 
@@ -171,7 +175,7 @@ def test_a_time_limit_stops_cleanly(reviews, tmp_path):
 
 
 def test_a_finished_run_is_not_run_again(reviews, uninterrupted):
-    out = uninterrupted / "pretrain"
+    out = uninterrupted("pretrain")
     before = (out / "result.json").stat().st_mtime_ns
     pretrain_run([], out, None, resume=True)
     assert (out / "result.json").stat().st_mtime_ns == before
@@ -185,18 +189,18 @@ def test_resuming_a_missing_run_is_refused(tmp_path):
 
 def test_resuming_a_run_of_another_recipe_is_refused(uninterrupted):
     with pytest.raises(UsageError) as caught:
-        finetune_run(None, uninterrupted / "pretrain", None, resume=True)
-    assert str(caught.value) == f"{uninterrupted / 'pretrain'} contains a pretrain run, not a finetune run"
+        finetune_run(None, uninterrupted("pretrain"), None, resume=True)
+    assert str(caught.value) == f"{uninterrupted('pretrain')} contains a pretrain run, not a finetune run"
 
 
 def test_the_same_settings_and_seed_give_the_same_result(reviews, uninterrupted, tmp_path):
     for case in ("pretrain", "finetune"):
         run_case(case, reviews, tmp_path / case, resume=False)
-        assert (tmp_path / case / "result.json").read_bytes() == (uninterrupted / case / "result.json").read_bytes()
+        assert (tmp_path / case / "result.json").read_bytes() == (uninterrupted(case) / "result.json").read_bytes()
     other = finetune_config(loop__epochs=EPOCHS, runtime__seed=1)
     files = {"valid": str(reviews / "valid.csv"), "test": str(reviews / "test.csv")}
     finetune_run(str(reviews / "train.csv"), tmp_path / "other", other, backbone="scratch", **files)
-    assert weights(tmp_path / "other") != weights(uninterrupted / "finetune")  # control: the seed does matter
+    assert weights(tmp_path / "other") != weights(uninterrupted("finetune"))  # control: the seed does matter
 
 
 def test_minutes_are_planned_once_and_kept_on_resuming(reviews, tmp_path):

@@ -98,7 +98,7 @@ def start():
         process.communicate()
 
 
-SHORT = ("--loop.epochs", "40")
+SHORT = ("--loop.epochs", "20")
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def in_one_process(reviews, tmp_path_factory):
     return load_records(out)
 
 
-@pytest.mark.slow  # the next but one resumes in several processes and compares the same records
+@pytest.mark.slow  # the next but one stops runs in several processes, and they resume to the same records
 def test_several_processes_give_the_results_of_one(reviews, in_one_process, tmp_path):
     subprocess.run(command(reviews, tmp_path / "2", *SHORT, "-q", "--jobs", "2"), check=True, capture_output=True)
     assert load_records(tmp_path / "2") == in_one_process
@@ -117,6 +117,7 @@ def test_several_processes_give_the_results_of_one(reviews, in_one_process, tmp_
     assert (tmp_path / "2" / "report.html").is_file()
 
 
+@pytest.mark.slow  # test_a_stop_waits_until_every_worker_has_saved stops the same pool
 def test_a_signal_stops_every_process_with_its_state_saved(reviews, tmp_path, start):
     out = tmp_path / "run"
     long = command(reviews, out, "--loop.epochs", "20000", "--jobs", "2")
@@ -145,7 +146,7 @@ def test_a_killed_worker_costs_only_its_own_run(reviews, in_one_process, tmp_pat
         "headstart: a worker process was killed (out of memory?); finished runs are kept. Continue with: "
         f"headstart compare --resume --out {out}"
     )
-    assert run(["compare", "--resume", "--out", str(out), "--jobs", "2", "-q"]) == 0
+    assert run(["compare", "--resume", "--out", str(out), "--jobs", "1", "-q"]) == 0
     assert load_records(out) == in_one_process
     assert json.loads((out / "result.json").read_text()) == {"report": "report.html"}
 

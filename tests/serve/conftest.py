@@ -30,40 +30,32 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def servers(served: Path) -> Iterator[dict[str, Server]]:
-    """All servers, started at once, because each takes a moment."""
-    low_limits = ["--serve.texts", 3, "--serve.queue", 8, "--serve.characters", 50, "--serve.body", 1000]
-    with (
-        Server(served / "clf", "--serve.log") as classifier,
-        Server(served / "base", "--serve.concurrency", 2, "--serve.tokens", 300) as language,
-        Server(served / "clf", *low_limits, HEADSTART_API_KEY="open-sesame") as strict,
-        Server(served / "clf", "--serve.queue", 80, "--serve.texts", 40) as crowded,
-    ):
-        yield {"classifier": classifier, "language": language, "strict": strict, "crowded": crowded}
-
-
-@pytest.fixture(scope="session")
-def classifier(servers: dict[str, Server]) -> Server:
+def classifier(served: Path) -> Iterator[Server]:
     """A server of the classifier with default settings."""
-    return servers["classifier"]
+    with Server(served / "clf", "--serve.log") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
-def language(servers: dict[str, Server]) -> Server:
+def language(served: Path) -> Iterator[Server]:
     """A server of the language model that admits two requests at once."""
-    return servers["language"]
+    with Server(served / "base", "--serve.concurrency", 2, "--serve.tokens", 300) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
-def strict(servers: dict[str, Server]) -> Server:
+def strict(served: Path) -> Iterator[Server]:
     """A server that needs a key and has low limits."""
-    return servers["strict"]
+    low_limits = ["--serve.texts", 3, "--serve.queue", 8, "--serve.characters", 50, "--serve.body", 1000]
+    with Server(served / "clf", *low_limits, HEADSTART_API_KEY="open-sesame") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
-def crowded(servers: dict[str, Server]) -> Server:
+def crowded(served: Path) -> Iterator[Server]:
     """A server with a short queue, which a test may stop."""
-    return servers["crowded"]
+    with Server(served / "clf", "--serve.queue", 80, "--serve.texts", 40) as server:
+        yield server
 
 
 def client(server: Server, **headers: str) -> httpx2.Client:

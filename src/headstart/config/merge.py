@@ -7,6 +7,7 @@ Python, settings are a mapping with dotted or nested names.
 import difflib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -103,13 +104,20 @@ def _check_types(values: Settings, config_class: type[Section], name: str) -> No
     for option, value in _flatten(values, fields):
         if option not in fields:
             raise ConfigError(f"{name}: unknown setting {option}{_suggest(option, list(fields))}")
-        single = create_model("Single", __base__=Section, value=(fields[option].annotation, fields[option]))
+        single = _single_field_model(config_class, option)
         try:
             single.model_validate({"value": value}, strict=True)
         except ValidationError as error:
             raise ConfigError(
                 f"{name}: {describe_validation_error(error, single).replace('value', option, 1)}"
             ) from None
+
+
+@cache
+def _single_field_model(config_class: type[Section], option: str) -> type[Section]:
+    """Build the model of one setting, once: pydantic takes milliseconds, and more the more modules are imported."""
+    field = dict(iter_fields(config_class))[option]
+    return create_model("Single", __base__=Section, value=(field.annotation, field))
 
 
 def _flatten(values: Settings, fields: Settings, prefix: str = "") -> Iterator[tuple[str, Any]]:

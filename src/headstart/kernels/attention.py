@@ -15,7 +15,6 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
 
 from headstart.kernels.cast import apply_linear
 from headstart.kernels.dispatch import HEAD_MULTIPLE, KernelPlan, autocast_dtype
@@ -185,6 +184,8 @@ def _by_text(query: Tensor, key: Tensor, value: Tensor, context: AttentionContex
 
 def _varlen(query: Tensor, key: Tensor, value: Tensor, context: AttentionContext) -> Tensor:
     """Attend within each document by a kernel that reads `cu_seqlens`: no mask, no padding."""
+    from torch.nn.attention.varlen import varlen_attn  # this imports torch's compiler, which takes a second
+
     assert context.cu_seqlens is not None
     # fp32 operands come from scoring in TF32; fp16 has the same mantissa and holds numbers up to 65,504
     dtype = torch.float16 if query.dtype == torch.float32 and query.is_cuda else query.dtype
