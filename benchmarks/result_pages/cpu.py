@@ -259,6 +259,7 @@ def many_predictions() -> list[str]:
         "",
         *commands(
             "python benchmarks/prediction.py --data FOLDER --work FOLDER",
+            "python benchmarks/prediction.py --data FOLDER --work FOLDER --set imdb --threads 2",
             "python benchmarks/prediction.py --data FOLDER --work FOLDER --part answers",
         ),
     ]
