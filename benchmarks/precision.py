@@ -5,8 +5,7 @@ python benchmarks/precision.py --data DATA [--seeds 5] [--out docs/results/preci
 DATA has the folder `suite`. A run is trained on labelled rows of a training part and evaluated on other rows of it; test parts
 are not read. The record is written after every run, and the script continues with the runs that are missing in it.
 
-Dropout masks are sampled differently in bf16, so two runs with one seed also differ in their masks; with few labels this
-changes the accuracy by points in either direction. `masks` is fp32 with the masks of bf16: only the precision differs.
+Both precisions of a seed drop the same activations on a CPU, so that the precision is the only difference between them.
 """
 
 import argparse
@@ -14,8 +13,6 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +24,6 @@ from suite import digests, read_split
 
 from headstart.data.labelled import label_subset
 from headstart.estimator import TextClassifier
-from headstart.kernels.cast import dropout_mask
-from headstart.model import transformer
 
 CELLS = [("trec6", 100), ("tweet-emotion", 100), ("cr", 100), ("agnews", 100), ("trec6", 1000)]
 MEASURED_ROWS = 1000
@@ -46,29 +41,13 @@ def rows_of(data: Path, name: str, labels: int, seed: int) -> tuple[list[dict[st
     return [pool[index] for index in chosen], [rows[index] for index in sorted(held_out)]
 
 
-@contextmanager
-def masks_of_bf16() -> Iterator[None]:
-    """Drop in fp32 what bf16 drops."""
-    original = transformer.dropout
-
-    def dropout(x: torch.Tensor, p: float, plan: Any, *, training: bool) -> torch.Tensor:  # noqa: ARG001
-        return x * dropout_mask(x.shape, p).to(x.dtype) if training and p else x
-
-    transformer.dropout = dropout
-    try:
-        yield
-    finally:
-        transformer.dropout = original
-
-
 def run(data: Path, name: str, labels: int, seed: int, precision: str) -> dict[str, Any]:
     """Run one training and its evaluation."""
     train, measured = rows_of(data, name, labels, seed)
-    settings = {"runtime.precision": "fp32" if precision == "masks" else precision, "runtime.threads": 1}
+    settings = {"runtime.precision": precision, "runtime.threads": 1}
     started = time.process_time()
     classifier = TextClassifier("starter:en-reviews", seed=seed, device="cpu", settings=settings)
-    with masks_of_bf16() if precision == "masks" else nullcontext():
-        classifier.fit([row["text"] for row in train], [row["label"] for row in train])
+    classifier.fit([row["text"] for row in train], [row["label"] for row in train])
     seconds = time.process_time() - started
     answers = classifier.predict([row["text"] for row in measured])
     correct = [str(answer) == row["label"] for answer, row in zip(answers, measured, strict=True)]
@@ -96,7 +75,7 @@ def main() -> None:
     done = {(one["set"], one["labels"], one["seed"], one["precision"]) for one in record["runs"]}
     for seed in range(arguments.seeds):
         for name, labels in [cell for cell in CELLS if arguments.set is None or cell[0] in arguments.set]:
-            for precision in ("bf16", "fp32", "masks"):
+            for precision in ("bf16", "fp32"):
                 if (name, labels, seed, precision) in done:
                     continue
                 record["runs"].append(run(arguments.data, name, labels, seed, precision))

@@ -5,7 +5,8 @@ python benchmarks/prediction.py --data FOLDER --work FOLDER [--part speed|answer
 
 The first run fine-tunes `starter:en-reviews` on 1,000 or 2,000 training rows of each dataset and exports it to ONNX, in the folder of
 --work. The texts are other training rows; test files are not read. `speed` measures all sides on the same texts in turn, in
-one process; `answers` counts the labels that bf16 changes. Tokenization is included in the times.
+one process; `answers` compares bf16 and the default, which computes close decisions again in fp32, with fp32. Tokenization
+is included in the times.
 """
 
 import argparse
@@ -29,7 +30,9 @@ from numpy.typing import NDArray
 
 from headstart.data.formats import read_parquet
 from headstart.files import read_json
+from headstart.predict.bundle_predictor import CLOSE_MARGIN
 from headstart.predict.onnx_predictor import OnnxPredictor
+from headstart.predict.outputs import decision_margins
 from headstart.predict.predictor import Predictor
 from headstart.runtime import Runtime
 from headstart.store.bundle import load_bundle
@@ -63,7 +66,7 @@ def trained(work: Path, name: str, rows: Sequence[dict[str, str]]) -> Path:
     if not (folder / "bundle").exists():
         train = work / f"{name}-train.jsonl"
         train.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        command = ["finetune", str(train), "--from", "starter:en-reviews", "--out", str(folder), "--minutes", "4"]
+        command = ["finetune", str(train), "--from", "starter:en-reviews", "--out", str(folder)]
         subprocess.run([sys.executable, "-m", "headstart", *command], check=True)
     if not (work / f"onnx-{name}").exists():
         command = ["export", str(folder), "--to", "onnx", "--out", str(work / f"onnx-{name}")]
@@ -71,9 +74,10 @@ def trained(work: Path, name: str, rows: Sequence[dict[str, str]]) -> Path:
     return folder
 
 
-def network(folder: Path, threads: int, *, bf16: bool) -> Predictor:
-    """The classifier as `headstart predict` uses it."""
-    return Predictor(load_bundle(folder, head_type="classify"), Runtime(CPU, bf16, threads))
+def network(folder: Path, threads: int, precision: str) -> Predictor:
+    """The classifier as `headstart predict` uses it with this precision."""
+    runtime = Runtime(CPU, precision == "bf16", threads, mixed=precision == "auto")
+    return Predictor(load_bundle(folder, head_type="classify"), runtime)
 
 
 def speed(work: Path, name: str, texts: Sequence[str], threads: int, rounds: int) -> dict[str, Any]:
@@ -81,13 +85,14 @@ def speed(work: Path, name: str, texts: Sequence[str], threads: int, rounds: int
     torch.set_num_threads(threads)
     folder = work / f"clf-{name}"
     plain = load_bundle(folder, head_type="classify").model
-    fp32, bf16 = (network(folder, threads, bf16=is_bf16) for is_bf16 in (False, True))
+    auto, fp32, bf16 = (network(folder, threads, precision) for precision in ("auto", "fp32", "bf16"))
     exports = {
         f"onnxruntime {kind}": OnnxPredictor(work / f"onnx-{name}", int8=kind == "int8", threads=threads)
         for kind in ("fp32", "int8")
     }
     runs: dict[str, Callable[[], object]] = {
         "plain torch": lambda: score_texts(plain, fp32.dataset(texts), fp32.runtime, lambda: None),
+        "default": lambda: auto.predict(texts),
         "packed fp32": lambda: fp32.predict(texts),
         "packed bf16": lambda: bf16.predict(texts),
         **{export: (lambda predictor=predictor: predictor.predict(texts)) for export, predictor in exports.items()},
@@ -118,14 +123,24 @@ def speed(work: Path, name: str, texts: Sequence[str], threads: int, rounds: int
 
 
 def answers(work: Path, name: str, texts: Sequence[str]) -> dict[str, Any]:
-    """The labels that bf16 changes, and the largest change of a probability."""
-    fp32, bf16 = (network(work / f"clf-{name}", 1, bf16=is_bf16) for is_bf16 in (False, True))
+    """The labels that bf16 and the default change, the largest changes, and the fraction that is computed twice."""
+    auto, fp32, bf16 = (network(work / f"clf-{name}", 1, precision) for precision in ("auto", "fp32", "bf16"))
     encoded = fp32.encode(texts)
-    exact, rounded = (predictor.probabilities(encoded) for predictor in (fp32, bf16))
-    changed = int((exact.argmax(axis=1) != rounded.argmax(axis=1)).sum())
-    accuracy = read_json(work / f"clf-{name}" / "result.json")["valid"]["accuracy"]
-    change = round(float(np.abs(exact - rounded).max()), 5)
-    return {"texts": len(texts), "changed": changed, "largest_change": change, "validation_accuracy": accuracy}
+    exact, rounded, mixed = (predictor.probabilities(encoded) for predictor in (fp32, bf16, auto))
+    margins, rounded_margins = (decision_margins(fp32.task, rows) for rows in (exact, rounded))
+    labels = exact.argmax(axis=1)
+    changed = rounded.argmax(axis=1) != labels
+    signed_margins = np.where(changed, -rounded_margins, rounded_margins)
+    return {
+        "texts": len(texts),
+        "changed": int(changed.sum()),
+        "changed_by_default": int((mixed.argmax(axis=1) != labels).sum()),
+        "computed_twice": round(float((rounded_margins < CLOSE_MARGIN).mean()), 5),
+        "largest_change": round(float(np.abs(exact - rounded).max()), 5),
+        "largest_margin_change": round(float(np.abs(margins - signed_margins).max()), 5),
+        "largest_changed_margin": round(float(rounded_margins[changed].max(initial=0)), 5),
+        "validation_accuracy": read_json(work / f"clf-{name}" / "result.json")["valid"]["accuracy"],
+    }
 
 
 def main() -> None:

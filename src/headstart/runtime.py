@@ -58,6 +58,8 @@ class Runtime:
     device: "torch.device"
     bf16: bool
     threads: int
+    mixed: bool = False
+    """Whether a predictor may compute in bf16 first, and in fp32 where the decision is close: `auto` on a CPU."""
 
     def autocast(self, *, scoring: bool = False) -> AbstractContextManager[None]:
         """Run matrix products in bf16 if that was chosen; weights and sums stay in fp32.
@@ -101,7 +103,7 @@ def setup_runtime(config: RuntimeConfig) -> Runtime:
             torch.cuda.set_device(device)
         torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32
     bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
-    return Runtime(device, bf16, threads)
+    return Runtime(device, bf16, threads, mixed=config.precision == "auto" and device.type == "cpu")
 
 
 def resolve_precision(config: RuntimeConfig, model: ModelConfig) -> Literal["auto", "fp32", "bf16"]:

@@ -362,5 +362,5 @@ def test_a_compact_export_keeps_the_task_the_figures_and_the_card(typed, folder,
     assert (half.windows, half.attention, half.objective) == (whole.windows, whole.attention, whole.objective)
     card = (whole.path / "README.md").read_text("utf-8")
     assert "## Evaluation" in card
-    rounded = card.replace("Weights are safetensors;", "Weights are safetensors in bf16, computed in fp32;")
+    rounded = card.replace("Weights are safetensors;", "Weights are safetensors in bf16, fp32 in memory;")
     assert (half.path / "README.md").read_text("utf-8") == rounded != card

@@ -134,7 +134,17 @@ def test_a_cpu_under_autocast_casts_weights_once_and_groups_documents(layout):
 def test_attention_weights_that_are_dropped_are_not_grouped():
     config = CONFIG.model_copy(update={"block": "classic", "dropout": 0.1})
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert dispatch.plan(config, IDS, training=True) == KernelPlan(cast_weights=True)
+        assert dispatch.plan(config, IDS, training=True) == KernelPlan(cast_weights=True, short_dropout=True)
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_a_cpu_draws_short_numbers_for_dropout_in_training(bf16):
+    config = CONFIG.model_copy(update={"dropout": 0.1})
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+        assert dispatch.plan(config, IDS, training=True).short_dropout
+        assert not dispatch.plan(config, IDS, training=True, compiled=True).short_dropout
+        assert not dispatch.plan(config, IDS.to("meta"), training=True).short_dropout  # another device
+        assert not dispatch.plan(config, IDS).short_dropout
 
 
 def test_bidirectional_attention_and_segments_need_a_mask_on_a_cpu():

@@ -1,9 +1,16 @@
-"""Packed linear layers give the results of torch's, and a row of a result does not depend on the other rows."""
+"""Packed layers, MLPs and attention give the results of torch's, and a row or text does not depend on the others."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from headstart.config.schema import ModelConfig
+from headstart.kernels import dispatch
+from headstart.kernels.attention import AttentionContext, attention
+from headstart.kernels.dispatch import PLAIN, KernelPlan
+from headstart.kernels.mlp import ACTIVATIONS, mlp
 from headstart.kernels.packed_linear import PackedLinear, has_packed_products, pack_linears
 
 CPU = torch.device("cpu")
@@ -54,3 +61,75 @@ def test_layers_are_packed_on_a_cpu_only():
     assert pack_linears(network, CPU, bf16=False) is has_packed_products()
     packed = [module for module in network.modules() if isinstance(module, PackedLinear)]
     assert len(packed) == (2 if has_packed_products() else 0)
+
+
+PACKED = KernelPlan(attention="by_text", packed=True)
+
+
+@needs_packing
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_packed_mlp_computes_its_activation_as_torch_does(activation, gated):
+    torch.manual_seed(0)
+    up, gate, down = nn.Linear(64, 96), nn.Linear(64, 96) if gated else None, nn.Linear(96, 64)
+    x = torch.randn(2, 9, 64)
+    layers = [PackedLinear(layer, torch.bfloat16) if layer else None for layer in (up, down, gate)]
+    with torch.inference_mode():
+        expected = mlp(x, up, down, PLAIN, activation=activation, gate=gate)
+        result = mlp(x, layers[0], layers[1], PACKED, activation=activation, gate=layers[2])
+        error = (result.float() - expected).abs().max()
+        assert 0 < error < 3e-2 * expected.abs().max()
+        rows = mlp(x[:, 3:5], layers[0], layers[1], PACKED, activation=activation, gate=layers[2])
+        assert torch.equal(rows, result[:, 3:5])  # a row does not depend on the others
+
+
+def texts_of(lengths, heads=4, width=64):
+    generator = torch.Generator().manual_seed(sum(lengths))
+    return [torch.randn(sum(lengths), heads, width, generator=generator) for _ in range(3)]
+
+
+@needs_packing
+@pytest.mark.parametrize("lengths", [(120,), (97, 97, 97), (20, 96, 300)])
+def test_packed_attention_is_that_of_torch_within_rounding(lengths):
+    parts = texts_of(lengths)
+    outputs = [
+        attention(*parts, AttentionContext(plan, causal=False, lengths=lengths), head_width=64)
+        for plan in (PACKED, replace(PACKED, packed=False))
+    ]
+    error = (outputs[0] - outputs[1]).abs().max()
+    assert 0 < error < 2e-2 * outputs[1].abs().max()
+
+
+@needs_packing
+def test_packed_attention_of_a_text_does_not_depend_on_the_texts_beside_it():
+    lengths = (130, 130, 40, 257)
+    parts = texts_of(lengths)
+    context = AttentionContext(PACKED, causal=False, lengths=lengths)
+    together, start = attention(*parts, context, head_width=64)[0], 0
+    for length in lengths:
+        text = [part[start : start + length].clone() for part in parts]
+        alone = attention(*text, replace(context, lengths=(length,)), head_width=64)[0]
+        assert torch.equal(alone, together[start : start + length])
+        start += length
+
+
+@needs_packing
+def test_packed_attention_that_is_causal_or_short_is_exact():
+    for lengths, causal in (((120, 50), True), ((50, 95), False)):
+        parts = texts_of(lengths)
+        packed, plain = (
+            attention(*parts, AttentionContext(plan, causal=causal, lengths=lengths), head_width=64)
+            for plan in (PACKED, replace(PACKED, packed=False))
+        )
+        assert torch.equal(packed, plain)
+
+
+def test_layers_are_packed_in_passes_without_gradients_only():
+    config, ids = (
+        ModelConfig(width=16, depth=1, heads=2, feedforward=24, context=12),
+        torch.zeros(1, 5, dtype=torch.long),
+    )
+    assert not dispatch.plan(config, ids, packed=True).packed
+    with torch.inference_mode():
+        assert dispatch.plan(config, ids, packed=True).packed
+        assert not dispatch.plan(config, ids).packed

@@ -20,13 +20,15 @@ class FakeModel:
     """A model that scores a text by its length, records its batches, and can be blocked."""
 
     def __init__(self):
-        self.batches, self.unblocked, self.started = [], threading.Event(), threading.Event()
+        self.batches, self.min_probabilities = [], []
+        self.unblocked, self.started = threading.Event(), threading.Event()
         self.unblocked.set()
 
-    def score(self, texts):
+    def score(self, texts, min_probabilities):
         self.started.set()
         self.unblocked.wait(PATIENCE)
         self.batches.append([len(text) for text in texts])
+        self.min_probabilities.append(list(min_probabilities))
         return np.array([[len(text), -len(text)] for text in texts], dtype=float)
 
 
@@ -194,10 +196,10 @@ def test_a_request_that_would_wait_too_long_is_refused_at_once():
 
 def test_an_error_in_a_batch_fails_only_its_own_requests():
     class FailingModel(FakeModel):
-        def score(self, texts):
+        def score(self, texts, min_probabilities):
             if any(len(text) == 13 for text in texts):
                 raise RuntimeError("the model broke")
-            return super().score(texts)
+            return super().score(texts, min_probabilities)
 
     async def work(queue, model):
         with pytest.raises(RuntimeError, match="the model broke"):
@@ -207,3 +209,12 @@ def test_an_error_in_a_batch_fails_only_its_own_requests():
         assert queue.waiting == 0
 
     run(work, FailingModel())
+
+
+def test_a_text_is_scored_with_the_threshold_of_its_request():
+    async def work(queue, model):
+        await asyncio.gather(queue.predict(["xx", "xxx"], in_seconds(), 0.9), queue.predict(["x"], in_seconds()))
+        scored = dict(zip(chain(*model.batches), chain(*model.min_probabilities), strict=True))
+        assert scored == {2: 0.9, 3: 0.9, 1: 0.0}
+
+    run(work)

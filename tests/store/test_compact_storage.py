@@ -121,7 +121,7 @@ def test_a_classifier_in_half_the_bytes_answers_alike(tmp_path):
     assert small.labels == LABELS
     for (name, one), (_, other) in zip(whole.model.state_dict().items(), small.model.state_dict().items(), strict=True):
         assert torch.allclose(one, other, rtol=2**-8), name
-    assert "Weights are safetensors in bf16, computed in fp32" in (tmp_path / "small" / "README.md").read_text()
+    assert "Weights are safetensors in bf16, fp32 in memory" in (tmp_path / "small" / "README.md").read_text()
 
 
 def test_a_wrong_export_option_is_refused_with_a_message(tmp_path):

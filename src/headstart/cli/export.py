@@ -28,7 +28,7 @@ Weights = Annotated[
         metavar="fp32|bf16|int8",
         show_choices=False,
         show_default="bf16",
-        help="Data type of the stored weights, with --to compact. Computation is always in fp32.",
+        help="Data type of the stored weights, with --to compact. They are fp32 in memory.",
     ),
 ]
 

@@ -431,8 +431,8 @@ class RuntimeConfig(Section):
     device: str = "auto"
     """Device, such as cpu, cuda:1 or mps. auto: CUDA if available, then MPS, then the CPU."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Precision of training. auto: bf16 on CUDA, and on CPUs with native bf16 for networks of width 128 or more; fp32
-    elsewhere. Weights are stored in fp32."""
+    """Precision of matrix products. auto: bf16 on CUDA, and on CPUs with native bf16 for networks of width 128 or more; fp32
+    elsewhere. Weights are stored in fp32. On a CPU, auto predicts close decisions again in fp32."""
     threads: int | None = Field(None, ge=1, le=MAX_THREADS)
     """Number of CPU threads. By default, the number of idle cores at the start. A resumed run uses the recorded number,
     because results depend on it in the last digits.

@@ -132,7 +132,7 @@ def _parts(bundle: AnyClassifierBundle) -> tuple[Bundle | None, LinearClassifier
 def _predictor(bundle: AnyClassifierBundle) -> AnyPredictor:
     if isinstance(bundle, LinearBundle):
         return LinearPredictor(bundle)
-    runtime = setup_runtime(RuntimeConfig(device="cpu"))
+    runtime = setup_runtime(RuntimeConfig(device="cpu", precision="fp32"))
     return BlendPredictor(bundle, runtime) if isinstance(bundle, BlendBundle) else Predictor(bundle, runtime)
 
 

@@ -1,9 +1,10 @@
-"""Linear layers and dropout in bf16 on a CPU: weights are cast once per update, and backward passes are written by hand.
+"""Linear layers in bf16 on a CPU, and dropout: weights are cast once per update, and backward passes are written by hand.
 
 Autocast casts a weight at every use and keeps what autograd saves in the precision of the inputs. Here the bf16 copy of a
 weight lives as long as the weight does, and is renewed when the weight has changed. Gradients of weights are fp32.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -46,8 +47,8 @@ def apply_linear(x: Tensor, layer: nn.Linear, plan: KernelPlan) -> Tensor:
 
 
 def dropout(x: Tensor, p: float, plan: KernelPlan, *, training: bool) -> Tensor:
-    """Return `F.dropout`; where the plan casts weights, with 16 random bits for each number in place of a float."""
-    if not (plan.cast_weights and training and p):
+    """Return `F.dropout`, where the plan says so with `dropout_mask`: then the same numbers are dropped in any precision."""
+    if not (plan.short_dropout and training and p):
         return F.dropout(x, p, training)
     return x * dropout_mask(x.shape, p).to(x.dtype)
 
@@ -60,11 +61,17 @@ def dropout_mask(shape: torch.Size, p: float) -> Tensor:
     count = shape.numel()
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
     bits = words.view(torch.int16)[:count].view(shape)
-    factor = torch.tensor(1 / (1 - p), dtype=torch.bfloat16)
-    dropped, factor_bits = round((1 - 1 / float(factor)) * 2**_KEEP_BITS), int(factor.view(torch.int16))
+    dropped, factor_bits = _dropout_numbers(p)
     # negative where dropped; the shift makes that -1 and the rest 0: then a mask for the bits of the factor
     bits.bitwise_and_(2**_KEEP_BITS - 1).sub_(dropped).bitwise_right_shift_(_KEEP_BITS)
     return bits.bitwise_not_().bitwise_and_(factor_bits).view(torch.bfloat16)
+
+
+@cache
+def _dropout_numbers(p: float) -> tuple[int, int]:
+    """Return the number of random numbers that drop an activation, of 2^15, and the bits of the factor of the others."""
+    factor = torch.tensor(1 / (1 - p), dtype=torch.bfloat16)
+    return round((1 - 1 / float(factor)) * 2**_KEEP_BITS), int(factor.view(torch.int16))
 
 
 class _CastLinear(torch.autograd.Function):

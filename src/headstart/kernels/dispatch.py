@@ -58,6 +58,10 @@ class KernelPlan:
     """Whether the first layer gets a separate residual, so that all layers share one compiled graph."""
     cast_weights: bool = False
     """Whether layers compute in bf16 from copies of the weights that are made once per update, on a CPU."""
+    packed: bool = False
+    """Whether layers compute in bf16 from packed weights, without gradients, on a CPU."""
+    short_dropout: bool = False
+    """Whether dropout draws 16 random bits for each number, on a CPU: faster than torch's, and the same in fp32 and bf16."""
 
 
 PLAIN = KernelPlan()
@@ -72,6 +76,7 @@ def plan(
     training: bool = False,
     compiled: bool = False,
     recorded: bool = False,
+    packed: bool = False,
     defer_bias: bool = True,
     has_segments: bool = False,
     has_cu_seqlens: bool = False,
@@ -82,6 +87,7 @@ def plan(
     Args:
         compiled: the layers are compiled.
         recorded: steps are captured as CUDA graphs; attention is then torch's choice, whatever the shape of the rows.
+        packed: the layers were packed in bf16, for passes without gradients.
         defer_bias: a layer may read a bias of the layer before it, and the weights stay where they are: not those of sharded
             layers, which are gathered for each pass.
         has_segments: the rows hold several documents, or padding that must be masked.
@@ -114,6 +120,8 @@ def plan(
         defer_bias=fused_residual and defer_bias and _has_deferrable_bias(config),
         uniform_layers=pre_norm and (compiled or fused_residual),
         cast_weights=cast_weights,
+        packed=packed and not torch.is_grad_enabled(),
+        short_dropout=_can_shorten_dropout(config, ids, training=training, compiled=compiled),
     )
 
 
@@ -224,6 +232,11 @@ def _can_fuse_training(config: ModelConfig, ids: Tensor, *, training: bool, comp
 def _can_cast_weights(ids: Tensor, *, compiled: bool) -> bool:
     """Hand-written bf16 serves training on a CPU under autocast, which scoring never enters there."""
     return ids.device.type == "cpu" and torch.is_autocast_enabled("cpu") and not compiled
+
+
+def _can_shorten_dropout(config: ModelConfig, ids: Tensor, *, training: bool, compiled: bool) -> bool:
+    """Masks are made from bits in place on a CPU; a compiler generates its own random numbers."""
+    return training and config.dropout > 0 and ids.device.type == "cpu" and not compiled
 
 
 def _can_skip_mask(config: ModelConfig, ids: Tensor) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from headstart.kernels.cast import apply_linear, dropout
 from headstart.kernels.dispatch import KernelPlan, autocast_dtype
+from headstart.kernels.packed_linear import packed_mlp
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -40,6 +41,8 @@ def mlp(
     """
     if plan.fused_residual and gate is None and activation in ("gelu", "gelu_tanh"):
         return _fused_mlp(x, up, down, plan, tanh=activation == "gelu_tanh")
+    if plan.packed:
+        return packed_mlp(x, up, down, gate, activation)
     activate, up_x = ACTIVATIONS[activation], apply_linear(x, up, plan)
     activated = activate(up_x) if gate is None else activate(apply_linear(x, gate, plan)) * up_x
     return apply_linear(dropout(activated, dropout_p, plan, training=True), down, plan)

@@ -53,7 +53,7 @@ def add_norm(
             residual, hidden, bias, norm.weight.float(), norm_bias, norm.eps, centered, dtype
         )
         return normed, total
-    if plan.cast_weights and isinstance(norm, nn.RMSNorm):
+    if (plan.cast_weights or plan.packed) and isinstance(norm, nn.RMSNorm):
         epsilon, dtype = norm.eps or torch.finfo(torch.float32).eps, dtype or torch.bfloat16
         total, normed = _AddRMSNorm.apply(  # type: ignore[no-untyped-call]
             hidden if residual is None else residual + hidden, norm.weight, epsilon, dtype

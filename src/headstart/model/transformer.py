@@ -245,6 +245,8 @@ class Backbone(nn.Module):
         """Whether activations inside a layer are recomputed in the backward pass, which saves memory."""
         self.recorded = False
         """Whether training steps are captured as CUDA graphs."""
+        self.packed = False
+        """Whether the layers were packed in bf16, for passes without gradients."""
         self.defer_bias = True
         """Whether a layer may add a bias of the layer before it; False where the weights of that layer may be gone."""
 
@@ -275,6 +277,7 @@ class Backbone(nn.Module):
             training=self.training,
             compiled=self.compiled,
             recorded=self.recorded,
+            packed=self.packed,
             defer_bias=self.defer_bias,
             has_segments=segments_BT is not None,
             has_cu_seqlens=cu_seqlens is not None,

@@ -58,8 +58,20 @@ class BlendPredictor(BundlePredictor[EncodedBlend]):
         done: Callable[[int], None] | None = None,
     ) -> NDArray[np.float64]:
         """Compute the blended logits; the linear classifier takes little of the time."""
-        linear = self.linear.logits([text.text for text in encoded], check)
         network = self.network.logits([text.ids for text in encoded], check, done)
+        return self._blend(network, encoded, check)
+
+    def rounded_logits(
+        self, encoded: Sequence[EncodedBlend], check: Callable[[], None] = lambda: None
+    ) -> NDArray[np.float64] | None:
+        """Compute the blended logits with those of the network in bf16; None where the network has none."""
+        network = self.network.rounded_logits([text.ids for text in encoded], check)
+        return None if network is None else self._blend(network, encoded, check)
+
+    def _blend(
+        self, network: NDArray[np.float64], encoded: Sequence[EncodedBlend], check: Callable[[], None]
+    ) -> NDArray[np.float64]:
+        linear = self.linear.logits([text.text for text in encoded], check)
         return blend_logits(network, linear, self.bundle.weight, self.bundle.temperature)
 
     def length(self, encoded: EncodedBlend) -> int:

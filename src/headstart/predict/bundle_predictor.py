@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from headstart.config.schema import RuntimeConfig
 from headstart.errors import ConfigError, DataError, UsageError
-from headstart.predict.outputs import ABSTAIN, AnyPrediction, make_prediction, predict_readable
+from headstart.predict.outputs import ABSTAIN, AnyPrediction, decision_margins, make_prediction, predict_readable
 from headstart.store.linear_bundle import classifier_kind
 from headstart.store.model_card import HELD_OUT
 from headstart.tasks import TextInput
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from headstart.store.bundle import AnyClassifierBundle
 
 E = TypeVar("E")
+CLOSE_MARGIN = 0.05
+"""The margin below which a decision in bf16 is made again in fp32; docs/results/cpu.md has the changes that were measured."""
 _MAX_VALID_FRACTION = 0.5
 """The largest fraction of labelled rows to suggest for validation; beyond it, labelling more rows helps more."""
 _TASK_PHRASES = {"labels": "any number of labels", "rating": "a rating"}
@@ -63,6 +65,14 @@ class BundlePredictor(ABC, Generic[E]):
             done: called with the number of texts of each batch.
         """
 
+    def rounded_logits(
+        self,
+        encoded: Sequence[E],  # noqa: ARG002
+        check: Callable[[], None] = lambda: None,  # noqa: ARG002
+    ) -> NDArray[np.float64] | None:
+        """Compute the logits in bf16; None for a model that only has exact ones."""
+        return None
+
     @abstractmethod
     def length(self, encoded: E) -> int:
         """The number of tokens, or words, of a text."""
@@ -92,7 +102,8 @@ class BundlePredictor(ABC, Generic[E]):
 
         def predict(readable: list[TextInput]) -> list[AnyPrediction]:
             encoded = self.encode(readable)
-            return self.make_predictions(encoded, self.probabilities(encoded, check), min_probability)
+            probabilities = self.probabilities(encoded, check, min_probability)
+            return self.make_predictions(encoded, probabilities, min_probability)
 
         return predict_readable(_check_texts(texts, pair=self.task.pair), predict)
 
@@ -100,9 +111,29 @@ class BundlePredictor(ABC, Generic[E]):
         """The probability below which predictions are withheld for a precision; 0 if none is given."""
         return 0.0 if abstain is None else threshold_for(self.bundle, abstain).threshold
 
-    def probabilities(self, encoded: Sequence[E], check: Callable[[], None] = lambda: None) -> NDArray[np.float64]:
-        """Compute the probability of every label, or the rating, one row per text. Not safe for concurrent calls."""
-        return self.task.probabilities(self.logits(encoded, check))
+    def probabilities(
+        self,
+        encoded: Sequence[E],
+        check: Callable[[], None] = lambda: None,
+        min_probability: "float | NDArray[np.float64]" = 0.0,
+    ) -> NDArray[np.float64]:
+        """Compute the probability of every label, or the rating, one row per text. Not safe for concurrent calls.
+
+        Where there are logits in bf16, those of a text whose decision is closer than `CLOSE_MARGIN` are computed again. This
+        depends on the text alone, so that a prediction does not depend on the others.
+
+        Args:
+            min_probability: of all texts or of each; below it predictions abstain, which is a decision as well.
+        """
+        rounded = self.rounded_logits(encoded, check)
+        if rounded is None:
+            return self.task.probabilities(self.logits(encoded, check))
+        probabilities = self.task.probabilities(rounded)
+        close = np.flatnonzero(decision_margins(self.task, probabilities, min_probability) < CLOSE_MARGIN)
+        if len(close):
+            exact = self.logits([encoded[int(index)] for index in close], check)
+            probabilities[close] = self.task.probabilities(exact)
+        return probabilities
 
     def make_predictions(
         self, encoded: Sequence[E], probabilities: NDArray[np.float64], min_probability: float = 0.0

@@ -89,6 +89,28 @@ def make_prediction(task: Task, probabilities: Floats, truncated: bool, min_prob
     return Prediction(label, float(probabilities.max()), by_label, truncated, abstained)
 
 
+def decision_margins(task: Task, probabilities: Floats, min_probability: float | Floats = 0.0) -> Floats:
+    """Return by how much the probabilities of each text (N, C) can change before `make_prediction` decides differently.
+
+    That is the difference of the two most probable labels, or the distance to a threshold. It is 0 for a rating, which changes
+    with any number.
+
+    Args:
+        min_probability: that of `make_prediction`, of all texts or of each.
+    """
+    if isinstance(task, Regression):
+        return np.zeros(len(probabilities))
+    if isinstance(task, MultiLabel):
+        nearest: Floats = np.abs(probabilities - task.threshold_array).min(axis=1)
+        return nearest
+    ordered = np.sort(probabilities, axis=1)
+    highest = ordered[:, -1]
+    second = ordered[:, -2] if ordered.shape[1] > 1 else np.zeros_like(highest)
+    distances = np.where(np.asarray(min_probability) > 0, np.abs(highest - min_probability), np.inf)
+    smallest: Floats = np.minimum(highest - second, distances)
+    return smallest
+
+
 def is_blank(text: TextInput) -> bool:
     """Return whether a text, or one of the two texts of a pair, has nothing but white space.
 

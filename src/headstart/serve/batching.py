@@ -49,6 +49,7 @@ class _PendingRequest:
     encoded: list[EncodedText]
     shapes: list[PaddedShape]
     deadline: float
+    min_probability: float
     result: "asyncio.Future[ProbabilityRows]"
     scored: dict[int, ProbabilityRows] = field(default_factory=dict)
     waiting: list[int] = field(default_factory=list)
@@ -63,7 +64,8 @@ class Batcher:
 
     Args:
         encode: encodes texts for the model.
-        score: turns some encoded texts into probabilities, a row per text.
+        score: turns some encoded texts, and for each the probability below which it abstains, into probabilities, a row
+            per text.
         shape: returns the padded shape of an encoded text.
         queue: the number of texts that may wait.
         tokens: the padded tokens of a batch.
@@ -75,7 +77,7 @@ class Batcher:
     def __init__(
         self,
         encode: Callable[[Sequence[TextInput]], list[EncodedText]],
-        score: Callable[[Sequence[EncodedText]], ProbabilityRows],
+        score: Callable[[Sequence[EncodedText], Sequence[float]], ProbabilityRows],
         shape: Callable[[EncodedText], PaddedShape],
         *,
         model: Executor,
@@ -101,8 +103,14 @@ class Batcher:
         self._pending_tokens = 0
         """The padded tokens of the waiting texts and of the batch that is being scored."""
 
-    async def predict(self, texts: Sequence[TextInput], deadline: float) -> tuple[list[EncodedText], ProbabilityRows]:
-        """Return each encoded text and its probabilities; raises if the queue is full or the deadline is too close."""
+    async def predict(
+        self, texts: Sequence[TextInput], deadline: float, min_probability: float = 0.0
+    ) -> tuple[list[EncodedText], ProbabilityRows]:
+        """Return each encoded text and its probabilities; raises if the queue is full or the deadline is too close.
+
+        Args:
+            min_probability: the probability below which predictions abstain.
+        """
         self._admit(len(texts), deadline)
         self.waiting += len(texts)
         request = None
@@ -112,7 +120,7 @@ class Batcher:
                     encoded = self._encode(texts)
                 else:
                     encoded = await asyncio.get_running_loop().run_in_executor(self._encoder, self._encode, texts)
-                request = self._enqueue(encoded, deadline)
+                request = self._enqueue(encoded, deadline, min_probability)
                 return encoded, await request.result
         except TimeoutError:
             self._metrics.events["expired"] += len(texts)
@@ -136,7 +144,9 @@ class Batcher:
                 continue
             self._last_batch_shared = len({id(request) for request, _ in batch}) > 1
             started = time.monotonic()
-            work = loop.run_in_executor(self._model, self._score, [request.encoded[index] for request, index in batch])
+            encoded = [request.encoded[index] for request, index in batch]
+            min_probabilities = [request.min_probability for request, _ in batch]
+            work = loop.run_in_executor(self._model, self._score, encoded, min_probabilities)
             await asyncio.wait([work])
             self._dispatch(batch, work, time.monotonic() - started)
 
@@ -157,10 +167,10 @@ class Batcher:
             detail = f"the estimated wait is {wait:.1f} seconds, but the deadline of this request is in {remaining:.1f}"
             raise HTTPError(503, f"{detail}; try again later", math.ceil(wait))
 
-    def _enqueue(self, encoded: list[EncodedText], deadline: float) -> _PendingRequest:
+    def _enqueue(self, encoded: list[EncodedText], deadline: float, min_probability: float) -> _PendingRequest:
         shapes = [self._shape(text) for text in encoded]
         result: asyncio.Future[ProbabilityRows] = asyncio.get_running_loop().create_future()
-        request = _PendingRequest(encoded, shapes, deadline, result, waiting=list(range(len(encoded))))
+        request = _PendingRequest(encoded, shapes, deadline, min_probability, result, waiting=list(range(len(encoded))))
         self._pending_tokens += sum(shape.tokens for shape in shapes)
         self._requests.append(request)
         self._arrived.set()

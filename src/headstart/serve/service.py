@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from headstart.config.schema import RuntimeConfig
 from headstart.errors import HeadstartError, StoreError
 from headstart.files import read_json
@@ -158,7 +160,7 @@ class Service:
         may_be_slow = isinstance(tokenizer, HFTokenizer) and tokenizer.has_unknown_patterns
         self._batcher = Batcher(
             predictor.encode,
-            predictor.probabilities,
+            lambda encoded, minimums: predictor.probabilities(encoded, min_probability=np.array(minimums)),
             lambda text: PaddedShape(*predictor.padded_shape(text)),
             model=self._model,
             encoder=self._encoder,
@@ -196,7 +198,7 @@ class Service:
         predictions: list[AnyPrediction] = []
         if readable := [text for text in texts if not is_blank(text)]:
             assert self._batcher is not None
-            ids, probabilities = await self._batcher.predict(readable, deadline)
+            ids, probabilities = await self._batcher.predict(readable, deadline, min_probability)
             predictions = predictor.make_predictions(ids, probabilities, min_probability)
         self.metrics.events["truncated"] += sum(prediction.truncated for prediction in predictions)
         return predict_readable(texts, lambda _texts: predictions)

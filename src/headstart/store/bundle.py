@@ -125,7 +125,7 @@ def save_bundle(
     """Write a bundle atomically. File names in its `about` lose their folders.
 
     Args:
-        storage: the storage type of a network's weights; computation is in fp32 in any case.
+        storage: the storage type of a network's weights; in memory they are fp32 in any case.
         extra: further files: name to content.
     """
     if isinstance(bundle, LinearBundle):

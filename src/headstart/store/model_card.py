@@ -572,7 +572,7 @@ def _import_sentence(about: Mapping[str, Any], key: str = "imported_from") -> st
 def _network_section(facts: BundleFacts, parameters: int) -> str:
     model = facts["model"]
     direction = "causal" if facts["attention"] == "causal" else "bidirectional"
-    storage = f" in {facts['weights']}, computed in fp32" if "weights" in facts else ""
+    storage = f" in {facts['weights']}, fp32 in memory" if "weights" in facts else ""
     vocabulary = f"a vocabulary of {facts['vocab_size']:,} (tokenizer `{facts['tokenizer'][:12]}`)"
     return (
         f"## Network\n\n{parameters:,} parameters: {pluralize(model['depth'], 'layer')} of width {model['width']}, "

@@ -1,5 +1,6 @@
 """Scoring without training: a language model on held-out text, a classifier's logits, next-sentence prediction."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +16,7 @@ from headstart.data.batch import Batch
 from headstart.data.datasets import LabelledDataset, PackedDataset
 from headstart.data.next_sentence import NextSentenceDataset
 from headstart.kernels.dispatch import max_scoring_tokens
-from headstart.kernels.packed_linear import pack_linears
+from headstart.kernels.packed_linear import has_bf16_products, pack_linears, prefers_bf16_inference
 from headstart.model.heads import ClassifierHead, LanguageHead, Model, NextSentenceHead
 from headstart.runtime import Runtime
 from headstart.train.distributed import SINGLE_PROCESS, ProcessGroup
@@ -34,7 +35,21 @@ def pack_for_scoring(model: Model[ClassifierHead], runtime: Runtime) -> bool:
 
     They compute in bf16 if the settings ask for it and the processor can; the head computes in fp32.
     """
-    return pack_linears(model.backbone, runtime.device, bf16=runtime.bf16)
+    packed = pack_linears(model.backbone, runtime.device, bf16=runtime.bf16)
+    model.backbone.packed = packed and runtime.bf16 and has_bf16_products()
+    return packed
+
+
+def bf16_copy(model: Model[ClassifierHead], runtime: Runtime) -> Model[ClassifierHead] | None:
+    """Return a network with the same parameters that computes in bf16; None if that is not faster, or if it was not asked for.
+
+    To be called before `pack_for_scoring`, which replaces layers.
+    """
+    if not runtime.mixed or not prefers_bf16_inference(runtime.device, model.backbone.config.width):
+        return None
+    copied = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    pack_for_scoring(copied, replace(runtime, bf16=True))
+    return copied
 
 
 def without_compile(model: Model[Any]) -> AbstractContextManager[object]:
