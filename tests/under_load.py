@@ -9,6 +9,7 @@ kill or ask them. Prints the seconds and the failed tests of every run. Exits wi
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -61,6 +62,8 @@ def main() -> int:
     parser.add_argument("--marks", default="not slow and not gpu", help="the tests, as for pytest -m")
     requested = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))  # and what is below ends what was started
     busy = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"  # ends with this process, too
     loops = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(requested.loops)]
     failed = 0

@@ -76,8 +76,15 @@ def test_a_model_that_is_not_better_than_its_baselines_says_so(servers, browser_
     assert page.locator("#quality").text_content() == "test accuracy 0.5000: headstart auto would use another"
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize(
+    ("width", "theme"),
+    [
+        (360, "light"),
+        (1280, "dark"),
+        pytest.param(360, "dark", marks=pytest.mark.slow),
+        pytest.param(1280, "light", marks=pytest.mark.slow),
+    ],
+)
 def test_typing_shows_a_label_and_the_weights_of_words(servers, browser_page, width, theme):
     page = browser_page(width, 800, theme)
     page.goto(servers[0].url, wait_until="networkidle")
@@ -135,9 +142,9 @@ def test_the_page_says_that_a_long_text_was_truncated(servers, browser_page):
     ("precision", "separator", "encoding", "declaration"),
     [
         ("", ",", "utf-8", ""),
-        ("0.95", ";", "utf-8-sig", ""),
-        ("", "\t", "utf-8", ""),
-        ("", ";", "utf-8-sig", "sep=;\n"),
+        pytest.param("0.95", ";", "utf-8-sig", "", marks=pytest.mark.slow),
+        pytest.param("", "\t", "utf-8", "", marks=pytest.mark.slow),
+        ("0.95", ";", "utf-8-sig", "sep=;\n"),
     ],
 )
 def test_a_labelled_csv_equals_the_output_of_predict(

@@ -12,6 +12,7 @@ import pytest
 
 from fixtures.waiting import PATIENCE
 from headstart.cli import predict as room
+from headstart.cli.main import run
 from headstart.cli.prediction_output import InputText
 
 
@@ -137,7 +138,7 @@ def test_resuming_needs_a_file_and_an_output(typed, options):
     assert (code, err) == (2, f"headstart: {message}\n")
 
 
-def test_a_killed_process_resumes_to_the_same_bytes(trained, tmp_path, environment):
+def test_a_killed_process_resumes_to_the_same_bytes(trained, tmp_path, environment, monkeypatch):
     texts = tmp_path / "many.jsonl"
     with texts.open("w", encoding="utf-8") as file:
         for number in range(10_000):
@@ -157,8 +158,9 @@ def test_a_killed_process_resumes_to_the_same_bytes(trained, tmp_path, environme
     assert 0 < done < 10_000
     partial = (tmp_path / "out.jsonl.partial").read_bytes()[: json.loads(side.read_text())["bytes"]]
     assert len([json.loads(line) for line in partial.splitlines()]) == done  # what is there is valid
+    monkeypatch.chdir(trained)
     for arguments in (["--out", str(out), "--resume"], ["--out", str(whole)]):
-        subprocess.run([*command, *arguments], cwd=trained, env=environment, check=True)
+        assert run([*command[3:], *arguments]) == 0
     assert out.read_bytes() == whole.read_bytes()
 
 

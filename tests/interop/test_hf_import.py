@@ -138,6 +138,7 @@ def test_an_exported_model_is_imported_unchanged(tmp_path, block, attention):
         assert one.probabilities == other.probabilities
 
 
+@pytest.mark.slow  # test_hf_generic_commands.py fine-tunes and compares imported models
 def test_an_imported_backbone_is_fine_tuned_compared_and_pretrained_further(transformers, tmp_path):
     saved(transformers, tmp_path / "theirs", "eurobert", "ForMaskedLM")
     data = write_reviews(tmp_path / "data")

@@ -136,7 +136,14 @@ class StopAfter(Listener):
             os.kill(os.getpid(), self.number)
 
 
-@pytest.mark.parametrize("words", ["linear model:", "network: ", "network, fold 1", "network, fold 3"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "linear model:",
+        "network, fold 1",
+        *(pytest.param(words, marks=pytest.mark.slow) for words in ("network: ", "network, fold 3")),
+    ],
+)
 def test_a_stopped_run_goes_on_to_the_same_result(words, whole, data, tmp_path):
     out = tmp_path / "run"
     with pytest.raises(Interrupted) as error:
