@@ -185,7 +185,7 @@ def test_gradual_unfreezing_continues_through_the_epochs(reviews, tmp_path):
 
 def test_the_weights_of_the_best_epoch_are_restored(reviews, tmp_path):
     """Backbone and head are those of the epoch that validation chose: the loss is the same to the last digit."""
-    trainer = build_trainer(reviews, tmp_path / "run", optim__lr=1e-3, loop__epochs=8)
+    trainer = build_trainer(reviews, tmp_path / "run", optim__lr=2e-2, loop__epochs=8)
     outcome = trainer.train(resume=False)
     assert outcome.best_epoch < 8  # control: the last epoch is not the best
     assert outcome.valid.loss == outcome.epochs[outcome.best_epoch - 1]["valid_loss"]
