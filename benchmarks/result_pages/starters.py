@@ -147,7 +147,7 @@ def general() -> list[str]:
         ),
         "",
         f"One {record['gpu']}, torch {record['torch']}, commit {', '.join(record['commits'])} ([all arms](auto.md)); `en-reviews`: commit {', '.join(load('suite_reviews.json')['commits'])}, "
-        "`suite.py run` with `--starter en=FOLDER`.",
+        "the same command with the folder of that starter.",
     ]
 
 
