@@ -70,7 +70,7 @@ def test_help_imports_no_heavy_package(arguments, environment):
 
 @pytest.mark.parametrize("arguments", [["--help"], ["pretrain", "--help"]], ids=" ".join)
 def test_help_imports_few_modules(arguments, environment):
-    # the time of help is that of its imports: 300 to 360 modules take a quarter of a second, with torch they are more than 1,100
+    # the time of help is that of its imports: 300 to 360 modules take a quarter of a second; torch brings 1,100
     code = (
         "import sys; from headstart.cli.main import run; code = run(sys.argv[1:]); "
         "print(len(sys.modules), file=sys.stderr); sys.exit(code)"
