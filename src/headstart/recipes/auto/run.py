@@ -191,8 +191,9 @@ def _choose_backbone(table: Table, request: AutoRequest, config: FinetuneConfig,
     if pretraining_minutes(table.megabytes, request.minutes, gpu=gpu, starter=False):
         progress.say(f"{choice.reason}: a network is pretrained on the text of the table")
         return OWN_TEXT
+    amount = f"{table.megabytes:.1f} MB" if table.megabytes >= 0.05 else "less than 0.1 MB"
     progress.say(
-        f"no network: {choice.reason}; {table.megabytes:.1f} MB of text and "
+        f"no network: {choice.reason}; {amount} of text and "
         f"{pluralize(request.minutes, 'minute')} on {'a GPU' if gpu else 'a CPU'} are not enough to pretrain a network"
     )
     return NO_NETWORK
