@@ -33,6 +33,7 @@ from headstart.recipes.auto.choice import (
 from headstart.recipes.auto.network import CrossValidation, Network, calibrated_network
 from headstart.recipes.auto.table import Table
 from headstart.recipes.finetune.run import RECORDED_COLUMNS
+from headstart.recipes.quality import Quality
 from headstart.report.error_tables import error_tables
 from headstart.report.load import CHOICE, load_comparison
 from headstart.report.page import write_report
@@ -186,12 +187,14 @@ def finish_auto(folder: RunFolder, fitted: FittedArms, progress: Progress) -> Au
         name: make_record(arm, gold, test_logits[name], test_gold, num_labels, seed)
         for name, arm in fitted.arms.items()
     }
-    evaluation = evaluate_single_label(test_logits[winner], test_gold, table.task.labels).as_dict()
-    save_bundle(path / "bundle", _winner_bundle(fitted, network, winner, evaluation))
+    headline, above = _headline(fitted, records, winner)
+    about = {"test": evaluate_single_label(test_logits[winner], test_gold, table.task.labels).as_dict()}
+    if not above:  # evaluate, the web page and the card repeat it
+        about["quality"] = Quality("unclear", f"{headline[0].lower()}{headline[1:]}").as_dict()
+    save_bundle(path / "bundle", _winner_bundle(fitted, network, winner, about))
     for record in records.values():
         write_record(path, record)
     write_comparison_data(path, _comparison_data(fitted, reason))
-    headline, above = _headline(fitted, records, winner)
     write_checksummed(path / CHOICE, {"winner": winner, "arms": list(records), "sentence": headline})
     tables = error_tables(load_comparison(path))
     if tables:
@@ -230,9 +233,9 @@ def _test_logits(fitted: FittedArms, network: Bundle | None) -> dict[str, Floats
 
 
 def _winner_bundle(
-    fitted: FittedArms, network: Bundle | None, winner: str, evaluation: dict[str, Any]
+    fitted: FittedArms, network: Bundle | None, winner: str, results: dict[str, Any]
 ) -> AnyClassifierBundle:
-    about, linear = _about(fitted, winner) | {"test": evaluation}, fitted.linear.classifier
+    about, linear = _about(fitted, winner) | results, fitted.linear.classifier
     if winner == LINEAR:
         return LinearBundle(linear, fitted.table.task, about)
     assert network is not None
@@ -252,6 +255,7 @@ def _about(fitted: FittedArms, arm: str) -> dict[str, Any]:
         name: {"name": split.name, "rows": len(split), "counts": split.counts(), "sha256": split.sha256}
         for name, split in splits.items()
     }
+    data["train"]["table_sha256"] = table.sha256
     data["valid"]["name"] = f"held-out rows of {table.train.name}"
     return {
         **({"source": fitted.source, "select": "last"} if arm in (NETWORK, BLEND) else {}),
@@ -318,12 +322,22 @@ def _headline(fitted: FittedArms, records: dict[str, RunRecord], winner: str) ->
         f"{format_points(against_majority.mean)} points compared with always predicting '{common}' "
         f"({format_interval(against_majority)})"
     )
+    remark = _leak_remark(fitted.table)
     if winner == LINEAR:
-        return sentence, True
+        return f"{sentence}{remark}", True
     against_linear = difference_on_test(records, winner, LINEAR, gold)
     unclear = ", no clear difference" if against_linear.low <= 0 <= against_linear.high else ""
     return (
         f"{sentence}, {format_points(against_linear.mean)} points compared with the linear model "
-        f"({format_interval(against_linear)}{unclear})",
+        f"({format_interval(against_linear)}{unclear}){remark}",
         True,
     )
+
+
+def _leak_remark(table: Table) -> str:
+    """Return a sentence that follows the headline if at least half of the test texts nearly repeat a training row."""
+    leaked, rows = len(table.leaks.exact) + len(table.leaks.near), len(table.test)
+    if 2 * leaked < rows:
+        return ""
+    count = f"All {rows:,}" if leaked == rows else f"{leaked:,} of the {rows:,}"
+    return f". {count} test texts have a duplicate or near-duplicate in the training rows, so new texts may be harder"
