@@ -121,6 +121,10 @@ def test_copies_of_a_text_do_not_count_in_the_choice(tmp_path):
     assert len(set(table.train.texts)) < len(table.train)  # control: there are copies in train
     assert all(table.train.texts.count(text) == 1 for text in compared)
     assert len(compared) >= 20
+    listener = Listener()
+    headstart.auto(tmp_path / "t.csv", out=tmp_path / "run", backbone="none", progress=listener)
+    start = f"cross-validation accuracy on {len(compared)} rows whose text occurs once: the majority class "
+    assert any(line.startswith(start) for line in listener.lines)
 
 
 class StopAfter(Listener):

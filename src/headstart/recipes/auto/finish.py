@@ -112,6 +112,11 @@ class FittedArms:
         return np.arange(len(self.table.train)) if self.validated is None else self.validated.rows
 
     @property
+    def num_predicted(self) -> int:
+        """The number of out-of-fold predictions."""
+        return len(self._predicted)
+
+    @property
     def rows(self) -> Ints:
         """The training rows by whose out-of-fold predictions the arms are compared."""
         rows: Ints = self._predicted[self.kept]
@@ -175,7 +180,8 @@ def finish_auto(folder: RunFolder, fitted: FittedArms, progress: Progress) -> Au
     scores = {name: format_percent(arm.accuracy(gold)) for name, arm in fitted.arms.items()}
     listed = ", ".join(f"{NAMES[name]} {score}" for name, score in scores.items())
     method = "hold-out" if fitted.validated and fitted.validated.folds == 1 else "cross-validation"
-    reason = f"{method} accuracy on {len(gold):,} rows: {listed}; chosen: {NAMES[winner]}"
+    once = "" if len(fitted.kept) == fitted.num_predicted else " whose text occurs once"
+    reason = f"{method} accuracy on {len(gold):,} rows{once}: {listed}; chosen: {NAMES[winner]}"
     progress.say(reason)
     network = None
     if fitted.network and fitted.validated:
