@@ -76,7 +76,7 @@ def test_too_few_rows_to_abstain_after_auto_are_counted_once(headstart, tmp_path
     assert code == 2
     assert remarks[-1] == (
         "headstart: runs/auto-films/bundle was chosen on 24 validation rows, too few to choose a threshold; "
-        "cross-validation needs 50: label more rows, or run headstart auto with more minutes"
+        "50 are needed: label more rows"
     )
 
 
