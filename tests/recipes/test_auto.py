@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from headstart.errors import Interrupted, StoreError, UsageError
 from headstart.interop.model_source import load_model_source
 from headstart.interrupts import handle_signals
 from headstart.linear.classifier import fit_linear
+from headstart.predict.bundle_predictor import load_predictor, threshold_for
 from headstart.recipes.auto import finish
 from headstart.recipes.auto.finish import FittedArms
 from headstart.recipes.auto.network import Network, cross_validate
@@ -199,6 +201,28 @@ def test_a_difference_that_test_rows_prove_is_not_called_nothing(tmp_path):
         "The linear model classifies 100.0 % of 60 test texts correctly: +50.0 points compared with always predicting 'bad' "
         "(95 % interval +36.1 to +63.9)"
     )
+
+
+def test_a_difference_that_only_cross_validation_shows_is_called_so(tmp_path):
+    lines = [f"{('awful', 'lovely')[row % 2]} film {row},{('bad', 'good')[row % 2]}" for row in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *lines]), encoding="utf-8")
+    result = headstart.auto(tmp_path / "t.csv", out=tmp_path / "run", backbone="none")
+    assert result.above_majority
+    assert result.headline == (
+        "The linear model classifies 100.0 % of 8 test texts correctly: +50.0 points compared with always predicting 'bad' "
+        "(95 % interval −11.2 to +100.0, a clear difference in cross-validation only)"
+    )
+
+
+def test_more_minutes_are_suggested_only_after_a_hold_out(tmp_path):
+    lines = [f"{('awful', 'lovely')[row % 2]} film {row},{('bad', 'good')[row % 2]}" for row in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *lines]), encoding="utf-8")
+    headstart.auto(tmp_path / "t.csv", out=tmp_path / "run", backbone="none")
+    bundle = load_predictor(tmp_path / "run").bundle
+    for folds, hint in ((None, ""), (5, ""), (1, ", or run headstart auto with more minutes")):
+        changed = replace(bundle, about=bundle.about | {"folds": folds})
+        with pytest.raises(UsageError, match=f"; 50 are needed: label more rows{hint}$"):
+            threshold_for(changed, 0.9)
 
 
 def test_a_damaged_part_is_named(data, tmp_path):

@@ -112,6 +112,11 @@ class FittedArms:
         return np.arange(len(self.table.train)) if self.validated is None else self.validated.rows
 
     @property
+    def method(self) -> str:
+        """How the predictions were made."""
+        return "hold-out" if self.validated and self.validated.folds == 1 else "cross-validation"
+
+    @property
     def num_predicted(self) -> int:
         """The number of out-of-fold predictions."""
         return len(self._predicted)
@@ -179,9 +184,8 @@ def finish_auto(folder: RunFolder, fitted: FittedArms, progress: Progress) -> Au
     winner = choose_winner(fitted.arms, gold)
     scores = {name: format_percent(arm.accuracy(gold)) for name, arm in fitted.arms.items()}
     listed = ", ".join(f"{NAMES[name]} {score}" for name, score in scores.items())
-    method = "hold-out" if fitted.validated and fitted.validated.folds == 1 else "cross-validation"
     once = "" if len(fitted.kept) == fitted.num_predicted else " whose text occurs once"
-    reason = f"{method} accuracy on {len(gold):,} rows{once}: {listed}; chosen: {NAMES[winner]}"
+    reason = f"{fitted.method} accuracy on {len(gold):,} rows{once}: {listed}; chosen: {NAMES[winner]}"
     progress.say(reason)
     network = None
     if fitted.network and fitted.validated:
@@ -323,10 +327,11 @@ def _headline(fitted: FittedArms, records: dict[str, RunRecord], winner: str) ->
             f"{format_interval(against_majority)})",
             False,
         )
+    only = "" if against_majority.low > 0 else f", a clear difference in {fitted.method} only"
     sentence = (
         f"{capitalize(NAMES[winner])} classifies {accuracy} of {texts} correctly: "
         f"{format_points(against_majority.mean)} points compared with always predicting '{common}' "
-        f"({format_interval(against_majority)})"
+        f"({format_interval(against_majority)}{only})"
     )
     remark = _leak_remark(fitted.table)
     if winner == LINEAR:
