@@ -76,5 +76,17 @@ def test_too_few_rows_to_abstain_after_auto_are_counted_once(headstart, tmp_path
     assert code == 2
     assert remarks[-1] == (
         "headstart: runs/auto-films/bundle was chosen on 24 validation rows, too few to choose a threshold; "
-        "cross-validation needs 50: label more rows, or run headstart auto with more minutes"
+        "50 are needed: label more rows"
     )
+
+
+def test_remarks_name_the_options_of_the_command(headstart, tmp_path):
+    words = ("text", "label", "note", "comment")
+    lines = [f"C-{row},{'ab'[row % 2]},the package number {row} is late,none" for row in range(40)]
+    (tmp_path / "ids.csv").write_text("\n".join([",".join(words), *lines]), encoding="utf-8")
+    options = ("ids.csv", "--text-column", "text")
+    for command in (("auto", *options, "--from", "none"), ("inspect", *options)):
+        code, lines, remarks = headstart(*command)
+        assert code == 0, remarks
+        (line,) = [line for line in (*lines, *remarks) if "holds ids, numbers or addresses" in line]
+        assert line.endswith("'note' looks like the text column: select it with --text-column")

@@ -91,6 +91,7 @@ def test_the_version_is_printed_alone(headstart):
     ("arguments", "expected"),
     [
         (["pretrian"], "unknown command 'pretrian'; did you mean pretrain?"),
+        (["explain", "runs/clf"], "unknown command 'explain'; use headstart predict MODEL TEXT --explain"),
         (["frobnicate"], "unknown command 'frobnicate'; see headstart --help"),
         (["pretrain"], "pretrain needs --out; see headstart pretrain --help"),
         (["pretrain", "a.txt", "--out"], "--out needs a value; see headstart pretrain --help"),

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from headstart.errors import Interrupted, StoreError, UsageError
 from headstart.interop.model_source import load_model_source
 from headstart.interrupts import handle_signals
 from headstart.linear.classifier import fit_linear
+from headstart.predict.bundle_predictor import load_predictor, threshold_for
 from headstart.recipes.auto import finish
 from headstart.recipes.auto.finish import FittedArms
 from headstart.recipes.auto.network import Network, cross_validate
@@ -23,6 +25,7 @@ from headstart.recipes.auto.pretraining import own_backbone
 from headstart.recipes.auto.run import AutoRequest, run_auto
 from headstart.recipes.auto.schedule import NetworkPlan
 from headstart.recipes.auto.table import load_table
+from headstart.recipes.evaluate import EvaluateRequest, run_evaluate
 from headstart.recipes.finetune.trainer import Deadline
 from headstart.runtime import setup_runtime
 from headstart.store.bundle import load_bundle
@@ -121,6 +124,10 @@ def test_copies_of_a_text_do_not_count_in_the_choice(tmp_path):
     assert len(set(table.train.texts)) < len(table.train)  # control: there are copies in train
     assert all(table.train.texts.count(text) == 1 for text in compared)
     assert len(compared) >= 20
+    listener = Listener()
+    headstart.auto(tmp_path / "t.csv", out=tmp_path / "run", backbone="none", progress=listener)
+    start = f"cross-validation accuracy on {len(compared)} rows whose text occurs once: the majority class "
+    assert any(line.startswith(start) for line in listener.lines)
 
 
 class StopAfter(Listener):
@@ -197,6 +204,28 @@ def test_a_difference_that_test_rows_prove_is_not_called_nothing(tmp_path):
     )
 
 
+def test_a_difference_that_only_cross_validation_shows_is_called_so(tmp_path):
+    lines = [f"{('awful', 'lovely')[row % 2]} film {row},{('bad', 'good')[row % 2]}" for row in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *lines]), encoding="utf-8")
+    result = headstart.auto(tmp_path / "t.csv", out=tmp_path / "run", backbone="none")
+    assert result.above_majority
+    assert result.headline == (
+        "The linear model classifies 100.0 % of 8 test texts correctly: +50.0 points compared with always predicting 'bad' "
+        "(95 % interval −11.2 to +100.0, a clear difference in cross-validation only)"
+    )
+
+
+def test_more_minutes_are_suggested_only_after_a_hold_out(tmp_path):
+    lines = [f"{('awful', 'lovely')[row % 2]} film {row},{('bad', 'good')[row % 2]}" for row in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *lines]), encoding="utf-8")
+    headstart.auto(tmp_path / "t.csv", out=tmp_path / "run", backbone="none")
+    bundle = load_predictor(tmp_path / "run").bundle
+    for folds, hint in ((None, ""), (5, ""), (1, ", or run headstart auto with more minutes")):
+        changed = replace(bundle, about=bundle.about | {"folds": folds})
+        with pytest.raises(UsageError, match=f"; 50 are needed: label more rows{hint}$"):
+            threshold_for(changed, 0.9)
+
+
 def test_a_damaged_part_is_named(data, tmp_path):
     with pytest.raises(Interrupted):
         auto(data, tmp_path / "run", StopAfter("network, fold 1"))
@@ -241,7 +270,8 @@ def test_a_chinese_table_takes_no_starter_and_says_why_there_is_no_network(tmp_p
     assert set(result.scores) == {"majority", "linear"}
     assert any(
         line.startswith(
-            "no network: the texts are Chinese (100 %), Han script, and there is no starter for Chinese; 0.0 MB of text"
+            "no network: the texts are Chinese (100 %), Han script, and there is no starter for Chinese; less than 0.1 MB "
+            "of text and 10 minutes on a CPU are not enough"
         )
         for line in listener.lines
     )
@@ -253,6 +283,45 @@ def test_labels_that_cannot_be_learnt_are_no_success(tmp_path):
     result = headstart.auto(tmp_path / "t.csv", out=tmp_path / "run", backbone="none")
     assert not result.above_majority
     assert result.headline.startswith("No model is clearly better than always predicting 'a'")
+    lines = evaluation_lines(tmp_path / "run", tmp_path / "other.csv", ["text,label", "a new text,a", "another one,b"])
+    headline = result.headline[0].lower() + result.headline[1:]
+    assert lines == [f"when {tmp_path / 'run'} was trained: {headline}"]
+
+
+def evaluation_lines(run, file, lines):
+    file.write_text("\n".join(lines), encoding="utf-8")
+    listener = Listener()
+    run_evaluate(EvaluateRequest(run, str(file)), listener)
+    return listener.lines
+
+
+def test_an_evaluation_on_the_table_of_the_training_says_so(tmp_path):
+    lines = ["text,label", *(f"text {row} is {('bad', 'good')[row % 2]},{'ab'[row % 2]}" for row in range(60))]
+    (tmp_path / "t.csv").write_text("\n".join(lines), encoding="utf-8")
+    run, other = tmp_path / "run", tmp_path / "other.csv"
+    headstart.auto(tmp_path / "t.csv", out=run, backbone="none")
+    assert evaluation_lines(run, other, lines) == [
+        f"{run} was trained on the rows of {other}: the accuracy on new texts is usually lower; evaluate it on rows that "
+        "it was not trained on"
+    ]
+    assert evaluation_lines(run, other, lines[:-1]) == []
+
+
+def test_the_headline_says_if_most_test_texts_nearly_repeat_training_rows(tmp_path):
+    story = "the river rose above the old bridge after a week of rain and the people of the town walked to the church"
+    endings = {"a": "it ended badly and they cried", "b": "all was well and they sang a song"}
+    lines = [f"{row} {story} {endings['ab'[row % 2]]} {row},{'ab'[row % 2]}" for row in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *lines]), encoding="utf-8")
+    result = headstart.auto(tmp_path / "t.csv", out=tmp_path / "run", backbone="none")
+    remark = "test texts have a duplicate or near-duplicate in the training rows, so new texts may be harder"
+    assert result.headline.endswith(f"). All 12 {remark}")
+    page = result.report.read_text(encoding="utf-8")
+    assert f"All 12 {remark}." in page
+    assert (
+        "Every test text has an exact or a near-duplicate in train: the accuracy on other texts was not measured."
+        in page
+    )
+    assert "* without" not in page
 
 
 def test_a_starter_is_continued_on_the_text_of_the_table_without_test_and_resumes(data, tmp_path):

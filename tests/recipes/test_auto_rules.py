@@ -230,6 +230,16 @@ def test_columns_without_usual_names_are_found_by_their_contents(tmp_path):
     )
 
 
+def test_a_column_of_addresses_is_not_the_text_however_long_they_are(tmp_path):
+    rows = [(f"https://desk.example/t/{row}/where-is-my-long-address/a-b-c-d-e", *mail) for row, *mail in MAILS]
+    path = write_table(tmp_path / "t.csv", ("ticket", "subject line", "kind"), rows)
+    assert choose_columns(path, LabelledConfig())[0].text_column == "subject line"
+    with pytest.raises(DataError, match="no column with a common name for the text"):
+        choose_columns(
+            write_table(tmp_path / "u.csv", ("ticket", "kind"), [row[::2] for row in rows]), LabelledConfig()
+        )
+
+
 def test_a_column_that_is_named_is_kept_and_the_other_one_is_found(tmp_path):
     rows = [(*row, f"a longer answer than the question, number {row[0]}, was given to it") for row in MAILS]
     path = write_table(tmp_path / "t.tsv", ("id", "question", "kind", "answer"), rows, "\t")

@@ -12,7 +12,13 @@ from fixtures.tiny import Listener, pretrain_config, write_reviews
 from headstart.config.schema import FinetuneLoop, LabelledConfig, RuntimeConfig
 from headstart.files import read_checksummed
 from headstart.interop.export import export_compact
-from headstart.recipes.auto.linear_probe import Probe, choose_probe, cross_validated_log_loss, probe_starters
+from headstart.recipes.auto.linear_probe import (
+    Probe,
+    choose_probe,
+    cross_validated_log_loss,
+    describe_choice,
+    probe_starters,
+)
 from headstart.recipes.auto.run import AutoRequest, run_auto
 from headstart.recipes.auto.schedule import NetworkPlan, Speed
 from headstart.recipes.auto.table import load_table
@@ -77,6 +83,12 @@ def test_the_best_starter_whose_training_fits_is_chosen():
     assert choose_probe([best, fast], rows, full, loop) is best
     assert choose_probe([best, fast], rows, 0.9 * full, loop) is fast
     assert choose_probe([best, fast], rows, 0.0, loop) is fast  # nothing fits: the fastest has the best chance
+
+
+def test_every_starter_that_was_too_slow_is_named():
+    probes = [Probe(name, loss, Speed(1.0, 0.01)) for name, loss in (("large", 0.5), ("small", 0.6), ("other", 0.7))]
+    lines = [describe_choice(probes, chosen) for chosen in probes]
+    assert lines == ["large", "small (large would take too long)", "other (large and small would take too long)"]
 
 
 def test_starters_are_ranked_by_their_features(installed):

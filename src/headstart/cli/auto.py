@@ -96,7 +96,7 @@ def auto(
         command=command_line(),
         began=began,
     )
-    console = Console(quiet=quiet)
+    console = Console(quiet=quiet, names=OPTIONS.names)
     result = run_auto(request, console)
     console.say(f"report: {result.report}")
     console.prose(f"{result.headline}.")

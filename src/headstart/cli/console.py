@@ -44,8 +44,14 @@ _LAYOUTS: tuple[tuple[bool, *tuple[str, ...]], ...] = (
 class Console:
     """The `progress.Progress` of the command line, and the printer of its results."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, names: Mapping[str, str] | None = None) -> None:
+        """Create a console.
+
+        Args:
+            names: the options of the command by setting, where they differ from those of the training commands.
+        """
         self._quiet = quiet
+        self._names = names
         self._stderr = rich.console.Console(stderr=True, highlight=False, markup=False, emoji=False)
         self._is_live = not quiet and self._stderr.is_terminal and not self._stderr.is_dumb_terminal
         self._bars: _Bars | None = None
@@ -55,7 +61,9 @@ class Console:
     def say(self, line: str) -> None:
         """Print one line, above the bars if there are any; settings are named by their options."""
         if not self._quiet:
-            self._stderr.print(Text(printable(use_option_names(line))), soft_wrap=not self._stderr.is_terminal)
+            self._stderr.print(
+                Text(printable(use_option_names(line, self._names))), soft_wrap=not self._stderr.is_terminal
+            )
 
     @contextmanager
     def task(self, name: str, total: float | None, unit: str) -> Iterator[progress.ProgressTask]:

@@ -71,7 +71,7 @@ def inspect(
     settings = OPTIONS.settings(flags, path=config)
     from headstart.recipes.inspect import InspectRequest, run_inspect
 
-    console = Console(quiet=quiet)
+    console = Console(quiet=quiet, names=OPTIONS.names)
     request = InspectRequest(train, valid, test, texts or (), tokenizer, backbone, context)
     encoding = settings.corpus.encoding or settings.labelled.encoding
     corpus = settings.corpus.model_copy(update={"encoding": encoding})
@@ -105,7 +105,8 @@ def _show(report: "Inspection", console: Console) -> None:
                 rows.append(
                     (
                         f"! {finding.kind}",
-                        use_short_options(use_option_names(finding.message), ()) + _finding_examples(finding),
+                        use_short_options(use_option_names(finding.message, OPTIONS.names), ())
+                        + _finding_examples(finding),
                     )
                 )
         for overlap in report.pretraining:

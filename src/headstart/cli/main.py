@@ -177,6 +177,8 @@ def _explain_parsing(error: CycloptsError) -> str:
     command = " ".join(error.command_chain or ())
     if isinstance(error, UnknownCommandError):
         typed = (error.unused_tokens or ["?"])[0]
+        if typed == "explain":  # a function in Python
+            return "unknown command 'explain'; use headstart predict MODEL TEXT --explain"
         return f"unknown command {typed!r}; {_nearest(typed, [command.name for command in COMMANDS], 'headstart')}"
     if isinstance(error, UnknownOptionError):
         typed = (error.token.keyword or error.token.value).split("=")[0]

@@ -222,9 +222,17 @@ def text_problems(
             all_rows,
         )
     sample = texts[:: max(1, len(texts) // _SAMPLED_TEXTS)]
-    ids = [text for text in sample if looks_like_id(text)]
-    if len(ids) >= _MIN_ID_FRACTION * len(sample):
-        yield _id_problem(name, ids, all_rows, config)
+    if are_mostly_ids(sample):
+        yield _id_problem(name, [text for text in sample if looks_like_id(text)], all_rows, config)
+
+
+def are_mostly_ids(texts: Sequence[str]) -> bool:
+    """Return whether nearly all of some texts are ids, numbers, dates or addresses.
+
+    >>> are_mostly_ids(["https://example.org/a", "C-1041"]), are_mostly_ids(["C-1041", "late again"]), are_mostly_ids([])
+    (True, False, False)
+    """
+    return bool(texts) and sum(map(looks_like_id, texts)) >= _MIN_ID_FRACTION * len(texts)
 
 
 def looks_like_id(text: str) -> bool:

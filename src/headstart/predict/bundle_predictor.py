@@ -219,7 +219,8 @@ def threshold_for(bundle: "AnyClassifierBundle", precision: float) -> Threshold:
 def _more_validation_rows_hint(bundle: "AnyClassifierBundle") -> str:
     """Explain how to get enough validation rows: from a file, or with a larger held-out fraction of train."""
     if bundle.about.get("cross_validated"):  # validation rows are rows of train: of all folds, or of one hold-out
-        return f"cross-validation needs {MIN_ROWS}: label more rows, or run headstart auto with more minutes"
+        more_time = ", or run headstart auto with more minutes" if bundle.about.get("folds") == 1 else ""
+        return f"{MIN_ROWS} are needed: label more rows{more_time}"
     data = bundle.about.get("data")
     splits = {name: split for name, split in data.items() if isinstance(split, dict)} if isinstance(data, dict) else {}
     valid, train = splits.get("valid", {}), splits.get("train", {})

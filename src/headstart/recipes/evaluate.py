@@ -1,6 +1,6 @@
 """Evaluate a finished classifier on a labelled file, and analyse its mistakes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,6 +106,11 @@ def _score(predictor: AnyPredictor, request: EvaluateRequest, progress: Progress
     texts = read_labelled(request.file, as_trained(predictor.bundle, request.labelled))
     if texts.skip_note:
         progress.say(texts.skip_note)
+    if _was_trained_on(predictor.bundle.about, texts):
+        progress.say(
+            f"{request.model} was trained on the rows of {request.file}: the accuracy on new texts is usually lower; evaluate "
+            "it on rows that it was not trained on"
+        )
     for note in check_task(predictor.task, texts, f"the training data of {request.model}"):
         progress.say(note)
     gold, encoded = predictor.task.gold(texts.labels), predictor.encode(texts.text_inputs)
@@ -116,6 +121,13 @@ def _score(predictor: AnyPredictor, request: EvaluateRequest, progress: Progress
     if trained is not None and trained.grade != "better":
         progress.say(f"when {request.model} was trained: {trained.sentence}")
     return _ScoredFile(texts, gold, [predictor.length(text) for text in encoded], logits, evaluation)
+
+
+def _was_trained_on(about: Mapping[str, Any], texts: LabelledTexts) -> bool:
+    """Return whether a file has the rows that a bundle was trained on, with those that were held out for the test."""
+    data = about.get("data")
+    train = data.get("train") if isinstance(data, Mapping) else None
+    return isinstance(train, Mapping) and texts.sha256 in (train.get("sha256"), train.get("table_sha256"))
 
 
 def as_trained(bundle: "AnyClassifierBundle", config: LabelledConfig) -> LabelledConfig:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from functools import cache
@@ -268,6 +269,8 @@ async def _handle_invalid_body(request: Request, error: Exception) -> JSONRespon
     fault = error.errors()[0]
     if fault["type"] == "json_invalid":
         detail = "the request body is not valid JSON"
+    elif fault["type"] == "model_attributes_type":
+        detail = "the request body must be a JSON object"
     elif fault["type"] == "extra_forbidden" and len(fault["loc"]) == 2:
         names = _field_names(request)
         closest = closest_name(str(fault["loc"][1]), names)
@@ -275,8 +278,9 @@ async def _handle_invalid_body(request: Request, error: Exception) -> JSONRespon
         detail = f"{fault['loc'][1]} is not a known field; {hint}the fields are {', '.join(names)}"
     else:
         name = ".".join(str(part) for part in fault["loc"][1:])
-        problem = fault["msg"].removeprefix("Value error, ")
-        detail = f"{name}: {problem}" if name else problem
+        problem = fault["msg"].removeprefix("Value error, ").removesuffix(" after validation, not 0")
+        problem = re.sub(r"^(Input|List) should ", "must ", problem)
+        detail = f"{name} {problem}" if problem.startswith("must ") else f"{name}: {problem}" if name else problem
     return JSONResponse(HTTPError(422, detail).body(), 422)
 
 

@@ -5,6 +5,7 @@ from itertools import islice
 
 from headstart.config.schema import LabelledConfig
 from headstart.data.columns import find_columns, is_empty_cell, label_column, labelled_encoding, text_column
+from headstart.data.diagnostics import are_mostly_ids
 from headstart.data.io import single_line
 from headstart.data.sources import expand_paths, read_rows
 from headstart.errors import DataError
@@ -46,7 +47,7 @@ def choose_columns(path: str, config: LabelledConfig) -> tuple[LabelledConfig, s
 
 
 def _text_column(path: str, cells: Cells, config: LabelledConfig) -> str:
-    """Return the column with most words, of those whose cells differ."""
+    """Return the column with most words, of those whose cells differ and are no ids or addresses."""
     try:
         return text_column(path, list(cells), config.text_column, "labelled.text_column")
     except DataError:
@@ -55,7 +56,9 @@ def _text_column(path: str, cells: Cells, config: LabelledConfig) -> str:
         words = {
             name: mean_words(column)
             for name, column in cells.items()
-            if name != config.label_column and len(set(column)) >= MIN_DIFFERENT_TEXTS * max(1, len(column))
+            if name != config.label_column
+            and len(set(column)) >= MIN_DIFFERENT_TEXTS * max(1, len(column))
+            and not are_mostly_ids(column)
         }
         best = max(words, key=lambda name: words[name], default=None)
         if best is None or words[best] < MIN_TEXT_WORDS:

@@ -33,6 +33,7 @@ from headstart.recipes.auto.choice import (
 from headstart.recipes.auto.network import CrossValidation, Network, calibrated_network
 from headstart.recipes.auto.table import Table
 from headstart.recipes.finetune.run import RECORDED_COLUMNS
+from headstart.recipes.quality import Quality
 from headstart.report.error_tables import error_tables
 from headstart.report.load import CHOICE, load_comparison
 from headstart.report.page import write_report
@@ -111,6 +112,16 @@ class FittedArms:
         return np.arange(len(self.table.train)) if self.validated is None else self.validated.rows
 
     @property
+    def method(self) -> str:
+        """How the predictions were made."""
+        return "hold-out" if self.validated and self.validated.folds == 1 else "cross-validation"
+
+    @property
+    def num_predicted(self) -> int:
+        """The number of out-of-fold predictions."""
+        return len(self._predicted)
+
+    @property
     def rows(self) -> Ints:
         """The training rows by whose out-of-fold predictions the arms are compared."""
         rows: Ints = self._predicted[self.kept]
@@ -173,8 +184,8 @@ def finish_auto(folder: RunFolder, fitted: FittedArms, progress: Progress) -> Au
     winner = choose_winner(fitted.arms, gold)
     scores = {name: format_percent(arm.accuracy(gold)) for name, arm in fitted.arms.items()}
     listed = ", ".join(f"{NAMES[name]} {score}" for name, score in scores.items())
-    method = "hold-out" if fitted.validated and fitted.validated.folds == 1 else "cross-validation"
-    reason = f"{method} accuracy on {len(gold):,} rows: {listed}; chosen: {NAMES[winner]}"
+    once = "" if len(fitted.kept) == fitted.num_predicted else " whose text occurs once"
+    reason = f"{fitted.method} accuracy on {len(gold):,} rows{once}: {listed}; chosen: {NAMES[winner]}"
     progress.say(reason)
     network = None
     if fitted.network and fitted.validated:
@@ -186,12 +197,14 @@ def finish_auto(folder: RunFolder, fitted: FittedArms, progress: Progress) -> Au
         name: make_record(arm, gold, test_logits[name], test_gold, num_labels, seed)
         for name, arm in fitted.arms.items()
     }
-    evaluation = evaluate_single_label(test_logits[winner], test_gold, table.task.labels).as_dict()
-    save_bundle(path / "bundle", _winner_bundle(fitted, network, winner, evaluation))
+    headline, above = _headline(fitted, records, winner)
+    about = {"test": evaluate_single_label(test_logits[winner], test_gold, table.task.labels).as_dict()}
+    if not above:  # evaluate, the web page and the card repeat it
+        about["quality"] = Quality("unclear", f"{headline[0].lower()}{headline[1:]}").as_dict()
+    save_bundle(path / "bundle", _winner_bundle(fitted, network, winner, about))
     for record in records.values():
         write_record(path, record)
     write_comparison_data(path, _comparison_data(fitted, reason))
-    headline, above = _headline(fitted, records, winner)
     write_checksummed(path / CHOICE, {"winner": winner, "arms": list(records), "sentence": headline})
     tables = error_tables(load_comparison(path))
     if tables:
@@ -230,9 +243,9 @@ def _test_logits(fitted: FittedArms, network: Bundle | None) -> dict[str, Floats
 
 
 def _winner_bundle(
-    fitted: FittedArms, network: Bundle | None, winner: str, evaluation: dict[str, Any]
+    fitted: FittedArms, network: Bundle | None, winner: str, results: dict[str, Any]
 ) -> AnyClassifierBundle:
-    about, linear = _about(fitted, winner) | {"test": evaluation}, fitted.linear.classifier
+    about, linear = _about(fitted, winner) | results, fitted.linear.classifier
     if winner == LINEAR:
         return LinearBundle(linear, fitted.table.task, about)
     assert network is not None
@@ -252,6 +265,7 @@ def _about(fitted: FittedArms, arm: str) -> dict[str, Any]:
         name: {"name": split.name, "rows": len(split), "counts": split.counts(), "sha256": split.sha256}
         for name, split in splits.items()
     }
+    data["train"]["table_sha256"] = table.sha256
     data["valid"]["name"] = f"held-out rows of {table.train.name}"
     return {
         **({"source": fitted.source, "select": "last"} if arm in (NETWORK, BLEND) else {}),
@@ -313,17 +327,28 @@ def _headline(fitted: FittedArms, records: dict[str, RunRecord], winner: str) ->
             f"{format_interval(against_majority)})",
             False,
         )
+    only = "" if against_majority.low > 0 else f", a clear difference in {fitted.method} only"
     sentence = (
         f"{capitalize(NAMES[winner])} classifies {accuracy} of {texts} correctly: "
         f"{format_points(against_majority.mean)} points compared with always predicting '{common}' "
-        f"({format_interval(against_majority)})"
+        f"({format_interval(against_majority)}{only})"
     )
+    remark = _leak_remark(fitted.table)
     if winner == LINEAR:
-        return sentence, True
+        return f"{sentence}{remark}", True
     against_linear = difference_on_test(records, winner, LINEAR, gold)
     unclear = ", no clear difference" if against_linear.low <= 0 <= against_linear.high else ""
     return (
         f"{sentence}, {format_points(against_linear.mean)} points compared with the linear model "
-        f"({format_interval(against_linear)}{unclear})",
+        f"({format_interval(against_linear)}{unclear}){remark}",
         True,
     )
+
+
+def _leak_remark(table: Table) -> str:
+    """Return a sentence that follows the headline if at least half of the test texts nearly repeat a training row."""
+    leaked, rows = len(table.leaks.exact) + len(table.leaks.near), len(table.test)
+    if 2 * leaked < rows:
+        return ""
+    count = f"All {rows:,}" if leaked == rows else f"{leaked:,} of the {rows:,}"
+    return f". {count} test texts have a duplicate or near-duplicate in the training rows, so new texts may be harder"

@@ -122,3 +122,9 @@ def choose_probe(probes: Sequence[Probe], rows: int, seconds: float, loop: Finet
         if plan.seconds(probe.speed, loop) <= seconds:
             return probe
     return min(probes, key=lambda probe: probe.speed.step)
+
+
+def describe_choice(probes: Sequence[Probe], chosen: Probe) -> str:
+    """Return the name of the chosen starter, and those with a lower log-loss, which are too slow."""
+    slow = " and ".join(probe.name for probe in probes[: probes.index(chosen)])
+    return f"{chosen.name} ({slow} would take too long)" if slow else chosen.name

@@ -28,7 +28,7 @@ from headstart.linear.classifier import LinearFit, fit_linear
 from headstart.progress import Progress, SilentProgress, pluralize
 from headstart.recipes.auto.column_search import choose_columns
 from headstart.recipes.auto.finish import AutoResult, FittedArms, finish_auto, read_result, save_linear
-from headstart.recipes.auto.linear_probe import MAX_ROWS, choose_probe, probe_starters
+from headstart.recipes.auto.linear_probe import MAX_ROWS, choose_probe, describe_choice, probe_starters
 from headstart.recipes.auto.network import CrossValidation, Network, cross_validate
 from headstart.recipes.auto.parts import PARTS, read_linear_fit, write_linear_fit
 from headstart.recipes.auto.pretraining import own_backbone
@@ -191,8 +191,9 @@ def _choose_backbone(table: Table, request: AutoRequest, config: FinetuneConfig,
     if pretraining_minutes(table.megabytes, request.minutes, gpu=gpu, starter=False):
         progress.say(f"{choice.reason}: a network is pretrained on the text of the table")
         return OWN_TEXT
+    amount = f"{table.megabytes:.1f} MB" if table.megabytes >= 0.05 else "less than 0.1 MB"
     progress.say(
-        f"no network: {choice.reason}; {table.megabytes:.1f} MB of text and "
+        f"no network: {choice.reason}; {amount} of text and "
         f"{pluralize(request.minutes, 'minute')} on {'a GPU' if gpu else 'a CPU'} are not enough to pretrain a network"
     )
     return NO_NETWORK
@@ -318,11 +319,10 @@ class _Job:
         seconds = self.deadline(TIME_FRACTION) - time.monotonic()
         chosen = choose_probe(probes, len(self.table.train), seconds, loop)
         losses = ", ".join(f"{probe.name} {probe.log_loss:.3f}" for probe in probes)
-        reason = "" if chosen == probes[0] else f" ({probes[0].name} would take too long)"
         rows = min(MAX_ROWS, len(self.table.train))
         self.progress.say(
             f"starters on {rows} rows, log-loss of a linear probe (lower is better): {losses}; "
-            f"chosen: {chosen.name}{reason}"
+            f"chosen: {describe_choice(probes, chosen)}"
         )
         return chosen.name
 

@@ -52,6 +52,8 @@ class Table:
     notes: tuple[str, ...]
     leaks: Overlap[int]
     """The test rows with an exact or a near-duplicate in train."""
+    sha256: str
+    """A hash of the labelled rows of the table, with those that are held out for the test."""
 
     @property
     def gold(self) -> Ints:
@@ -111,7 +113,7 @@ def load_table(
         notes.append(f"{pluralize(len(unlabelled), 'text')} without a label {verb} used as unlabelled text")
     for note in notes:
         progress.say(note)
-    return Table(train, held_out, unlabelled, task, tuple(notes), leaks)
+    return Table(train, held_out, unlabelled, task, tuple(notes), leaks, labelled.sha256)
 
 
 def _read(path: str, config: LabelledConfig, progress: Progress) -> tuple[LabelledTexts, tuple[str, ...], list[str]]:
