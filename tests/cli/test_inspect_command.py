@@ -34,8 +34,7 @@ def test_findings_are_shown_on_a_line_each_and_are_no_failure(typed, files):
         "  labels        negative 3 (60.0 %), positive 2 (40.0 %)",
         "  characters    median 17, 90th percentile 21, maximum 21",
         "  words         median 5, 90th percentile 5, maximum 5",
-        "  ! text empty  1 row has no text; training stops at the first such row, or skips them with "
-        "--labelled.skip-empty: row 4",
+        "  ! text empty  1 row has no text; auto skips such rows, other commands need --labelled.skip-empty: row 4",
         "  ! duplicates  1 row repeats an earlier row verbatim (1 text in 2 rows): row 3 = row 2",
         "  ! encoding    1 row with mojibake: row 5 (Ã©)",
         "  pretraining   of the 4 rows, 1 is identical to a document of corpus.txt, train.csv, and none are "

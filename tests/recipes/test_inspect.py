@@ -90,7 +90,7 @@ def test_rows_that_training_refuses_are_counted_each_by_its_fault():
     )
     assert {finding.kind: (finding.message, finding.examples) for finding in report.findings} == {
         "text empty": (
-            "2 rows have no text; training stops at the first such row, or skips them with labelled.skip_empty",
+            "2 rows have no text; auto skips such rows, other commands need labelled.skip_empty",
             ("line 1", "line 3"),
         ),
         "text unreadable": (
@@ -98,7 +98,7 @@ def test_rows_that_training_refuses_are_counted_each_by_its_fault():
             ("line 8", "line 9"),
         ),
         "label missing": (
-            "3 rows have no label; training stops at the first such row, or skips them with labelled.skip_empty",
+            "3 rows have no label; auto uses such rows as unlabelled text, other commands need labelled.skip_empty",
             ("line 5", "line 6", "line 7"),
         ),
         "label unreadable": (

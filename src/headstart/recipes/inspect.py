@@ -39,10 +39,11 @@ NUM_EXAMPLES = 3
 CUT_SHORT = "cut short"
 """The kind of finding about a file that could not be read to its end: other findings cover only a part of it."""
 _STOPS = "training stops at the first such row, or skips them with labelled.skip_empty"
+_OTHERS_NEED = "other commands need labelled.skip_empty"
 _FAULTS = {
-    "text empty": f"no text; {_STOPS}",
+    "text empty": f"no text; auto skips such rows, {_OTHERS_NEED}",
     "text unreadable": "a text that is not a string (a number, a list) or contains an unpaired surrogate",
-    "label missing": f"no label; {_STOPS}",
+    "label missing": f"no label; auto uses such rows as unlabelled text, {_OTHERS_NEED}",
     "label unreadable": f"a label that is neither a string nor a number, or has more than {MAX_LABEL_CHARACTERS:,} characters",
 }
 _FAULTS_BY_TASK = {
