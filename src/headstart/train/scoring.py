@@ -41,7 +41,7 @@ def pack_for_scoring(model: Model[ClassifierHead], runtime: Runtime) -> bool:
 
 
 def bf16_copy(model: Model[ClassifierHead], runtime: Runtime) -> Model[ClassifierHead] | None:
-    """Return a network with the same parameters that computes in bf16; None if that is not faster, or if it was not asked for.
+    """Return a copy that computes in bf16 with the same parameters; None if it is not faster, or if a precision is set.
 
     To be called before `pack_for_scoring`, which replaces layers.
     """
