@@ -100,6 +100,17 @@ def test_dropout_has_the_mean_and_the_share_of_zeros_that_were_asked_for():
         assert len(mask.unique()) == 2
 
 
+@pytest.mark.parametrize("p", [0.001, 0.005, 0.01, 0.02, 0.1, 0.3, 0.999])
+def test_dropout_of_any_probability_drops_that_share_and_keeps_the_mean(p):
+    torch.manual_seed(0)
+    y = dropout(torch.ones(2000, 1001), p, SHORT, training=True)
+    dropped = (y == 0).float().mean().item()
+    assert dropped == pytest.approx(p, rel=0.06)
+    kept = y[y != 0].unique()
+    assert kept.numel() == 1
+    assert kept.item() * (1 - dropped) == pytest.approx(1, rel=2e-2)
+
+
 def test_dropout_follows_the_seed_and_is_left_out_in_inference():
     x = torch.ones(7, 9)
     draws = []

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from headstart.config.schema import ModelConfig
+from headstart.kernels import attention as attention_module
 from headstart.kernels import dispatch
 from headstart.kernels.attention import AttentionContext, attention
 from headstart.kernels.dispatch import PLAIN, KernelPlan
@@ -63,6 +64,20 @@ def test_layers_are_packed_on_a_cpu_only():
     assert len(packed) == (2 if has_packed_products() else 0)
 
 
+@needs_packing
+def test_layers_that_are_packed_in_another_precision_are_packed_again():
+    network = nn.Sequential(nn.Linear(16, 16))
+    assert pack_linears(network, CPU, bf16=False)
+    first = network[0]
+    pack_linears(network, CPU, bf16=False)
+    assert network[0] is first
+    first.dtype = torch.bfloat16
+    pack_linears(network, CPU, bf16=False)
+    assert network[0] is not first
+    assert network[0].dtype == torch.float32
+    assert network[0].weight is first.weight
+
+
 PACKED = KernelPlan(attention="by_text", packed=True)
 
 
@@ -114,8 +129,24 @@ def test_packed_attention_of_a_text_does_not_depend_on_the_texts_beside_it():
 
 
 @needs_packing
-def test_packed_attention_that_is_causal_or_short_is_exact():
-    for lengths, causal in (((120, 50), True), ((50, 95), False)):
+def test_packed_attention_over_many_texts_is_computed_in_parts_with_the_same_result(monkeypatch):
+    lengths = (130,) * 7
+    parts = texts_of(lengths)
+    context = AttentionContext(PACKED, causal=False, lengths=lengths)
+    whole = attention(*parts, context, head_width=64)
+    calls = []
+    products = attention_module._attention_by_products
+    monkeypatch.setattr(
+        attention_module, "_attention_by_products", lambda *some: calls.append(len(some[0])) or products(*some)
+    )
+    monkeypatch.setattr(attention_module, "_MAX_PRODUCT_WEIGHTS", 2 * 4 * 130**2)
+    assert torch.equal(attention(*parts, context, head_width=64), whole)
+    assert calls == [2, 2, 2, 1]
+
+
+@needs_packing
+def test_packed_attention_that_is_causal_short_or_long_is_exact():
+    for lengths, causal in (((120, 50), True), ((50, 95), False), ((1024,), False)):
         parts = texts_of(lengths)
         packed, plain = (
             attention(*parts, AttentionContext(plan, causal=causal, lengths=lengths), head_width=64)

@@ -46,6 +46,12 @@ def test_a_body_that_is_not_json_is_refused(ask_strict, body):
     assert list(reply.json()) == ["error", "detail"]
 
 
+def test_an_empty_body_is_called_empty_and_a_missing_field_missing(ask_strict):
+    empty = ask_strict.post("/predict", content=b"", headers=HEADERS_WITH_KEY)
+    assert check_error(empty, 422) == ("invalid", "the request body is empty")
+    assert check_error(ask_strict.post("/explain", json={}), 422) == ("invalid", "text is missing")
+
+
 def test_the_error_about_an_unreached_precision_does_not_contain_the_path_of_the_model(ask_strict):
     reply = ask_strict.post("/predict", json={"text": "a", "abstain": 0.9999})
     error, detail = check_error(reply, 422)

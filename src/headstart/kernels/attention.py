@@ -22,6 +22,10 @@ from headstart.kernels.grouped_attention import DocumentGroup, grouped_attention
 
 _MIN_PRODUCT_TOKENS = 96
 """The shortest text whose attention is faster by products in bf16 than by torch's kernel in fp32."""
+_MAX_PRODUCT_TOKENS = 1024
+"""From this length on, products are no faster, and their memory is quadratic."""
+_MAX_PRODUCT_WEIGHTS = 2**24
+"""The attention weights, over texts and heads, that are in memory at a time."""
 
 
 class KeyValueCache:
@@ -183,8 +187,11 @@ def _by_text(query: Tensor, key: Tensor, value: Tensor, context: AttentionContex
         attn_mask = None
         if 0 <= context.window < tokens - 1:
             attn_mask = sliding_window_mask(tokens, context.window, query.device, causal=context.causal)
-        if context.plan.packed and tokens >= _MIN_PRODUCT_TOKENS and not context.causal and attn_mask is None:
-            rows = _merge_heads(_attention_by_products(text_query, text_key, text_value))
+        suits_products = _MIN_PRODUCT_TOKENS <= tokens < _MAX_PRODUCT_TOKENS and not context.causal
+        if context.plan.packed and suits_products and attn_mask is None:
+            count = max(1, _MAX_PRODUCT_WEIGHTS // (text_query.shape[1] * tokens**2))
+            texts = zip(*(part.split(count) for part in (text_query, text_key, text_value)), strict=True)
+            rows = torch.cat([_merge_heads(_attention_by_products(*some)) for some in texts])
         else:
             rows = _sdpa(text_query, text_key, text_value, attn_mask, causal=context.causal, dropout_p=dropout_p)
         mixed.append(rows.flatten(0, 1)[None])

@@ -5,7 +5,7 @@ weight lives as long as the weight does, and is renewed when the weight has chan
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,8 @@ _COPIES: Any = WeakTensorKeyDictionary()
 """For each weight its version, its address and its copy in bf16."""
 _KEEP_BITS = 15
 """Dropout compares random numbers of this many bits, so that its probability is a multiple of 2^-15."""
+_MAX_P_ERROR = 0.05
+"""The relative error of a dropout probability from which the factor is not rounded to bf16."""
 
 
 def cast_once(weight: Tensor) -> Tensor:
@@ -50,28 +52,44 @@ def dropout(x: Tensor, p: float, plan: KernelPlan, *, training: bool) -> Tensor:
     """Return `F.dropout`, where the plan says so with `dropout_mask`: then the same numbers are dropped in any precision."""
     if not (plan.short_dropout and training and p):
         return F.dropout(x, p, training)
-    return x * dropout_mask(x.shape, p).to(x.dtype)
+    scale = _dropout_numbers(p).scale
+    dropped = x * dropout_mask(x.shape, p).to(x.dtype)
+    return dropped if scale == 1 else dropped * scale
 
 
 def dropout_mask(shape: torch.Size, p: float) -> Tensor:
-    """Return a bf16 tensor of zeros, with a probability of about `p`, and 1 / (1 - p), from torch's generator.
+    """Return a bf16 tensor of zeros, with a probability of about `p`, and one other number, from torch's generator.
 
-    The factor is rounded to bf16 and the probability of a zero follows from it, so that the mean is 1.
+    That number is 1 / (1 - p) rounded to bf16, and the probability of a zero follows from it, so that the mean is 1. Where
+    this would change the probability by more than a twentieth, it is 1, and `dropout` multiplies by the factor.
     """
     count = shape.numel()
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
     bits = words.view(torch.int16)[:count].view(shape)
-    dropped, factor_bits = _dropout_numbers(p)
+    dropped, factor_bits, _ = _dropout_numbers(p)
     # negative where dropped; the shift makes that -1 and the rest 0: then a mask for the bits of the factor
     bits.bitwise_and_(2**_KEEP_BITS - 1).sub_(dropped).bitwise_right_shift_(_KEEP_BITS)
     return bits.bitwise_not_().bitwise_and_(factor_bits).view(torch.bfloat16)
 
 
+class _DropoutNumbers(NamedTuple):
+    dropped: int
+    """How many of the 2^15 random numbers drop an activation."""
+    factor_bits: int
+    """The bits of the number in bf16 by which the others are multiplied."""
+    scale: float
+    """By what they are multiplied after that."""
+
+
 @cache
-def _dropout_numbers(p: float) -> tuple[int, int]:
-    """Return the number of random numbers that drop an activation, of 2^15, and the bits of the factor of the others."""
+def _dropout_numbers(p: float) -> _DropoutNumbers:
     factor = torch.tensor(1 / (1 - p), dtype=torch.bfloat16)
-    return round((1 - 1 / float(factor)) * 2**_KEEP_BITS), int(factor.view(torch.int16))
+    rounded_p = 1 - 1 / float(factor)
+    if abs(rounded_p - p) <= _MAX_P_ERROR * p:
+        return _DropoutNumbers(round(rounded_p * 2**_KEEP_BITS), int(factor.view(torch.int16)), 1.0)
+    dropped = min(round(p * 2**_KEEP_BITS), 2**_KEEP_BITS - 1)
+    one = torch.ones((), dtype=torch.bfloat16)
+    return _DropoutNumbers(dropped, int(one.view(torch.int16)), 1 / (1 - dropped / 2**_KEEP_BITS))
 
 
 class _CastLinear(torch.autograd.Function):

@@ -1,10 +1,10 @@
 """Linear layers of a finished network on a CPU, with weights in the layout that oneDNN's products read.
 
 torch leaves products in fp32 to MKL, which does not use AVX-512 on every processor that has it. oneDNN does, and it reads
-packed weights fastest. In bf16, inputs and weights are rounded, products are added in fp32, and the result is in fp32.
+packed weights fastest. In bf16, inputs, weights and results are rounded, and products are added in fp32.
 
-A row of the result does not depend on the other rows, bit for bit (tested): each is added in the same order, whatever the
-number of rows. Texts that lie end to end thus get the same hidden states in any batch, in bf16 too.
+Of two rows or more, a row of the result does not depend on the others, bit for bit (tested): each is added in the same
+order. Texts that lie end to end thus get the same hidden states in any batch, in bf16 too.
 """
 
 import platform
@@ -37,7 +37,7 @@ class PackedLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
-        self._dtype = dtype
+        self.dtype = dtype
         self._packed: tuple[Tensor, Tensor | None] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,19 +49,19 @@ class PackedLinear(nn.Linear):
     def activated(self, x: Tensor, activation: str | None) -> Tensor:
         """Return activation(x @ weight.T + bias) in the precision of the packed weights."""
         operation, algorithm = _OPERATIONS[activation]
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(self._dtype), *self._pack(), operation, [], algorithm)
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), *self._pack(), operation, [], algorithm)
         return out
 
     def times(self, x: Tensor, other: Tensor) -> Tensor:
         """Return (x @ weight.T + bias) * other in the precision of the packed weights."""
-        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x.to(self._dtype), other, *self._pack(), "mul")
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x.to(self.dtype), other, *self._pack(), "mul")
         return out
 
     def _pack(self) -> tuple[Tensor, Tensor | None]:
         """Return the packed weight and the bias, which are made when they are first needed."""
         if self._packed is None:
-            weight = self.weight.detach().to(self._dtype).contiguous()
-            bias = None if self.bias is None else self.bias.detach().to(self._dtype)
+            weight = self.weight.detach().to(self.dtype).contiguous()
+            bias = None if self.bias is None else self.bias.detach().to(self.dtype)
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS), bias
         return self._packed
 
@@ -89,7 +89,8 @@ def pack_linears(network: nn.Module, device: torch.device, *, bf16: bool) -> boo
     dtype = torch.bfloat16 if bf16 and has_bf16_products() else torch.float32
     for module in list(network.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and child.weight.dtype == torch.float32:
+            plain = type(child) is nn.Linear and child.weight.dtype == torch.float32
+            if plain or (isinstance(child, PackedLinear) and child.dtype != dtype):
                 setattr(module, name, PackedLinear(child, dtype))
     return True
 

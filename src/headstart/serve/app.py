@@ -269,6 +269,8 @@ async def _handle_invalid_body(request: Request, error: Exception) -> JSONRespon
     fault = error.errors()[0]
     if fault["type"] == "json_invalid":
         detail = "the request body is not valid JSON"
+    elif fault["type"] == "missing":
+        detail = f"{fault['loc'][-1]} is missing" if len(fault["loc"]) > 1 else "the request body is empty"
     elif fault["type"] == "model_attributes_type":
         detail = "the request body must be a JSON object"
     elif fault["type"] == "extra_forbidden" and len(fault["loc"]) == 2:
