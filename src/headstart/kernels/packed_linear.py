@@ -89,10 +89,16 @@ def pack_linears(network: nn.Module, device: torch.device, *, bf16: bool) -> boo
     dtype = torch.bfloat16 if bf16 and has_bf16_products() else torch.float32
     for module in list(network.modules()):
         for name, child in list(module.named_children()):
-            plain = type(child) is nn.Linear and child.weight.dtype == torch.float32
-            if plain or (isinstance(child, PackedLinear) and child.dtype != dtype):
+            if isinstance(child, nn.Linear) and _can_pack(child, dtype):
                 setattr(module, name, PackedLinear(child, dtype))
     return True
+
+
+def _can_pack(linear: nn.Linear, dtype: torch.dtype) -> bool:
+    """Return whether a layer is an ordinary one in fp32, or is packed in another precision."""
+    if isinstance(linear, PackedLinear):
+        return linear.dtype != dtype
+    return type(linear) is nn.Linear and linear.weight.dtype == torch.float32
 
 
 def prefers_bf16_inference(device: torch.device, width: int) -> bool:
