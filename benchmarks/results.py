@@ -35,7 +35,10 @@ from result_pages.markdown import ROOT
 
 Section = Callable[[], list[str]]
 PAGES: dict[str, tuple[str, Sequence[Section]]] = {
-    "auto": ("Accuracy of `headstart auto`", (auto.accuracy, auto.two_cores, linear.candidates, auto.recipe)),
+    "auto": (
+        "Accuracy of `headstart auto`",
+        (auto.accuracy, auto.two_cores, auto.blend_weight, linear.candidates, auto.recipe),
+    ),
     "reviews-french": ("French book reviews", (reviews.french_all_labels, reviews.french_label_curve)),
     "reviews-english": ("English film reviews", (reviews.english_label_curve,)),
     "starters": (

@@ -196,11 +196,13 @@ def test_a_near_tie_goes_to_the_blend_and_a_clear_lead_to_the_leader():
     assert choose_winner({LINEAR: arm(LINEAR, 60)}, GOLD) == LINEAR
 
 
-def test_a_blend_with_all_the_weight_on_one_part_is_that_part():
-    arms = {LINEAR: arm(LINEAR, 90), NETWORK: arm(NETWORK, 80), BLEND: arm(BLEND, 90, weight=0.0)}
+def test_a_blend_with_almost_all_the_weight_on_one_part_is_that_part():
+    arms = {LINEAR: arm(LINEAR, 90), NETWORK: arm(NETWORK, 90), BLEND: arm(BLEND, 90, weight=0.04)}
     assert choose_winner(arms, GOLD) == LINEAR
-    arms[BLEND] = replace(arms[BLEND], setting={"weight": 1.0})
+    arms[BLEND] = replace(arms[BLEND], setting={"weight": 0.96})
     assert choose_winner(arms, GOLD) == NETWORK
+    arms[BLEND] = replace(arms[BLEND], setting={"weight": 0.9})
+    assert choose_winner(arms, GOLD) == BLEND
 
 
 def test_what_is_not_above_the_commonest_class_is_no_success():

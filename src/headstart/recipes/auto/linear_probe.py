@@ -77,7 +77,7 @@ def probe_starters(
         dataset = data.dataset(split, min(MAX_TOKENS, bundle.config.context), labelled)
         mean_tokens = float(np.minimum(dataset.lengths, bundle.config.context).mean())
         started = time.perf_counter()
-        features = _features(bundle, dataset, runtime, check)
+        features = frozen_features(bundle, dataset, runtime, check)
         per_token = (time.perf_counter() - started) / np.minimum(dataset.lengths, MAX_TOKENS).sum()
         per_row = float(per_token * mean_tokens)
         log_loss = cross_validated_log_loss(features, gold, len(table.task.labels), fold_of)
@@ -85,7 +85,7 @@ def probe_starters(
     return sorted(probes, key=lambda probe: (probe.log_loss, probe.name))
 
 
-def _features(bundle: Bundle, dataset: LabelledDataset, runtime: Runtime, check: Callable[[], None]) -> Floats:
+def frozen_features(bundle: Bundle, dataset: LabelledDataset, runtime: Runtime, check: Callable[[], None]) -> Floats:
     """Return the mean-pooled hidden states of the texts."""
     head = ClassifierHead(bundle.config, bundle.config.width, "bidirectional")
     head.dense = None
