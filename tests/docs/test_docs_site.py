@@ -56,12 +56,12 @@ def test_every_picture_is_what_the_code_draws():
 def split_numbers(text):
     """Return the text without its coordinates, and the coordinates."""
     number = r"-?\d+\.\d+"
-    return re.sub(number, "#", text), [float(found) for found in re.findall(number, text)]
+    return re.sub(number, "#", text), [float(match) for match in re.findall(number, text)]
 
 
 def test_a_picture_with_a_moved_line_is_out_of_date():
     kept = (DOCS / "pictures" / "positions.svg").read_text(encoding="utf-8")
-    moved = re.sub(r"\d+\.\d+", lambda found: f"{float(found[0]) + 0.02:.6f}", kept)
+    moved = re.sub(r"\d+\.\d+", lambda match: f"{float(match[0]) + 0.02:.6f}", kept)
     texts, numbers = zip(split_numbers(kept), split_numbers(moved), strict=True)
     assert texts[0] == texts[1]
     assert numbers[1] != pytest.approx(numbers[0], abs=0.01)
