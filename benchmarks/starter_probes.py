@@ -48,7 +48,7 @@ def main() -> None:
             rows, evaluated = draw(gold, size, 0)
             with tempfile.TemporaryDirectory() as folder:
                 table = sample_table(Path(folder), texts, gold, rows)
-            probes = probe_starters(list(named), table, LabelledConfig(), 16, runtime, 0, lambda: None)
+            probes = probe_starters(list(named), table, LabelledConfig(), runtime, 0, lambda: None)
             fit = fit_linear([texts[row] for row in rows], gold[rows], int(gold.max()) + 1, seed=0)
             correct = fit.classifier.logits([texts[row] for row in evaluated]).argmax(axis=1) == gold[evaluated]
             cell = {

@@ -13,6 +13,7 @@ from headstart.config.schema import FinetuneLoop, LabelledConfig, RuntimeConfig
 from headstart.files import read_checksummed
 from headstart.interop.export import export_compact
 from headstart.recipes.auto.linear_probe import (
+    FULL_PLAN_FOLDS,
     Probe,
     choose_probe,
     cross_validated_log_loss,
@@ -76,17 +77,44 @@ def test_a_label_that_a_fold_has_never_seen_costs_much_but_is_no_error():
     assert np.isfinite(cross_validated_log_loss(np.ones((6, 2)), gold, 2, folds))
 
 
-def test_the_best_starter_whose_training_fits_is_chosen():
-    loop, rows = FinetuneLoop(epochs=10, batch_size=16), 160
-    best, fast = Probe("best", 0.5, Speed(1.0, 0.01)), Probe("fast", 0.7, Speed(0.1, 0.001))
-    full = NetworkPlan(3, rows, None, True).seconds(best.speed, loop)
-    assert choose_probe([best, fast], rows, full, loop) is best
-    assert choose_probe([best, fast], rows, 0.9 * full, loop) is fast
-    assert choose_probe([best, fast], rows, 0.0, loop) is fast  # nothing fits: the fastest has the best chance
+LOOP, ROWS = FinetuneLoop(epochs=10, batch_size=16), 160
+BEST, FAST = Probe("best", 0.5, 0.01), Probe("fast", 0.7, 0.001)
+SPEEDS = {"best": Speed(0.5, 0.01), "fast": Speed(0.05, 0.001)}
+
+
+def full_seconds(name):
+    return NetworkPlan(FULL_PLAN_FOLDS, ROWS, None, True).seconds(SPEEDS[name], LOOP)
+
+
+def choose(seconds):
+    """Return the choice with so many seconds left, and the starters whose speed was measured."""
+    measured = []
+
+    def measure_speed(name):
+        measured.append(name)
+        return SPEEDS[name]
+
+    chosen, speed = choose_probe([BEST, FAST], ROWS, LOOP, measure_speed, lambda: seconds)
+    assert speed == SPEEDS[chosen.name]
+    return chosen, measured
+
+
+def test_the_best_starter_is_chosen_if_its_training_fits_by_its_measured_speed():
+    assert choose(full_seconds("best")) == (BEST, ["best"])
+    assert choose(0.9 * full_seconds("best")) == (FAST, ["best", "fast"])
+
+
+def test_a_starter_whose_forward_passes_alone_take_too_long_is_not_measured():
+    forward = NetworkPlan(FULL_PLAN_FOLDS, ROWS, None, True).seconds(
+        Speed(16 * BEST.row_seconds, BEST.row_seconds), LOOP
+    )
+    assert choose(0.9 * forward) == (FAST, ["fast"])
+    # nothing fits: the fastest has the best chance, and is measured once
+    assert choose(0.0) == (FAST, ["fast"])
 
 
 def test_every_starter_that_was_too_slow_is_named():
-    probes = [Probe(name, loss, Speed(1.0, 0.01)) for name, loss in (("large", 0.5), ("small", 0.6), ("other", 0.7))]
+    probes = [Probe(name, loss, 0.01) for name, loss in (("large", 0.5), ("small", 0.6), ("other", 0.7))]
     lines = [describe_choice(probes, chosen) for chosen in probes]
     assert lines == ["large", "small (large would take too long)", "other (large and small would take too long)"]
 
@@ -94,9 +122,9 @@ def test_every_starter_that_was_too_slow_is_named():
 def test_starters_are_ranked_by_their_features(installed):
     table = load_table(str(installed / "train.csv"), (), None, LabelledConfig(), 0, Listener())
     runtime = setup_runtime(RuntimeConfig(threads=1))
-    probes = probe_starters(["starter:poor", "starter:good"], table, LabelledConfig(), 16, runtime, 0, lambda: None)
+    probes = probe_starters(["starter:poor", "starter:good"], table, LabelledConfig(), runtime, 0, lambda: None)
     assert [probe.name for probe in probes] == ["starter:good", "starter:poor"]
-    assert all(probe.speed.step > probe.speed.row > 0 for probe in probes)
+    assert all(probe.row_seconds > 0 for probe in probes)
 
 
 def test_auto_reports_the_probes_and_a_resumed_run_keeps_the_choice(installed, tmp_path):
@@ -109,7 +137,9 @@ def test_auto_reports_the_probes_and_a_resumed_run_keeps_the_choice(installed, t
         r"chosen: starter:good"
     )
     assert len([line for line in listener.lines if re.fullmatch(pattern, line)]) == 1
-    assert read_checksummed(tmp_path / "run" / "plan.json")["starter"] == "starter:good"
+    plan = read_checksummed(tmp_path / "run" / "plan.json")
+    assert plan["starter"] == "starter:good"
+    assert plan["speed"]["step"] > plan["speed"]["row"] > 0
     assert {"pretrained", "blend"} <= set(result.scores)
     os.remove(tmp_path / "run" / "result.json")
     again = Listener()

@@ -33,9 +33,7 @@ Ints = NDArray[np.int64]
 MAX_ROWS, MAX_TOKENS, FOLDS = 200, 128, 3
 _C = 0.01
 _MIN_PROBABILITY = 1e-6
-_BACKWARD = 3.0
-"""The time of a training step relative to that of its forward pass."""
-FULL_PLAN_FOLDS = 3
+FULL_PLAN_FOLDS = 2
 """The folds, with a final training on all rows, that the time must allow for a starter that has a faster alternative."""
 
 
@@ -46,15 +44,14 @@ class Probe:
     name: str
     log_loss: float
     """Cross-validated, per row."""
-    speed: Speed
-    """A forecast of fine-tuning from the time of the forward passes."""
+    row_seconds: float
+    """The time of the forward pass of one row."""
 
 
 def probe_starters(
     names: Sequence[str],
     table: Table,
     labelled: LabelledConfig,
-    rows_per_step: int,
     runtime: Runtime,
     seed: int,
     check: Callable[[], None],
@@ -62,7 +59,6 @@ def probe_starters(
     """Probe each starter on the same rows; returns them from the lowest log-loss to the highest.
 
     Args:
-        rows_per_step: the batch size of fine-tuning.
         check: may raise between batches, to stop.
     """
     train = table.train
@@ -81,7 +77,7 @@ def probe_starters(
         per_token = (time.perf_counter() - started) / np.minimum(dataset.lengths, MAX_TOKENS).sum()
         per_row = float(per_token * mean_tokens)
         log_loss = cross_validated_log_loss(features, gold, len(table.task.labels), fold_of)
-        probes.append(Probe(name, log_loss, Speed(_BACKWARD * per_row * rows_per_step, per_row)))
+        probes.append(Probe(name, log_loss, per_row))
     return sorted(probes, key=lambda probe: (probe.log_loss, probe.name))
 
 
@@ -115,13 +111,30 @@ def cross_validated_log_loss(features: Floats, gold: Ints, num_labels: int, fold
     return float(losses.mean())
 
 
-def choose_probe(probes: Sequence[Probe], rows: int, seconds: float, loop: FinetuneLoop) -> Probe:
-    """Return the starter with the lowest log-loss whose full training fits into the seconds; else the fastest one."""
-    plan = NetworkPlan(FULL_PLAN_FOLDS, rows, None, True)
+def choose_probe(
+    probes: Sequence[Probe],
+    rows: int,
+    loop: FinetuneLoop,
+    measure_speed: Callable[[str], Speed],
+    seconds_left: Callable[[], float],
+) -> tuple[Probe, Speed]:
+    """Return the starter with the lowest log-loss whose full training fits into the time, else the fastest; and its speed.
+
+    Args:
+        probes: from the lowest log-loss to the highest.
+        measure_speed: times a few steps of a starter; called for those only whose forward passes alone would fit.
+        seconds_left: the time that is left for training.
+    """
+    plan, rows_per_step = NetworkPlan(FULL_PLAN_FOLDS, rows, None, True), loop.batch_size * loop.accumulate
+    speeds: dict[str, Speed] = {}
     for probe in probes:
-        if plan.seconds(probe.speed, loop) <= seconds:
-            return probe
-    return min(probes, key=lambda probe: probe.speed.step)
+        if plan.seconds(Speed(probe.row_seconds * rows_per_step, probe.row_seconds), loop) > seconds_left():
+            continue
+        speeds[probe.name] = measure_speed(probe.name)
+        if plan.seconds(speeds[probe.name], loop) <= seconds_left():
+            return probe, speeds[probe.name]
+    fastest = min(probes, key=lambda probe: probe.row_seconds)
+    return fastest, speeds.get(fastest.name) or measure_speed(fastest.name)
 
 
 def describe_choice(probes: Sequence[Probe], chosen: Probe) -> str:

@@ -40,7 +40,7 @@ from headstart.recipes.finetune.dataset import (
     model_config_for,
     resolve_attention,
 )
-from headstart.recipes.finetune.trainer import Deadline, FinetuneOutcome, FinetuneTrainer
+from headstart.recipes.finetune.trainer import WATCHED_FRACTION, Deadline, FinetuneOutcome, FinetuneTrainer
 from headstart.recipes.grid import open_cell
 from headstart.runtime import Runtime
 from headstart.store.bundle import Bundle
@@ -144,6 +144,7 @@ class Network:
             progress or self.progress,
             quiet=True,
             deadline=deadline,
+            watched_fraction=WATCHED_FRACTION,
         )
         return trainer, resume, receipt
 
@@ -312,12 +313,14 @@ def _keep_network(network: Network, outcome: FinetuneOutcome, *, of_fold: bool) 
 
 
 def _mean_epochs(results: Sequence[FoldResult]) -> tuple[dict[str, Any], ...]:
-    """Average the metrics of each epoch over the folds that have it; seconds are summed."""
+    """Average the metrics of each epoch over the folds that have it; seconds and evaluated rows are summed."""
     epochs = []
     for index in range(max(len(result.epochs) for result in results)):
-        lines = [result.epochs[index] for result in results if index < len(result.epochs)]
+        trained = [result for result in results if index < len(result.epochs)]
+        lines = [{"valid_rows": len(result.logits)} | result.epochs[index] for result in trained]
         means = {name: float(np.mean([line[name] for line in lines])) for name in lines[0]}
-        epochs.append(means | {"epoch": index + 1, "seconds": float(sum(line["seconds"] for line in lines))})
+        totals = {name: sum(line[name] for line in lines) for name in ("seconds", "valid_rows")}
+        epochs.append(means | totals | {"epoch": index + 1})
     return tuple(epochs)
 
 

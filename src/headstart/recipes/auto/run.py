@@ -284,7 +284,8 @@ class _Job:
         plan = self._read_plan()
         if backbone == STARTER_AUTO:
             if "starter" not in plan:
-                plan["starter"] = self._choose_starter()
+                plan["starter"], speed = self._choose_starter()
+                plan["speed"] = speed._asdict()
                 self.folder.write_json(PLAN, plan, checksummed=True)
             backbone = plan["starter"]
         if "pretraining_minutes" not in plan:
@@ -295,36 +296,44 @@ class _Job:
         if minutes:
             start = None if backbone == OWN_TEXT else backbone
             source = str(own_backbone(self.path, self.table, start, minutes, self.config.runtime, self.progress))
-        bundle = load_model_source(source, head_type="language")
-        name = backbone if not minutes else f"{source} (pretrained on the text of {self.request.table})"
-        config = self.config
+        return self._network(
+            source, backbone if not minutes else f"{source} (pretrained on the text of {self.request.table})"
+        )
+
+    def _network(self, source: str, name: str) -> Network:
+        bundle, config = load_model_source(source, head_type="language"), self.config
         if self.request.backbone in (OWN_TEXT, STARTER_AUTO):  # its size was not known when the settings were resolved
             optim = preset_values(preset_for_width(bundle.config.width), "finetune")["optim"]
             config = config.model_copy(update={"optim": config.optim.model_copy(update={"lr": optim["lr"]})})
         return Network(self.path, config, self.table, bundle, name, self.runtime, self.stop, self.progress)
 
-    def _choose_starter(self) -> str:
-        """Choose among the starters that fit by a linear probe, and by the time that fine-tuning will take."""
-        names, loop = _fitting_starters(self.table, self.config).names, self.config.loop
+    def _choose_starter(self) -> tuple[str, Speed]:
+        """Choose among the starters that fit by a linear probe, and by the measured time of fine-tuning."""
+        names = _fitting_starters(self.table, self.config).names
         with self.progress.task("comparing starters", None, "starters"):
             probes = probe_starters(
                 names,
                 self.table,
                 self.config.labelled,
-                loop.batch_size * loop.accumulate,
                 self.runtime,
                 self.config.runtime.seed,
                 self.stop.check,
             )
-        seconds = self.deadline(TIME_FRACTION) - time.monotonic()
-        chosen = choose_probe(probes, len(self.table.train), seconds, loop)
+
+            def seconds_left() -> float:
+                return self.deadline(TIME_FRACTION) - time.monotonic()
+
+            def measure_speed(name: str) -> Speed:
+                return self._network(name, name).measure_speed(max(1.0, seconds_left()))
+
+            chosen, speed = choose_probe(probes, len(self.table.train), self.config.loop, measure_speed, seconds_left)
         losses = ", ".join(f"{probe.name} {probe.log_loss:.3f}" for probe in probes)
         rows = min(MAX_ROWS, len(self.table.train))
         self.progress.say(
             f"starters on {rows} rows, log-loss of a linear probe (lower is better): {losses}; "
             f"chosen: {describe_choice(probes, chosen)}"
         )
-        return chosen.name
+        return chosen.name, speed
 
     def _pretraining_minutes(self, backbone: str) -> float:
         gpu = is_asynchronous(self.runtime.device)
@@ -338,7 +347,10 @@ class _Job:
         recorded = self._read_plan()
         plan, deadline = _network_plan(recorded), None
         if "network" not in recorded:
-            speed = network.measure_speed(max(1.0, self.deadline(TIME_FRACTION) - time.monotonic()))
+            if "speed" in recorded:  # measured for the choice of the starter
+                speed = Speed(**recorded["speed"])
+            else:
+                speed = network.measure_speed(max(1.0, self.deadline(TIME_FRACTION) - time.monotonic()))
             plan = self._plan(speed, recorded)
             deadline = Deadline(self.deadline(seconds_per_row=speed.row), speed.step, speed.row)
         return cross_validate(network, plan, deadline) if plan else None

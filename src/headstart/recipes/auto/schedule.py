@@ -98,10 +98,14 @@ class NetworkPlan:
         )
 
     def seconds(self, speed: Speed, loop: FinetuneLoop) -> float:
-        """Forecast the seconds of all trainings; held-out rows are scored after every epoch."""
+        """Forecast the seconds of all trainings: a fold scores its held-out rows at its end, and some after every epoch."""
+        from headstart.recipes.finetune.trainer import MIN_WATCHED_ROWS, WATCHED_FRACTION
+
         fold_steps, all_steps = self.training_steps(loop)
-        scoring = (loop.epochs + 1) * self.held_out * speed.row
-        return self.folds * (fold_steps * speed.step + scoring) + self.refit * all_steps * speed.step
+        training = fold_steps * speed.step
+        watched = max(WATCHED_FRACTION * training, (loop.epochs - 1) * MIN_WATCHED_ROWS * speed.row)
+        scoring = min(watched, (loop.epochs - 1) * self.held_out * speed.row) + self.held_out * speed.row
+        return self.folds * (training + scoring) + self.refit * all_steps * speed.step
 
     def describe(self, speed: Speed, loop: FinetuneLoop) -> str:
         """Describe the trainings and their forecast time in one line."""

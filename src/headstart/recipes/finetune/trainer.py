@@ -55,7 +55,7 @@ _TRAINING_PASSES = 3.0
 """A token of training costs as much as so many tokens of an evaluation: a forward pass and twice that for gradients."""
 _BF16_SPEED = 2.0
 """How many times as fast training is in bf16; evaluations are not computed in bf16."""
-_MIN_WATCHED_ROWS = 60
+MIN_WATCHED_ROWS = 60
 _SECONDS_BETWEEN_SAVES = 20.0
 """At the end of an epoch; `loop.save_every` counts steps besides."""
 
@@ -169,7 +169,7 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         tokens = fraction * cost * self.epoch_steps * self.rows_per_step * train.num_tokens / max(1, len(train))
         order = seeded_permutation(len(valid), config.runtime.seed, 0)
         count = int(np.searchsorted(valid.tokens_read[order].cumsum(), tokens, side="right"))
-        count = max(count, _MIN_WATCHED_ROWS)
+        count = max(count, MIN_WATCHED_ROWS)
         return valid if count >= len(valid) else valid.subset(np.sort(order[:count]))
 
     def say_truncation(self) -> None:
