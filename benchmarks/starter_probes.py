@@ -55,7 +55,7 @@ def main() -> None:
                 "set": name,
                 "size": EQUIVALENT.get(size, size),
                 "linear": float(correct.mean()),
-                "log_loss": {named[probe.name]: round(probe.log_loss, 4) for probe in probes},
+                "log_loss": {named[probe.name]: round(probe.log_loss or 0.0, 4) for probe in probes.starters},
             }
             cells.append(cell)
             options.out.write_text(json.dumps(cells, indent=1) + "\n")

@@ -41,7 +41,7 @@ from headstart.recipes.finetune.run import (
     load_backbone,
     resolve_config,
 )
-from headstart.recipes.finetune.trainer import WATCHED_FRACTION, FinetuneTrainer
+from headstart.recipes.finetune.trainer import INTERIM_FRACTION, FinetuneTrainer
 from headstart.recipes.starter_choice import resolve_starter
 from headstart.runtime import setup_runtime
 from headstart.store.bundle import Bundle, load_classifier, save_bundle
@@ -261,7 +261,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
                 StopSignal(),
                 SilentProgress(),
                 quiet=True,
-                watched_fraction=WATCHED_FRACTION,
+                interim_fraction=INTERIM_FRACTION,
             )
             outcome = trainer.train(resume=False)
             calibration = outcome.calibrated.calibration

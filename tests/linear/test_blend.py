@@ -82,6 +82,15 @@ def test_a_handful_of_rows_that_agree_do_not_silence_one_model():
     assert many.weight > 0.7  # a hundred rows move it further
 
 
+def test_a_weight_that_makes_no_mistake_is_not_worse_than_one_that_makes_some():
+    """Only the rows with mistakes have a temperature of lowest log-loss, which may be far below 1."""
+    gold = np.arange(120) % 2
+    right, wrong = (np.where(np.eye(2)[gold] > 0, sign, -sign) for sign in (0.5, -0.5))
+    fit = fit_blend(right, wrong, gold)
+    assert fit.weight > PRIOR[0] / sum(PRIOR)
+    assert fit.temperature == 1.0
+
+
 def test_a_worthless_model_gets_almost_no_weight_from_many_rows():
     network, linear, gold = rows(2000, 0.4, 1.0)
     noise = np.random.default_rng(1).normal(size=linear.shape)

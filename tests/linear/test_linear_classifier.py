@@ -63,6 +63,13 @@ def test_few_and_odd_texts_give_finite_logits_and_an_absent_label_a_very_low_one
     assert fit.oof_logits.shape == (len(texts), num_labels)
 
 
+def test_logits_that_are_equal_but_for_rounding_give_finite_weights():
+    texts = [f"the film number {row} was a good story of words" for row in range(7)]
+    fit = fit_linear(texts, np.arange(7), 7)
+    assert all(np.isfinite(view.weight).all() for view in fit.classifier.views)
+    assert np.isfinite(fit.classifier.logits(texts)).all()
+
+
 def test_blank_texts_predict_the_most_frequent_label():
     logits = fit_linear(["", " ", "\n"], [0, 1, 1], 2).classifier.logits(["", "word"])
     assert logits.argmax(axis=1).tolist() == [1, 1]

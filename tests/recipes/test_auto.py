@@ -258,6 +258,23 @@ def test_a_training_that_would_end_too_late_makes_fewer_steps(data, tmp_path):
     assert epochs["late"] < epochs["early"]
 
 
+def test_a_table_with_fewer_texts_than_folds_has_a_fold_for_each_text(data, tmp_path):
+    rows = [("a good film", "pos"), ("a bad film", "neg")] * 6
+    (tmp_path / "copies.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
+    (tmp_path / "test.csv").write_text("text,label\na lovely film,pos\n")
+    listener = Listener()
+    result = auto(
+        data,
+        tmp_path / "run",
+        listener,
+        table=str(tmp_path / "copies.csv"),
+        test=str(tmp_path / "test.csv"),
+        settings=SETTINGS | {"loop": {"epochs": 1}},
+    )
+    assert "pretrained" in result.scores
+    assert any(line.startswith("network, fold 2 of 2: ") for line in listener.lines)
+
+
 def test_a_chinese_table_takes_no_starter_and_says_why_there_is_no_network(tmp_path):
     good, bad = "质量很好非常喜欢推荐", "太差了退货浪费钱别买"
     lines = [f"{(good, bad)[row % 2]}{'的' * (row % 5)}第{row}个,{'好坏'[row % 2]}" for row in range(60)]

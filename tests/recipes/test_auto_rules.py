@@ -1,7 +1,6 @@
 """The rules of `headstart auto`: what is set aside, what fits, what the time allows, who wins."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from headstart.config.schema import FinetuneLoop, LabelledConfig
 from headstart.data.labelled import LabelledTexts
 from headstart.errors import DataError, UsageError
+from headstart.linear.blend import blend_logits, fit_blend
 from headstart.progress import SilentProgress
 from headstart.recipes.auto.choice import BLEND, LINEAR, MAJORITY, NETWORK, Arm, above_majority, choose_winner
 from headstart.recipes.auto.column_search import choose_columns
@@ -18,6 +18,7 @@ from headstart.recipes.auto.schedule import (
     Speed,
     plan_network,
     pretraining_minutes,
+    seconds_for_network,
 )
 from headstart.recipes.auto.table import MAX_TEST_ROWS, load_table, set_aside, stratified_folds
 
@@ -172,6 +173,14 @@ def test_a_large_table_is_read_as_far_as_the_time_allows():
     assert plan.training_steps(LOOP)[0] > 1000
 
 
+@pytest.mark.parametrize("rows", [30, 600, 300_000])
+@pytest.mark.parametrize("speed", [Speed(0.05, 0.001), Speed(2.0, 0.08)])
+def test_the_time_that_would_be_enough_is_enough_and_less_is_not(rows, speed):
+    seconds = seconds_for_network(rows, speed, LOOP)
+    assert plan_network(rows, seconds, speed, LOOP).seconds(speed, LOOP) == pytest.approx(seconds)
+    assert plan_network(rows, 0.99 * seconds, speed, LOOP) is None
+
+
 @pytest.mark.parametrize("seconds", [150, 400, 1000, 2000, 5000])
 def test_no_plan_takes_longer_than_its_time(seconds):
     for count in (30, 600, 8000, 300_000):
@@ -197,12 +206,19 @@ def test_a_near_tie_goes_to_the_blend_and_a_clear_lead_to_the_leader():
 
 
 def test_a_blend_with_almost_all_the_weight_on_one_part_is_that_part():
-    arms = {LINEAR: arm(LINEAR, 90), NETWORK: arm(NETWORK, 90), BLEND: arm(BLEND, 90, weight=0.04)}
-    assert choose_winner(arms, GOLD) == LINEAR
-    arms[BLEND] = replace(arms[BLEND], setting={"weight": 0.96})
-    assert choose_winner(arms, GOLD) == NETWORK
-    arms[BLEND] = replace(arms[BLEND], setting={"weight": 0.9})
-    assert choose_winner(arms, GOLD) == BLEND
+    gold = np.random.default_rng(0).integers(2, size=4000)
+    rng = np.random.default_rng(1)
+    good, noise = 2 * np.eye(2)[gold] + 0.6 * rng.normal(size=(4000, 2)), rng.normal(size=(4000, 2))
+
+    def choose(network, linear):
+        weight = fit_blend(network, linear, gold).weight
+        blend = Arm(BLEND, blend_logits(network, linear, weight), {"weight": weight}, 0.0, 4000)
+        arms = {LINEAR: Arm(LINEAR, linear, {}, 0.0, 4000), NETWORK: Arm(NETWORK, network, {}, 0.0, 4000), BLEND: blend}
+        return choose_winner(arms, gold)
+
+    assert choose(good, noise) == NETWORK
+    assert choose(noise, good) == LINEAR
+    assert choose(good, 2 * np.eye(2)[gold] + 0.6 * rng.normal(size=(4000, 2))) == BLEND  # control
 
 
 def test_what_is_not_above_the_commonest_class_is_no_success():

@@ -13,28 +13,31 @@ from headstart.config.schema import FinetuneLoop, LabelledConfig, RuntimeConfig
 from headstart.files import read_checksummed
 from headstart.interop.export import export_compact
 from headstart.recipes.auto.linear_probe import (
-    FULL_PLAN_FOLDS,
     Probe,
+    Probes,
     choose_probe,
     cross_validated_log_loss,
-    describe_choice,
     probe_starters,
 )
 from headstart.recipes.auto.run import AutoRequest, run_auto
-from headstart.recipes.auto.schedule import NetworkPlan, Speed
+from headstart.recipes.auto.schedule import FULL_PLAN_FOLDS, NetworkPlan, Speed
 from headstart.recipes.auto.table import load_table
 from headstart.runtime import setup_runtime
 from headstart.store.bundle import load_bundle
 from headstart.store.locate import STARTERS_PACKAGE
+from headstart.store.records import read_record, record_path
 
-SETTINGS = {"loop": {"epochs": 2, "min_steps": 0}, "runtime": {"threads": 1}}
+SETTINGS = {"loop.epochs": 2, "loop.min_steps": 0, "runtime.threads": 1}
+WIDTH, LR = 384, 1.5e-4
+"""The width of the starters, and the learning rate of the preset for it."""
 
 
 @pytest.fixture(scope="module")
 def two_starters(tmp_path_factory):
     """A table, and a package with a trained starter `good` and one of constant features, `poor`."""
     folder = write_reviews(tmp_path_factory.mktemp("probe"), train=64)
-    run = pretrain_run([str(folder / "texts.txt")], folder / "base", pretrain_config(loop__steps=3))
+    config = pretrain_config(loop__steps=3, model__width=WIDTH, model__depth=1)
+    run = pretrain_run([str(folder / "texts.txt")], folder / "base", config)
     package = folder / "home" / STARTERS_PACKAGE
     facts = {
         "languages": ["en"],
@@ -82,11 +85,11 @@ BEST, FAST = Probe("best", 0.5, 0.01), Probe("fast", 0.7, 0.001)
 SPEEDS = {"best": Speed(0.5, 0.01), "fast": Speed(0.05, 0.001)}
 
 
-def full_seconds(name):
-    return NetworkPlan(FULL_PLAN_FOLDS, ROWS, None, True).seconds(SPEEDS[name], LOOP)
+def full_seconds(speed):
+    return NetworkPlan(FULL_PLAN_FOLDS, ROWS, None, True).seconds(speed, LOOP)
 
 
-def choose(seconds):
+def choose(seconds, probes=(BEST, FAST), **options):
     """Return the choice with so many seconds left, and the starters whose speed was measured."""
     measured = []
 
@@ -94,42 +97,83 @@ def choose(seconds):
         measured.append(name)
         return SPEEDS[name]
 
-    chosen, speed = choose_probe([BEST, FAST], ROWS, LOOP, measure_speed, lambda: seconds)
+    chosen, speed = choose_probe(probes, 16, lambda speed: full_seconds(speed) <= seconds, measure_speed, **options)
     assert speed == SPEEDS[chosen.name]
     return chosen, measured
 
 
 def test_the_best_starter_is_chosen_if_its_training_fits_by_its_measured_speed():
-    assert choose(full_seconds("best")) == (BEST, ["best"])
-    assert choose(0.9 * full_seconds("best")) == (FAST, ["best", "fast"])
+    assert choose(full_seconds(SPEEDS["best"])) == (BEST, ["best"])
+    assert choose(0.9 * full_seconds(SPEEDS["best"])) == (FAST, ["best", "fast"])
 
 
-def test_a_starter_whose_forward_passes_alone_take_too_long_is_not_measured():
-    forward = NetworkPlan(FULL_PLAN_FOLDS, ROWS, None, True).seconds(
-        Speed(16 * BEST.row_seconds, BEST.row_seconds), LOOP
-    )
-    assert choose(0.9 * forward) == (FAST, ["fast"])
+def test_a_starter_whose_forward_passes_alone_take_too_long_is_not_measured_except_on_a_gpu():
+    seconds = 0.9 * full_seconds(Speed(16 * BEST.row_seconds, BEST.row_seconds))
+    assert choose(seconds) == (FAST, ["fast"])
+    assert choose(seconds, asynchronous=True) == (FAST, ["best", "fast"])
     # nothing fits: the fastest has the best chance, and is measured once
     assert choose(0.0) == (FAST, ["fast"])
 
 
+def test_of_starters_that_are_about_as_fast_and_too_slow_the_one_with_the_lowest_log_loss_is_taken():
+    similar = Probe("best", 0.5, 1.2 * FAST.row_seconds)
+    assert choose(0.0, (similar, FAST)) == (similar, ["best"])
+
+
+def test_without_time_to_measure_a_speed_it_is_forecast():
+    chosen, speed = choose_probe((BEST, FAST), 16, lambda speed: True, lambda name: None)
+    assert (chosen, speed) == (FAST, Speed(3 * 16 * FAST.row_seconds, FAST.row_seconds))
+
+
 def test_every_starter_that_was_too_slow_is_named():
-    probes = [Probe(name, loss, 0.01) for name, loss in (("large", 0.5), ("small", 0.6), ("other", 0.7))]
-    lines = [describe_choice(probes, chosen) for chosen in probes]
-    assert lines == ["large", "small (large would take too long)", "other (large and small would take too long)"]
+    starters = tuple(Probe(name, loss, 0.01) for name, loss in (("large", 0.5), ("small", 0.625), ("other", 0.75)))
+    lines = [Probes(starters, 200).describe(chosen) for chosen in starters]
+    start = (
+        "starters on 200 rows, log-loss of a linear probe (lower is better): large 0.500, small 0.625, other 0.750; "
+    )
+    assert lines == [
+        f"{start}chosen: large",
+        f"{start}chosen: small (large would take too long)",
+        f"{start}chosen: other (large and small would take too long)",
+    ]
 
 
-def test_starters_are_ranked_by_their_features(installed):
-    table = load_table(str(installed / "train.csv"), (), None, LabelledConfig(), 0, Listener())
+@pytest.fixture(scope="module")
+def table(two_starters):
+    return load_table(str(two_starters / "train.csv"), (), None, LabelledConfig(), 0, Listener())
+
+
+def probe(table, **options):
     runtime = setup_runtime(RuntimeConfig(threads=1))
-    probes = probe_starters(["starter:poor", "starter:good"], table, LabelledConfig(), runtime, 0, lambda: None)
-    assert [probe.name for probe in probes] == ["starter:good", "starter:poor"]
-    assert all(probe.row_seconds > 0 for probe in probes)
+    names = ["starter:poor", "starter:good"]
+    return probe_starters(names, table, LabelledConfig(), runtime, 0, lambda: None, **options)
+
+
+@pytest.mark.usefixtures("installed")
+def test_starters_are_ranked_by_their_features(table):
+    probes = probe(table)
+    assert [starter.name for starter in probes.starters] == ["starter:good", "starter:poor"]
+    assert all(starter.row_seconds > 0 for starter in probes.starters)
+    assert probes.rows == len(table.train)
+
+
+@pytest.mark.usefixtures("installed")
+def test_without_time_starters_are_not_compared_and_keep_their_order(table):
+    probes = probe(table, seconds=0.0)
+    assert [(starter.name, starter.log_loss) for starter in probes.starters] == [
+        ("starter:poor", None),
+        ("starter:good", None),
+    ]
+    assert probes.describe(probes.starters[0]) == (
+        "starters were not compared, because the time is short; chosen: starter:poor"
+    )
 
 
 def test_auto_reports_the_probes_and_a_resumed_run_keeps_the_choice(installed, tmp_path):
     listener = Listener()
-    request = AutoRequest(out=tmp_path / "run", table=str(installed / "train.csv"), settings=SETTINGS, minutes=60.0)
+    request = AutoRequest(
+        out=tmp_path / "run", table=str(installed / "train.csv"), settings=SETTINGS, minutes=60.0, max_folds=2
+    )
     result = run_auto(request, listener)
     assert "starter:good, starter:poor fit: the texts are English (100 %), Latin script" in listener.lines
     pattern = (
@@ -145,3 +189,13 @@ def test_auto_reports_the_probes_and_a_resumed_run_keeps_the_choice(installed, t
     again = Listener()
     run_auto(AutoRequest(out=tmp_path / "run", resume=True), again)
     assert not [line for line in again.lines if "linear probe" in line]
+    assert read_checksummed(tmp_path / "run" / "plan.json") == plan
+
+
+@pytest.mark.parametrize(("settings", "lr"), [({}, LR), ({"optim.lr": 2e-3}, 2e-3)])
+def test_the_learning_rate_fits_the_chosen_starter_unless_it_is_given(installed, tmp_path, settings, lr):
+    request = AutoRequest(
+        out=tmp_path / "run", table=str(installed / "train.csv"), settings=SETTINGS | settings, max_folds=1
+    )
+    run_auto(request)
+    assert read_record(record_path(tmp_path / "run", "pretrained", "all", 0)).setting["lr"] == pytest.approx(lr)

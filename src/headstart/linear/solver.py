@@ -27,6 +27,8 @@ SMOOTHING = 0.03
 USUAL_TEMPERATURE = 0.3
 PRIOR_ROWS = 10.0
 """The rows that a usual calibration counts for."""
+_ROUNDING = 1e-9
+"""Logits whose standard deviation is not above this are equal but for rounding errors."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class OutOfFold:
     def coefficient(self, bayes: float) -> float:
         """Return the factor of naive Bayes's weights beside those of the machines; `bayes` is its relative spread."""
         spread = self.bayes.std()
-        return float(bayes * self.machines.std() / spread) if spread > 0 else 0.0
+        return float(bayes * self.machines.std() / spread) if spread > _ROUNDING else 0.0
 
     def logits(self, bayes: float) -> Floats:
         """Return the sum of both, in their proportion."""

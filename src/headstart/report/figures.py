@@ -248,7 +248,7 @@ def _curves(comparison: ComparisonResults, name: str, split: str, value: Callabl
     caption += f": mean of {seeds} seeds, and the band from the worst seed to the best." if seeds > 1 else ", one seed."
     if split == "test":
         caption += " These numbers were not used to choose anything."
-    elif any(len({epoch.valid_rows for epoch in run.epochs}) > 1 for run in _trained_runs(comparison)):
+    elif any(epoch.valid_rows is not None for run in _trained_runs(comparison) for epoch in run.epochs):
         caption += " Epochs before the last one were evaluated on a part of the validation rows."
     caption += _absent_arms(comparison)
     return ReportFigure(name, caption, lambda width: draw_curves(comparison, width, split, value))

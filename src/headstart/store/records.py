@@ -62,7 +62,7 @@ class Epoch(_Record):
     valid_macro_f1: Probability
     seconds: float = Field(ge=0)
     valid_rows: int | None = Field(None, ge=0)
-    """The rows that the epoch was evaluated on, where that may be a part of the validation rows."""
+    """The rows that the epoch was evaluated on, if these are a part of the validation rows."""
     test_accuracy: Probability | None = None
     """Only with the course's protocol, which evaluates test after every epoch; nothing is selected by it."""
 

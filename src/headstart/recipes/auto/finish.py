@@ -154,7 +154,7 @@ class FittedArms:
             NETWORK,
             logits / temperature,
             {
-                "lr": self.config.optim.lr,
+                "lr": self.network.config.optim.lr,
                 "epochs": len(validated.epochs) or total_steps // epoch_steps,
                 "batch_size": loop.batch_size,
             },
@@ -351,4 +351,5 @@ def _leak_remark(table: Table) -> str:
     if 2 * leaked < rows:
         return ""
     count = f"All {rows:,}" if leaked == rows else f"{leaked:,} of the {rows:,}"
-    return f". {count} test texts have a duplicate or near-duplicate in the training rows, so new texts may be harder"
+    which = "The test text has" if rows == 1 else f"{count} test texts have"
+    return f". {which} a duplicate or near-duplicate in the training rows, so new texts may be harder"

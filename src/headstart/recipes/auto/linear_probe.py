@@ -5,9 +5,11 @@ datasets with 100 and 1,000 labels, its log-loss ranked the starters as fine-tun
 a small fraction of the time.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +17,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from headstart.config.schema import FinetuneLoop, LabelledConfig
+from headstart.config.schema import LabelledConfig
 from headstart.data.datasets import LabelledDataset
-from headstart.data.labelled import label_subset
+from headstart.data.labelled import LabelledTexts, label_subset
 from headstart.interop.model_source import load_model_source
 from headstart.model.heads import ClassifierHead, Model
-from headstart.progress import SilentProgress
-from headstart.recipes.auto.schedule import NetworkPlan, Speed
+from headstart.progress import SilentProgress, pluralize
+from headstart.recipes.auto.schedule import Speed
 from headstart.recipes.auto.table import Table, stratified_folds
 from headstart.recipes.finetune.dataset import LabelledData, encode_split
 from headstart.runtime import Runtime
@@ -31,10 +33,17 @@ from headstart.train.scoring import score_texts
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 MAX_ROWS, MAX_TOKENS, FOLDS = 200, 128, 3
+MIN_ROWS = 50
+"""With fewer rows than this, where the time is short, the starters are not compared."""
+PROBE_FRACTION = 0.1
+"""The fraction of the time for training that the comparison may take."""
+_TRIAL_ROWS = 8
+_SIMILAR_TIME = 1.5
+"""Forward passes whose times differ by no more than this factor count as equally fast."""
+_BACKWARD = 3.0
+"""The time of a training step relative to that of its forward pass, for a starter that there is no time to measure."""
 _C = 0.01
 _MIN_PROBABILITY = 1e-6
-FULL_PLAN_FOLDS = 2
-"""The folds, with a final training on all rows, that the time must allow for a starter that has a faster alternative."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +51,32 @@ class Probe:
     """The result of probing one starter."""
 
     name: str
-    log_loss: float
-    """Cross-validated, per row."""
+    log_loss: float | None
+    """Cross-validated, per row; None if there was no time to compare the starters."""
     row_seconds: float
     """The time of the forward pass of one row."""
+
+
+@dataclass(frozen=True)
+class Probes:
+    """The starters from the lowest log-loss to the highest, or in the given order if they were not compared."""
+
+    starters: tuple[Probe, ...]
+    rows: int
+    """The rows on which they were compared; 0 if they were not."""
+
+    def describe(self, chosen: Probe) -> str:
+        """Return the log-losses and the choice in one line."""
+        before = self.starters[: self.starters.index(chosen)]
+        slow = " and ".join(probe.name for probe in before)
+        choice = f"{chosen.name} ({slow} would take too long)" if slow else chosen.name
+        if not self.rows:
+            return f"starters were not compared, because the time is short; chosen: {choice}"
+        losses = ", ".join(f"{probe.name} {probe.log_loss:.3f}" for probe in self.starters)
+        return (
+            f"starters on {pluralize(self.rows, 'row')}, log-loss of a linear probe (lower is better): {losses}; "
+            f"chosen: {choice}"
+        )
 
 
 def probe_starters(
@@ -55,30 +86,72 @@ def probe_starters(
     runtime: Runtime,
     seed: int,
     check: Callable[[], None],
-) -> list[Probe]:
-    """Probe each starter on the same rows; returns them from the lowest log-loss to the highest.
+    seconds: float = math.inf,
+) -> Probes:
+    """Probe each starter on the same rows.
 
     Args:
         check: may raise between batches, to stop.
+        seconds: the time that the forward passes may take; they then read fewer rows, or only those that time them.
     """
     train = table.train
-    chosen = np.array(label_subset(list(train.labels), min(MAX_ROWS, len(train)), seed, train.digests))
-    texts, gold = train.take(chosen), table.gold[chosen]
-    fold_of = stratified_folds(texts, FOLDS, seed)
+    order = np.array(label_subset(list(train.labels), min(MAX_ROWS, len(train)), seed, train.digests))
+    texts = train.take(order)
+    candidates = [_Candidate.load(name, texts, table, labelled, runtime, check) for name in names]
+    affordable = seconds / sum(candidate.probe_row_seconds for candidate in candidates)
+    if affordable < min(MIN_ROWS, len(order)):
+        return Probes(tuple(Probe(one.name, None, one.row_seconds) for one in candidates), 0)
+    rows = np.arange(len(order))
+    if affordable < len(order):
+        rows = np.array(label_subset(list(texts.labels), int(affordable), seed, texts.digests))
+    gold, fold_of = table.gold[order[rows]], stratified_folds(texts.take(rows), FOLDS, seed)
     probes = []
-    for name in names:
+    for candidate in candidates:
+        features = frozen_features(candidate.bundle, candidate.dataset.subset(rows), runtime, check)
+        log_loss = cross_validated_log_loss(features, gold, len(table.task.labels), fold_of)
+        probes.append(Probe(candidate.name, log_loss, candidate.row_seconds))
+    return Probes(tuple(sorted(probes, key=lambda probe: (probe.log_loss, probe.name))), len(rows))
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A starter, the texts in its tokens, and the time that a text takes."""
+
+    name: str
+    bundle: Bundle
+    dataset: LabelledDataset
+    token_seconds: float
+
+    @classmethod
+    def load(
+        cls,
+        name: str,
+        texts: LabelledTexts,
+        table: Table,
+        labelled: LabelledConfig,
+        runtime: Runtime,
+        check: Callable[[], None],
+    ) -> Self:
         bundle = load_model_source(name, head_type="language")
         split = encode_split(texts, table.task, bundle.tokenizer, SilentProgress())
         data = LabelledData(table.task, bundle.tokenizer, split, split, None, ())
         dataset = data.dataset(split, min(MAX_TOKENS, bundle.config.context), labelled)
-        mean_tokens = float(np.minimum(dataset.lengths, bundle.config.context).mean())
+        trial = dataset.subset(np.arange(min(_TRIAL_ROWS, len(texts))))
+        frozen_features(bundle, trial, runtime, check)  # the first time is slower than all others
         started = time.perf_counter()
-        features = frozen_features(bundle, dataset, runtime, check)
-        per_token = (time.perf_counter() - started) / np.minimum(dataset.lengths, MAX_TOKENS).sum()
-        per_row = float(per_token * mean_tokens)
-        log_loss = cross_validated_log_loss(features, gold, len(table.task.labels), fold_of)
-        probes.append(Probe(name, log_loss, per_row))
-    return sorted(probes, key=lambda probe: (probe.log_loss, probe.name))
+        frozen_features(bundle, trial, runtime, check)
+        return cls(name, bundle, dataset, (time.perf_counter() - started) / trial.num_tokens)
+
+    @property
+    def probe_row_seconds(self) -> float:
+        """The seconds of a row, truncated as for the probe."""
+        return self.token_seconds * self.dataset.num_tokens / len(self.dataset)
+
+    @property
+    def row_seconds(self) -> float:
+        """The seconds of a row, truncated at the context of the starter if long texts are truncated."""
+        lengths, context = self.dataset.lengths, self.bundle.config.context
+        return float(self.token_seconds * (lengths if self.dataset.windows else np.minimum(lengths, context)).mean())
 
 
 def frozen_features(bundle: Bundle, dataset: LabelledDataset, runtime: Runtime, check: Callable[[], None]) -> Floats:
@@ -113,31 +186,33 @@ def cross_validated_log_loss(features: Floats, gold: Ints, num_labels: int, fold
 
 def choose_probe(
     probes: Sequence[Probe],
-    rows: int,
-    loop: FinetuneLoop,
-    measure_speed: Callable[[str], Speed],
-    seconds_left: Callable[[], float],
+    rows_per_step: int,
+    fits: Callable[[Speed], bool],
+    measure_speed: Callable[[str], Speed | None],
+    *,
+    asynchronous: bool = False,
 ) -> tuple[Probe, Speed]:
-    """Return the starter with the lowest log-loss whose full training fits into the time, else the fastest; and its speed.
+    """Return the first starter whose training fits into the time, else the first of the fastest; and its speed.
 
     Args:
         probes: from the lowest log-loss to the highest.
-        measure_speed: times a few steps of a starter; called for those only whose forward passes alone would fit.
-        seconds_left: the time that is left for training.
+        rows_per_step: the batch size of the training.
+        fits: whether the trainings of a network of this speed fit into the time that is left.
+        measure_speed: times a few steps of a starter, or returns None if there is no time for that.
+        asynchronous: the device is a GPU, whose captured steps may be faster than an eager forward pass. Elsewhere, a
+            starter whose forward passes alone would take too long is not measured.
     """
-    plan, rows_per_step = NetworkPlan(FULL_PLAN_FOLDS, rows, None, True), loop.batch_size * loop.accumulate
     speeds: dict[str, Speed] = {}
     for probe in probes:
-        if plan.seconds(Speed(probe.row_seconds * rows_per_step, probe.row_seconds), loop) > seconds_left():
+        if not asynchronous and not fits(Speed(probe.row_seconds * rows_per_step, probe.row_seconds)):
             continue
-        speeds[probe.name] = measure_speed(probe.name)
-        if plan.seconds(speeds[probe.name], loop) <= seconds_left():
-            return probe, speeds[probe.name]
-    fastest = min(probes, key=lambda probe: probe.row_seconds)
-    return fastest, speeds.get(fastest.name) or measure_speed(fastest.name)
-
-
-def describe_choice(probes: Sequence[Probe], chosen: Probe) -> str:
-    """Return the name of the chosen starter, and those with a lower log-loss, which are too slow."""
-    slow = " and ".join(probe.name for probe in probes[: probes.index(chosen)])
-    return f"{chosen.name} ({slow} would take too long)" if slow else chosen.name
+        speed = measure_speed(probe.name)
+        if speed is None:
+            break
+        speeds[probe.name] = speed
+        if fits(speed):
+            return probe, speed
+    limit = _SIMILAR_TIME * min(probe.row_seconds for probe in probes)
+    fastest = next(probe for probe in probes if probe.row_seconds <= limit)
+    speed = speeds.get(fastest.name) or measure_speed(fastest.name)
+    return fastest, speed or Speed(_BACKWARD * fastest.row_seconds * rows_per_step, fastest.row_seconds)

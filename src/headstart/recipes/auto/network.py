@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from headstart.config.merge import merge_config
 from headstart.config.schema import FinetuneConfig
+from headstart.data.hashing import seeded_permutation
 from headstart.data.labelled import LabelledTexts, label_subset
 from headstart.files import write_json
 from headstart.interrupts import StopSignal
@@ -40,7 +41,7 @@ from headstart.recipes.finetune.dataset import (
     model_config_for,
     resolve_attention,
 )
-from headstart.recipes.finetune.trainer import WATCHED_FRACTION, Deadline, FinetuneOutcome, FinetuneTrainer
+from headstart.recipes.finetune.trainer import INTERIM_FRACTION, Deadline, FinetuneOutcome, FinetuneTrainer
 from headstart.recipes.grid import open_cell
 from headstart.runtime import Runtime
 from headstart.store.bundle import Bundle
@@ -91,7 +92,8 @@ class Network:
         """
         rows = self.choose_rows(min(TRIAL_ROWS, len(self.table.train)))
         split = self.encode(self.table.train.take(rows))
-        valid = split.take(range(min(TRIAL_SCORED_ROWS, len(split))))
+        order = seeded_permutation(len(split), self.config.runtime.seed, 0)  # tables may be sorted by length
+        valid = split.take(np.sort(order[:TRIAL_SCORED_ROWS]).tolist())
         folder = self.folder / "work" / "trial"
         shutil.rmtree(folder, ignore_errors=True)
         loop = self.config.loop.model_copy(update={"select": "last", "patience": None, "minutes": None})
@@ -144,7 +146,7 @@ class Network:
             progress or self.progress,
             quiet=True,
             deadline=deadline,
-            watched_fraction=WATCHED_FRACTION,
+            interim_fraction=INTERIM_FRACTION,
         )
         return trainer, resume, receipt
 
@@ -313,14 +315,18 @@ def _keep_network(network: Network, outcome: FinetuneOutcome, *, of_fold: bool) 
 
 
 def _mean_epochs(results: Sequence[FoldResult]) -> tuple[dict[str, Any], ...]:
-    """Average the metrics of each epoch over the folds that have it; seconds and evaluated rows are summed."""
+    """Average the metrics of each epoch over the folds that have it; seconds are summed.
+
+    The evaluated rows are summed as well where a fold evaluated a part of its held-out rows.
+    """
     epochs = []
     for index in range(max(len(result.epochs) for result in results)):
-        trained = [result for result in results if index < len(result.epochs)]
-        lines = [{"valid_rows": len(result.logits)} | result.epochs[index] for result in trained]
-        means = {name: float(np.mean([line[name] for line in lines])) for name in lines[0]}
-        totals = {name: sum(line[name] for line in lines) for name in ("seconds", "valid_rows")}
-        epochs.append(means | totals | {"epoch": index + 1})
+        trained = [(result.epochs[index], len(result.logits)) for result in results if index < len(result.epochs)]
+        lines = [line for line, _ in trained]
+        means = {name: float(np.mean([line[name] for line in lines])) for name in lines[0] if name != "valid_rows"}
+        rows = sum(line.get("valid_rows", held_out) for line, held_out in trained)
+        part = {"valid_rows": rows} if any("valid_rows" in line for line in lines) else {}
+        epochs.append(means | part | {"epoch": index + 1, "seconds": sum(line["seconds"] for line in lines)})
     return tuple(epochs)
 
 

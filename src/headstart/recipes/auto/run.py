@@ -28,18 +28,21 @@ from headstart.linear.classifier import LinearFit, fit_linear
 from headstart.progress import Progress, SilentProgress, pluralize
 from headstart.recipes.auto.column_search import choose_columns
 from headstart.recipes.auto.finish import AutoResult, FittedArms, finish_auto, read_result, save_linear
-from headstart.recipes.auto.linear_probe import MAX_ROWS, choose_probe, describe_choice, probe_starters
+from headstart.recipes.auto.linear_probe import PROBE_FRACTION, choose_probe, probe_starters
 from headstart.recipes.auto.network import CrossValidation, Network, cross_validate
 from headstart.recipes.auto.parts import PARTS, read_linear_fit, write_linear_fit
 from headstart.recipes.auto.pretraining import own_backbone
 from headstart.recipes.auto.schedule import (
     FINISH_SECONDS,
+    FOLDS,
+    FULL_PLAN_FOLDS,
     TIME_FRACTION,
     NetworkPlan,
     Speed,
-    minutes_for_network,
+    most_rows,
     plan_network,
     pretraining_minutes,
+    seconds_for_network,
 )
 from headstart.recipes.auto.table import Table, describe_table, load_table
 from headstart.recipes.finetune.backbone_preset import default_preset
@@ -302,14 +305,30 @@ class _Job:
 
     def _network(self, source: str, name: str) -> Network:
         bundle, config = load_model_source(source, head_type="language"), self.config
-        if self.request.backbone in (OWN_TEXT, STARTER_AUTO):  # its size was not known when the settings were resolved
+        sized_later = self.request.backbone in (OWN_TEXT, STARTER_AUTO)
+        if sized_later and "optim.lr" not in flatten_settings(FinetuneConfig, self.request.settings):
+            # the size of the network was not known when the settings were resolved
             optim = preset_values(preset_for_width(bundle.config.width), "finetune")["optim"]
             config = config.model_copy(update={"optim": config.optim.model_copy(update={"lr": optim["lr"]})})
         return Network(self.path, config, self.table, bundle, name, self.runtime, self.stop, self.progress)
 
     def _choose_starter(self) -> tuple[str, Speed]:
         """Choose among the starters that fit by a linear probe, and by the measured time of fine-tuning."""
-        names = _fitting_starters(self.table, self.config).names
+        names, loop = _fitting_starters(self.table, self.config).names, self.config.loop
+        rows, folds = len(self.table.train), min(FULL_PLAN_FOLDS, self._max_folds)
+        full_plan = NetworkPlan(folds, most_rows(rows, loop), None, True)
+
+        def seconds_left(row_seconds: float = 0.0) -> float:
+            pretraining = 60 * self._pretraining_minutes(names[0])
+            return self.deadline(TIME_FRACTION, row_seconds) - pretraining - time.monotonic()
+
+        def fits(speed: Speed) -> bool:
+            return full_plan.seconds(speed, loop) <= seconds_left(speed.row)
+
+        def measure_speed(name: str) -> Speed | None:
+            seconds = seconds_left()
+            return self._network(name, name).measure_speed(seconds) if seconds > 0 else None
+
         with self.progress.task("comparing starters", None, "starters"):
             probes = probe_starters(
                 names,
@@ -318,22 +337,18 @@ class _Job:
                 self.runtime,
                 self.config.runtime.seed,
                 self.stop.check,
+                PROBE_FRACTION * max(0.0, seconds_left()),
             )
-
-            def seconds_left() -> float:
-                return self.deadline(TIME_FRACTION) - time.monotonic()
-
-            def measure_speed(name: str) -> Speed:
-                return self._network(name, name).measure_speed(max(1.0, seconds_left()))
-
-            chosen, speed = choose_probe(probes, len(self.table.train), self.config.loop, measure_speed, seconds_left)
-        losses = ", ".join(f"{probe.name} {probe.log_loss:.3f}" for probe in probes)
-        rows = min(MAX_ROWS, len(self.table.train))
-        self.progress.say(
-            f"starters on {rows} rows, log-loss of a linear probe (lower is better): {losses}; "
-            f"chosen: {describe_choice(probes, chosen)}"
-        )
+            asynchronous = is_asynchronous(self.runtime.device)
+            rows_per_step = loop.batch_size * loop.accumulate
+            chosen, speed = choose_probe(probes.starters, rows_per_step, fits, measure_speed, asynchronous=asynchronous)
+        self.progress.say(probes.describe(chosen))
         return chosen.name, speed
+
+    @property
+    def _max_folds(self) -> int:
+        """The largest number of folds: each needs a text of its own, and copies of a text share a fold."""
+        return min(self.request.max_folds or FOLDS[0], len(set(self.table.train.digests)))
 
     def _pretraining_minutes(self, backbone: str) -> float:
         gpu = is_asynchronous(self.runtime.device)
@@ -359,14 +374,15 @@ class _Job:
         """Record the plan that fits into the remaining minutes."""
         rows, loop = len(self.table.train), self.config.loop
         seconds = self.deadline(TIME_FRACTION, speed.row) - time.monotonic()
-        plan = plan_network(rows, seconds, speed, loop, self.request.max_folds)
+        plan = plan_network(rows, seconds, speed, loop, self._max_folds)
         facts = {"network": plan.as_dict() if plan else None, "speed": speed._asdict()}
         self.folder.write_json(PLAN, recorded | facts, checksummed=True)
         if plan is None:
-            more = self.request.minutes + minutes_for_network(rows, speed, loop) - max(0.0, seconds) / 60
+            missing = (seconds_for_network(rows, speed, loop) - seconds) / 60 / TIME_FRACTION
+            enough = math.ceil(self.request.minutes + max(0.0, missing))
             self.progress.say(
                 f"no network: {pluralize(self.request.minutes, 'minute')} are not enough to train one; --minutes "
-                f"{max(math.ceil(more), math.ceil(self.request.minutes) + 1)} would be enough"
+                f"{max(enough, math.floor(self.request.minutes) + 1)} would be enough"
             )
         else:
             self.progress.say(plan.describe(speed, loop))

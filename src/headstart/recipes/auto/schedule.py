@@ -16,6 +16,8 @@ MIN_CPU_PRETRAINING_MINUTES = 60.0
 """On a CPU, a network is pretrained on the table's own text from so many minutes on, and no starter is continued."""
 
 FOLDS = (5, 4, 3, 2)
+FULL_PLAN_FOLDS = 2
+"""The folds, with a final training on all rows, that the time must allow for a starter that has a faster alternative."""
 HOLD_OUT_FRACTION, MAX_HOLD_OUT_ROWS = 0.2, 2000
 MIN_STEPS = 100
 """A network that could be trained for fewer steps than this, where its settings ask for more, is left out."""
@@ -99,12 +101,12 @@ class NetworkPlan:
 
     def seconds(self, speed: Speed, loop: FinetuneLoop) -> float:
         """Forecast the seconds of all trainings: a fold scores its held-out rows at its end, and some after every epoch."""
-        from headstart.recipes.finetune.trainer import MIN_WATCHED_ROWS, WATCHED_FRACTION
+        from headstart.recipes.finetune.trainer import INTERIM_FRACTION, MIN_INTERIM_ROWS
 
         fold_steps, all_steps = self.training_steps(loop)
         training = fold_steps * speed.step
-        watched = max(WATCHED_FRACTION * training, (loop.epochs - 1) * MIN_WATCHED_ROWS * speed.row)
-        scoring = min(watched, (loop.epochs - 1) * self.held_out * speed.row) + self.held_out * speed.row
+        interim = max(INTERIM_FRACTION * training, (loop.epochs - 1) * MIN_INTERIM_ROWS * speed.row)
+        scoring = min(interim, (loop.epochs - 1) * self.held_out * speed.row) + self.held_out * speed.row
         return self.folds * (training + scoring) + self.refit * all_steps * speed.step
 
     def describe(self, speed: Speed, loop: FinetuneLoop) -> str:
@@ -113,11 +115,9 @@ class NetworkPlan:
         folds = f"{self.folds} folds" if self.folds > 1 else "one hold-out split"
         last = " and a final training on all rows" if self.refit else ", no final training on all rows"
         each = " each" if self.folds > 1 or self.refit else ""
-        minutes = self.seconds(speed, loop) / 60
-        return (
-            f"network: {folds}{last}, {pluralize(fold_steps, 'step')}{each} on {self.rows:,} rows, "
-            f"about {pluralize(float(f'{minutes:.1f}'), 'minute')}"
-        )
+        minutes = round(self.seconds(speed, loop) / 60, 1)
+        duration = f"about {pluralize(minutes, 'minute')}" if minutes else "a few seconds"
+        return f"network: {folds}{last}, {pluralize(fold_steps, 'step')}{each} on {self.rows:,} rows, {duration}"
 
 
 def plan_network(
@@ -128,8 +128,7 @@ def plan_network(
     In this order: folds (5 to 2) and a final training on all rows, a hold-out and a final training, a hold-out alone, a
     hold-out with fewer rows or steps.
     """
-    if loop.max_steps is not None:
-        rows = min(rows, loop.max_steps * loop.batch_size * loop.accumulate)
+    rows = most_rows(rows, loop)
     most = min(rows // 2, max_folds or FOLDS[0])
     plans = [NetworkPlan(folds, rows, None, True) for folds in (*FOLDS, 1) if folds <= most]
     plans.append(NetworkPlan(1, rows, None, False))
@@ -142,19 +141,28 @@ def plan_network(
 def _reduced(rows: int, seconds: float, speed: Speed, loop: FinetuneLoop) -> NetworkPlan | None:
     """Return a hold-out plan with as many steps as fit into the seconds."""
     full, _ = NetworkPlan(1, rows, None, False).training_steps(loop)
+    least = min(MIN_STEPS, full)
+    if _shortened(rows, least, loop).seconds(speed, loop) > seconds:
+        return None
     steps = full
-    while steps >= min(MIN_STEPS, full):
-        held_out = NetworkPlan(1, rows, None, False).held_out
-        used = min(rows, steps * loop.batch_size * loop.accumulate + held_out)
-        plan = NetworkPlan(1, used, steps, False)
-        needed = plan.seconds(speed, loop)
-        if needed <= seconds:
-            return plan
-        steps = min(steps - 1, int(0.95 * steps))
-    return None
+    while steps > least and _shortened(rows, steps, loop).seconds(speed, loop) > seconds:
+        steps = max(least, min(steps - 1, int(0.95 * steps)))
+    return _shortened(rows, steps, loop)
 
 
-def minutes_for_network(rows: int, speed: Speed, loop: FinetuneLoop) -> float:
-    """Return the minutes that a hold-out with the smallest useful number of steps takes."""
+def _shortened(rows: int, steps: int, loop: FinetuneLoop) -> NetworkPlan:
+    """Return a hold-out plan with so many steps, and no more rows than they read."""
+    held_out = NetworkPlan(1, rows, None, False).held_out
+    return NetworkPlan(1, min(rows, steps * loop.batch_size * loop.accumulate + held_out), steps, False)
+
+
+def most_rows(rows: int, loop: FinetuneLoop) -> int:
+    """Return the number of rows that the network can use: as many as its largest number of steps reads."""
+    return rows if loop.max_steps is None else min(rows, loop.max_steps * loop.batch_size * loop.accumulate)
+
+
+def seconds_for_network(rows: int, speed: Speed, loop: FinetuneLoop) -> float:
+    """Return the seconds of the shortest plan: a hold-out with the smallest useful number of steps."""
+    rows = most_rows(rows, loop)
     full, _ = NetworkPlan(1, rows, None, False).training_steps(loop)
-    return min(full, MIN_STEPS) * speed.step / 60 / TIME_FRACTION
+    return _shortened(rows, min(MIN_STEPS, full), loop).seconds(speed, loop)

@@ -26,7 +26,7 @@ from headstart.recipes.finetune.dataset import (
     note_pretraining_overlap,
     resolve_attention,
 )
-from headstart.recipes.finetune.trainer import WATCHED_FRACTION, FinetuneOutcome, FinetuneTrainer
+from headstart.recipes.finetune.trainer import INTERIM_FRACTION, FinetuneOutcome, FinetuneTrainer
 from headstart.recipes.memory import check_finetune_memory
 from headstart.recipes.quality import (
     LinearPredictions,
@@ -189,7 +189,7 @@ def _finetune(
             progress,
             began=began,
             strategy=strategy,
-            watched_fraction=WATCHED_FRACTION,
+            interim_fraction=INTERIM_FRACTION,
         )
         try:
             outcome = trainer.train(resume=request.resume)

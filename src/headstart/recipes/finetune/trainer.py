@@ -49,13 +49,13 @@ _MIN_EPOCH_FRACTION = 0.5
 """A note is printed if `loop.minutes` limits a run to less than this fraction of its steps."""
 _TIMED_ROWS = 500
 """Validation rows that are scored to estimate the time of an evaluation."""
-WATCHED_FRACTION = 0.1
+INTERIM_FRACTION = 0.1
 """The fraction of the time of training that `finetune` spends on evaluations whose result decides nothing."""
 _TRAINING_PASSES = 3.0
 """A token of training costs as much as so many tokens of an evaluation: a forward pass and twice that for gradients."""
 _BF16_SPEED = 2.0
 """How many times as fast training is in bf16; evaluations are not computed in bf16."""
-MIN_WATCHED_ROWS = 60
+MIN_INTERIM_ROWS = 60
 _SECONDS_BETWEEN_SAVES = 20.0
 """At the end of an epoch; `loop.save_every` counts steps besides."""
 
@@ -123,14 +123,14 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         strategy: ParallelStrategy = SINGLE,
         bound_steps: int | None = None,
         deadline: Deadline | None = None,
-        watched_fraction: float | None = None,
+        interim_fraction: float | None = None,
     ) -> None:
         """Build the trainer of a model on labelled data; for the other arguments see `Trainer`.
 
         Args:
             bound_steps: the steps of a run that must be as long as another one, independent of `loop.minutes`.
             deadline: when a run without `loop.minutes` must end; it makes fewer steps if they take longer than forecast.
-            watched_fraction: the fraction of the time of training that the evaluations before the last one may take,
+            interim_fraction: the fraction of the time of training that the evaluations before the last one may take,
                 if they choose nothing (`loop.select` last): they then read a part of a large validation file.
         """
         context = model.backbone.config.context
@@ -148,7 +148,7 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         self.epoch_steps, self._all_steps = epoch_and_total_steps(
             len(self.train_dataset), config.loop, self.task.outputs
         )
-        self.watched_dataset = self._watched_rows(config, watched_fraction, bf16=runtime.bf16)
+        self.interim_dataset = self._interim_rows(config, interim_fraction, bf16=runtime.bf16)
         self.best, self.sums = BestEpoch(), EpochSums()
         self._best_weights: ModelWeights | None = None  # in memory until a checkpoint is written
         self._saved_at = time.monotonic()
@@ -160,7 +160,7 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         if not quiet:
             self.say_truncation()
 
-    def _watched_rows(self, config: FinetuneConfig, fraction: float | None, *, bf16: bool) -> LabelledDataset:
+    def _interim_rows(self, config: FinetuneConfig, fraction: float | None, *, bf16: bool) -> LabelledDataset:
         """Return the validation rows that an epoch before the last one is evaluated on."""
         valid, train = self.valid_dataset, self.train_dataset
         if fraction is None or config.loop.select == "best":
@@ -169,7 +169,7 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         tokens = fraction * cost * self.epoch_steps * self.rows_per_step * train.num_tokens / max(1, len(train))
         order = seeded_permutation(len(valid), config.runtime.seed, 0)
         count = int(np.searchsorted(valid.tokens_read[order].cumsum(), tokens, side="right"))
-        count = max(count, MIN_WATCHED_ROWS)
+        count = max(count, MIN_INTERIM_ROWS)
         return valid if count >= len(valid) else valid.subset(np.sort(order[:count]))
 
     def say_truncation(self) -> None:
@@ -306,8 +306,8 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         """Add the evaluations: one at the end of each epoch, and at the end of the run validation and test."""
         epochs = -(-steps // self.epoch_steps) - self.state.step // self.epoch_steps
         test_share = len(self.test_dataset) / max(1, len(self.valid_dataset)) if self.test_dataset else 0.0
-        watched_share = self.watched_dataset.num_tokens / max(1, self.valid_dataset.num_tokens)
-        evaluations = max(0, epochs - 1) * watched_share + min(epochs, 1)
+        interim_share = self.interim_dataset.num_tokens / max(1, self.valid_dataset.num_tokens)
+        evaluations = max(0, epochs - 1) * interim_share + min(epochs, 1)
         evaluations += epochs * test_share if self.config.loop.watch_test else 0.0
         at_end = test_share + (0 if self._can_reuse_logits and self.config.loop.select == "last" else 1)
         return super()._other_seconds(steps) + self._measuring_seconds * (evaluations + at_end)
@@ -377,7 +377,7 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         """Evaluate on validation, keep the best weights and log; a stop during this makes a resumed run repeat it."""
         with ema_weights(self.model, self.state.ema), self.strategy.full_model(self.model) as model:
             started = time.monotonic()
-            dataset = self.valid_dataset if self.state.step == self.steps else self.watched_dataset
+            dataset = self.valid_dataset if self.state.step == self.steps else self.interim_dataset
             logits = self._logits(model, dataset)
             valid = self._measure(dataset, logits)
             self._valid_logits = (epoch, logits) if dataset is self.valid_dataset else None
