@@ -35,7 +35,7 @@ ELSEWHERE = {
     "tune.md": _TESTS / "docs" / "test_docs_pages.py",
 }
 """Pages whose blocks another test runs, with files of their own."""
-QUICK = {"index.md", "tutorial.md"}
+QUICK = {"index.md"}
 SLOW = [
     page
     for page in PAGES

@@ -134,12 +134,14 @@ def site(tmp_path_factory):
     return built
 
 
+@pytest.mark.slow
 def test_the_site_builds_strictly_and_every_page_is_in_it(site):
     for page in [*PAGES, "reference/commands.md", "reference/settings.md", "results.md", "changelog.md", "security.md"]:
         assert (site / page).with_suffix(".html").is_file(), page
     assert "Fine-tune a classifier; returns its run folder." in (site / "reference" / "python.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_site_loads_nothing_from_elsewhere(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > 25

@@ -29,11 +29,13 @@ def heard(once):
     return json.loads(once("audit.py", "{folder}"))
 
 
+@pytest.mark.slow
 def test_no_command_runs_loads_or_calls_anything_that_a_file_names(heard):
     assert heard["heard"] == []
     assert heard["canaries"] == []
 
 
+@pytest.mark.slow
 def test_every_command_ran_and_the_hook_does_hear(heard):
     assert [row for row in heard["codes"] if row[2]] == []
     assert len({row[1] for row in heard["codes"]}) == 11

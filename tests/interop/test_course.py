@@ -273,8 +273,16 @@ def test_a_pickled_file_is_not_opened_and_the_line_says_how_to_convert_it(vocabu
     )
 
 
-@pytest.mark.parametrize("inside", ["model_state_dict", None], ids=["in a checkpoint", "alone"])
-@pytest.mark.parametrize("source", ["message", "documentation"])
+@pytest.mark.parametrize(
+    ("inside", "source"),
+    [
+        ("model_state_dict", "documentation"),
+        *(
+            pytest.param(inside, source, marks=pytest.mark.slow)
+            for inside, source in (("model_state_dict", "message"), (None, "message"), (None, "documentation"))
+        ),
+    ],
+)
 def test_the_lines_that_convert_do_convert(course, vocabulary, tmp_path, inside, source):
     state = course.state_dict()
     torch.save({inside: state, "epoch": 3} if inside else state, tmp_path / "model.pt")

@@ -116,7 +116,7 @@ def test_the_pipeline_of_the_exported_readme_gives_our_numbers(transformers, tmp
 
 @pytest.mark.parametrize(
     "name",
-    ["labels", pytest.param("rating", marks=pytest.mark.slow), pytest.param("rated pair", marks=pytest.mark.slow)],
+    [pytest.param(name, marks=pytest.mark.slow) for name in ("labels", "rating", "rated pair")],
 )
 def test_onnxruntime_and_the_example_answer_as_we_do(tmp_path, name):
     for extra in ("onnx", "onnxruntime", "onnxscript"):

@@ -71,6 +71,7 @@ def test_an_imported_model_is_fine_tuned_predicts_explains_and_is_exported(trans
     assert back.predict(texts)[0].probabilities == pytest.approx(answers[0].probabilities, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_an_imported_model_with_local_attention_is_exported_to_onnx(transformers, data, tmp_path):
     pytest.importorskip("onnxruntime", reason="needs the extra onnx")
     pytest.importorskip("onnxscript", reason="needs the extra onnx")

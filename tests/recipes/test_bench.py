@@ -15,7 +15,7 @@ from headstart.recipes.bench import lengths, num_layer_weights, run_bench
 TINY = {"model": {"width": 16, "depth": 1, "heads": 2, "feedforward": 16, "context": 32}, "tokenizer.vocab_size": 400}
 
 
-@pytest.mark.parametrize("preset", ["classic", "modern-nano"])
+@pytest.mark.parametrize("preset", ["modern-nano", pytest.param("classic", marks=pytest.mark.slow)])
 def test_everything_is_timed_and_set_beside_what_the_machine_can(preset):
     result = run_bench(preset, {**TINY, "runtime": {"threads": 1, "device": "cpu"}}, seconds=0)
     assert [figure.what.split(",")[0] for figure in result.figures] == [
@@ -35,7 +35,8 @@ def test_everything_is_timed_and_set_beside_what_the_machine_can(preset):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler about parts of torch that nobody asked for
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [True, False])
 def test_bench_compiles_layers_on_request(compiled):
     runtime = {"threads": 1, "device": "cpu", "compile": compiled}
     step = run_bench("modern-nano", {**TINY, "runtime": runtime}, seconds=0).figures[0]

@@ -76,7 +76,7 @@ def numbers(run):
     return [{name: value for name, value in line.items() if name != "seconds"} for line in run.metrics.read()]
 
 
-@pytest.mark.parametrize("recipe", [pretraining, staged, finetuning])
+@pytest.mark.parametrize("recipe", [pretraining, pytest.param(staged, marks=pytest.mark.slow), finetuning])
 def test_a_stop_at_any_moment_changes_no_number(recipe, reviews, tmp_path):
     whole, never = recipe(reviews, tmp_path / "whole", 0)
     assert never.checks > 12  # control: training, measuring and the end are all among the moments

@@ -201,7 +201,9 @@ def test_a_shipped_starter_tells_no_folder_of_whoever_made_it(name):
 
 
 @shipped
-@pytest.mark.parametrize("name", ["en", "en-large", "en-reviews"])
+@pytest.mark.parametrize(
+    "name", ["en-reviews", *(pytest.param(name, marks=pytest.mark.slow) for name in ("en", "en-large"))]
+)
 def test_an_english_starter_was_trained_on_no_row_that_the_demo_evaluates(name):
     known = Membership.load(SHIPPED.get(name, Path("nowhere")))
     if known is None:
