@@ -141,12 +141,12 @@ def plan_network(
 def _reduced(rows: int, seconds: float, speed: Speed, loop: FinetuneLoop) -> NetworkPlan | None:
     """Return a hold-out plan with as many steps as fit into the seconds."""
     full, _ = NetworkPlan(1, rows, None, False).training_steps(loop)
-    least = min(MIN_STEPS, full)
-    if _shortened(rows, least, loop).seconds(speed, loop) > seconds:
+    min_steps = min(MIN_STEPS, full)
+    if _shortened(rows, min_steps, loop).seconds(speed, loop) > seconds:
         return None
     steps = full
-    while steps > least and _shortened(rows, steps, loop).seconds(speed, loop) > seconds:
-        steps = max(least, min(steps - 1, int(0.95 * steps)))
+    while steps > min_steps and _shortened(rows, steps, loop).seconds(speed, loop) > seconds:
+        steps = max(min_steps, min(steps - 1, int(0.95 * steps)))
     return _shortened(rows, steps, loop)
 
 
