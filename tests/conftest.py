@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,9 @@ settings.load_profile("any time")
 mark_processes()
 # a test compiles one small function at a time: processes for that would only import torch
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# without bytecode, every process that a test starts would compile the whole package again
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,6 +43,14 @@ def _no_process_survives_the_session() -> Iterator[None]:
     yield
     survivors = end_survivors(set())
     assert not survivors, "still running after the last test: " + "; ".join(survivors)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _files_are_not_flushed_to_the_disk() -> Iterator[None]:
+    """A flush takes milliseconds, a run has hundreds, and files survive a killed process without it; tests cut no power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -7,13 +7,15 @@ figures/        the figures of the page as .svg and .png
 """
 
 import re
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FunctionLoader, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from headstart.errors import StoreError
 from headstart.files import atomic_write, os_error_reason, write_json
@@ -84,21 +86,31 @@ def write_report(folder: Path, out: Path | None = None, *, texts: bool = True) -
         (out / "figures").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(f"cannot write {out}: {os_error_reason(error, out / 'figures')}") from error
-    for figure in report_figures(comparison):
-        _write_figure(out, figure, DESKTOP_WIDTH)
-    for figure in confusion_figures(comparison):
-        _write_figure(out, figure, confusion_width(len(comparison.labels)))
-    for figure in reliability_diagrams(arm_calibrations(comparison, comparison.largest_budget)):
-        _write_figure(out, figure, RELIABILITY_WIDTH)
+    figures = _Figures(comparison)
+    figures.write(out / "figures")
     atomic_write(out / "results.csv", results_csv(comparison).encode("utf-8"))
     write_json(out / "results.json", results_json(comparison))
     page = out / "report.html"
-    atomic_write(page, render(comparison).encode("utf-8"))
+    atomic_write(page, _render(comparison, figures).encode("utf-8"))
     return page
 
 
 def render(comparison: ComparisonResults) -> str:
     """Render the page as HTML."""
+    return _render(comparison, _Figures(comparison))
+
+
+def _render(comparison: ComparisonResults, figures: "_Figures") -> str:
+    page = _page_template().render(
+        comparison=comparison, **_sentences(comparison), **figures.of_page(), **_tables(comparison)
+    )
+    for tag, role in _ROLES.items():
+        page = re.sub(rf"({tag})(?=[ >])", rf'\1 role="{role}"', page)
+    return page
+
+
+@cache
+def _page_template() -> Template:
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -120,12 +132,7 @@ def render(comparison: ComparisonResults) -> str:
         "point_interval": format_point_interval,
         "file": base_name,
     }
-    page = environment.get_template("template.html").render(
-        comparison=comparison, **_sentences(comparison), **_figures(comparison), **_tables(comparison)
-    )
-    for tag, role in _ROLES.items():
-        page = re.sub(rf"({tag})(?=[ >])", rf'\1 role="{role}"', page)
-    return page
+    return environment.get_template("template.html")
 
 
 def _template(name: str) -> str:
@@ -152,25 +159,66 @@ def _keep_percent_together(sentence: str) -> str:
     return sentence.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
-def _figures(comparison: ComparisonResults) -> dict[str, Any]:
-    """Return the figures of the page as inline SVG."""
-    width = confusion_width(len(comparison.labels))
-    drawn = {
-        figure.name: (figure.caption, _inline(figure, DESKTOP_WIDTH), _inline(figure, PHONE_WIDTH))
-        for figure in report_figures(comparison)
-    }
-    calibration = arm_calibrations(comparison, comparison.largest_budget)
-    return {
-        "figures": drawn,
-        "confusions": [(figure.caption, _inline(figure, width)) for figure in confusion_figures(comparison)],
-        "confusion_rem": _REM_PER_INCH * width,
-        "confusion_scrolls": width >= DESKTOP_WIDTH,  # many labels, whose names a phone would shrink too much
-        "calibration": calibration,
-        "diagrams": [
-            (figure.caption, _inline(figure, RELIABILITY_WIDTH)) for figure in reliability_diagrams(calibration)
-        ],
-        "diagram_rem": _REM_PER_INCH * RELIABILITY_WIDTH,
-    }
+class _Figures:
+    """The figures of a report: those of the files are also on the page, and are drawn once."""
+
+    def __init__(self, comparison: ComparisonResults) -> None:
+        self._report = report_figures(comparison)
+        self._confusions = confusion_figures(comparison)
+        self._calibration = arm_calibrations(comparison, comparison.largest_budget)
+        self._diagrams = reliability_diagrams(self._calibration)
+        self._confusion_width = confusion_width(len(comparison.labels))
+        self._drawn: dict[tuple[str, float], tuple[Figure, str]] = {}
+
+    def write(self, folder: Path) -> None:
+        """Write every figure as SVG and PNG."""
+        widths = [(figure, DESKTOP_WIDTH) for figure in self._report]
+        widths += [(figure, self._confusion_width) for figure in self._confusions]
+        widths += [(figure, RELIABILITY_WIDTH) for figure in self._diagrams]
+        for figure, width in widths:
+            drawn, text = self._draw(figure, width)
+            atomic_write(folder / f"{figure.name}.svg", text.encode("utf-8"))
+            atomic_write(folder / f"{figure.name}.png", png(drawn))
+
+    def of_page(self) -> dict[str, Any]:
+        """Return the figures of the page as inline SVG."""
+        drawn = {
+            figure.name: (figure.caption, self._inline(figure, DESKTOP_WIDTH), self._inline(figure, PHONE_WIDTH))
+            for figure in self._report
+        }
+        width = self._confusion_width
+        return {
+            "figures": drawn,
+            "confusions": [(figure.caption, self._inline(figure, width)) for figure in self._confusions],
+            "confusion_rem": _REM_PER_INCH * width,
+            "confusion_scrolls": width >= DESKTOP_WIDTH,  # many labels, whose names a phone would shrink too much
+            "calibration": self._calibration,
+            "diagrams": [(figure.caption, self._inline(figure, RELIABILITY_WIDTH)) for figure in self._diagrams],
+            "diagram_rem": _REM_PER_INCH * RELIABILITY_WIDTH,
+        }
+
+    def _draw(self, figure: ReportFigure, width: float) -> tuple[Figure, str]:
+        """Return the figure and its SVG."""
+        key = (figure.name, width)
+        if key not in self._drawn:
+            drawn = figure.draw(width)
+            self._drawn[key] = (drawn, svg(drawn))
+            drawn.set_layout_engine(None)  # the PNG has the layout of the SVG, which takes most of the time
+        return self._drawn[key]
+
+    def _inline(self, figure: ReportFigure, width: float) -> Markup:
+        """Return the figure as an element of the page: in the page's colours, labelled, and with unique ids.
+
+        Matplotlib has escaped the text in it; everything inserted here is ours or escaped.
+        """
+        _, text = self._draw(figure, width)
+        text = text[text.index("<svg") :]
+        prefix = f"{figure.name}-{int(10 * width)}-"
+        text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}", text)
+        for colour, name in _VARIABLES.items():
+            text = text.replace(f": {colour}", f": var(--{name}, {colour})")
+        label = Markup("<svg role='img' aria-label='{}'").format(figure.caption)
+        return Markup(text.replace("<svg", str(label), 1))
 
 
 def _tables(comparison: ComparisonResults) -> dict[str, Any]:
@@ -191,27 +239,6 @@ def _tables(comparison: ComparisonResults) -> dict[str, Any]:
         "pairing": describe_pairing(comparison),
         "looked_at_test": any(epoch.test_accuracy is not None for run in comparison.runs for epoch in run.epochs),
     }
-
-
-def _write_figure(out: Path, figure: ReportFigure, width: float) -> None:
-    drawn = figure.draw(width)
-    atomic_write(out / "figures" / f"{figure.name}.svg", svg(drawn).encode("utf-8"))
-    atomic_write(out / "figures" / f"{figure.name}.png", png(drawn))
-
-
-def _inline(figure: ReportFigure, width: float) -> Markup:
-    """Return the figure as an element of the page: in the page's colours, labelled, and with unique ids.
-
-    Matplotlib has escaped the text in it; everything inserted here is ours or escaped.
-    """
-    text = svg(figure.draw(width))
-    text = text[text.index("<svg") :]
-    prefix = f"{figure.name}-{int(10 * width)}-"
-    text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}", text)
-    for colour, name in _VARIABLES.items():
-        text = text.replace(f": {colour}", f": var(--{name}, {colour})")
-    label = Markup("<svg role='img' aria-label='{}'").format(figure.caption)
-    return Markup(text.replace("<svg", str(label), 1))
 
 
 def _classes(comparison: ComparisonResults) -> list[tuple[str, list[tuple[str, float, float, float, int]]]]:
