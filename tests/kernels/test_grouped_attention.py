@@ -5,7 +5,14 @@ import torch
 import torch.nn.functional as F
 
 from headstart.kernels import grouped_attention as module
-from headstart.kernels.attention import apply_rotary, sliding_window_mask, split_qkv
+from headstart.kernels.attention import (
+    AttentionContext,
+    apply_rotary,
+    attention,
+    attention_of_groups,
+    sliding_window_mask,
+    split_qkv,
+)
 from headstart.kernels.dispatch import KernelPlan
 from headstart.kernels.grouped_attention import group_documents, grouped_attention
 from headstart.model.attention import rotary_cos_sin
@@ -38,50 +45,80 @@ def outputs_and_grads(attend, lengths, dtype):
 @pytest.mark.parametrize("name", LENGTHS)
 def test_grouped_attention_is_attention_within_each_document(name, causal, window, kept_widths, monkeypatch):
     monkeypatch.setattr(module, "_KEPT_WIDTHS", kept_widths)
+    monkeypatch.setattr(module, "_GROUP_COST", 1 << 12)
     lengths = LENGTHS[name]
     groups = group_documents(lengths, HEADS)
+    assert len(groups.groups) == (3 if name == "mixed" else 1)
     exact = outputs_and_grads(
         lambda *parts: by_document(*parts, lengths, causal=causal, window=window), lengths, torch.float32
     )
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 4e-2)):
         ours = outputs_and_grads(
-            lambda *parts: grouped_attention(*parts, groups, causal=causal, window=window), lengths, dtype
+            lambda *parts: grouped_attention(torch.stack(parts, dim=1), groups, causal=causal, window=window),
+            lengths,
+            dtype,
         )
         for mine, theirs in zip(ours, exact, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
-def test_groups_hold_every_token_once():
-    for lengths in LENGTHS.values():
-        tokens = torch.cat([group.tokens for group in group_documents(lengths, HEADS)])
-        assert sorted(tokens.tolist()) == list(range(sum(lengths)))
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_groups_hold_every_token_once(lengths):
+    groups, tokens_N = group_documents(lengths, HEADS), torch.arange(sum(lengths))
+    torch.testing.assert_close(groups.scatter(groups.gather(tokens_N)), tokens_N)
+    torch.testing.assert_close(groups.scatter(groups.gather_padded(tokens_N + 1)), tokens_N + 1)
+    padded_P = groups.gather_padded(tokens_N + 1)
+    assert int((padded_P > 0).sum()) == sum(lengths)
+    is_token_P = torch.cat([module._is_token(group) for group in groups.groups])
+    assert torch.equal(padded_P > 0, is_token_P)
+
+
+def test_documents_of_one_length_are_not_moved():
+    assert group_documents(LENGTHS["equal"], HEADS).tokens_P is None
+    assert group_documents(LENGTHS["mixed"], HEADS).tokens_P is not None  # control
+
+
+def shapes(lengths, heads):
+    return [(group.size, group.length) for group in group_documents(lengths, heads).groups]
 
 
 def test_short_documents_share_a_group_and_long_ones_do_not_pad_them():
-    assert len(group_documents((20, 31, 40, 25) * 4, 4)) == 1
-    assert [group.indices_BL.shape for group in group_documents((500, 20, 25, 490), 1)] == [(2, 25), (2, 500)]
+    assert shapes((20, 31, 40, 25) * 4, 4) == [(16, 40)]
+    assert shapes((500, 20, 25, 490), 1) == [(2, 25), (2, 500)]
 
 
 def test_a_group_is_divided_where_its_weights_would_leave_the_cache():
-    groups = group_documents((512,) * 4, 4)
-    assert [group.indices_BL.shape for group in groups] == [(1, 512)] * 4
+    assert shapes((512,) * 4, 4) == [(1, 512)] * 4
 
 
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("rotary", [True, False])
-def test_projections_are_split_and_rotated_as_plain_torch_does(rotary):
-    plan = KernelPlan(attention="grouped", cast_weights=True)
-    tables = tuple(table[:, None] for table in rotary_cos_sin(torch.arange(7), WIDTH)) if rotary else None
+def test_projections_are_split_rotated_and_attended_as_plain_torch_does(rotary, causal):
+    plan, lengths = KernelPlan(attention="grouped", cast_weights=True), (3, 4)
+    positions = torch.tensor([0, 1, 2, 0, 1, 2, 3])
+    tables = tuple(table[:, None] for table in rotary_cos_sin(positions, WIDTH)) if rotary else None
     results = []
     for grouped in (True, False):
         torch.manual_seed(0)
         proj = torch.nn.Linear(32, 96)
         x = torch.randn(1, 7, 32, requires_grad=True)
         if grouped:
-            parts = split_qkv(x, proj, HEADS, plan, tables)
+            groups = group_documents(lengths, HEADS)
+            context = AttentionContext(plan, causal=causal, rotary=tables, groups=groups)
+            mixed = attention_of_groups(x, proj, HEADS, context)
         else:
-            parts = proj(x[0]).view(7, 3, HEADS, WIDTH).unbind(1)
-            parts = [apply_rotary(part, *tables) for part in parts[:2]] + [parts[2]] if rotary else parts
-        sum((part.float() * torch.randn(part.shape)).sum() for part in parts).backward()
-        results.append([*(part.float() for part in parts), x.grad, proj.weight.grad, proj.bias.grad])
+            context = AttentionContext(KernelPlan(attention="by_text"), causal=causal, rotary=tables, lengths=lengths)
+            parts = split_qkv(x, proj, HEADS, context.plan, tables)
+            mixed = attention(*parts, context, head_width=WIDTH)
+        (mixed.float() * torch.randn(mixed.shape)).sum().backward()
+        results.append([mixed.float(), x.grad, proj.weight.grad, proj.bias.grad])
     for ours, exact in zip(*results, strict=True):
         torch.testing.assert_close(ours, exact, rtol=2e-2, atol=5e-2)
+
+
+def test_rotating_is_apply_rotary_and_the_negative_sine_rotates_back():
+    x = torch.randn(7, 2, HEADS, WIDTH)
+    cos, sin = (table[:, None, None] for table in rotary_cos_sin(torch.arange(7), WIDTH))
+    rotated = module.rotate(x, cos, sin)
+    torch.testing.assert_close(rotated, apply_rotary(x, cos, sin))
+    torch.testing.assert_close(module.rotate(rotated, cos, -sin), x)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from headstart.kernels.cast import apply_linear
 from headstart.kernels.dispatch import HEAD_MULTIPLE, KernelPlan, autocast_dtype
-from headstart.kernels.grouped_attention import DocumentGroup, grouped_attention
+from headstart.kernels.grouped_attention import DocumentGroups, grouped_attention, rotate
 
 _MIN_PRODUCT_TOKENS = 96
 """The shortest text whose attention is faster by products in bf16 than by torch's kernel in fp32."""
@@ -59,7 +59,7 @@ class AttentionContext:
     """An upper bound of the lengths in `cu_seqlens`."""
     lengths: tuple[int, ...] = ()
     """The lengths of documents that lie end to end and are attended one at a time."""
-    groups: tuple[DocumentGroup, ...] = ()
+    groups: DocumentGroups | None = None
     """The same documents in groups of similar length, where the plan's attention is `grouped`."""
     window: int = -1
     """The attention window to each side in concatenated documents; -1 is unlimited. In other layouts it is part of
@@ -78,10 +78,6 @@ def split_qkv(
         x: (B, T, D), or (1, N, D) for documents end to end.
         rotary: cosine and sine of the positions; queries and keys are rotated by them.
     """
-    if plan.attention == "grouped":
-        qkv_N3HK = apply_linear(x[0], qkv_proj, plan).view(x.shape[1], 3, heads, -1)
-        cos, sin = (None, None) if rotary is None else rotary
-        return cast(tuple[Tensor, Tensor, Tensor], _SplitRotate.apply(qkv_N3HK, cos, sin))  # type: ignore[no-untyped-call]
     if plan.attention == "cudnn":  # rotary positions pair the halves of a head, which must not be padded then
         query, key, value = _split_qkv_padded(x, qkv_proj, heads, pad_heads=rotary is None, fused=plan.fused_residual)
     elif plan.packed and plan.attention == "by_text":
@@ -94,6 +90,14 @@ def split_qkv(
     if rotary is not None:
         query, key = apply_rotary(query, *rotary), apply_rotary(key, *rotary)
     return query, key, value
+
+
+def attention_of_groups(x: Tensor, qkv_proj: nn.Linear, heads: int, context: AttentionContext) -> Tensor:
+    """Return `split_qkv` and `attention` in one for the plan's attention `grouped`: from (1, N, D) to (1, N, H*K)."""
+    assert context.groups is not None
+    qkv_N3HK = apply_linear(x[0], qkv_proj, context.plan).view(x.shape[1], 3, heads, -1)
+    mixed_ND = grouped_attention(qkv_N3HK, context.groups, context.rotary, causal=context.causal, window=context.window)
+    return mixed_ND[None]
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -110,16 +114,13 @@ def attention(
     Args:
         query: with `key` and `value` in the layout of `split_qkv`: (B, H, T, K), or (N, H, K) for documents end to end.
         head_width: K without the padding that cuDNN's heads may have.
-        dropout_p: dropout of the attention weights; the kernels of `varlen`, `cudnn` and `grouped` have none.
+        dropout_p: dropout of the attention weights; the kernels of `varlen` and `cudnn` have none.
     """
     kernel = context.plan.attention
     if kernel == "varlen":
         return _varlen(query, key, value, context)
     if kernel == "by_text":
         return _by_text(query, key, value, context, dropout_p)
-    if kernel == "grouped":
-        groups, window = context.groups, context.window
-        return grouped_attention(query, key, value, groups, causal=context.causal, window=window)[None]
     if kernel == "cudnn":
         return _merge_heads(cudnn_attention(query, key, value, causal=context.causal, scale=head_width**-0.5))
     return _sdpa(query, key, value, context.attn_mask, causal=context.causal, dropout_p=dropout_p)
@@ -236,7 +237,7 @@ def _rotate_packed(qkv_N3HK: Tensor, rotary: tuple[Tensor, Tensor] | None) -> tu
     """Return queries, keys and values in fp32, queries and keys rotated together."""
     if rotary is not None:
         cos, sin = (part[:, None] for part in rotary)
-        query, key = _rotate(qkv_N3HK[:, :2], cos, sin).unbind(1)
+        query, key = rotate(qkv_N3HK[:, :2], cos, sin).unbind(1)
         return query, key, qkv_N3HK[:, 2].float()
     query, key, value = qkv_N3HK.float().unbind(1)
     return query, key, value
@@ -284,39 +285,6 @@ class _SplitQKV(torch.autograd.Function):
             sums = grad.flatten(0, -2).sum(dim=0) if ctx.has_bias else None
         grad_weight = grad.flatten(0, -2).T @ x.flatten(0, -2)
         return grad @ weight, grad_weight, None if sums is None else sums.to(weight.dtype), None
-
-
-class _SplitRotate(torch.autograd.Function):
-    """Queries, keys and values (N, H, K) from one tensor (N, 3, H, K), queries and keys rotated in fp32."""
-
-    @staticmethod
-    def forward(ctx: Any, qkv: Tensor, cos: Tensor | None, sin: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.save_for_backward(cos, sin)
-        query, key, value = qkv.unbind(1)
-        if cos is not None and sin is not None:
-            query, key = (_rotate(part, cos, sin).to(part.dtype) for part in (query, key))
-        return query.contiguous(), key.contiguous(), value.contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        query, key, value = grads
-        grad = torch.empty(len(value), 3, *value.shape[1:], dtype=value.dtype)
-        rotated = (query, key) if cos is None else (_rotate(part, cos, -sin) for part in (query, key))
-        for index, part in enumerate((*rotated, value)):
-            grad[:, index] = part
-        return grad, None, None
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return `apply_rotary` in fp32 for (..., K); the negative sine rotates back."""
-    x = x.float()
-    low, high = x.chunk(2, dim=-1)
-    half = low.shape[-1]
-    out = x * cos
-    out[..., :half].addcmul_(high, sin[..., :half], value=-1)
-    out[..., half:].addcmul_(low, sin[..., half:])
-    return out
 
 
 # opaque to the compiler

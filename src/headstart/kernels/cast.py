@@ -67,9 +67,9 @@ def dropout_mask(shape: torch.Size, p: float) -> Tensor:
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
     bits = words.view(torch.int16)[:count].view(shape)
     dropped, factor_bits, _ = _dropout_numbers(p)
-    # negative where dropped; the shift makes that -1 and the rest 0: then a mask for the bits of the factor
-    bits.bitwise_and_(2**_KEEP_BITS - 1).sub_(dropped).bitwise_right_shift_(_KEEP_BITS)
-    return bits.bitwise_not_().bitwise_and_(factor_bits).view(torch.bfloat16)
+    # negative where kept; the shift makes that -1 and the rest 0: then a mask for the bits of the factor
+    kept = torch.rsub(bits.bitwise_and_(2**_KEEP_BITS - 1), dropped - 1).bitwise_right_shift_(_KEEP_BITS)
+    return kept.bitwise_and_(factor_bits).view(torch.bfloat16)
 
 
 class _DropoutNumbers(NamedTuple):

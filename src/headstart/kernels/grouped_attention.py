@@ -2,9 +2,11 @@
 
 torch's fused attention computes in fp32 inside on a CPU, and its backward pass in bf16 is slow for short texts. Matrix
 products in bf16 are several times as fast, so that documents are padded to the longest of their group and multiplied as one
-batch. Groups are chosen so that padding costs less than the calls it saves. A softmax is computed in fp32.
+batch. Groups are chosen so that padding costs less than the calls it saves: for short texts, the number of operations
+determines the time, so that queries, keys and values stay in one tensor. A softmax is computed in fp32 and rounded.
 
-N tokens of all documents end to end, B documents of a group, L the length of the longest, H heads, K width of one head.
+N tokens of all documents end to end, P the same with the padding of all groups, B documents of a group, L the length of the
+longest, H heads, K width of one head.
 """
 
 from collections.abc import Sequence
@@ -16,7 +18,7 @@ from torch import Tensor
 
 _LENGTH_MULTIPLE = 16
 """Lengths are compared in steps of this many tokens."""
-_GROUP_COST = 1 << 14
+_GROUP_COST = 1 << 15
 """The fixed cost of a group, in attention weights of one head."""
 _MAX_WEIGHTS = 1 << 20
 """Maximum number of attention weights per call, so that they stay in the cache."""
@@ -33,32 +35,73 @@ not be NaN.
 class DocumentGroup:
     """Documents of similar length, padded on the right."""
 
-    indices_BL: Tensor
-    """The flat index of each token; padding repeats the last token."""
+    size: int
+    """The number of documents."""
+    length: int
+    """The number of tokens of the longest."""
     is_token_BL: Tensor | None
     """False for padding; None if there is none."""
 
-    @property
-    def tokens(self) -> Tensor:
-        """The flat indices of the tokens without padding."""
-        return self.indices_BL.flatten() if self.is_token_BL is None else self.indices_BL[self.is_token_BL]
+
+@dataclass(frozen=True)
+class DocumentGroups:
+    """All documents of a forward pass in groups, which lie end to end with their padding."""
+
+    groups: tuple[DocumentGroup, ...]
+    tokens_P: Tensor | None
+    """For each position of the groups its token; padding repeats the last token of its document. None if that is every
+    token in its order.
+    """
+    positions_N: Tensor | None
+    """For each token its position in the groups; None if `tokens_P` is."""
+
+    def gather(self, x_N: Tensor) -> Tensor:
+        """Return the rows of the groups (P, ...), with some token in the place of padding."""
+        return x_N if self.tokens_P is None else x_N.index_select(0, self.tokens_P)
+
+    def gather_padded(self, x_N: Tensor) -> Tensor:
+        """Return the rows of the groups (P, ...), with zeros in the place of padding."""
+        if self.tokens_P is None or self.positions_N is None:
+            return x_N
+        return x_N.new_zeros(len(self.tokens_P), *x_N.shape[1:]).index_copy_(0, self.positions_N, x_N)
+
+    def scatter(self, x_P: Tensor) -> Tensor:
+        """Return the rows of the tokens (N, ...) without padding."""
+        return x_P if self.positions_N is None else x_P.index_select(0, self.positions_N)
+
+    def split(self, x_P: Tensor) -> tuple[Tensor, ...]:
+        """Return the rows of each group (B, L, ...)."""
+        parts = torch.split(x_P, [group.size * group.length for group in self.groups])
+        return tuple(
+            part.view(group.size, group.length, *x_P.shape[1:]) for part, group in zip(parts, self.groups, strict=True)
+        )
 
 
-def group_documents(lengths: Sequence[int], heads: int) -> tuple[DocumentGroup, ...]:
+def group_documents(lengths: Sequence[int], heads: int) -> DocumentGroups:
     """Divide documents that lie end to end into groups, each at most `_MAX_WEIGHTS` attention weights large."""
-    lengths_N = torch.tensor(lengths)
-    starts_N = lengths_N.cumsum(0) - lengths_N
+    lengths_D = torch.tensor(lengths)
+    starts_D = lengths_D.cumsum(0) - lengths_D
     steps = [-(-length // _LENGTH_MULTIPLE) for length in lengths]
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     groups: list[DocumentGroup] = []
+    tokens: list[Tensor] = []
     first = 0
     for end in _group_ends(sorted(steps)):
         members = order[first:end]
         first = end
         size = max(1, _MAX_WEIGHTS // (heads * lengths[members[-1]] ** 2))
         for part in torch.split(torch.tensor(members), size):
-            groups.append(_pad_group(starts_N[part], lengths_N[part]))
-    return tuple(groups)
+            group, indices_BL = _pad_group(starts_D[part], lengths_D[part])
+            groups.append(group)
+            tokens.append(indices_BL.flatten())
+    tokens_P = torch.cat(tokens)
+    num_tokens = sum(lengths)
+    if len(tokens_P) == num_tokens and bool((tokens_P.diff() == 1).all()):
+        return DocumentGroups(tuple(groups), None, None)
+    is_token_P = torch.cat([_is_token(group) for group in groups])
+    positions_N = torch.empty(num_tokens, dtype=torch.long)
+    positions_N[tokens_P[is_token_P]] = is_token_P.nonzero()[:, 0]
+    return DocumentGroups(tuple(groups), tokens_P, positions_N)
 
 
 def _group_ends(steps: list[int]) -> list[int]:
@@ -82,24 +125,39 @@ def _group_ends(steps: list[int]) -> list[int]:
     return ends[::-1]
 
 
-def _pad_group(starts_B: Tensor, lengths_B: Tensor) -> DocumentGroup:
-    index_L = torch.arange(int(lengths_B.max()))
+def _pad_group(starts_B: Tensor, lengths_B: Tensor) -> tuple[DocumentGroup, Tensor]:
+    """Return a group and the token at each of its positions (B, L)."""
+    length = int(lengths_B.max())
+    index_L = torch.arange(length)
     is_token_BL = index_L < lengths_B[:, None]
-    indices_BL = starts_B[:, None] + torch.minimum(index_L, lengths_B[:, None] - 1)
-    return DocumentGroup(indices_BL, None if bool(is_token_BL.all()) else is_token_BL)
+    group = DocumentGroup(len(lengths_B), length, None if bool(is_token_BL.all()) else is_token_BL)
+    return group, starts_B[:, None] + torch.minimum(index_L, lengths_B[:, None] - 1)
+
+
+def _is_token(group: DocumentGroup) -> Tensor:
+    if group.is_token_BL is None:
+        return torch.ones(group.size * group.length, dtype=torch.bool)
+    return group.is_token_BL.flatten()
 
 
 def grouped_attention(
-    query: Tensor, key: Tensor, value: Tensor, groups: tuple[DocumentGroup, ...], *, causal: bool, window: int = -1
+    qkv: Tensor,
+    groups: DocumentGroups,
+    rotary: tuple[Tensor, Tensor] | None = None,
+    *,
+    causal: bool,
+    window: int = -1,
 ) -> Tensor:
-    """Return attention (N, H*K) within each document, for `query`, `key` and `value` (N, H, K) in bf16.
+    """Return attention (N, H*K) within each document, for queries, keys and values (N, 3, H, K) in bf16.
 
     Args:
         groups: contain every token once.
+        rotary: cosine and sine (N, 1, K) of the positions; queries and keys are rotated by them in fp32.
         causal: a token sees only those before it.
         window: how far a token sees to each side; -1 is unlimited.
     """
-    mixed: Tensor = _GroupedAttention.apply(query, key, value, groups, causal, window)  # type: ignore[no-untyped-call]
+    cos, sin = (None, None) if rotary is None else (table[:, None] for table in rotary)
+    mixed: Tensor = _GroupedAttention.apply(qkv, cos, sin, groups, causal, window)  # type: ignore[no-untyped-call]
     return mixed
 
 
@@ -107,54 +165,83 @@ class _GroupedAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        groups: tuple[DocumentGroup, ...],
+        qkv: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        groups: DocumentGroups,
         causal: bool,
         window: int,
     ) -> Tensor:
-        ctx.groups, ctx.causal, ctx.window, ctx.kept = groups, causal, window, []
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        for group in groups:
-            query_BHLK, key_BHLK, value_BHLK = (_gather(part, group) for part in (query, key, value))
-            weights = _attention_weights(query_BHLK, key_BHLK, group, causal=causal, window=window)
-            _scatter(out, torch.matmul(weights, value_BHLK), group)
-            keep = any(ctx.needs_input_grad) and weights.shape[-1] <= _KEPT_WIDTHS * query.shape[-1]
-            ctx.kept.append(weights if keep else None)
-        ctx.save_for_backward(query, key, value)
-        return out.flatten(-2)
+        if cos is not None and sin is not None:
+            rotated = torch.empty_like(qkv)
+            rotated[:, :2] = rotate(qkv[:, :2], cos, sin)
+            rotated[:, 2] = qkv[:, 2]
+            qkv = rotated
+        mixed, saved = [], []
+        for group, part in zip(groups.groups, groups.split(groups.gather(qkv)), strict=True):
+            query, key, value = heads = part.permute(2, 0, 3, 1, 4).flatten(1, 2)  # (3, B*H, L, K), contiguous
+            weights = _attention_weights(query, key, group, causal=causal, window=window)
+            mixed.append(_merge_heads(torch.bmm(weights, value), group))
+            keep = any(ctx.needs_input_grad) and group.length <= _KEPT_WIDTHS * qkv.shape[-1]
+            saved += [heads, weights if keep else None]
+        ctx.save_for_backward(cos, sin, *saved)
+        ctx.groups, ctx.causal, ctx.window = groups, causal, window
+        return groups.scatter(_concat(mixed))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value = ctx.saved_tensors
-        grad = grads[0].view_as(query)
-        scale = query.shape[-1] ** -0.5
-        grad_query, grad_key, grad_value = (torch.empty_like(part) for part in (query, key, value))
-        for index, group in enumerate(ctx.groups):
-            query_BHLK, key_BHLK, value_BHLK, grad_BHLK = (_gather(part, group) for part in (query, key, value, grad))
-            if group.is_token_BL is not None:  # the output of padding is not used
-                grad_BHLK = grad_BHLK * group.is_token_BL[:, None, :, None].to(grad.dtype)
-            weights, ctx.kept[index] = ctx.kept[index], None
-            if weights is None:
-                weights = _attention_weights(query_BHLK, key_BHLK, group, causal=ctx.causal, window=ctx.window)
-            _scatter(grad_value, torch.matmul(weights.mT, grad_BHLK), group)
-            grad_logits = torch._softmax_backward_data(
-                torch.matmul(grad_BHLK, value_BHLK.mT), weights, -1, weights.dtype
-            )
-            _scatter(grad_query, torch.matmul(grad_logits, key_BHLK).mul_(scale), group)
-            _scatter(grad_key, torch.matmul(grad_logits.mT, query_BHLK).mul_(scale), group)
-        return grad_query, grad_key, grad_value, None, None, None
+        cos, sin, *saved = ctx.saved_tensors
+        groups, grad_qkv = ctx.groups, []
+        parts = groups.split(groups.gather_padded(grads[0]))
+        for group, part, heads, kept in zip(groups.groups, parts, saved[::2], saved[1::2], strict=True):
+            query, key, value = heads
+            width = query.shape[-1]
+            grad = part.view(*part.shape[:2], -1, width).transpose(1, 2).flatten(0, 1)
+            weights = kept
+            if kept is None:
+                weights = _attention_weights(query, key, group, causal=ctx.causal, window=ctx.window)
+            grads_3 = torch.empty_like(heads)
+            torch.bmm(weights.mT, grad, out=grads_3[2])
+            grad_logits = torch._softmax_backward_data(torch.bmm(grad, value.mT), weights, -1, weights.dtype)
+            torch.bmm(grad_logits, key, out=grads_3[0])
+            torch.bmm(grad_logits.mT, query, out=grads_3[1])
+            grads_3[:2].mul_(width**-0.5)
+            grad_qkv.append(grads_3.view(3, group.size, -1, *heads.shape[2:]).permute(1, 3, 0, 2, 4).flatten(0, 1))
+        grad_N3HK = groups.scatter(_concat(grad_qkv))
+        if cos is not None:
+            grad_N3HK[:, :2] = rotate(grad_N3HK[:, :2], cos, -sin)
+        return grad_N3HK, None, None, None, None, None
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return rotary positions of (..., K) in fp32: the two halves of each head rotated against each other.
+
+    The negative sine rotates back.
+    """
+    x = x.float()
+    low, high = x.chunk(2, dim=-1)
+    half = low.shape[-1]
+    out = x * cos
+    out[..., :half].addcmul_(high, sin[..., :half], value=-1)
+    out[..., half:].addcmul_(low, sin[..., half:])
+    return out
 
 
 def _attention_weights(query: Tensor, key: Tensor, group: DocumentGroup, *, causal: bool, window: int) -> Tensor:
-    """Return the softmax of the scaled logits (B, H, L, L), computed in fp32, in the dtype of the query."""
-    logits = torch.matmul(query, key.mT).float().mul_(query.shape[-1] ** -0.5)
-    length = logits.shape[-1]
+    """Return the softmax of the scaled logits (B*H, L, L), computed in fp32, in the dtype of the query."""
+    scale, length = query.shape[-1] ** -0.5, group.length
+    logits = torch.bmm(query, key.mT).float()
+    bias = None
     if causal or 0 <= window < length - 1:
-        logits += _position_bias(length, window, causal=causal)
+        bias = _position_bias(length, window, causal=causal)
     if not causal and group.is_token_BL is not None:  # under causal attention, padding is to the right of every token
-        logits += torch.where(group.is_token_BL, 0.0, _MASKED)[:, None, None, :]
+        padding_B11L = torch.where(group.is_token_BL, 0.0, _MASKED)[:, None, None]
+        bias = padding_B11L if bias is None else bias + padding_B11L
+    if bias is None:
+        logits.mul_(scale)
+    else:
+        logits_BHLL = logits.view(group.size, -1, length, length)
+        torch.add(bias, logits_BHLL, alpha=scale, out=logits_BHLL)
     return torch.softmax(logits, dim=-1, out=logits).to(query.dtype)
 
 
@@ -168,14 +255,10 @@ def _position_bias(length: int, window: int, *, causal: bool) -> Tensor:
     return torch.where(visible, 0.0, _MASKED)
 
 
-def _gather(x_NHK: Tensor, group: DocumentGroup) -> Tensor:
-    """Return the tokens of a group as (B, H, L, K), contiguous."""
-    rows = x_NHK.index_select(0, group.indices_BL.flatten())
-    return rows.view(*group.indices_BL.shape, *x_NHK.shape[1:]).transpose(1, 2).contiguous()
+def _merge_heads(x: Tensor, group: DocumentGroup) -> Tensor:
+    """Return the rows (B*L, H*K) of heads (B*H, L, K)."""
+    return x.view(group.size, -1, *x.shape[1:]).transpose(1, 2).flatten(2).flatten(0, 1)
 
 
-def _scatter(out_NHK: Tensor, x_BHLK: Tensor, group: DocumentGroup) -> None:
-    """Write the tokens of a group to their positions; padding is dropped."""
-    rows = x_BHLK.transpose(1, 2)
-    rows = rows.flatten(0, 1) if group.is_token_BL is None else rows[group.is_token_BL]
-    out_NHK.index_copy_(0, group.tokens, rows)
+def _concat(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

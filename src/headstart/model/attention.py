@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from headstart.config.schema import AttentionDirection
-from headstart.kernels.attention import AttentionContext, attention, deferred_bias, project_out, split_qkv
+from headstart.kernels.attention import (
+    AttentionContext,
+    attention,
+    attention_of_groups,
+    deferred_bias,
+    project_out,
+    split_qkv,
+)
 from headstart.kernels.dispatch import KernelPlan
 
 KeyValues = tuple[Tensor, Tensor]
@@ -49,6 +56,9 @@ class SelfAttention(nn.Module):
     def forward(self, x_BTD: Tensor, context: AttentionContext) -> Tensor:
         """Return the projected attention output of every token, without the bias that `deferred_bias` returns."""
         plan = context.plan
+        if plan.attention == "grouped":
+            mixed_BTD = attention_of_groups(x_BTD, self.qkv_proj, self.heads, context)
+            return project_out(mixed_BTD, self.out_proj, self.heads, plan)
         query, key, value = split_qkv(x_BTD, self.qkv_proj, self.heads, plan, context.rotary)
         if context.cache is not None:
             key, value = context.cache.update(key, value)
