@@ -7,7 +7,7 @@ pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 pytest.importorskip("playwright", reason="playwright is not installed")
 
 from fixtures.comparison_folder import make_comparison
-from fixtures.serving import Server
+from fixtures.serving import Server, open_page
 from fixtures.small_models import TEXTS, jittered, shape, tokenizer
 from headstart.model.heads import Model, build_classifier_head
 from headstart.model.transformer import build_backbone
@@ -55,7 +55,7 @@ def server(tmp_path_factory, browser):
 @pytest.mark.parametrize("width", [360, 1200])
 def test_long_labels_do_not_break_words(server, browser_page, width):
     page = browser_page(width, 800)
-    page.goto(server.url, wait_until="networkidle")
+    open_page(page, server.url)
     page.locator("#text").fill("my mortgage representative promised " + TEXTS[0])
     page.wait_for_selector("#why:not([hidden])")
     assert page.locator("#strongest tbody tr").count() == 5
@@ -70,7 +70,7 @@ def test_long_labels_do_not_break_words(server, browser_page, width):
 
 def test_only_some_of_many_labels_are_listed_at_the_top(server, browser_page):
     page = browser_page()
-    page.goto(server.url, wait_until="networkidle")
+    open_page(page, server.url)
     facts = page.locator("#facts").inner_text()
     assert "another label, number 7 and 2 more. Texts longer than 64 tokens are truncated." in facts
     assert "number 8" not in facts
@@ -90,19 +90,25 @@ def test_the_text_column_of_a_file_is_chosen_as_in_training(server, browser_page
     path = tmp_path / "in.csv"
     path.write_text(f"{header}\n{','.join(cells)}\n")
     page = browser_page()
-    page.goto(server.url, wait_until="networkidle")
+    open_page(page, server.url)
     page.set_input_files("#csv", path)
     page.wait_for_selector("#columns:not([hidden])")
     assert page.eval_on_selector("#column", "select => select.options[select.selectedIndex].text") == column
     assert page.eval_on_selector_all("#column option", "options => options.map((one) => one.text)") == names
 
 
-@pytest.mark.parametrize("width", [360, 1200])
-def test_a_confusion_matrix_of_many_labels_scrolls_within_its_figure(browser_page, tmp_path, width):
+@pytest.fixture(scope="module")
+def report_of_many_labels(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("labels")
     labels = [f"a label with a long name, number {number}" for number in range(40)]
-    make_comparison(tmp_path, arms={"tfidf": 0.7, "pretrained": 0.8}, seeds=1, texts=400, labels=labels)
+    make_comparison(folder, arms={"tfidf": 0.7, "pretrained": 0.8}, seeds=1, texts=400, labels=labels)
+    return write_report(folder)
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_a_confusion_matrix_of_many_labels_scrolls_within_its_figure(browser_page, report_of_many_labels, width):
     page = browser_page(width, 800)
-    page.goto(write_report(tmp_path).as_uri())
+    page.goto(report_of_many_labels.as_uri())
     page_width, window_width = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
     assert page_width <= window_width
     matrix = page.locator(".sideways svg").last

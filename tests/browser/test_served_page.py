@@ -10,7 +10,7 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 pytest.importorskip("playwright", reason="playwright is not installed")
 
-from fixtures.serving import Server
+from fixtures.serving import Server, open_page
 from fixtures.tiny import finetune_config, pretrain_config, write_reviews
 from headstart.cli.main import run
 
@@ -70,7 +70,7 @@ def test_a_model_that_is_not_better_than_its_baselines_says_so(servers, browser_
         route.fulfill(json=route.fetch().json() | {"quality": quality})
 
     page.route("**/about", set_grade)
-    page.goto(servers[0].url, wait_until="networkidle")
+    open_page(page, servers[0].url)
     page.wait_for_function("document.title === 'film-reviews'")
     assert page.locator("#quality").is_visible() is shown
     assert page.locator("#quality").text_content() == "test accuracy 0.5000: headstart auto would use another"
@@ -87,7 +87,7 @@ def test_a_model_that_is_not_better_than_its_baselines_says_so(servers, browser_
 )
 def test_typing_shows_a_label_and_the_weights_of_words(servers, browser_page, width, theme):
     page = browser_page(width, 800, theme)
-    page.goto(servers[0].url, wait_until="networkidle")
+    open_page(page, servers[0].url)
     page.locator("#text").press_sequentially("a superb and lovely film, but dull")
     page.wait_for_selector("#why:not([hidden])")
     status = page.locator("#answer").inner_text()
@@ -112,7 +112,7 @@ def test_typing_shows_a_label_and_the_weights_of_words(servers, browser_page, wi
 
 def test_the_page_can_be_used_with_the_keyboard(servers, browser_page):
     page = browser_page()
-    page.goto(servers[0].url, wait_until="networkidle")
+    open_page(page, servers[0].url)
     page.locator("#text:focus").wait_for()
     page.keyboard.type("a superb and lovely story")
     reached = []
@@ -129,7 +129,7 @@ def test_the_page_can_be_used_with_the_keyboard(servers, browser_page):
 
 def test_the_page_says_that_a_long_text_was_truncated(servers, browser_page):
     page = browser_page()
-    page.goto(servers[0].url, wait_until="networkidle")
+    open_page(page, servers[0].url)
     page.locator("#text").fill("the film was superb " * 20)
     page.wait_for_selector("#remark:not([hidden])")
     assert page.locator("#remark").inner_text() == "The text was truncated: the model uses the first 24 tokens."
@@ -159,7 +159,7 @@ def test_a_labelled_csv_equals_the_output_of_predict(
         file.write(declaration)
         csv.writer(file, delimiter=separator, quoting=csv.QUOTE_ALL).writerows(rows)
     page = browser_page(360, 800)
-    page.goto(servers[0].url, wait_until="networkidle")
+    open_page(page, servers[0].url)
     page.wait_for_selector("#file:not([hidden])")
     if precision:
         page.locator("#precision").select_option(precision)
@@ -205,7 +205,7 @@ def test_a_labelled_csv_equals_the_output_of_predict(
 def test_the_page_says_why_a_file_cannot_be_read(servers, browser_page, tmp_path, content, line):
     (tmp_path / "in.csv").write_bytes(content)
     page = browser_page()
-    page.goto(servers[0].url, wait_until="networkidle")
+    open_page(page, servers[0].url)
     page.wait_for_selector("#file:not([hidden])")
     page.locator("#csv").set_input_files(tmp_path / "in.csv")
     page.wait_for_selector("#file-status.bad")
@@ -216,7 +216,7 @@ def test_the_page_says_why_a_file_cannot_be_read(servers, browser_page, tmp_path
 @pytest.mark.parametrize(("width", "theme"), [(360, "light"), (1280, "dark")])
 def test_a_language_model_shows_candidates_and_generates(servers, browser_page, width, theme):
     page = browser_page(width, 800, theme)
-    page.goto(servers[1].url, wait_until="networkidle")
+    open_page(page, servers[1].url)
     page.locator("#prompt").fill("the film")
     page.locator("#next li").nth(5).wait_for()
     page.locator("#next button:enabled").first.click()
@@ -235,7 +235,7 @@ def test_a_language_model_shows_candidates_and_generates(servers, browser_page, 
 
 def test_the_page_asks_for_the_key(servers, browser_page):
     page = browser_page(360, 700)
-    page.goto(servers[2].url, wait_until="networkidle")
+    open_page(page, servers[2].url)
     page.wait_for_selector("#key-form:not([hidden])")
     assert page.locator("#facts").inner_text() == "this server requires an API key: Authorization: Bearer KEY"
     page.locator("#key").fill("open-sesame")
@@ -247,7 +247,7 @@ def test_the_page_asks_for_the_key(servers, browser_page):
 
 def test_the_page_links_to_the_report(servers, browser_page):
     page = browser_page()
-    page.goto(servers[0].url, wait_until="networkidle")
+    open_page(page, servers[0].url)
     page.locator("#report a").click()
     page.wait_for_selector("h1")
     assert page.locator("h1").inner_text() == "The report"

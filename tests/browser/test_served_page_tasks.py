@@ -10,7 +10,7 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 
 from fixtures.predictions import write_all
 from fixtures.recipes import finetune_run
-from fixtures.serving import Server
+from fixtures.serving import Server, open_page
 from fixtures.tiny import finetune_config
 from headstart.cli.main import run
 
@@ -37,7 +37,7 @@ def servers(folder, browser):
 
 
 def type_texts(page, server, *texts):
-    page.goto(server.url, wait_until="networkidle")
+    open_page(page, server.url)
     page.wait_for_selector("#classify:not([hidden])")
     for box, text in zip(("#text", "#second"), texts, strict=False):
         page.locator(box).fill(text)
@@ -79,7 +79,7 @@ def test_a_text_pair_is_typed_into_two_boxes(servers, browser_page):
 def test_a_csv_of_every_task_equals_the_output_of_predict(servers, browser_page, folder, tmp_path, name):
     source, out = folder / f"{TASKS[name][0]}-test.csv", tmp_path / "out.csv"
     page = browser_page()
-    page.goto(servers[name].url, wait_until="networkidle")
+    open_page(page, servers[name].url)
     page.wait_for_selector("#file:not([hidden])")
     page.locator("#csv").set_input_files(source)
     page.wait_for_selector("#columns:not([hidden])")
