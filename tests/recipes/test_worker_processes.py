@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from faults import polling, worker_kills
+from fixtures.forked import ForkedProcess, run_headstart
 from fixtures.tiny import write_reviews
 from fixtures.waiting import PATIENCE, wait_until
 from headstart.cli.main import run
@@ -84,21 +85,21 @@ def workers_of(process):
 
 
 @pytest.fixture
-def start():
+def start(tmp_path):
     """A function that starts commands; those that still run after the test are killed, and their workers end."""
     processes = []
 
     def start_process(words):
-        processes.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        processes.append(ForkedProcess(run_headstart, words[2:], tmp_path / "log.txt"))
         return processes[-1]
 
     yield start_process
     for process in processes:
         process.kill()
-        process.communicate()
+        process.wait(PATIENCE)
 
 
-SHORT = ("--loop.epochs", "20")
+SHORT = ("--loop.epochs", "12")
 
 
 @pytest.fixture(scope="module")
@@ -124,11 +125,12 @@ def test_a_signal_stops_every_process_with_its_state_saved(reviews, tmp_path, st
     process = start(long)
     wait_until(lambda: len(list((out / "work").glob("*/metrics.jsonl"))) == 2, process)
     process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 143, stderr
+    process.wait(PATIENCE)
+    output = (tmp_path / "log.txt").read_text()
+    assert process.returncode == 143, output
     assert (
         f"SIGTERM at scratch, all labels, seed 0; saved. Continue with: headstart compare --resume --out {out}"
-        in stderr
+        in output
     )
     assert len(list((out / "work").glob("*/checkpoints/step-*"))) == 2
 
@@ -139,9 +141,9 @@ def test_a_killed_worker_costs_only_its_own_run(reviews, in_one_process, tmp_pat
     process = start(command(reviews, out, *SHORT, "--jobs", "2"))
     wait_until(lambda: any((out / "work").glob("*/metrics.jsonl")) and len(workers_of(process)) == 2, process)
     os.kill(workers_of(process)[0], signal.SIGKILL)
-    _, stderr = process.communicate(timeout=PATIENCE)
+    process.wait(PATIENCE)
     assert process.returncode == 1
-    last = stderr.strip().splitlines()[-1]
+    last = (tmp_path / "log.txt").read_text().strip().splitlines()[-1]
     assert last == (
         "headstart: a worker process was killed (out of memory?); finished runs are kept. Continue with: "
         f"headstart compare --resume --out {out}"
