@@ -32,7 +32,7 @@ from headstart.store.bundle import load_bundle
 from headstart.store.records import read_comparison_data
 from headstart.store.run_folder import RunFolder
 
-SETTINGS = {"loop": {"epochs": 3}, "runtime": {"threads": 1}, "optim": {"lr": 5e-3}}
+SETTINGS = {"loop": {"epochs": 2}, "runtime": {"threads": 1}, "optim": {"lr": 5e-3}}
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from headstart.store.bundle import load_bundle
 from headstart.store.locate import STARTERS_PACKAGE
 from headstart.store.records import read_record, record_path
 
-SETTINGS = {"loop.epochs": 2, "loop.min_steps": 0, "runtime.threads": 1}
+SETTINGS = {"loop.epochs": 1, "loop.min_steps": 0, "runtime.threads": 1}
 WIDTH, LR = 384, 1.5e-4
 """The width of the starters, and the learning rate of the preset for it."""
 

@@ -86,10 +86,10 @@ def test_recorded_changes_of_the_plan_are_repeated_to_the_bit(kind, reviews, tmp
 def test_a_run_whose_timed_steps_misled_is_planned_again(kind, reviews, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "seconds_per_step", lambda *_, **__: 1e-6)
     if kind == "finetune":
-        config = finetune_config(loop__epochs=50_000, loop__minutes=0.05)
+        config = finetune_config(loop__epochs=50_000, loop__minutes=0.02)
         out = finetune_run(str(reviews / "train.csv"), tmp_path / "run", config, backbone="scratch").path
     else:
-        config = pretrain_config(loop__steps=None, loop__minutes=0.05, optim__schedule="linear", optim__warmup=0.0)
+        config = pretrain_config(loop__steps=None, loop__minutes=0.02, optim__schedule="linear", optim__warmup=0.0)
         out = pretrain_run([str(reviews / "texts.txt")], tmp_path / "run", config).path
     plan = read_checksummed(out / "plan.json")
     assert plan["replans"]
@@ -102,7 +102,7 @@ def test_a_run_whose_timed_steps_misled_is_planned_again(kind, reviews, tmp_path
 
 def compare(reviews, out, **options):
     files = {name: str(reviews / f"{name}.csv") for name in ("train", "valid", "test")}
-    config = finetune_config(loop__epochs=50_000, loop__minutes=0.02)
+    config = finetune_config(loop__epochs=50_000, loop__minutes=0.01)
     request = CompareRequest(out=out, **files, arms=("majority", "scratch", "pretrained"), seeds=1, **options)
     run_compare(request, config)
     return [read_record(record_path(out, arm, "all", 0)) for arm in ("scratch", "pretrained")]

@@ -85,7 +85,8 @@ def _full_page(command: Command, words: Sequence[str]) -> str:
         if argument.index is not None:
             continue
         setting = _setting(argument, options)
-        label = _label(argument, [name for name in argument.names if name not in argument.negatives])
+        negatives = argument.negatives
+        label = _label(argument, [name for name in argument.names if name not in negatives])
         if setting is None or resolved is None:
             plain.append((label, _text(argument.parameter.help, _declared_default(argument))))
         else:
@@ -239,8 +240,9 @@ def _declared(command: Command) -> list[Any]:
 
 def _setting(argument: Any, options: Options[Any] | None) -> str | None:
     """Return the setting that an option sets, or None."""
-    names = options.names.items() if options else ()
-    return next((name for name, flag in names if flag in argument.names or option_flag(name) in argument.names), None)
+    settings = options.names.items() if options else ()
+    names = set(argument.names)  # it is made anew at every access
+    return next((name for name, flag in settings if flag in names or option_flag(name) in names), None)
 
 
 def _page_default(setting: str, options: Options[Any]) -> str:
