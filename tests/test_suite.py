@@ -2,12 +2,14 @@
 
 import ast
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from fixtures.forked import ForkedProcess
 from fixtures.order import LONGEST
 from fixtures.processes import end_survivors, started_processes
 from fixtures.waiting import PATIENCE, wait_until
@@ -83,3 +85,14 @@ def test_a_process_of_the_session_is_no_survivor():
     finally:
         process.kill()
         process.wait()
+
+
+@needs_proc
+def test_a_forked_process_that_survives_is_named_but_not_the_one_that_it_is_a_copy_of(tmp_path):
+    before = set(started_processes())
+    process = ForkedProcess(signal.pause, ["pause"], tmp_path / "log.txt")
+    assert set(started_processes()) - before == {process.pid}
+    (survivor,) = end_survivors(before, seconds=0)
+    assert "multiprocessing.forkserver" in survivor
+    assert process.wait(PATIENCE) == -signal.SIGKILL
+    assert end_survivors(before) == []
