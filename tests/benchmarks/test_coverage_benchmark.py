@@ -19,7 +19,7 @@ def coverage():
     return module
 
 
-@pytest.mark.parametrize("seeds", [3, 5, 10])
+@pytest.mark.parametrize("seeds", [3, 5, pytest.param(10, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "world",
     [
@@ -63,7 +63,7 @@ def test_simulated_tables_have_the_stated_difference_and_noise(coverage):
     assert first.mean(axis=2).var(axis=1, ddof=1).mean() == pytest.approx(0.02**2 + 0.78 * 0.22 * 0.8 / 500, rel=0.1)
 
 
-@pytest.mark.parametrize("seeds", [3, 5, 10])
+@pytest.mark.parametrize("seeds", [3, 5, pytest.param(10, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "world",
     [("level", 1.0, 0.3, 0.80), ("rises", 1.0, 0.3, 0.92), ("falls", 3.0, 0.8, 0.92), ("almost", 3.0, 0.8, 0.80)],
@@ -90,7 +90,7 @@ def test_the_made_up_curves_are_as_described(coverage, kind):
     assert np.corrcoef(strays[..., 0].ravel(), strays[..., -1].ravel())[0, 1] == pytest.approx(0.43, abs=0.08)
 
 
-@pytest.mark.parametrize("seeds", [3, 10])
+@pytest.mark.parametrize("seeds", [3, pytest.param(10, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "world", [("even", "none", 0.0), ("sure", "none", 0.0), ("five", "far too sure", 2.0)], ids=str
 )
