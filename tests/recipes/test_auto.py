@@ -16,9 +16,10 @@ from headstart.config.schema import FinetuneConfig, LabelledConfig, RuntimeConfi
 from headstart.errors import Interrupted, StoreError, UsageError
 from headstart.interop.model_source import load_model_source
 from headstart.interrupts import handle_signals
+from headstart.linear import classifier
 from headstart.linear.classifier import fit_linear
 from headstart.predict.bundle_predictor import load_predictor, threshold_for
-from headstart.recipes.auto import finish
+from headstart.recipes.auto import finish, run
 from headstart.recipes.auto.finish import FittedArms
 from headstart.recipes.auto.network import Network, cross_validate
 from headstart.recipes.auto.pretraining import own_backbone
@@ -29,7 +30,7 @@ from headstart.recipes.evaluate import EvaluateRequest, run_evaluate
 from headstart.recipes.finetune.trainer import Deadline
 from headstart.runtime import setup_runtime
 from headstart.store.bundle import load_bundle
-from headstart.store.records import read_comparison_data
+from headstart.store.records import read_comparison_data, read_record, record_path
 from headstart.store.run_folder import RunFolder
 
 SETTINGS = {"loop": {"epochs": 2}, "runtime": {"threads": 1}, "optim": {"lr": 5e-3}}
@@ -73,11 +74,17 @@ def test_the_winner_can_be_used_and_every_arm_has_a_record(whole):
     assert not (result.folder / "work").exists()
 
 
-def test_the_card_says_that_the_last_epoch_of_the_network_was_kept(data, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def blend(data, tmp_path_factory):
+    """The result of a run in which the blend won."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finish, "choose_winner", lambda *_: "blend")
+        return auto(data, tmp_path_factory.mktemp("blend") / "run", settings=SETTINGS | {"loop": {"epochs": 1}})
+
+
+def test_the_card_says_that_the_last_epoch_of_the_network_was_kept(blend):
     """The rows that a network did not see judge it; they choose no epoch."""
-    monkeypatch.setattr(finish, "choose_winner", lambda *_: "blend")
-    settings = SETTINGS | {"loop": {"epochs": 1}}
-    card = (auto(data, tmp_path / "run", settings=settings).folder / "bundle" / "README.md").read_text("utf-8")
+    card = (blend.folder / "bundle" / "README.md").read_text("utf-8")
     assert "from the pretrained model `base`; the last epoch was kept." in card
     assert "chosen on validation" not in card
     assert "| cross-validation (it chose the settings) |" in card
@@ -92,11 +99,9 @@ def test_the_report_names_the_winner_and_nothing_is_missing(whole):
     assert "--arms" not in page
 
 
-def test_a_difference_whose_interval_contains_zero_is_called_unclear(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(finish, "choose_winner", lambda *_: "blend")
-    result = auto(data, tmp_path / "run", settings=SETTINGS | {"loop": {"epochs": 1}})
-    assert result.winner == "blend"
-    assert result.headline.endswith(", no clear difference)")
+def test_a_difference_whose_interval_contains_zero_is_called_unclear(blend):
+    assert blend.winner == "blend"
+    assert blend.headline.endswith(", no clear difference)")
 
 
 def test_the_lines_say_what_was_done(whole):
@@ -128,6 +133,39 @@ def test_copies_of_a_text_do_not_count_in_the_choice(tmp_path):
     headstart.auto(tmp_path / "t.csv", out=tmp_path / "run", backbone="none", progress=listener)
     start = f"cross-validation accuracy on {len(compared)} rows whose text occurs once: the majority class "
     assert any(line.startswith(start) for line in listener.lines)
+
+
+def test_texts_with_more_than_one_label_are_counted(tmp_path):
+    lines = [f"text {row} is {('bad', 'good')[row % 2]},{'ab'[row % 2]}" for row in range(40)]
+    conflicts = [line[:-1] + ("b" if line[-1] == "a" else "a") for line in lines[:3]]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *lines, *conflicts]), encoding="utf-8")
+    path = str(tmp_path / "t.csv")
+    table = load_table(path, (), None, LabelledConfig(), 0, Listener())
+    note = f"{path}: 3 texts have more than one label, in 6 rows"
+    assert (
+        f"{note}; these rows are not held out, which makes the test easier (headstart inspect lists them)"
+        in table.notes
+    )
+    assert not {line.partition(",")[0] for line in conflicts} & set(table.test.texts)
+    (tmp_path / "test.csv").write_text("\n".join(["text,label", "a new one,a", "another one,b"]), encoding="utf-8")
+    table = load_table(path, (), str(tmp_path / "test.csv"), LabelledConfig(), 0, Listener())
+    assert f"{note} (headstart inspect lists them)" in table.notes
+
+
+def test_a_linear_model_that_would_take_too_long_is_fitted_on_fewer_rows(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(classifier, "TRIAL_NONZEROS", 500)
+    listener = Listener()
+    result = auto(data, tmp_path / "run", listener, backbone="none", minutes=0.001)
+    rows = read_record(record_path(result.folder, "linear", "all", 0)).rows
+    assert 1 < rows < 26
+    assert any(line.endswith(f"; fitted on {rows} of 52 rows to save time") for line in listener.lines)
+
+
+def test_the_line_about_one_minute_is_singular(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "plan_network", lambda *_: None)
+    listener = Listener()
+    auto(data, tmp_path / "run", listener, minutes=1.0)
+    assert "no network: 1 minute is not enough to train one; --minutes 2 would be enough" in listener.lines
 
 
 class StopAfter(Listener):

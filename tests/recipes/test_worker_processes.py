@@ -159,7 +159,9 @@ def test_zero_jobs_are_refused(reviews, tmp_path, capsys):
 
 
 @needs_proc
-@pytest.mark.parametrize("phase", ["busy", "idle", "starting", "stopping"])
+@pytest.mark.parametrize(
+    "phase", ["busy", "stopping", *(pytest.param(phase, marks=pytest.mark.slow) for phase in ("idle", "starting"))]
+)
 def test_a_worker_killed_at_any_moment_ends_the_others_with_their_state_saved(phase, tmp_path):
     """One random kill besides those of faults/test_torture.py; `make torture` has more of them, and a busy machine."""
     counts = worker_kills.Kills(phase, tmp_path / "run").go(1, seed=1)
