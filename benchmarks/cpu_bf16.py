@@ -3,7 +3,7 @@
 python benchmarks/cpu_bf16.py [--threads 2] [--rounds 5] [--only classic] [--out docs/results/cpu_bf16.json]
 
 classic: the course's language model. modern-micro: a language model of that preset; the Trainer has a Llama of the same size.
-starter: fine-tuning from starter:en-reviews on short texts; the Trainer has a Llama of the same size for classification, and the same
+starter: fine-tuning from starter:en on short texts; the Trainer has a Llama of the same size for classification, and the same
 texts padded. All sides take turns in one process. Peak memory is measured in a separate process per precision.
 """
 
@@ -46,6 +46,7 @@ CLASSIC = Shape(batch=4)
 MICRO = Shape(batch=8, length=256, width=256, depth=6, heads=4, vocabulary=16384)
 TEXTS, MEAN_TOKENS, LABELS = 16, 40, 6
 """A batch of fine-tuning."""
+STARTER = "en"
 
 
 def language_step(preset: str, shape: Shape, precision: str) -> Step:
@@ -79,7 +80,7 @@ def texts(vocabulary: int) -> list[np.ndarray]:
 
 def starter_step(precision: str) -> Step:
     """A step of fine-tuning, with the settings that `headstart finetune` has for the starter."""
-    backbone = load_bundle(starter_folder("en")).model.backbone
+    backbone = load_bundle(starter_folder(STARTER)).model.backbone
     config = merge_config(FinetuneConfig, preset_values("modern-micro", "finetune"))
     model = Model(backbone, build_classifier_head(backbone.config, LABELS, 0, "bidirectional"))
     documents = texts(backbone.vocab_size)
@@ -133,6 +134,13 @@ class PaddedTexts(torch.utils.data.Dataset):
         return {"input_ids": ids, "attention_mask": (ids != 1).long(), "labels": index % LABELS}
 
 
+def starter_steps_of_trainer(*, bf16: bool = False) -> Step:
+    """Steps of the Trainer with a Llama of the starter's size."""
+    backbone = load_bundle(starter_folder(STARTER)).model.backbone
+    model = llama(backbone.config, backbone.vocab_size, LABELS)
+    return steps_of_trainer(model, PaddedTexts(backbone.vocab_size), TEXTS, bf16=bf16, clip=1.0)
+
+
 def micro_config() -> ModelConfig:
     return merge_config(PretrainConfig, preset_values("modern-micro", "pretrain")).model
 
@@ -155,10 +163,8 @@ STEPS: dict[str, dict[str, Callable[[], Step]]] = {
     "starter": {
         "bf16": lambda: starter_step("bf16"),
         "fp32": lambda: starter_step("fp32"),
-        "trainer": lambda: steps_of_trainer(llama(micro_config(), 8192, LABELS), PaddedTexts(8192), TEXTS, clip=1.0),
-        "trainer_bf16": lambda: steps_of_trainer(
-            llama(micro_config(), 8192, LABELS), PaddedTexts(8192), TEXTS, bf16=True, clip=1.0
-        ),
+        "trainer": starter_steps_of_trainer,
+        "trainer_bf16": lambda: starter_steps_of_trainer(bf16=True),
     },
 }
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fixtures.tiny import VOCABULARY, network_configs
+from headstart.kernels.grouped_attention import TOKEN_MULTIPLE
 from headstart.model.transformer import build_backbone
 
 CONFIGS = network_configs(width=32, depth=3, heads=2, feedforward=48, context=20)
@@ -52,3 +53,13 @@ def test_frozen_layers_keep_nothing_for_the_backward_pass(bf16):
         backbone.layers[2].requires_grad_(True)
         assert backbone(torch.randint(4, VOCABULARY, (2, 20))).grad_fn is not None
         assert saved  # control: a layer that trains does keep something
+
+
+def test_products_in_bf16_have_few_shapes_whatever_the_lengths_of_the_texts():
+    backbone, sizes = build_backbone(CONFIGS["modern"], VOCABULARY, 0).train(), set()
+    backbone.layers[0].register_forward_pre_hook(lambda _layer, arguments: sizes.add(arguments[0].shape[1]))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for length in range(1, 21):
+            hidden = backbone(torch.zeros(3, 20, dtype=torch.long), lengths=(3, length, 20))
+            assert hidden.shape == (3, 20, 32)
+    assert sizes == {TOKEN_MULTIPLE, 2 * TOKEN_MULTIPLE}

@@ -60,6 +60,8 @@ class KernelPlan:
     """Whether layers compute in bf16 from copies of the weights that are made once per update, on a CPU."""
     packed: bool = False
     """Whether layers compute in bf16 from packed weights, without gradients, on a CPU."""
+    filler_tokens: int = 0
+    """The tokens at the end that fill up documents end to end, and for which dropout draws no random numbers."""
     short_dropout: bool = False
     """Whether dropout draws 16 random bits for each number, on a CPU: faster than torch's, and the same in fp32 and bf16."""
 

@@ -6,7 +6,7 @@ batch. Groups are chosen so that padding costs less than the calls it saves: for
 determines the time, so that queries, keys and values stay in one tensor. A softmax is computed in fp32 and rounded.
 
 N tokens of all documents end to end, P the same with the padding of all groups, B documents of a group, L the length of the
-longest, H heads, K width of one head.
+longest, rounded up, H heads, K width of one head.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+TOKEN_MULTIPLE = 32
+"""Passes have a multiple of this many tokens: oneDNN compiles and keeps a kernel for every shape of a product in bf16."""
 _LENGTH_MULTIPLE = 16
-"""Lengths are compared in steps of this many tokens."""
+"""The length of a group is a multiple of this many tokens, for the same reason."""
 _GROUP_COST = 1 << 15
 """The fixed cost of a group, in attention weights of one head."""
 _MAX_WEIGHTS = 1 << 20
@@ -38,7 +40,7 @@ class DocumentGroup:
     size: int
     """The number of documents."""
     length: int
-    """The number of tokens of the longest."""
+    """The number of tokens of the longest, rounded up."""
     is_token_BL: Tensor | None
     """False for padding; None if there is none."""
 
@@ -127,7 +129,7 @@ def _group_ends(steps: list[int]) -> list[int]:
 
 def _pad_group(starts_B: Tensor, lengths_B: Tensor) -> tuple[DocumentGroup, Tensor]:
     """Return a group and the token at each of its positions (B, L)."""
-    length = int(lengths_B.max())
+    length = -(-int(lengths_B.max()) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
     index_L = torch.arange(length)
     is_token_BL = index_L < lengths_B[:, None]
     group = DocumentGroup(len(lengths_B), length, None if bool(is_token_BL.all()) else is_token_BL)

@@ -18,7 +18,7 @@ from headstart.kernels.attention import AttentionContext, KeyValueCache, sliding
 from headstart.kernels.cast import dropout
 from headstart.kernels.dispatch import PLAIN, KernelPlan, plan
 from headstart.kernels.embedding import CachedGradEmbedding, embed
-from headstart.kernels.grouped_attention import group_documents
+from headstart.kernels.grouped_attention import TOKEN_MULTIPLE, group_documents
 from headstart.kernels.mlp import ACTIVATIONS, mlp
 from headstart.kernels.residual_norm import add_norm, start_residual
 from headstart.model.attention import KeyValues, SelfAttention, build_attention_mask, rotary_cos_sin
@@ -348,9 +348,18 @@ class Backbone(nn.Module):
             positions_N = positions_in_segments(segments_BT).flatten()
             ends_D = torch.cat(((positions_N == 0).nonzero()[1:, 0], torch.tensor([len(ids_N)])))
             lengths = tuple(torch.diff(ends_D, prepend=torch.tensor([0])).tolist())
-        context = replace(context, lengths=lengths, groups=group_documents(lengths, heads))
+        num_tokens, filler_tokens = len(ids_N), -len(ids_N) % TOKEN_MULTIPLE
+        if filler_tokens:  # one more document, whose hidden states are not used
+            ids_N, positions_N = (F.pad(values_N, (0, filler_tokens)) for values_N in (ids_N, positions_N))
+            lengths = (*lengths, filler_tokens)
+        context = replace(
+            context,
+            plan=replace(context.plan, filler_tokens=filler_tokens),
+            lengths=lengths,
+            groups=group_documents(lengths, heads),
+        )
         embedded = self._embed(ids_N[None], positions_N, context.plan)
-        hidden = self._run_layers(embedded, context.plan, self._layer_contexts(context, positions_N))
+        hidden = self._run_layers(embedded, context.plan, self._layer_contexts(context, positions_N))[:, :num_tokens]
         if unpadded_indices is None:
             return hidden.view(*ids_BT.shape, -1)
         return _pad_rows(hidden[0], unpadded_indices, ids_BT)
