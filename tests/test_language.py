@@ -76,6 +76,16 @@ def test_short_texts_are_read_together():
     assert detect_languages(words).main == ("en",)
 
 
+def test_short_texts_of_different_scripts_are_not_read_together():
+    """A passage with words of both would count as one language."""
+    russian, english = "посылка пришла слишком поздно", "the parcel came much too late"
+    result = detect_languages([russian, english] * 4 + [english] * 8)
+    assert (list(result.fractions), result.script) == (["en", "ru"], "Latin")
+    assert result.fractions["ru"] == pytest.approx(4 * 26 / (4 * 26 + 12 * 24))
+    japanese = ["東京大学", "これはとても良い本です", "京都駅前", "配送が遅れて残念でした"] * 3
+    assert detect_languages(japanese).main == ("ja",)
+
+
 def test_a_table_of_two_languages_has_both_and_a_few_quotations_do_not_count():
     texts = [SENTENCES["en"][0]] * 6 + [SENTENCES["de"][0]] * 4
     assert detect_languages(texts).main == ("en", "de")

@@ -1,7 +1,7 @@
 """The languages and the script of a sample of texts, found offline by py3langid. No torch."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,55 +27,121 @@ _NOISE = re.compile(
 )
 _OTHER_SCRIPTS = {"CJK": "Han", "HIRAGANA": "Kana", "KATAKANA": "Kana"}
 _WIDE = frozenset({"Han", "Kana", "Hangul"})
+_TOGETHER = {"Han": "Kana"}
+"""Scripts that are written together: Japanese texts have both."""
 _NO_LANGUAGE = "zxx"
 _MACROLANGUAGES = dict.fromkeys(("yue", "wuu", "lzh", "hak", "gan"), "zh") | {"nb": "no", "nn": "no"}
 _NAMES = {
+    "af": "Afrikaans",
+    "am": "Amharic",
     "ar": "Arabic",
+    "az": "Azerbaijani",
+    "be": "Belarusian",
     "bg": "Bulgarian",
+    "bn": "Bengali",
+    "br": "Breton",
+    "bs": "Bosnian",
     "ca": "Catalan",
     "cs": "Czech",
+    "cy": "Welsh",
     "da": "Danish",
     "de": "German",
     "el": "Greek",
     "en": "English",
+    "eo": "Esperanto",
     "es": "Spanish",
     "et": "Estonian",
+    "eu": "Basque",
     "fa": "Persian",
     "fi": "Finnish",
+    "fo": "Faroese",
     "fr": "French",
+    "fy": "West Frisian",
+    "ga": "Irish",
+    "gd": "Scottish Gaelic",
+    "gl": "Galician",
+    "gu": "Gujarati",
+    "ha": "Hausa",
     "he": "Hebrew",
     "hi": "Hindi",
     "hr": "Croatian",
+    "ht": "Haitian Creole",
     "hu": "Hungarian",
+    "hy": "Armenian",
     "id": "Indonesian",
+    "ig": "Igbo",
+    "is": "Icelandic",
     "it": "Italian",
     "ja": "Japanese",
+    "jv": "Javanese",
+    "ka": "Georgian",
+    "kk": "Kazakh",
+    "km": "Khmer",
+    "kn": "Kannada",
     "ko": "Korean",
+    "ku": "Kurdish",
+    "ky": "Kyrgyz",
+    "la": "Latin",
+    "lb": "Luxembourgish",
+    "lo": "Lao",
     "lt": "Lithuanian",
     "lv": "Latvian",
+    "mg": "Malagasy",
+    "mk": "Macedonian",
+    "ml": "Malayalam",
+    "mn": "Mongolian",
+    "mr": "Marathi",
+    "ms": "Malay",
+    "mt": "Maltese",
+    "my": "Burmese",
+    "ne": "Nepali",
     "nl": "Dutch",
     "no": "Norwegian",
+    "oc": "Occitan",
+    "or": "Odia",
+    "pa": "Punjabi",
     "pl": "Polish",
+    "ps": "Pashto",
     "pt": "Portuguese",
+    "qu": "Quechua",
     "ro": "Romanian",
     "ru": "Russian",
+    "rw": "Kinyarwanda",
+    "sa": "Sanskrit",
+    "si": "Sinhala",
     "sk": "Slovak",
     "sl": "Slovenian",
+    "sn": "Shona",
+    "so": "Somali",
+    "sq": "Albanian",
     "sr": "Serbian",
     "sv": "Swedish",
+    "sw": "Swahili",
+    "ta": "Tamil",
+    "te": "Telugu",
+    "tg": "Tajik",
     "th": "Thai",
+    "tk": "Turkmen",
+    "tl": "Tagalog",
     "tr": "Turkish",
+    "tt": "Tatar",
+    "ug": "Uyghur",
     "uk": "Ukrainian",
+    "ur": "Urdu",
+    "uz": "Uzbek",
     "vi": "Vietnamese",
+    "xh": "Xhosa",
+    "yo": "Yoruba",
     "zh": "Chinese",
+    "zu": "Zulu",
 }
 
 
 def language_name(code: str) -> str:
     """Return the English name of a language, or its code if it has no name here.
 
-    >>> language_name("de"), language_name("xh")
-    ('German', 'xh')
+    >>> language_name("de"), language_name("ltg")
+    ('German', 'ltg')
     """
     return _NAMES.get(code, code)
 
@@ -139,22 +205,25 @@ def detect_languages(texts: Sequence[str]) -> Languages:
 
 
 def _passages(texts: Sequence[str]) -> Iterator[str]:
-    """Yield the texts without noise; short ones are joined to passages of at least `_PASSAGE_LETTERS`."""
-    parts: list[str] = []
-    letters = 0
+    """Yield the texts without noise; short ones of a script are joined to passages of at least `_PASSAGE_LETTERS`."""
+    parts: defaultdict[str, list[str]] = defaultdict(list)
+    letters: Counter[str] = Counter()
     for text in texts:
         part = _main_script(_NOISE.sub(" ", text))
-        count = sum(_count_scripts(part).values())
-        if count >= _PASSAGE_LETTERS:
+        counts = _count_scripts(part)
+        if not counts:
+            continue
+        if counts.total() >= _PASSAGE_LETTERS:
             yield part
-        elif count:
-            parts.append(part)
-            letters += count
-            if letters >= _PASSAGE_LETTERS:
-                yield "\n".join(parts)
-                parts, letters = [], 0
-    if parts:
-        yield "\n".join(parts)
+            continue
+        script = counts.most_common(1)[0][0]
+        script = _TOGETHER.get(script, script)
+        parts[script].append(part)
+        letters[script] += counts.total()
+        if letters[script] >= _PASSAGE_LETTERS:
+            yield "\n".join(parts.pop(script))
+            del letters[script]
+    yield from map("\n".join, parts.values())
 
 
 def _main_script(text: str) -> str:

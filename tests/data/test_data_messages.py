@@ -230,3 +230,13 @@ def test_a_label_missing_from_training_is_reported_with_its_row(tmp_path, label,
     labels = LabelSet.from_training(train)
     check_split(labels, train, "train.csv")  # control: the training rows pass
     assert message_of(lambda: check_split(labels, test, "train.csv")) == message
+
+
+def test_several_rows_with_labels_missing_from_training_are_counted(tmp_path):
+    (tmp_path / "train.csv").write_bytes(GOOD)
+    (tmp_path / "test.csv").write_bytes(GOOD + b"so so,5\nbad,postive\nfine,5\n")
+    train, test = (read_labelled(name, LabelledConfig()) for name in ("train.csv", "test.csv"))
+    assert message_of(lambda: check_split(LabelSet.from_training(train), test, "train.csv")) == (
+        "test.csv, row 3: label '5' does not occur in train.csv; its labels are negative, positive; 3 rows have such "
+        "labels: correct or remove them"
+    )

@@ -175,6 +175,16 @@ LABELLED = [
         {},
         "r.csv, line 4: contains a NUL byte; is this a text file?",
     ),
+    *(
+        (
+            f"a spreadsheet under another name ({kind})",
+            "r.csv",
+            first + bytes(range(256)),
+            {},
+            "r.csv, line 1: a spreadsheet or ZIP file, expected text; save the spreadsheet as CSV UTF-8",
+        )
+        for kind, first in (("xlsx", b"PK\x03\x04"), ("xls", bytes.fromhex("d0cf11e0a1b11ae1")))
+    ),
     (
         "too many cells",
         "r.csv",

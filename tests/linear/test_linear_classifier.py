@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sklearn.feature_extraction.text import TfidfVectorizer
 
+from headstart.linear import classifier
 from headstart.linear.classifier import LinearClassifier, fit_linear
 from headstart.linear.ngrams import HashTable, count_ngrams, find_frequent, hash_rows
 from headstart.linear.views import weigh
@@ -78,6 +79,16 @@ def test_blank_texts_predict_the_most_frequent_label():
 def test_it_needs_a_text_for_each_label_that_it_gets():
     with pytest.raises(ValueError, match="2 texts and 1 labels; expected the same number, and one or more"):
         fit_linear(["a", "b"], [0], 2)
+
+
+def test_of_more_texts_than_can_be_fitted_in_the_time_a_sample_is_fitted(monkeypatch, fit):
+    monkeypatch.setattr(classifier, "TRIAL_NONZEROS", 200)  # about three texts
+    sampled = fit_linear(TEXTS, GOLD, 2, seconds=0.0)
+    assert 1 < sampled.setting["rows"] < 10
+    assert sampled.oof_logits.shape == (len(TEXTS), 2)
+    in_time = fit_linear(TEXTS, GOLD, 2, seconds=3600.0)
+    assert "rows" not in in_time.setting
+    assert (in_time.oof_logits == fit.oof_logits).all()
 
 
 def test_the_same_texts_give_the_same_bits(fit):

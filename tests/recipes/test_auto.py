@@ -168,6 +168,14 @@ def test_the_line_about_one_minute_is_singular(data, tmp_path, monkeypatch):
     assert "no network: 1 minute is not enough to train one; --minutes 2 would be enough" in listener.lines
 
 
+def test_a_folder_that_contains_a_run_is_refused_before_the_table_is_read(whole, data):
+    out, listener = whole[0].folder, Listener()
+    with pytest.raises(UsageError) as caught:
+        auto(data, out, listener)
+    assert str(caught.value) == f"{out} already contains a run; continue it with --resume, or choose another --out"
+    assert listener.lines == []
+
+
 class StopAfter(Listener):
     """Sends a signal to this process once a line begins with some words."""
 

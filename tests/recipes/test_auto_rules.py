@@ -258,6 +258,21 @@ def test_a_column_of_addresses_is_not_the_text_however_long_they_are(tmp_path):
         )
 
 
+def test_of_two_columns_the_text_may_have_single_words(tmp_path):
+    rows = [(f"{'abcdefghijkl'[row]}lan", kind) for row, _, kind in MAILS]
+    config, _ = choose_columns(write_table(tmp_path / "t.csv", ("name", "kind"), rows), LabelledConfig())
+    assert (config.text_column, config.label_column) == ("name", "kind")
+
+
+def test_a_label_as_the_name_of_its_column_suggests_that_the_header_is_missing(tmp_path):
+    path = write_table(tmp_path / "t.csv", ("late again", "delivery"), [row[1:] for row in MAILS])
+    _, line = choose_columns(path, LabelledConfig())
+    assert line == (
+        "columns found by their contents: text 'late again', label 'delivery' (--text-column and --label-column select "
+        "others); is the header line missing?"
+    )
+
+
 def test_a_column_that_is_named_is_kept_and_the_other_one_is_found(tmp_path):
     rows = [(*row, f"a longer answer than the question, number {row[0]}, was given to it") for row in MAILS]
     path = write_table(tmp_path / "t.tsv", ("id", "question", "kind", "answer"), rows, "\t")

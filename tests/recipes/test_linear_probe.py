@@ -20,7 +20,7 @@ from headstart.recipes.auto.linear_probe import (
     probe_starters,
 )
 from headstart.recipes.auto.run import AutoRequest, run_auto
-from headstart.recipes.auto.schedule import FULL_PLAN_FOLDS, NetworkPlan, Speed
+from headstart.recipes.auto.schedule import FULL_PLAN_FOLDS, NetworkPlan, Speed, seconds_for_network
 from headstart.recipes.auto.table import load_table
 from headstart.runtime import setup_runtime
 from headstart.store.bundle import load_bundle
@@ -123,6 +123,16 @@ def test_of_starters_that_are_about_as_fast_and_too_slow_the_one_with_the_lowest
 def test_without_time_to_measure_a_speed_it_is_forecast():
     chosen, speed = choose_probe((BEST, FAST), 16, lambda speed: True, lambda name: None)
     assert (chosen, speed) == (FAST, Speed(3 * 16 * FAST.row_seconds, FAST.row_seconds))
+
+
+def test_where_not_even_the_forward_passes_of_the_shortest_training_fit_nothing_is_measured():
+    forward, forecast = (Speed(factor * 16 * FAST.row_seconds, FAST.row_seconds) for factor in (1, 3))
+    seconds = seconds_for_network(ROWS, forward, LOOP)
+    too_short = {"can_train": lambda speed: seconds_for_network(ROWS, speed, LOOP) <= 0.9 * seconds}
+    probes, never = (BEST, FAST), lambda speed: False
+    assert choose_probe(probes, 16, never, SPEEDS.get, **too_short) == (FAST, forecast)
+    assert choose_probe(probes, 16, never, SPEEDS.get, lambda speed: True) == (FAST, SPEEDS["fast"])  # control
+    assert choose_probe(probes, 16, never, SPEEDS.get, **too_short, asynchronous=True) == (FAST, SPEEDS["fast"])
 
 
 def test_every_starter_that_was_too_slow_is_named():

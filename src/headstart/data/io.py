@@ -30,6 +30,8 @@ SUFFIXES = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".
 BOM = b"\xef\xbb\xbf"
 _SIMILARITY, _NAME_SIMILARITY = 0.75, 0.6
 """The difflib ratios, without and with suffixes, from which one file name is suggested for another."""
+_SPREADSHEETS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1")
+"""The first bytes of a ZIP file, which .xlsx and .ods files are, and of an .xls file."""
 _SAMPLE_BYTES, _BLOCK_BYTES = 8192, 64 * 1024
 _MIN_PLAUSIBILITY, _NEAR_BEST = 0.6, 0.9
 _MIN_SEQUENCES = 4
@@ -328,6 +330,8 @@ def _not_utf8_error(raw: bytes, where: str, path: str, encoding: TextEncoding, m
     Args:
         more: the bytes that follow.
     """
+    if raw.startswith(_SPREADSHEETS):
+        return DataError(f"{where}: a spreadsheet or ZIP file, expected text; save the spreadsheet as CSV UTF-8")
     start = 0
     try:
         raw.decode("utf-8")

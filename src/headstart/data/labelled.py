@@ -246,14 +246,21 @@ class LabelSet:
 
 def check_split(labels: LabelSet, texts: LabelledTexts, train_name: str) -> None:
     """Raise an error for validation or test rows with a label that no training row has, usually a typing error."""
-    for row_labels, where in zip(texts.labels, texts.where, strict=True):
-        for label in labels_in_cell(row_labels):
-            if label in labels:
-                continue
-            similar = difflib.get_close_matches(label, labels.names, n=1)
-            shown = ", ".join(map(single_line, labels.names[:10])) + (", ..." if len(labels) > 10 else "")
-            hint = f"did you mean '{single_line(similar[0])}'?" if similar else f"its labels are {shown}"
-            raise DataError(f"{where}: label '{single_line(label)}' does not occur in {train_name}; {hint}")
+    unknown = [
+        (where, label)
+        for row_labels, where in zip(texts.labels, texts.where, strict=True)
+        for label in labels_in_cell(row_labels)
+        if label not in labels
+    ]
+    if not unknown:
+        return
+    where, label = unknown[0]
+    similar = difflib.get_close_matches(label, labels.names, n=1)
+    shown = ", ".join(map(single_line, labels.names[:10])) + (", ..." if len(labels) > 10 else "")
+    hint = f"did you mean '{single_line(similar[0])}'?" if similar else f"its labels are {shown}"
+    rows = len({row for row, _ in unknown})
+    others = f"; {rows:,} rows have such labels: correct or remove them" if rows > 1 else ""
+    raise DataError(f"{where}: label '{single_line(label)}' does not occur in {train_name}; {hint}{others}")
 
 
 def infer_task(train: LabelledTexts, config: LabelledConfig) -> Task:

@@ -7,6 +7,7 @@ proportion of the two, and out-of-fold logits calibrate the probabilities. `benc
 N texts, F n-grams, C labels.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -22,6 +23,7 @@ from headstart.linear.solver import (
     fit_mixture,
     fit_naive_bayes,
     fold_numbers,
+    measure_fit,
     out_of_fold,
     sample_rows,
 )
@@ -42,6 +44,10 @@ MAX_NONZEROS = 100_000_000
 MAX_SELECTION_ROWS, MAX_SELECTION_NONZEROS = 2_000, 1_500_000
 """Texts on which cross-validation chooses, and their features."""
 MIN_SELECTION_ROWS = 20
+TRIAL_NONZEROS = 1_000_000
+"""Features of the texts that are fitted to measure the time of a fit; of no more than twice as many, all are fitted."""
+TIME_GROWTH = 1.1
+"""The time of a fit grows with this power of the number of texts, as measured from 10,000 to 160,000 short texts."""
 NUM_FOLDS, NUM_FOLDS_OF_MANY = 5, 3
 
 
@@ -171,6 +177,7 @@ def fit_linear(
     *,
     unlabelled: Sequence[str] = (),
     seed: int = 0,
+    seconds: float | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> LinearFit:
     """Fit a linear classifier; cross-validation chooses its regularization. The order of the texts does not matter.
@@ -178,8 +185,11 @@ def fit_linear(
     Args:
         unlabelled: further texts of the same kind: their n-grams and the components of their features help where
             labelled texts are few.
+        seconds: about the time that this may take; of more texts than can be fitted in it, a sample is fitted, and
+            `setting["rows"]` is their number.
         check: called between fits; it may raise to interrupt.
     """
+    started = time.perf_counter()
     if not len(texts) or len(texts) != len(gold):
         raise ValueError(f"{len(texts)} texts and {len(gold)} labels; expected the same number, and one or more")
     order = sorted(range(len(texts)), key=lambda row: (texts[row], gold[row]))
@@ -189,8 +199,13 @@ def fit_linear(
     setting, tried = _choose_setting(design, check)
     design = replace(design, scale=setting.get("components", 0.0))
     strength = setting["C"]
-    rows = sample_rows(design.gold, int(MAX_NONZEROS / max(1, design.features.nnz) * len(texts)), seed)
-    folds = fold_numbers(design, NUM_FOLDS_OF_MANY if len(texts) > MAX_SELECTION_ROWS else NUM_FOLDS)
+    num_folds = NUM_FOLDS_OF_MANY if len(texts) > MAX_SELECTION_ROWS else NUM_FOLDS
+    size = _rows_with(MAX_NONZEROS, design)
+    if seconds is not None:
+        left = seconds - (time.perf_counter() - started)
+        size = min(size, _affordable_rows(design, strength, num_folds + 1, left, check))
+    rows = sample_rows(design.gold, size, seed)
+    folds = fold_numbers(design, num_folds)
     out = out_of_fold(design, strength, folds, rows=rows, check=check)
     mixture = fit_mixture(out, design.gold)
     check()
@@ -205,7 +220,24 @@ def fit_linear(
     )
     classifier = LinearClassifier(views, bias.astype(np.float32))
     setting |= {"naive_bayes": mixture.bayes, "temperature": mixture.calibration.temperature}
+    if len(rows) < len(texts):
+        setting["rows"] = len(rows)
     return LinearFit(classifier, mixture.logits[np.argsort(order)], setting, tried)
+
+
+def _rows_with(nonzeros: int, design: Design) -> int:
+    """Return how many of the texts have about so many features together."""
+    return int(nonzeros / max(1, design.features.nnz) * len(design.gold))
+
+
+def _affordable_rows(design: Design, strength: float, fits: int, seconds: float, check: Callable[[], None]) -> int:
+    """Return how many texts so many fits can have in the seconds, from the time of a fit of some of the texts."""
+    trial = _rows_with(TRIAL_NONZEROS, design)
+    if 2 * trial >= len(design.gold):
+        return len(design.gold)
+    trial_seconds = fits * measure_fit(design.take(sample_rows(design.gold, trial, design.seed)), strength)
+    check()
+    return int(trial * max(1.0, seconds / trial_seconds) ** (1 / TIME_GROWTH))
 
 
 def _make_design(fitted: FittedViews, texts: Sequence[str], gold: Ints, num_labels: int, seed: int) -> Design:
@@ -220,7 +252,7 @@ def _choose_setting(design: Design, check: Callable[[], None]) -> tuple[dict[str
     scale = {"components": COMPONENT_SCALES[0]} if design.components is not None else {}
     best: dict[str, Any] = {"C": DEFAULT_STRENGTH} | scale
     num_folds = NUM_FOLDS_OF_MANY if len(design.gold) > MAX_SELECTION_ROWS else NUM_FOLDS
-    size = int(MAX_SELECTION_NONZEROS / max(1, design.features.nnz) * len(design.gold))
+    size = _rows_with(MAX_SELECTION_NONZEROS, design)
     design = design.take(
         sample_rows(design.gold, min(MAX_SELECTION_ROWS, max(size, 10 * len(design.present))), design.seed)
     )

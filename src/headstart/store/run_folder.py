@@ -65,7 +65,7 @@ class RunFolder:
         """
         emptied = _remove_unsaved_run(path)
         if (path / "run.json").exists():
-            raise UsageError(f"{path} already contains a run; continue it with --resume, or choose another --out")
+            raise _taken_error(path)
         if path.is_file():
             raise UsageError(f"{path} is a file; --out must be a folder to write")
         if path.is_dir() and not emptied and not all(_BEGINNING.fullmatch(entry.name) for entry in path.iterdir()):
@@ -79,6 +79,12 @@ class RunFolder:
         facts = {"format": FORMAT, "kind": kind, "command": command, "headstart": __version__, "inputs": inputs}
         write_checksummed(path / "run.json", facts | {"config": sha256_of(path / "config.json")})
         return run
+
+    @staticmethod
+    def check_not_taken(path: Path) -> None:
+        """Raise an error if a folder contains a run that did not fail, which `create` would refuse."""
+        if (path / "run.json").exists() and not (path / _FAILED).is_file():
+            raise _taken_error(path)
 
     @classmethod
     def open(cls, path: Path, *, kind: str) -> "RunFolder":
@@ -227,6 +233,10 @@ def _remove_unsaved_run(path: Path) -> bool:
     for entry in sorted(removable, key=lambda entry: entry.name == _FAILED):
         entry.unlink()
     return True
+
+
+def _taken_error(path: Path) -> UsageError:
+    return UsageError(f"{path} already contains a run; continue it with --resume, or choose another --out")
 
 
 def _missing_error(path: Path) -> StoreError:

@@ -42,12 +42,20 @@ def choose_columns(path: str, config: LabelledConfig) -> tuple[LabelledConfig, s
     label = _label_column(file, cells, config, text)
     return config.model_copy(update={"text_column": text, "label_column": label}), (
         f"columns found by their contents: text '{single_line(text)}', label '{single_line(label)}' "
-        "(--text-column and --label-column select others)"
+        f"(--text-column and --label-column select others){_header_hint(cells, label)}"
     )
 
 
+def _header_hint(cells: Cells, label: str) -> str:
+    """Suggest that the header is missing when the name of the label column is one of its labels."""
+    return "; is the header line missing?" if label in cells[label] else ""
+
+
 def _text_column(path: str, cells: Cells, config: LabelledConfig) -> str:
-    """Return the column with most words, of those whose cells differ and are no ids or addresses."""
+    """Return the column with most words, of those whose cells differ and are no ids or addresses.
+
+    Beside a single other column, it may have fewer words than usual, such as names.
+    """
     try:
         return text_column(path, list(cells), config.text_column, "labelled.text_column")
     except DataError:
@@ -61,7 +69,7 @@ def _text_column(path: str, cells: Cells, config: LabelledConfig) -> str:
             and not are_mostly_ids(column)
         }
         best = max(words, key=lambda name: words[name], default=None)
-        if best is None or words[best] < MIN_TEXT_WORDS:
+        if best is None or (words[best] < MIN_TEXT_WORDS and len(cells) > 2):
             raise
         return best
 

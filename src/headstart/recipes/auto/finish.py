@@ -141,7 +141,12 @@ class FittedArms:
         arms = {
             MAJORITY: majority_arm(table.gold, num_labels, len(gold)),
             LINEAR: Arm(
-                LINEAR, linear.oof_logits[self.rows], linear.setting, self.linear_seconds, num_rows, linear.tried
+                LINEAR,
+                linear.oof_logits[self.rows],
+                linear.setting,
+                self.linear_seconds,
+                linear.setting.get("rows", num_rows),
+                linear.tried,
             ),
         }
         if self.validated is None or self.network is None:

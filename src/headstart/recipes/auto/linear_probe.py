@@ -189,6 +189,7 @@ def choose_probe(
     rows_per_step: int,
     fits: Callable[[Speed], bool],
     measure_speed: Callable[[str], Speed | None],
+    can_train: Callable[[Speed], bool] = lambda _: True,
     *,
     asynchronous: bool = False,
 ) -> tuple[Probe, Speed]:
@@ -199,6 +200,7 @@ def choose_probe(
         rows_per_step: the batch size of the training.
         fits: whether the trainings of a network of this speed fit into the time that is left.
         measure_speed: times a few steps of a starter, or returns None if there is no time for that.
+        can_train: whether the shortest training fits; if not even its forward passes do, nothing is measured.
         asynchronous: the device is a GPU, whose captured steps may be faster than an eager forward pass. Elsewhere, a
             starter whose forward passes alone would take too long is not measured.
     """
@@ -214,5 +216,9 @@ def choose_probe(
             return probe, speed
     limit = _SIMILAR_TIME * min(probe.row_seconds for probe in probes)
     fastest = next(probe for probe in probes if probe.row_seconds <= limit)
-    speed = speeds.get(fastest.name) or measure_speed(fastest.name)
-    return fastest, speed or Speed(_BACKWARD * fastest.row_seconds * rows_per_step, fastest.row_seconds)
+    forecast = Speed(_BACKWARD * fastest.row_seconds * rows_per_step, fastest.row_seconds)
+    if fastest.name in speeds:
+        return fastest, speeds[fastest.name]
+    if not asynchronous and not can_train(Speed(fastest.row_seconds * rows_per_step, fastest.row_seconds)):
+        return fastest, forecast
+    return fastest, measure_speed(fastest.name) or forecast

@@ -36,6 +36,7 @@ from headstart.recipes.auto.schedule import (
     FINISH_SECONDS,
     FOLDS,
     FULL_PLAN_FOLDS,
+    LINEAR_FRACTION,
     TIME_FRACTION,
     NetworkPlan,
     Speed,
@@ -270,15 +271,24 @@ class _Job:
                 len(table.task.labels),
                 unlabelled=table.unlabelled,
                 seed=self.config.runtime.seed,
+                seconds=self._linear_seconds(),
                 check=self.stop.check,
             )
         seconds = time.perf_counter() - start
         write_linear_fit(self.path, fit, table.task, seconds)
         accuracy = float((fit.oof_logits.argmax(axis=1) == table.gold).mean())
+        rows = fit.setting.get("rows")
+        sampled = f"; fitted on {rows:,} of {len(table.train):,} rows to save time" if rows else ""
         self.progress.say(
-            f"linear model: cross-validation accuracy {100 * accuracy:.1f} % ({pluralize(max(1, round(seconds)), 'second')})"
+            f"linear model: cross-validation accuracy {100 * accuracy:.1f} % "
+            f"({pluralize(max(1, round(seconds)), 'second')}){sampled}"
         )
         return fit, seconds
+
+    def _linear_seconds(self) -> float:
+        """Return the time for the linear model: a part of what is left if a network follows."""
+        fraction = TIME_FRACTION if self.request.backbone == NO_NETWORK else LINEAR_FRACTION
+        return fraction * (self.deadline() - time.monotonic())
 
     def _build_network(self) -> Network | None:
         backbone = str(self.request.backbone)
@@ -325,6 +335,9 @@ class _Job:
         def fits(speed: Speed) -> bool:
             return full_plan.seconds(speed, loop) <= seconds_left(speed.row)
 
+        def can_train(speed: Speed) -> bool:
+            return seconds_for_network(rows, speed, loop) <= seconds_left(speed.row)
+
         def measure_speed(name: str) -> Speed | None:
             seconds = seconds_left()
             return self._network(name, name).measure_speed(seconds) if seconds > 0 else None
@@ -341,7 +354,9 @@ class _Job:
             )
             asynchronous = is_asynchronous(self.runtime.device)
             rows_per_step = loop.batch_size * loop.accumulate
-            chosen, speed = choose_probe(probes.starters, rows_per_step, fits, measure_speed, asynchronous=asynchronous)
+            chosen, speed = choose_probe(
+                probes.starters, rows_per_step, fits, measure_speed, can_train, asynchronous=asynchronous
+            )
         self.progress.say(probes.describe(chosen))
         return chosen.name, speed
 
@@ -380,8 +395,9 @@ class _Job:
         if plan is None:
             missing = (seconds_for_network(rows, speed, loop) - seconds) / 60 / TIME_FRACTION
             enough = math.ceil(self.request.minutes + max(0.0, missing))
+            verb = "is" if self.request.minutes == 1 else "are"
             self.progress.say(
-                f"no network: {pluralize(self.request.minutes, 'minute')} are not enough to train one; --minutes "
+                f"no network: {pluralize(self.request.minutes, 'minute')} {verb} not enough to train one; --minutes "
                 f"{max(enough, math.floor(self.request.minutes) + 1)} would be enough"
             )
         else:

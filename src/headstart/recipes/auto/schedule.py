@@ -15,6 +15,8 @@ CPU_PRETRAINING_SHARE = 0.5
 MIN_CPU_PRETRAINING_MINUTES = 60.0
 """On a CPU, a network is pretrained on the table's own text from so many minutes on, and no starter is continued."""
 
+LINEAR_FRACTION = 0.4
+"""The fraction of the time that the linear model may take where a network follows; it is needed for large tables only."""
 FOLDS = (5, 4, 3, 2)
 FULL_PLAN_FOLDS = 2
 """The folds, with a final training on all rows, that the time must allow for a starter that has a faster alternative."""

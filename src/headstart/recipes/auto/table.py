@@ -1,6 +1,7 @@
 """The data of `headstart auto`: the labelled rows of a table, its test part, and the text without labels. No torch."""
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -91,6 +92,7 @@ def load_table(
     notes += [*filter(None, [balance]), *(f"{hint} (headstart finetune)" for hint in label_hints(labelled, config))]
     # rows without a label are left out of train here, without a setting
     notes += [note.replace(" and set labelled.skip_empty", "") for note in check_training_rows(labelled, config)]
+    notes += _conflict_notes(labelled, held_out=test is None)
     if test is None:
         train, held_out = set_aside(labelled, seed)
         notes.append(
@@ -167,6 +169,22 @@ def _find_leaks(train: LabelledTexts, test: LabelledTexts) -> Overlap[int]:
         return overlap(TextIndex(test.texts), TextIndex(train.texts))
     rows = {digest: row for row, digest in enumerate(train.digests)}
     return Overlap({row: rows[digest] for row, digest in enumerate(test.digests) if digest in rows}, {})
+
+
+def _conflict_notes(texts: LabelledTexts, *, held_out: bool) -> list[str]:
+    """Count the texts with more than one label; `set_aside` does not hold them out, which makes the test easier."""
+    labels: defaultdict[int, list[str]] = defaultdict(list)
+    for digest, label in zip(texts.digests, texts.labels, strict=True):
+        labels[digest].append(label)
+    conflicts = [names for names in labels.values() if len(set(names)) > 1]
+    if not conflicts:
+        return []
+    have, rows = "has" if len(conflicts) == 1 else "have", sum(map(len, conflicts))
+    effect = "; these rows are not held out, which makes the test easier" if held_out else ""
+    return [
+        f"{texts.name}: {pluralize(len(conflicts), 'text')} {have} more than one label, in {rows:,} rows{effect} "
+        "(headstart inspect lists them)"
+    ]
 
 
 def _leak_notes(leaks: Overlap[int], test: LabelledTexts) -> list[str]:
