@@ -63,3 +63,15 @@ def test_products_in_bf16_have_few_shapes_whatever_the_lengths_of_the_texts():
             hidden = backbone(torch.zeros(3, 20, dtype=torch.long), lengths=(3, length, 20))
             assert hidden.shape == (3, 20, 32)
     assert sizes == {TOKEN_MULTIPLE, 2 * TOKEN_MULTIPLE}
+
+
+def test_texts_that_are_scored_have_few_shapes_whatever_their_lengths():
+    backbone, sizes = build_backbone(CONFIGS["modern"], VOCABULARY, 0).eval(), set()
+    ids = torch.randint(4, VOCABULARY, (3, 20), generator=torch.Generator().manual_seed(0))
+    alone = backbone(ids[:1], attention="bidirectional")
+    backbone.layers[0].register_forward_pre_hook(lambda _layer, arguments: sizes.add(arguments[0].shape[1]))
+    with torch.inference_mode():
+        for length in range(1, 21):
+            hidden = backbone(ids, attention="bidirectional", lengths=(20, length, 3))
+            torch.testing.assert_close(hidden[:1], alone)
+    assert sizes == {TOKEN_MULTIPLE, 2 * TOKEN_MULTIPLE}

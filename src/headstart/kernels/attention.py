@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from headstart.kernels.cast import apply_linear
 from headstart.kernels.dispatch import HEAD_MULTIPLE, KernelPlan, autocast_dtype
-from headstart.kernels.grouped_attention import DocumentGroups, grouped_attention, rotate
+from headstart.kernels.grouped_attention import TOKEN_MULTIPLE, DocumentGroups, grouped_attention, rotate
 
 _MIN_PRODUCT_TOKENS = 96
 """The shortest text whose attention is faster by products in bf16 than by torch's kernel in fp32."""
@@ -204,10 +204,13 @@ def _attention_by_products(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
     A softmax does not change if the mean of the keys is subtracted from them, and smaller logits have smaller rounding errors.
     """
-    key = key - key.mean(dim=2, keepdim=True)
-    low_query, low_key, low_value = (x.to(torch.bfloat16) for x in (query * query.shape[-1] ** -0.5, key, value))
-    weights = torch.softmax(torch.matmul(low_query, low_key.mT), dim=-1)
-    return torch.matmul(weights, low_value)
+    tokens = query.shape[2]
+    padding = (0, 0, 0, -tokens % TOKEN_MULTIPLE)
+    parts = query * query.shape[-1] ** -0.5, key - key.mean(dim=2, keepdim=True), value
+    low_query, low_key, low_value = (F.pad(x.to(torch.bfloat16), padding) for x in parts)
+    logits = torch.matmul(low_query, low_key.mT)
+    logits[..., tokens:] = -torch.inf
+    return torch.matmul(torch.softmax(logits, dim=-1), low_value)[:, :, :tokens]
 
 
 def _varlen(query: Tensor, key: Tensor, value: Tensor, context: AttentionContext) -> Tensor:

@@ -330,16 +330,16 @@ class Backbone(nn.Module):
     def _forward_by_text(self, ids_BT: Tensor, context: AttentionContext) -> Tensor:
         """Process documents end to end, without padding, and return them in rows."""
         unpadded_indices = _unpadded_indices(ids_BT, context.lengths)
-        positions_N = unpadded_indices % ids_BT.shape[1]
-        embedded = self._embed(ids_BT.flatten()[unpadded_indices][None], positions_N, context.plan)
-        hidden = self._run_layers(embedded, context.plan, self._layer_contexts(context, positions_N))
+        ids_N, positions_N = ids_BT.flatten()[unpadded_indices], unpadded_indices % ids_BT.shape[1]
+        filler = 0 if torch.is_grad_enabled() else -len(ids_N) % TOKEN_MULTIPLE
+        hidden = self._run_end_to_end(ids_N, positions_N, context, context.lengths, filler)
         return _pad_rows(hidden[0], unpadded_indices, ids_BT)
 
     def _forward_grouped(
         self, ids_BT: Tensor, segments_BT: Tensor | None, context: AttentionContext, lengths: tuple[int, ...]
     ) -> Tensor:
         """Process documents end to end, in groups of similar length, without padding if `lengths` say where it is."""
-        ids_N, unpadded_indices, heads = ids_BT.flatten(), None, self.config.heads
+        ids_N, unpadded_indices = ids_BT.flatten(), None
         if lengths:
             unpadded_indices = _unpadded_indices(ids_BT, lengths)
             ids_N, positions_N = ids_N[unpadded_indices], unpadded_indices % ids_BT.shape[1]
@@ -348,21 +348,30 @@ class Backbone(nn.Module):
             positions_N = positions_in_segments(segments_BT).flatten()
             ends_D = torch.cat(((positions_N == 0).nonzero()[1:, 0], torch.tensor([len(ids_N)])))
             lengths = tuple(torch.diff(ends_D, prepend=torch.tensor([0])).tolist())
-        num_tokens, filler_tokens = len(ids_N), -len(ids_N) % TOKEN_MULTIPLE
-        if filler_tokens:  # one more document, whose hidden states are not used
-            ids_N, positions_N = (F.pad(values_N, (0, filler_tokens)) for values_N in (ids_N, positions_N))
-            lengths = (*lengths, filler_tokens)
-        context = replace(
-            context,
-            plan=replace(context.plan, filler_tokens=filler_tokens),
-            lengths=lengths,
-            groups=group_documents(lengths, heads),
-        )
-        embedded = self._embed(ids_N[None], positions_N, context.plan)
-        hidden = self._run_layers(embedded, context.plan, self._layer_contexts(context, positions_N))[:, :num_tokens]
+        hidden = self._run_end_to_end(ids_N, positions_N, context, lengths, -len(ids_N) % TOKEN_MULTIPLE)
         if unpadded_indices is None:
             return hidden.view(*ids_BT.shape, -1)
         return _pad_rows(hidden[0], unpadded_indices, ids_BT)
+
+    def _run_end_to_end(
+        self, ids_N: Tensor, positions_N: Tensor, context: AttentionContext, lengths: tuple[int, ...], filler: int
+    ) -> Tensor:
+        """Return the hidden states (1, N, D) of documents end to end.
+
+        Args:
+            filler: the number of tokens of one more document, whose hidden states are not used. It makes the number of
+                tokens a multiple of `TOKEN_MULTIPLE`.
+        """
+        num_tokens = len(ids_N)
+        if filler:
+            ids_N, positions_N = (F.pad(values_N, (0, filler)) for values_N in (ids_N, positions_N))
+            lengths = (*lengths, filler)
+        context = replace(context, plan=replace(context.plan, filler_tokens=filler), lengths=lengths)
+        if context.plan.attention == "grouped":
+            context = replace(context, groups=group_documents(lengths, self.config.heads))
+        embedded = self._embed(ids_N[None], positions_N, context.plan)
+        hidden = self._run_layers(embedded, context.plan, self._layer_contexts(context, positions_N))
+        return hidden[:, :num_tokens]
 
     def _forward_varlen(
         self, ids_BT: Tensor, context: AttentionContext, cu_seqlens: Tensor, unpadded_indices: Tensor | None
