@@ -100,7 +100,7 @@ class FittedArms:
     def kept(self) -> Ints:
         """Positions in the out-of-fold predictions that count in the choice: of texts without a copy in train, if any.
 
-        The folds of the linear model do not keep the copies of a text together, those of the network do.
+        A text with many copies would count many times.
         """
         digests = np.array(self.table.train.digests, dtype=np.uint64)[self._predicted]
         _, inverse, counts = np.unique(digests, return_inverse=True, return_counts=True)
