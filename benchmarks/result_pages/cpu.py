@@ -268,7 +268,7 @@ def many_predictions() -> list[str]:
 BF16_STEPS = {
     "classic": "language model of the course, 4 rows of 256 tokens",
     "modern-micro": "language model of `modern-micro`, 8 rows of 256 tokens",
-    "starter": "fine-tuning from `starter:en-reviews`, 16 texts of 40 tokens",
+    "starter": "fine-tuning from `starter:en`, 16 texts of 40 tokens",
 }
 BF16_SIDES = {
     "fp32": "Headstart, fp32",
