@@ -1,6 +1,8 @@
 """Embedding lookup: one with a cached gradient, and one with a fused backward pass."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -79,6 +81,17 @@ def test_a_copy_does_not_cache_its_gradient_before_keep_is_called():
     duplicate.keep()
     (F.linear(duplicate(BATCHES[0]), duplicate.weight)).sum().backward()
     assert (duplicate._is_shared, table._is_shared) == (True, False)
+
+
+def test_a_table_that_nobody_uses_any_more_is_freed_with_its_gradient():
+    table = CachedGradEmbedding(9, 4)
+    table.keep()
+    table(BATCHES[0]).sum().backward()
+    freed = [weakref.ref(one) for one in (table, table.weight, table.weight.grad)]
+    assert all(one() is not None for one in freed)  # control
+    del table
+    gc.collect()
+    assert [one() for one in freed] == [None, None, None]
 
 
 def test_in_evaluation_and_when_frozen_it_is_a_plain_embedding():

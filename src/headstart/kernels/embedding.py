@@ -7,6 +7,7 @@ written. The numbers are the same, bit by bit.
 N rows, D width.
 """
 
+import weakref
 from typing import Any
 
 import torch
@@ -101,7 +102,15 @@ class CachedGradEmbedding(nn.Embedding):
         """Write the gradient in place from now on; the caller must call `clear` with it after every step."""
         if not self._keeps and self.weight.requires_grad:
             self._keeps = True
-            self.weight.register_post_accumulate_grad_hook(self._check_shared)  # type: ignore[no-untyped-call]
+            # the garbage collector does not see a cycle through a hook: the hook must not own this module
+            this = weakref.ref(self)
+
+            def check_shared(weight: Tensor) -> None:
+                embedding = this()
+                if embedding is not None:
+                    embedding._check_shared(weight)
+
+            self.weight.register_post_accumulate_grad_hook(check_shared)  # type: ignore[no-untyped-call]
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return rows of the table."""
