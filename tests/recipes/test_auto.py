@@ -161,6 +161,12 @@ def test_a_linear_model_that_would_take_too_long_is_fitted_on_fewer_rows(data, t
     assert any(line.endswith(f"; fitted on {rows} of 52 rows to save time") for line in listener.lines)
 
 
+@pytest.mark.parametrize(("settings", "steps"), [({}, 156), ({"loop": {"min_steps": 170}}, 170)])
+def test_few_rows_are_trained_for_fewer_steps_unless_they_are_given(data, tmp_path, settings, steps):
+    result = auto(data, tmp_path / "run", backbone="none", settings=settings)
+    assert RunFolder.open(result.folder, kind="auto").settings["loop"]["min_steps"] == steps  # 3 for each of 52 rows
+
+
 def test_the_line_about_one_minute_is_singular(data, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "plan_network", lambda *_: None)
     listener = Listener()

@@ -44,6 +44,7 @@ from headstart.recipes.auto.schedule import (
     plan_network,
     pretraining_minutes,
     seconds_for_network,
+    steps_for_few_rows,
 )
 from headstart.recipes.auto.table import Table, describe_table, load_table
 from headstart.recipes.finetune.backbone_preset import default_preset
@@ -153,7 +154,8 @@ def _resolve(request: AutoRequest, progress: Progress) -> tuple[AutoRequest, Fin
         backbone = _choose_backbone(table, request, config, progress)
     preset = "modern-micro" if backbone in (NO_NETWORK, OWN_TEXT, STARTER_AUTO) else default_preset(backbone)
     config = resolve_config(resolve_settings(FinetuneConfig, preset, "finetune", settings), None)
-    return replace(request, backbone=backbone), _with_label_steps(config, len(table.task.labels)), table
+    few_rows = "loop.min_steps" not in flatten_settings(FinetuneConfig, settings)
+    return replace(request, backbone=backbone), _with_min_steps(config, table, few_rows=few_rows), table
 
 
 def _find_columns(request: AutoRequest, progress: Progress) -> tuple[FinetuneConfig, Settings]:
@@ -169,9 +171,16 @@ def _find_columns(request: AutoRequest, progress: Progress) -> tuple[FinetuneCon
     return config.model_copy(update={"labelled": labelled}), settings
 
 
-def _with_label_steps(config: FinetuneConfig, labels: int) -> FinetuneConfig:
-    """Return the settings with the smallest number of steps for so many labels, so that a plan need not know them."""
-    min_steps = max(config.loop.min_steps, config.loop.min_steps_per_label * labels)
+def _with_min_steps(config: FinetuneConfig, table: Table, *, few_rows: bool) -> FinetuneConfig:
+    """Return the settings with the smallest number of steps for the table, so that a plan need not know its labels.
+
+    Args:
+        few_rows: whether few rows are trained for fewer steps.
+    """
+    min_steps = config.loop.min_steps
+    if few_rows:
+        min_steps = steps_for_few_rows(len(table.train), min_steps)
+    min_steps = max(min_steps, config.loop.min_steps_per_label * len(table.task.labels))
     loop = config.loop.model_copy(update={"min_steps": min_steps, "min_steps_per_label": 0})
     return config.model_copy(update={"loop": loop})
 
