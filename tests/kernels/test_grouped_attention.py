@@ -9,7 +9,7 @@ from headstart.kernels.attention import (
     AttentionContext,
     apply_rotary,
     attention,
-    attention_of_groups,
+    project_and_attend_grouped,
     sliding_window_mask,
     split_qkv,
 )
@@ -74,8 +74,8 @@ def test_groups_hold_every_token_once(lengths):
 
 
 def test_documents_of_one_length_are_not_moved():
-    assert group_documents((32, 32, 32), HEADS).tokens_P is None
-    assert group_documents(LENGTHS["mixed"], HEADS).tokens_P is not None  # control
+    assert group_documents((32, 32, 32), HEADS).gather_indices_P is None
+    assert group_documents(LENGTHS["mixed"], HEADS).gather_indices_P is not None  # control
 
 
 def shapes(lengths, heads):
@@ -105,7 +105,7 @@ def test_projections_are_split_rotated_and_attended_as_plain_torch_does(rotary, 
         if grouped:
             groups = group_documents(lengths, HEADS)
             context = AttentionContext(plan, causal=causal, rotary=tables, groups=groups)
-            mixed = attention_of_groups(x, proj, HEADS, context)
+            mixed = project_and_attend_grouped(x, proj, HEADS, context)
         else:
             context = AttentionContext(KernelPlan(attention="by_text"), causal=causal, rotary=tables, lengths=lengths)
             parts = split_qkv(x, proj, HEADS, context.plan, tables)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fixtures.tiny import VOCABULARY, network_configs
-from headstart.kernels.grouped_attention import TOKEN_MULTIPLE
+from headstart.kernels.dispatch import PAD_TO_MULTIPLE_OF
 from headstart.model.transformer import build_backbone
 
 CONFIGS = network_configs(width=32, depth=3, heads=2, feedforward=48, context=20)
@@ -62,7 +62,7 @@ def test_products_in_bf16_have_few_shapes_whatever_the_lengths_of_the_texts():
         for length in range(1, 21):
             hidden = backbone(torch.zeros(3, 20, dtype=torch.long), lengths=(3, length, 20))
             assert hidden.shape == (3, 20, 32)
-    assert sizes == {TOKEN_MULTIPLE, 2 * TOKEN_MULTIPLE}
+    assert sizes == {PAD_TO_MULTIPLE_OF, 2 * PAD_TO_MULTIPLE_OF}
 
 
 def test_texts_that_are_scored_have_few_shapes_whatever_their_lengths():
@@ -74,4 +74,4 @@ def test_texts_that_are_scored_have_few_shapes_whatever_their_lengths():
         for length in range(1, 21):
             hidden = backbone(ids, attention="bidirectional", lengths=(20, length, 3))
             torch.testing.assert_close(hidden[:1], alone)
-    assert sizes == {TOKEN_MULTIPLE, 2 * TOKEN_MULTIPLE}
+    assert sizes == {PAD_TO_MULTIPLE_OF, 2 * PAD_TO_MULTIPLE_OF}

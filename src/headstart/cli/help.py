@@ -241,7 +241,7 @@ def _declared(command: Command) -> list[Any]:
 def _setting(argument: Any, options: Options[Any] | None) -> str | None:
     """Return the setting that an option sets, or None."""
     settings = options.names.items() if options else ()
-    names = set(argument.names)  # it is made anew at every access
+    names = set(argument.names)  # every access builds it again
     return next((name for name, flag in settings if flag in names or option_flag(name) in names), None)
 
 

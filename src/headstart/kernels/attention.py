@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headstart.kernels.cast import apply_linear
-from headstart.kernels.dispatch import HEAD_MULTIPLE, KernelPlan, autocast_dtype
-from headstart.kernels.grouped_attention import TOKEN_MULTIPLE, DocumentGroups, grouped_attention, rotate
+from headstart.kernels.dispatch import HEAD_MULTIPLE, PAD_TO_MULTIPLE_OF, KernelPlan, autocast_dtype
+from headstart.kernels.grouped_attention import DocumentGroups, grouped_attention, rotate
 
 _MIN_PRODUCT_TOKENS = 96
 """The shortest text whose attention is faster by products in bf16 than by torch's kernel in fp32."""
@@ -92,8 +92,8 @@ def split_qkv(
     return query, key, value
 
 
-def attention_of_groups(x: Tensor, qkv_proj: nn.Linear, heads: int, context: AttentionContext) -> Tensor:
-    """Return `split_qkv` and `attention` in one for the plan's attention `grouped`: from (1, N, D) to (1, N, H*K)."""
+def project_and_attend_grouped(x: Tensor, qkv_proj: nn.Linear, heads: int, context: AttentionContext) -> Tensor:
+    """Return what `split_qkv` and `attention` return together, for `grouped` attention: (1, N, D) to (1, N, H*K)."""
     assert context.groups is not None
     qkv_N3HK = apply_linear(x[0], qkv_proj, context.plan).view(x.shape[1], 3, heads, -1)
     mixed_ND = grouped_attention(qkv_N3HK, context.groups, context.rotary, causal=context.causal, window=context.window)
@@ -205,7 +205,7 @@ def _attention_by_products(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     A softmax does not change if the mean of the keys is subtracted from them, and smaller logits have smaller rounding errors.
     """
     tokens = query.shape[2]
-    padding = (0, 0, 0, -tokens % TOKEN_MULTIPLE)
+    padding = (0, 0, 0, -tokens % PAD_TO_MULTIPLE_OF)
     parts = query * query.shape[-1] ** -0.5, key - key.mean(dim=2, keepdim=True), value
     low_query, low_key, low_value = (F.pad(x.to(torch.bfloat16), padding) for x in parts)
     logits = torch.matmul(low_query, low_key.mT)

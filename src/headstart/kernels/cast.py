@@ -53,22 +53,22 @@ def dropout(x: Tensor, p: float, plan: KernelPlan, *, training: bool) -> Tensor:
     if not (plan.short_dropout and training and p):
         return F.dropout(x, p, training)
     scale = _dropout_numbers(p).scale
-    dropped = x * dropout_mask(x.shape, p, filler_tokens=plan.filler_tokens).to(x.dtype)
+    dropped = x * dropout_mask(x.shape, p, padding_tokens=plan.padding_tokens).to(x.dtype)
     return dropped if scale == 1 else dropped * scale
 
 
-def dropout_mask(shape: torch.Size, p: float, *, filler_tokens: int = 0) -> Tensor:
+def dropout_mask(shape: torch.Size, p: float, *, padding_tokens: int = 0) -> Tensor:
     """Return a bf16 tensor of zeros, with a probability of about `p`, and one other number, from torch's generator.
 
     That number is 1 / (1 - p) rounded to bf16, and the probability of a zero follows from it, so that the mean is 1. Where
     this would change the probability by more than a twentieth, it is 1, and `dropout` multiplies by the factor.
 
     Args:
-        filler_tokens: tokens at the end for which no numbers are drawn.
+        padding_tokens: how many tokens at the end are padding, for which no numbers are drawn.
     """
     count = shape.numel()
     words = torch.zeros(-(-count // 4), dtype=torch.int64)
-    words[: -(-(count - filler_tokens * shape[-1]) // 4)].random_(-(2**63), None)
+    words[: -(-(count - padding_tokens * shape[-1]) // 4)].random_(-(2**63), None)
     bits = words.view(torch.int16)[:count].view(shape)
     dropped, factor_bits, _ = _dropout_numbers(p)
     # negative where kept; the shift makes that -1 and the rest 0: then a mask for the bits of the factor

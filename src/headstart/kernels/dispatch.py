@@ -33,6 +33,10 @@ MASKED_SCORING_TOKENS = 8192
 CPU_SCORING_TOKENS = 1024
 """Tokens per batch on a CPU, where activations should stay in the cache: 1.3 to 1.8 times as fast (measured)."""
 
+PAD_TO_MULTIPLE_OF = 32
+"""Documents end to end are padded to a multiple of this many tokens on a CPU: oneDNN compiles a kernel for every shape of a
+product in bf16 and keeps up to 1,024 of them."""
+
 AttentionKernel = Literal["sdpa", "cudnn", "varlen", "by_text", "grouped"]
 """`sdpa`: torch's choice, with or without a mask. `cudnn`: full rows in bf16. `varlen`: documents end to end, separated by
 `cu_seqlens`. `by_text`: documents end to end, one call of `sdpa` per document. `grouped`: documents end to end, in groups
@@ -60,8 +64,8 @@ class KernelPlan:
     """Whether layers compute in bf16 from copies of the weights that are made once per update, on a CPU."""
     packed: bool = False
     """Whether layers compute in bf16 from packed weights, without gradients, on a CPU."""
-    filler_tokens: int = 0
-    """The tokens at the end that fill up documents end to end, and for which dropout draws no random numbers."""
+    padding_tokens: int = 0
+    """The padding tokens behind documents end to end, for which dropout draws no random numbers."""
     short_dropout: bool = False
     """Whether dropout draws 16 random bits for each number, on a CPU: faster than torch's, and the same in fp32 and bf16."""
 
@@ -130,6 +134,13 @@ def plan(
 def prefers_by_text(ids: Tensor, *, compiled: bool) -> bool:
     """Return whether texts of different lengths are faster one at a time than padded: on a CPU, without compilation."""
     return ids.device.type == "cpu" and not compiled
+
+
+def num_padding_tokens(num_tokens: int, plan: KernelPlan) -> int:
+    """Return how many padding tokens follow documents end to end; training in fp32, one text at a time, needs none."""
+    if plan.attention == "by_text" and torch.is_grad_enabled():
+        return 0
+    return -num_tokens % PAD_TO_MULTIPLE_OF
 
 
 def is_asynchronous(device: torch.device) -> bool:

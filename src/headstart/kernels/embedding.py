@@ -102,11 +102,11 @@ class CachedGradEmbedding(nn.Embedding):
         """Write the gradient in place from now on; the caller must call `clear` with it after every step."""
         if not self._keeps and self.weight.requires_grad:
             self._keeps = True
-            # the garbage collector does not see a cycle through a hook: the hook must not own this module
-            this = weakref.ref(self)
+            # autograd owns the hook, and the garbage collector does not see a cycle through it
+            reference = weakref.ref(self)
 
             def check_shared(weight: Tensor) -> None:
-                embedding = this()
+                embedding = reference()
                 if embedding is not None:
                     embedding._check_shared(weight)
 

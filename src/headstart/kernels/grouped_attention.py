@@ -2,11 +2,11 @@
 
 torch's fused attention computes in fp32 inside on a CPU, and its backward pass in bf16 is slow for short texts. Matrix
 products in bf16 are several times as fast, so that documents are padded to the longest of their group and multiplied as one
-batch. Groups are chosen so that padding costs less than the calls it saves: for short texts, the number of operations
-determines the time, so that queries, keys and values stay in one tensor. A softmax is computed in fp32 and rounded.
+batch. Groups are chosen so that padding costs less than the calls it saves. With short texts, the number of operations
+determines the time, so queries, keys and values stay in one tensor. The softmax is computed in fp32 and then rounded.
 
-N tokens of all documents end to end, P the same with the padding of all groups, B documents of a group, L the length of the
-longest, rounded up, H heads, K width of one head.
+N tokens of all documents end to end, P tokens of all groups with their padding, D documents, B documents of a group, L its
+padded length, H heads, K width of one head.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TOKEN_MULTIPLE = 32
-"""Passes have a multiple of this many tokens: oneDNN compiles and keeps a kernel for every shape of a product in bf16."""
 _LENGTH_MULTIPLE = 16
-"""The length of a group is a multiple of this many tokens, for the same reason."""
+"""Groups are padded to a multiple of this many tokens, for the reason given at `dispatch.PAD_TO_MULTIPLE_OF`."""
 _GROUP_COST = 1 << 15
 """The fixed cost of a group, in attention weights of one head."""
 _MAX_WEIGHTS = 1 << 20
@@ -40,36 +38,36 @@ class DocumentGroup:
     size: int
     """The number of documents."""
     length: int
-    """The number of tokens of the longest, rounded up."""
+    """The padded length."""
     is_token_BL: Tensor | None
     """False for padding; None if there is none."""
 
 
 @dataclass(frozen=True)
 class DocumentGroups:
-    """All documents of a forward pass in groups, which lie end to end with their padding."""
+    """The documents of one forward pass in groups, and the order of the tokens in them."""
 
     groups: tuple[DocumentGroup, ...]
-    tokens_P: Tensor | None
-    """For each position of the groups its token; padding repeats the last token of its document. None if that is every
-    token in its order.
+    gather_indices_P: Tensor | None
+    """The index of the token at each place of the groups; padding repeats the last token of its document. None if there is
+    no padding and the order is the same.
     """
-    positions_N: Tensor | None
-    """For each token its position in the groups; None if `tokens_P` is."""
+    scatter_indices_N: Tensor | None
+    """The place of each token in the groups; None if `gather_indices_P` is None."""
 
     def gather(self, x_N: Tensor) -> Tensor:
-        """Return the rows of the groups (P, ...), with some token in the place of padding."""
-        return x_N if self.tokens_P is None else x_N.index_select(0, self.tokens_P)
+        """Return the rows of the groups (P, ...), where padding repeats a token."""
+        return x_N if self.gather_indices_P is None else x_N.index_select(0, self.gather_indices_P)
 
     def gather_padded(self, x_N: Tensor) -> Tensor:
-        """Return the rows of the groups (P, ...), with zeros in the place of padding."""
-        if self.tokens_P is None or self.positions_N is None:
+        """Return the rows of the groups (P, ...), where padding is zero."""
+        if self.gather_indices_P is None or self.scatter_indices_N is None:
             return x_N
-        return x_N.new_zeros(len(self.tokens_P), *x_N.shape[1:]).index_copy_(0, self.positions_N, x_N)
+        return x_N.new_zeros(len(self.gather_indices_P), *x_N.shape[1:]).index_copy_(0, self.scatter_indices_N, x_N)
 
     def scatter(self, x_P: Tensor) -> Tensor:
         """Return the rows of the tokens (N, ...) without padding."""
-        return x_P if self.positions_N is None else x_P.index_select(0, self.positions_N)
+        return x_P if self.scatter_indices_N is None else x_P.index_select(0, self.scatter_indices_N)
 
     def split(self, x_P: Tensor) -> tuple[Tensor, ...]:
         """Return the rows of each group (B, L, ...)."""
@@ -86,7 +84,7 @@ def group_documents(lengths: Sequence[int], heads: int) -> DocumentGroups:
     steps = [-(-length // _LENGTH_MULTIPLE) for length in lengths]
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     groups: list[DocumentGroup] = []
-    tokens: list[Tensor] = []
+    indices: list[Tensor] = []
     first = 0
     for end in _group_ends(sorted(steps)):
         members = order[first:end]
@@ -95,15 +93,15 @@ def group_documents(lengths: Sequence[int], heads: int) -> DocumentGroups:
         for part in torch.split(torch.tensor(members), size):
             group, indices_BL = _pad_group(starts_D[part], lengths_D[part])
             groups.append(group)
-            tokens.append(indices_BL.flatten())
-    tokens_P = torch.cat(tokens)
+            indices.append(indices_BL.flatten())
+    gather_indices_P = torch.cat(indices)
     num_tokens = sum(lengths)
-    if len(tokens_P) == num_tokens and bool((tokens_P.diff() == 1).all()):
+    if len(gather_indices_P) == num_tokens and bool((gather_indices_P.diff() == 1).all()):
         return DocumentGroups(tuple(groups), None, None)
     is_token_P = torch.cat([_is_token(group) for group in groups])
-    positions_N = torch.empty(num_tokens, dtype=torch.long)
-    positions_N[tokens_P[is_token_P]] = is_token_P.nonzero()[:, 0]
-    return DocumentGroups(tuple(groups), tokens_P, positions_N)
+    scatter_indices_N = torch.empty(num_tokens, dtype=torch.long)
+    scatter_indices_N[gather_indices_P[is_token_P]] = is_token_P.nonzero()[:, 0]
+    return DocumentGroups(tuple(groups), gather_indices_P, scatter_indices_N)
 
 
 def _group_ends(steps: list[int]) -> list[int]:
@@ -128,7 +126,7 @@ def _group_ends(steps: list[int]) -> list[int]:
 
 
 def _pad_group(starts_B: Tensor, lengths_B: Tensor) -> tuple[DocumentGroup, Tensor]:
-    """Return a group and the token at each of its positions (B, L)."""
+    """Return a group and the indices (B, L) of its tokens."""
     length = -(-int(lengths_B.max()) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
     index_L = torch.arange(length)
     is_token_BL = index_L < lengths_B[:, None]

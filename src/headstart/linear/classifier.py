@@ -45,9 +45,9 @@ MAX_SELECTION_ROWS, MAX_SELECTION_NONZEROS = 2_000, 1_500_000
 """Texts on which cross-validation chooses, and their features."""
 MIN_SELECTION_ROWS = 20
 TRIAL_NONZEROS = 1_000_000
-"""Features of the texts that are fitted to measure the time of a fit; of no more than twice as many, all are fitted."""
+"""The number of nonzero features on which a fit is timed; up to twice as many are fitted without that."""
 TIME_GROWTH = 1.1
-"""The time of a fit grows with this power of the number of texts, as measured from 10,000 to 160,000 short texts."""
+"""The time of a fit grows with this power of the number of texts (measured with 10,000 to 160,000 short texts)."""
 NUM_FOLDS, NUM_FOLDS_OF_MANY = 5, 3
 
 
@@ -185,8 +185,8 @@ def fit_linear(
     Args:
         unlabelled: further texts of the same kind: their n-grams and the components of their features help where
             labelled texts are few.
-        seconds: about the time that this may take; of more texts than can be fitted in it, a sample is fitted, and
-            `setting["rows"]` is their number.
+        seconds: the approximate time limit. If there are too many texts for it, a sample of them is fitted, and
+            `setting["rows"]` is its size.
         check: called between fits; it may raise to interrupt.
     """
     started = time.perf_counter()
@@ -226,12 +226,12 @@ def fit_linear(
 
 
 def _rows_with(nonzeros: int, design: Design) -> int:
-    """Return how many of the texts have about so many features together."""
+    """Return the number of texts that have about this many nonzero features in total."""
     return int(nonzeros / max(1, design.features.nnz) * len(design.gold))
 
 
 def _affordable_rows(design: Design, strength: float, fits: int, seconds: float, check: Callable[[], None]) -> int:
-    """Return how many texts so many fits can have in the seconds, from the time of a fit of some of the texts."""
+    """Return the number of texts for which `fits` fits take about `seconds`, estimated from a fit of a sample."""
     trial = _rows_with(TRIAL_NONZEROS, design)
     if 2 * trial >= len(design.gold):
         return len(design.gold)

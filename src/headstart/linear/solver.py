@@ -111,7 +111,7 @@ def fit_naive_bayes(design: Design) -> Floats:
 
 
 def measure_fit(design: Design, strength: float) -> float:
-    """Return the seconds of a fit of the machines and of naive Bayes."""
+    """Return the seconds that fitting the support vector machines and naive Bayes takes."""
     started = time.perf_counter()
     fit_machines(design, strength)
     fit_naive_bayes(design)

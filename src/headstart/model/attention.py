@@ -12,8 +12,8 @@ from headstart.config.schema import AttentionDirection
 from headstart.kernels.attention import (
     AttentionContext,
     attention,
-    attention_of_groups,
     deferred_bias,
+    project_and_attend_grouped,
     project_out,
     split_qkv,
 )
@@ -57,7 +57,7 @@ class SelfAttention(nn.Module):
         """Return the projected attention output of every token, without the bias that `deferred_bias` returns."""
         plan = context.plan
         if plan.attention == "grouped":
-            mixed_BTD = attention_of_groups(x_BTD, self.qkv_proj, self.heads, context)
+            mixed_BTD = project_and_attend_grouped(x_BTD, self.qkv_proj, self.heads, context)
             return project_out(mixed_BTD, self.out_proj, self.heads, plan)
         query, key, value = split_qkv(x_BTD, self.qkv_proj, self.heads, plan, context.rotary)
         if context.cache is not None:

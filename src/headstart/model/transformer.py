@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from headstart.config.schema import AttentionDirection, GenericConfig, ModelConfig
 from headstart.kernels.attention import AttentionContext, KeyValueCache, sliding_window_mask
 from headstart.kernels.cast import dropout
-from headstart.kernels.dispatch import PLAIN, KernelPlan, plan
+from headstart.kernels.dispatch import PLAIN, KernelPlan, num_padding_tokens, plan
 from headstart.kernels.embedding import CachedGradEmbedding, embed
-from headstart.kernels.grouped_attention import TOKEN_MULTIPLE, group_documents
+from headstart.kernels.grouped_attention import group_documents
 from headstart.kernels.mlp import ACTIVATIONS, mlp
 from headstart.kernels.residual_norm import add_norm, start_residual
 from headstart.model.attention import KeyValues, SelfAttention, build_attention_mask, rotary_cos_sin
@@ -331,8 +331,7 @@ class Backbone(nn.Module):
         """Process documents end to end, without padding, and return them in rows."""
         unpadded_indices = _unpadded_indices(ids_BT, context.lengths)
         ids_N, positions_N = ids_BT.flatten()[unpadded_indices], unpadded_indices % ids_BT.shape[1]
-        filler = 0 if torch.is_grad_enabled() else -len(ids_N) % TOKEN_MULTIPLE
-        hidden = self._run_end_to_end(ids_N, positions_N, context, context.lengths, filler)
+        hidden = self._run_end_to_end(ids_N, positions_N, context, context.lengths)
         return _pad_rows(hidden[0], unpadded_indices, ids_BT)
 
     def _forward_grouped(
@@ -348,25 +347,21 @@ class Backbone(nn.Module):
             positions_N = positions_in_segments(segments_BT).flatten()
             ends_D = torch.cat(((positions_N == 0).nonzero()[1:, 0], torch.tensor([len(ids_N)])))
             lengths = tuple(torch.diff(ends_D, prepend=torch.tensor([0])).tolist())
-        hidden = self._run_end_to_end(ids_N, positions_N, context, lengths, -len(ids_N) % TOKEN_MULTIPLE)
+        hidden = self._run_end_to_end(ids_N, positions_N, context, lengths)
         if unpadded_indices is None:
             return hidden.view(*ids_BT.shape, -1)
         return _pad_rows(hidden[0], unpadded_indices, ids_BT)
 
     def _run_end_to_end(
-        self, ids_N: Tensor, positions_N: Tensor, context: AttentionContext, lengths: tuple[int, ...], filler: int
+        self, ids_N: Tensor, positions_N: Tensor, context: AttentionContext, lengths: tuple[int, ...]
     ) -> Tensor:
-        """Return the hidden states (1, N, D) of documents end to end.
-
-        Args:
-            filler: the number of tokens of one more document, whose hidden states are not used. It makes the number of
-                tokens a multiple of `TOKEN_MULTIPLE`.
-        """
+        """Return the hidden states (1, N, D) of documents end to end; padding is one more document, which is dropped."""
         num_tokens = len(ids_N)
-        if filler:
-            ids_N, positions_N = (F.pad(values_N, (0, filler)) for values_N in (ids_N, positions_N))
-            lengths = (*lengths, filler)
-        context = replace(context, plan=replace(context.plan, filler_tokens=filler), lengths=lengths)
+        padding = num_padding_tokens(num_tokens, context.plan)
+        if padding:
+            ids_N, positions_N = (F.pad(values_N, (0, padding)) for values_N in (ids_N, positions_N))
+            lengths = (*lengths, padding)
+        context = replace(context, plan=replace(context.plan, padding_tokens=padding), lengths=lengths)
         if context.plan.attention == "grouped":
             context = replace(context, groups=group_documents(lengths, self.config.heads))
         embedded = self._embed(ids_N[None], positions_N, context.plan)

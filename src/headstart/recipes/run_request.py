@@ -56,7 +56,7 @@ def begin_or_resume(
     """
     if request.resume:
         return open_recorded(request, kind=kind, config_class=config_class)
-    RunFolder.check_not_taken(request.out)  # at once, because `resolve` may read large files
+    RunFolder.check_no_run(request.out)  # at once, because `resolve` may read large files
     request, config = resolve()
     run = RunFolder.create(request.out, kind=kind, command=request.command, config=config, inputs=request.inputs())
     return run, request, config

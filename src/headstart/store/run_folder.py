@@ -65,7 +65,7 @@ class RunFolder:
         """
         emptied = _remove_unsaved_run(path)
         if (path / "run.json").exists():
-            raise _taken_error(path)
+            raise _existing_run_error(path)
         if path.is_file():
             raise UsageError(f"{path} is a file; --out must be a folder to write")
         if path.is_dir() and not emptied and not all(_BEGINNING.fullmatch(entry.name) for entry in path.iterdir()):
@@ -81,10 +81,10 @@ class RunFolder:
         return run
 
     @staticmethod
-    def check_not_taken(path: Path) -> None:
+    def check_no_run(path: Path) -> None:
         """Raise an error if a folder contains a run that did not fail, which `create` would refuse."""
         if (path / "run.json").exists() and not (path / _FAILED).is_file():
-            raise _taken_error(path)
+            raise _existing_run_error(path)
 
     @classmethod
     def open(cls, path: Path, *, kind: str) -> "RunFolder":
@@ -235,7 +235,7 @@ def _remove_unsaved_run(path: Path) -> bool:
     return True
 
 
-def _taken_error(path: Path) -> UsageError:
+def _existing_run_error(path: Path) -> UsageError:
     return UsageError(f"{path} already contains a run; continue it with --resume, or choose another --out")
 
 
