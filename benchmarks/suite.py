@@ -233,6 +233,11 @@ def summarize_cell(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "weights": [run["settings"]["blend"]["weight"] for run in runs if "blend" in run["settings"]],
         "accuracies": {arm: [round(float(row.mean()), 4) for row in rows] for arm, rows in arrays.items()},
         "accuracy": {arm: round(float(rows.mean()), 4) for arm, rows in arrays.items()},
+        "cross_validation": {
+            arm: round(statistics.mean(run["cross_validation"][arm] for run in runs), 4)
+            for arm in right
+            if arm != "auto"
+        },
         "auto_less_linear": {
             "mean": round(difference.mean, 4),
             "low": round(difference.low, 4),
