@@ -85,16 +85,17 @@ def test_recorded_changes_of_the_plan_are_repeated_to_the_bit(kind, reviews, tmp
 @pytest.mark.parametrize("kind", ["pretrain", "finetune"])
 def test_a_run_whose_timed_steps_misled_is_planned_again(kind, reviews, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "seconds_per_step", lambda *_, **__: 1e-6)
-    for minutes in (0.02, 0.1, 0.5, 2.5):  # a busy machine needs the shortest time for the preparation alone
+    # a busy machine needs the shortest time for the preparation alone, or becomes slower in the last steps
+    for minutes in (0.02, 0.1, 0.5, 2.5):
         out = run_for(kind, minutes, reviews, tmp_path / str(minutes))
         plan = read_checksummed(out / "plan.json")
-        if plan.get("replans") and plan["replans"][-1]["steps"] > 20:
+        rates = [line["lr"] for line in RunFolder(out).metrics.read("step")] if kind == "pretrain" else [1.0, 0.0]
+        if plan.get("replans") and plan["replans"][-1]["steps"] > 20 and rates[-1] < 0.5 * rates[0]:
             break
     assert 20 < plan["replans"][-1]["steps"] < plan["steps"]
+    assert rates[-1] < 0.5 * rates[0]  # the schedule came to its end
     if kind == "pretrain":
-        lines = RunFolder(out).metrics.read("step")
-        assert len(lines) == plan["replans"][-1]["steps"] == read_json(out / "result.json")["steps"]
-        assert lines[-1]["lr"] < 0.5 * lines[0]["lr"]  # the schedule came to its end
+        assert len(rates) == plan["replans"][-1]["steps"] == read_json(out / "result.json")["steps"]
 
 
 def run_for(kind, minutes, reviews, out):
