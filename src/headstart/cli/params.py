@@ -206,7 +206,7 @@ def _notes(forecasts: "list[Forecast]") -> list[str]:
     if any(machine.name not in MEASURED for machine in machines):
         notes.append("not measured: calculated from data sheets, with the efficiency that was measured on an h200.")
     if any(not machine.is_cpu for machine in machines):
-        notes.append("GPU memory was not measured: activations are counted as on a CPU, in bf16.")
+        notes.append("Start, compilation, evaluation and saving are not included.")
     if any(each.communication for each in forecasts):
         notes.append("Communication between GPUs is calculated from data sheets, without overlap with computation.")
     if any(machine.is_cpu for machine in machines):
@@ -218,10 +218,7 @@ def _accuracy_note(name: str) -> str:
     from headstart.recipes.forecast import ERRORS
 
     errors = ERRORS[name]
-    if errors.middle is None or errors.worst is None:
-        return f"{name}: fitted to {errors.steps} full runs, too few to estimate the error for other runs."
-    memory = "" if errors.memory is None else f", of memory {errors.memory:.0%} at most"
     return (
         f"{name}: fitted to {errors.steps} measured steps; the leave-one-out error of the time is "
-        f"{errors.middle:.0%} in the median and {errors.worst:.0%} at most{memory}."
+        f"{errors.middle:.0%} in the median and {errors.worst:.0%} at most, of memory {errors.memory:.0%} at most."
     )
