@@ -80,6 +80,12 @@ def test_a_label_that_a_fold_has_never_seen_costs_much_but_is_no_error():
     assert np.isfinite(cross_validated_log_loss(np.ones((6, 2)), gold, 2, folds))
 
 
+def test_many_labels_with_few_rows_each_print_no_warning(recwarn):
+    features = np.random.default_rng(0).normal(size=(90, 4))
+    cross_validated_log_loss(features, np.arange(90) % 45, 45, np.arange(90) % 3)
+    assert not [str(warning.message) for warning in recwarn]
+
+
 LOOP, ROWS = FinetuneLoop(epochs=10, batch_size=16), 160
 BEST, FAST = Probe("best", 0.5, 0.01), Probe("fast", 0.7, 0.001)
 SPEEDS = {"best": Speed(0.5, 0.01), "fast": Speed(0.05, 0.001)}

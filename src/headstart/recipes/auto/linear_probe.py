@@ -7,6 +7,7 @@ a small fraction of the time.
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -175,7 +176,9 @@ def cross_validated_log_loss(features: Floats, gold: Ints, num_labels: int, fold
         if len(known) > 1:
             scaler = StandardScaler().fit(features[~held_out])
             regression = LogisticRegression(C=_C, max_iter=200)
-            regression.fit(scaler.transform(features[~held_out]), gold[~held_out])
+            with warnings.catch_warnings():  # many classes for few rows, and a fit that has not converged yet
+                warnings.simplefilter("ignore")
+                regression.fit(scaler.transform(features[~held_out]), gold[~held_out])
             probabilities[:, known] = regression.predict_proba(scaler.transform(features[held_out]))
         else:
             probabilities[:, known] = 1.0
