@@ -4,12 +4,15 @@ import csv
 import io
 import json
 from contextlib import chdir
+from pathlib import Path
 
 import pytest
 
+from fixtures.output import without_quality
 from headstart.cli import predict as room
 from headstart.cli.main import run
 from headstart.data.sources import read_rows
+from headstart.recipes.quality import recorded_quality
 
 
 def stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
@@ -55,7 +58,7 @@ def test_a_csv_file_keeps_its_columns_and_gains_the_answer(typed, tmp_path, monk
     monkeypatch.setattr(room, "WINDOW_ROWS", 7)  # several chunks, the last one short
     (tmp_path / "in.csv").write_text('id,text\n7,"the film, is superb"\n8,the film is dull\n' + "9,more\n" * 20)
     code, out, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {tmp_path / 'out.csv'}")
-    assert (code, out, err) == (0, "", f"22 rows written to {tmp_path / 'out.csv'}\n")
+    assert (code, out, without_quality(err)) == (0, "", f"22 rows written to {tmp_path / 'out.csv'}\n")
     rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
     added = ["label", "probability", "probability_negative", "probability_positive", "truncated"]
     assert list(rows[0]) == ["id", "text", *added]
@@ -65,6 +68,15 @@ def test_a_csv_file_keeps_its_columns_and_gains_the_answer(typed, tmp_path, monk
         assert float(row["probability"]) == max(float(row["probability_negative"]), float(row["probability_positive"]))
         assert row["probability"] == row[f"probability_{row['label']}"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]  # no draft is left
+
+
+def test_a_model_that_was_poor_in_training_says_so_before_it_labels_a_file(typed):
+    _, out, err = typed("predict clf --input test.csv")
+    sentence = recorded_quality(json.loads(Path("clf/bundle/bundle.json").read_text())["about"]).sentence
+    assert "poor result" in sentence
+    assert err.splitlines()[0] == f"when clf was trained: {sentence}"
+    assert len(out.splitlines()) == 21  # and labels it
+    assert typed("predict clf --input test.csv --quiet")[2] == ""
 
 
 def test_a_file_s_own_labels_are_not_overwritten(typed):
@@ -106,7 +118,7 @@ def test_rows_without_text_are_kept_without_an_answer(typed, tmp_path, monkeypat
     out = tmp_path / f"out.{suffix}"
     code, _, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --out {out}")
     assert code == 0
-    assert err == f"3 of 5 rows have no text and no prediction\n5 rows written to {out}\n"
+    assert without_quality(err) == f"3 of 5 rows have no text and no prediction\n5 rows written to {out}\n"
     lines = out.read_text().splitlines()
     rows = list(csv.DictReader(lines)) if suffix == "csv" else [json.loads(line) for line in lines]
     assert [row["id"] for row in rows] == ["1", "2", "3", "4", "5"]
@@ -121,7 +133,7 @@ def test_an_end_that_was_not_read_is_marked(typed, tmp_path):
     (tmp_path / "in.csv").write_text("text\nthe film\n" + "the film is dull " * 40 + "\n")
     _, out, err = typed(f"predict clf --input {tmp_path / 'in.csv'}")
     assert [row["truncated"] for row in csv.DictReader(out.splitlines())] == ["false", "true"]
-    assert err == "1 of 2 rows was truncated to the context of the model\n"
+    assert without_quality(err) == "1 of 2 rows was truncated to the context of the model\n"
 
 
 def test_an_empty_file_is_named(typed, tmp_path):
@@ -228,7 +240,7 @@ def test_the_text_column_of_training_is_the_default(typed, topics, tmp_path):
 def test_rows_that_have_a_label_are_predicted_too_with_a_note(typed, topics, tmp_path):
     (tmp_path / "in.csv").write_text(MAILS)
     code, out, err = typed(f"predict {topics} --input {tmp_path / 'in.csv'}")
-    assert (code, err) == (
+    assert (code, without_quality(err)) == (
         0,
         "2 of 5 rows have a value in the label column 'topic'; they were also predicted; use --only-unlabelled to skip "
         "such rows\n2 of 5 rows have no text and no prediction\n",
@@ -241,7 +253,7 @@ def test_only_unlabelled_copies_rows_that_have_a_label_without_predicting_them(t
     (tmp_path / "in.csv").write_text(MAILS)
     out_file = tmp_path / f"out.{suffix}"
     code, _, err = typed(f"predict {topics} --input {tmp_path / 'in.csv'} --only-unlabelled --out {out_file}")
-    assert (code, err) == (
+    assert (code, without_quality(err)) == (
         0,
         "2 of 5 rows have a value in the label column 'topic'; they were not predicted\n"
         f"2 of 5 rows have no text and no prediction\n5 rows written to {out_file}\n",
@@ -257,10 +269,10 @@ def test_only_unlabelled_copies_rows_that_have_a_label_without_predicting_them(t
 def test_a_label_column_with_a_usual_name_or_a_typed_one_is_known_too(typed, tmp_path):
     (tmp_path / "in.csv").write_text("text,Label,mine\nthe film is superb,,a\nthe film is dull,negative,\n")
     _, out, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --only-unlabelled")
-    assert err == "1 of 2 rows has a value in the label column 'Label'; it was not predicted\n"
+    assert without_quality(err) == "1 of 2 rows has a value in the label column 'Label'; it was not predicted\n"
     assert [bool(answer) for answer in answers(out)] == [True, False]
     _, out, err = typed(f"predict clf --input {tmp_path / 'in.csv'} --only-unlabelled --label-column mine")
-    assert err == "1 of 2 rows has a value in the label column 'mine'; it was not predicted\n"
+    assert without_quality(err) == "1 of 2 rows has a value in the label column 'mine'; it was not predicted\n"
     assert [bool(answer) for answer in answers(out)] == [False, True]
 
 

@@ -140,6 +140,8 @@ def predict(
         runtime = runtime.model_copy(update={"threads": partial.threads})
         progress = _Progress(console, _count_rows(input_file, columns, console), partial.rows)
     predictor = _load_predictor(model, texts, options, runtime, console, int8=int8)
+    if input_file is not None:
+        _warn_of_poor_model(model, predictor, console)
     windows = _predict(islice(inputs, progress.done, None), predictor, options, counts, progress)
     if output_format == "line":
         single = len(texts) == (2 if columns.pair else 1)
@@ -292,6 +294,16 @@ def _bundle_predictor(model: Path, options: OutputOptions, runtime: RuntimeConfi
         threshold = threshold_for(predictor.bundle, options.abstain)
         console.say(describe_threshold(threshold, predictor.bundle.about["calibration"]["rows"]))
     return predictor
+
+
+def _warn_of_poor_model(model: Path, predictor: "TextPredictor", console: Console) -> None:
+    """State that a model was no better than a constant prediction or worse than a linear model, if it records that."""
+    from headstart.predict.bundle_predictor import BundlePredictor
+    from headstart.recipes.quality import recorded_quality
+
+    quality = recorded_quality(predictor.bundle.about) if isinstance(predictor, BundlePredictor) else None
+    if quality is not None and quality.grade == "poor":
+        console.say(f"when {model} was trained: {quality.sentence}")
 
 
 def _format(input_file: str | None, out: Path | None, *, as_json: bool) -> Format:
