@@ -10,6 +10,7 @@ from fixtures.tiny import Listener, finetune_config, pretrain_config, write_revi
 from headstart.errors import ConfigError, DataError, TransferError, UsageError
 from headstart.files import read_json
 from headstart.predict.generate import Sampling, run_generate
+from headstart.recipes import memory
 from headstart.recipes.compare.run import CompareRequest, run_compare
 from headstart.recipes.evaluate import EvaluateRequest, run_evaluate
 from headstart.recipes.finetune.dataset import build_classifier, load_labelled_data
@@ -409,3 +410,14 @@ def test_a_test_file_with_one_label_gets_a_note(reviews, tmp_path):
         progress=listener,
     )
     assert f"{tmp_path / 'test.csv'} has one label only (positive): its score has little meaning" in listener.lines
+
+
+def test_a_divided_batch_has_the_gradients_of_the_whole(reviews, tmp_path, monkeypatch):
+    config = finetune_config(model__dropout=0.0, runtime__precision="fp32")
+    losses = {}
+    for name, limit in (("whole", 10**12), ("divided", 1)):
+        monkeypatch.setattr(memory, "_MAX_CPU_ACTIVATIONS", limit)
+        run = finetune_run(str(reviews / "train.csv"), tmp_path / name, config, backbone="scratch")
+        losses[name] = [line["train_loss"] for line in run.metrics.read("epoch")]
+    assert losses["divided"] == pytest.approx(losses["whole"], rel=1e-4)
+    assert losses["divided"] != losses["whole"]  # control: the sums are rounded in another order

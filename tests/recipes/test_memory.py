@@ -13,7 +13,13 @@ from headstart.errors import ConfigError
 from headstart.recipes import memory
 from headstart.recipes.bench import run_bench
 from headstart.recipes.compare.run import CompareRequest, run_compare
-from headstart.recipes.memory import check_finetune_memory, check_pretrain_memory, finetune_bound, pretrain_bound
+from headstart.recipes.memory import (
+    check_finetune_memory,
+    check_pretrain_memory,
+    finetune_bound,
+    max_cpu_tokens,
+    pretrain_bound,
+)
 from headstart.recipes.tune import TuneRequest, run_tune
 from headstart.runtime import MemoryLimit, machine_memory
 
@@ -86,11 +92,13 @@ def test_a_batch_of_a_classifier_has_no_more_rows_than_there_are(data, tmp_path)
     ).is_dir()
 
 
-def test_the_rows_of_a_batch_count_once_they_are_known():
+def test_the_rows_of_a_batch_count_once_they_are_known(monkeypatch):
     texts = [np.full(200, 5)] * 2000
     rows = LabelledDataset(texts, [0] * 2000, SPECIAL, context=512)
     settings = {"model": {"width": 1024, "depth": 12, "heads": 8, "feedforward": 4096}, "loop": {"batch_size": 10**6}}
     config = merge_config(FinetuneConfig, settings)
+    check_finetune_memory(config, 1000, rows)  # a CPU divides the batch
+    monkeypatch.setattr(memory, "gpu_memory", lambda _: MemoryLimit(8 * 2**30, "this GPU has"))
     check_finetune_memory(config, 1000)  # control: the network alone fits
     assert message_of(lambda: check_finetune_memory(config, 1000, rows)).endswith(
         "reduce loop.batch_size or model.context"
@@ -186,3 +194,9 @@ def test_a_container_is_limited_by_its_control_group(tmp_path, groups, files, si
         (tmp_path / name).write_text(content)
     limit = machine_memory(tmp_path)
     assert (limit.bytes, limit.owner) == (size, owner)
+
+
+def test_a_cpu_processes_fewer_tokens_of_a_larger_network_at_once():
+    small, large = (preset_values(name, "finetune")["model"] for name in ("modern-micro", "modern"))
+    limits = [max_cpu_tokens(merge_config(FinetuneConfig, {"model": model}).model) for model in (small, large)]
+    assert limits[0] > 2 * limits[1] > 1000

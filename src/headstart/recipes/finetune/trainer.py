@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from headstart.interrupts import StopSignal
 from headstart.model.heads import ClassifierHead, Model
 from headstart.progress import Progress, ProgressTask, pluralize
 from headstart.recipes.finetune.dataset import LabelledData, class_weights
+from headstart.recipes.memory import max_cpu_tokens
 from headstart.recipes.trainer import Trainer
 from headstart.runtime import Runtime
 from headstart.store.checkpoint import (
@@ -154,6 +156,8 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         self._saved_at = time.monotonic()
         self._ordered_pass, self._order = -1, seeded_permutation(0, 0, 0)
         self._bound_steps, self._deadline = bound_steps, deadline
+        on_one_cpu = strategy is SINGLE and runtime.device.type == "cpu"
+        self._max_tokens = max_cpu_tokens(model.backbone.config) if on_one_cpu else None
         self._valid_logits: tuple[int, NDArray[np.float64]] | None = None  # of the last evaluated epoch
         options = {"compile_layers": bool(config.runtime.compile), "quiet": quiet}
         super().__init__(run, config, model, runtime, stop, progress, **options, began=began, strategy=strategy)
@@ -363,6 +367,9 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
             self._ordered_pass, self._order = pass_index, order
         indices = self._order[step_within * self.rows_per_step : (step_within + 1) * self.rows_per_step]
         slices = self.strategy.portion.micro_batches(len(indices), self.config.loop.batch_size)
+        if self._max_tokens is not None:
+            parts = [self.train_dataset.split(indices[first:last], self._max_tokens) for first, last in slices]
+            return [self.train_dataset.batch(rows) for rows in chain.from_iterable(parts)]
         return [
             self.train_dataset.batch(indices[first:last])
             if first < last
