@@ -79,13 +79,18 @@ def accuracy() -> list[str]:
         f"- The largest gap between `auto` and the best arm is {behind:.1f} points ({worst['set']}, {worst['labels']:,} labels).",
         *_blend_of_few_labels(cells),
         "",
-        f"One {record['gpu']}, torch {record['torch']}, commit {', '.join(record['commits'])}, {record['date']}:",
+        f"One {record['gpu']}, torch {record['torch']}, commit {', '.join(record['commits'])}, {record['date']}; {_named(record['on_cpu'])} on a CPU with one thread, torch 2.13.0:",
         "",
         *commands(
             "python benchmarks/suite.py tables --data DATA --out tables",
             "python benchmarks/suite.py run tables --out runs.json --jobs 12",
         ),
     ]
+
+
+def _named(runs: list[list]) -> str:
+    """Return the names of single runs."""
+    return " and ".join(f"{name} with {labels:,} labels, seed {seed}," for name, labels, seed in runs)
 
 
 def _blend_of_few_labels(cells: list[dict]) -> list[str]:
