@@ -158,6 +158,11 @@ def caches_embedding_grads(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
+def divides_long_batches(device: torch.device) -> bool:
+    """Return True if a batch of long texts is divided: without parallel hardware to fill, parts take as long."""
+    return device.type == "cpu"
+
+
 def supports_compiled_training(device: torch.device) -> bool:
     """Return whether the layers of a long run are compiled unless the settings say otherwise: on CUDA."""
     return device.type == "cuda"

@@ -20,6 +20,7 @@ from headstart.data.batch import Batch, dummy_batch
 from headstart.data.datasets import LabelledDataset
 from headstart.data.hashing import seeded_permutation
 from headstart.interrupts import StopSignal
+from headstart.kernels.dispatch import divides_long_batches
 from headstart.model.heads import ClassifierHead, Model
 from headstart.progress import Progress, ProgressTask, pluralize
 from headstart.recipes.finetune.dataset import LabelledData, class_weights
@@ -156,8 +157,8 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         self._saved_at = time.monotonic()
         self._ordered_pass, self._order = -1, seeded_permutation(0, 0, 0)
         self._bound_steps, self._deadline = bound_steps, deadline
-        on_one_cpu = strategy is SINGLE and runtime.device.type == "cpu"
-        self._max_tokens = max_cpu_tokens(model.backbone.config) if on_one_cpu else None
+        divides = strategy is SINGLE and divides_long_batches(runtime.device)
+        self._max_tokens = max_cpu_tokens(model.backbone.config) if divides else None
         self._valid_logits: tuple[int, NDArray[np.float64]] | None = None  # of the last evaluated epoch
         options = {"compile_layers": bool(config.runtime.compile), "quiet": quiet}
         super().__init__(run, config, model, runtime, stop, progress, **options, began=began, strategy=strategy)
