@@ -80,14 +80,6 @@ FACTS: dict[str, dict[str, Any]] = {
         "Of seven English datasets with 100 and 1,000 labels, the linear model of Headstart was more accurate on the test files of bank "
         "complaints (both sizes) and tweets (1,000); `headstart auto` blends the two.",
     ),
-    "multi": {
-        "languages": ["ar", "de", "en", "es", "fr", "it", "ja", "nl", "pl", "pt", "ru", "tr", "zh"],
-        "licence": "apache-2.0",
-        "prompt": "Das Buch ist",
-        "text": [],
-        "limits": [],
-        "licence_notes": "",
-    },
     "en-reviews": {
         "languages": ["en"],
         "domain": "film reviews",

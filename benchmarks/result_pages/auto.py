@@ -84,6 +84,7 @@ def accuracy() -> list[str]:
         *commands(
             "python benchmarks/suite.py tables --data DATA --out tables",
             "python benchmarks/suite.py run tables --out runs.json --jobs 12",
+            "python benchmarks/suite.py run tables --out runs.json --sets clinc150 --minutes 300 --settings '{\"runtime.threads\": 1}'  # on the CPU",
         ),
     ]
 

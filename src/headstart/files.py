@@ -257,12 +257,12 @@ def is_pickled(path: Path) -> bool:
 
 
 def pickle_error(path: Path | str, remedy: str) -> str:
-    """Return the message that refuses a pickle."""
+    """Return the error message for a pickle file."""
     return f"{path} is a pickle, which may run code when it is opened; Headstart does not open pickles. {remedy}"
 
 
 def pickled_weights(path: Path) -> str:
-    """Return the message that refuses pickled weights and shows how a user who trusts them converts them."""
+    """Return the error message for pickled weights, which shows how a user who trusts them converts them."""
     convert = (
         'If you trust it, convert it once: python -c "import torch, safetensors.torch as s; '
         f"d = torch.load('{path.name}', map_location='cpu', weights_only=True); "

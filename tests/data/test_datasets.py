@@ -138,13 +138,13 @@ def test_a_batch_may_straddle_two_epochs(layout):
     assert straddling.num_targets == first.num_targets + second.num_targets
 
 
-def test_a_batch_is_divided_in_order_into_parts_of_about_equal_size():
+def test_a_batch_is_divided_in_order_into_micro_batches_of_similar_size():
     lengths = [5, 1, 9, 3, 3, 30, 2, 2]
     dataset = LabelledDataset([np.full(n, 7) for n in lengths], [0] * 8, SPECIAL, context=16)
     order = np.array([3, 0, 1, 5, 2, 4, 6, 7])
-    parts = dataset.split(order, 12)
+    parts = dataset.micro_batches(order, 12)
     assert np.concatenate(parts).tolist() == order.tolist()
     read = [dataset.tokens_read[part].sum() for part in parts]
     assert all(tokens <= 12 or len(part) == 1 for tokens, part in zip(read, parts, strict=True))
-    assert [part.tolist() for part in dataset.split(order, 10_000)] == [order.tolist()]
-    assert all(len(part) == 1 for part in dataset.split(order, 1))
+    assert [part.tolist() for part in dataset.micro_batches(order, 10_000)] == [order.tolist()]
+    assert all(len(part) == 1 for part in dataset.micro_batches(order, 1))

@@ -412,11 +412,11 @@ def test_a_test_file_with_one_label_gets_a_note(reviews, tmp_path):
     assert f"{tmp_path / 'test.csv'} has one label only (positive): its score has little meaning" in listener.lines
 
 
-def test_a_divided_batch_has_the_gradients_of_the_whole(reviews, tmp_path, monkeypatch):
+def test_micro_batches_have_the_gradients_of_the_batch(reviews, tmp_path, monkeypatch):
     config = finetune_config(model__dropout=0.0, runtime__precision="fp32")
     losses = {}
     for name, limit in (("whole", 10**12), ("divided", 1)):
-        monkeypatch.setattr(memory, "_MAX_CPU_ACTIVATIONS", limit)
+        monkeypatch.setattr(memory, "_MAX_ACTIVATION_BYTES", limit)
         run = finetune_run(str(reviews / "train.csv"), tmp_path / name, config, backbone="scratch")
         losses[name] = [line["train_loss"] for line in run.metrics.read("epoch")]
     assert losses["divided"] == pytest.approx(losses["whole"], rel=1e-4)

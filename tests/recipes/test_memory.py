@@ -17,7 +17,7 @@ from headstart.recipes.memory import (
     check_finetune_memory,
     check_pretrain_memory,
     finetune_bound,
-    max_cpu_tokens,
+    max_micro_batch_tokens,
     pretrain_bound,
 )
 from headstart.recipes.tune import TuneRequest, run_tune
@@ -196,7 +196,7 @@ def test_a_container_is_limited_by_its_control_group(tmp_path, groups, files, si
     assert (limit.bytes, limit.owner) == (size, owner)
 
 
-def test_a_cpu_processes_fewer_tokens_of_a_larger_network_at_once():
+def test_a_larger_network_has_smaller_micro_batches_on_a_cpu():
     small, large = (preset_values(name, "finetune")["model"] for name in ("modern-micro", "modern"))
-    limits = [max_cpu_tokens(merge_config(FinetuneConfig, {"model": model}).model) for model in (small, large)]
+    limits = [max_micro_batch_tokens(merge_config(FinetuneConfig, {"model": model}).model) for model in (small, large)]
     assert limits[0] > 2 * limits[1] > 1000

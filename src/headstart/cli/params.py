@@ -205,8 +205,7 @@ def _notes(forecasts: "list[Forecast]") -> list[str]:
     notes = [_accuracy_note(machine.name) for machine in machines if machine.name in MEASURED]
     if any(machine.name not in MEASURED for machine in machines):
         notes.append("not measured: calculated from data sheets, with the efficiency that was measured on an h200.")
-    if any(not machine.is_cpu for machine in machines):
-        notes.append("Start, compilation, evaluation and saving are not included.")
+    notes.append("Startup, compilation, evaluation and saving are not included.")
     if any(each.communication for each in forecasts):
         notes.append("Communication between GPUs is calculated from data sheets, without overlap with computation.")
     if any(machine.is_cpu for machine in machines):

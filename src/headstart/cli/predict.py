@@ -297,7 +297,7 @@ def _bundle_predictor(model: Path, options: OutputOptions, runtime: RuntimeConfi
 
 
 def _warn_of_poor_model(model: Path, predictor: "TextPredictor", console: Console) -> None:
-    """State that a model was no better than a constant prediction or worse than a linear model, if it records that."""
+    """Print the recorded quality of a model if it is poor: no better than a constant prediction, or worse than linear."""
     from headstart.predict.bundle_predictor import BundlePredictor
     from headstart.recipes.quality import recorded_quality
 

@@ -198,16 +198,16 @@ class LabelledDataset:
         """The number of tokens that are read."""
         return int(self.tokens_read.sum())
 
-    def split(self, indices: Ints, max_tokens: int) -> list[Ints]:
-        """Divide texts, in this order, into parts of about equal size with at most `max_tokens` tokens, or one text each."""
+    def micro_batches(self, indices: Ints, max_tokens: int) -> list[Ints]:
+        """Divide a batch, in order, into micro-batches of similar size, each with at most `max_tokens` tokens or one text."""
         ends = self.tokens_read[indices].cumsum()
         size = ends[-1] / -(-ends[-1] // max_tokens)
-        parts, first, read = [], 0, 0
+        batches, first, read = [], 0, 0
         while first < len(indices):
             last = max(first + 1, int(np.searchsorted(ends, read + size, side="right")))
-            parts.append(indices[first:last])
+            batches.append(indices[first:last])
             first, read = last, int(ends[last - 1])
-        return parts
+        return batches
 
     def subset(self, indices: Sequence[int] | Ints) -> "LabelledDataset":
         """Return the texts at `indices`, in this order, as a dataset of its own."""

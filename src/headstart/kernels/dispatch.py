@@ -159,7 +159,7 @@ def caches_embedding_grads(device: torch.device) -> bool:
 
 
 def divides_long_batches(device: torch.device) -> bool:
-    """Return True if a batch of long texts is divided: without parallel hardware to fill, parts take as long."""
+    """Return whether batches of long texts are divided into micro-batches: on a CPU, where these take about as long."""
     return device.type == "cpu"
 
 

@@ -18,8 +18,9 @@ MIN_VOCABULARY = 260
 _WEIGHT, _GRADIENT, _MOMENT = 4, 4, 4
 """Bytes per parameter."""
 _ID = 8
-_MAX_CPU_ACTIVATIONS = 150_000_000
-"""Bytes of the activations counted here, a third of all, that a part of a fine-tuning batch may have on a CPU, in fp32."""
+_MAX_ACTIVATION_BYTES = 150_000_000
+"""The maximum of `_activation_bytes` in fp32 for a micro-batch of fine-tuning on a CPU. All of its activations have about three
+times as many bytes."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,10 @@ def finetune_bound(
         lengths = np.sort(np.minimum(rows.lengths, config.model.context))[:max_rows]
         # some batch has as many tokens as the average one
         tokens = int(lengths.mean() * min(len(lengths), config.loop.batch_size)) // rank_info().world_size
-        active = tokens
-        if not on_gpu and rank_info().world_size == 1:
-            active //= max(1, -(-tokens // max_cpu_tokens(config.model)))  # some part of the batch has as many
-        batch = tokens * _ID + (active * _activation_bytes(config, on_gpu=on_gpu) if trained else 0)
+        largest = tokens
+        if not on_gpu and rank_info().world_size == 1:  # one of the micro-batches has as many tokens as the average one
+            largest //= max(1, -(-tokens // max_micro_batch_tokens(config.model)))
+        batch = tokens * _ID + (largest * _activation_bytes(config, on_gpu=on_gpu) if trained else 0)
     return MemoryBound(parameters, state, weights + batch)
 
 
@@ -132,22 +133,19 @@ def _activation_bytes(config: PretrainConfig | FinetuneConfig, *, on_gpu: bool) 
     and of the MLP's last product.
     """
     model = config.model
-    per_layer = model.width if config.runtime.recompute else _activations(model)
+    per_layer = model.width if config.runtime.recompute else _activations_per_token(model)
     half = config.runtime.precision == "bf16" or (config.runtime.precision == "auto" and on_gpu)
     return model.depth * per_layer * (2 if half else 4)
 
 
-def _activations(model: ModelConfig) -> int:
+def _activations_per_token(model: ModelConfig) -> int:
+    """Return the number of activations that a layer keeps per token."""
     return 4 * model.width + model.feedforward
 
 
-def max_cpu_tokens(model: ModelConfig) -> int:
-    """Return how many tokens of a fine-tuning batch a CPU processes at once.
-
-    Longer batches are divided, and the gradients of the parts are added. This takes up to 4 % longer with
-    the starters on film reviews, and their peak memory decreases by 14 % (`starter:en`) and a third (`starter:en-large`).
-    """
-    return max(1, _MAX_CPU_ACTIVATIONS // (_WEIGHT * model.depth * _activations(model)))
+def max_micro_batch_tokens(model: ModelConfig) -> int:
+    """Return the maximum number of tokens of a micro-batch in fine-tuning on a CPU."""
+    return max(1, _MAX_ACTIVATION_BYTES // (_WEIGHT * model.depth * _activations_per_token(model)))
 
 
 def _limits(gpu: MemoryLimit | None) -> list[tuple[MemoryLimit, bool]]:

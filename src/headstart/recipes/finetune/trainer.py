@@ -24,7 +24,7 @@ from headstart.kernels.dispatch import divides_long_batches
 from headstart.model.heads import ClassifierHead, Model
 from headstart.progress import Progress, ProgressTask, pluralize
 from headstart.recipes.finetune.dataset import LabelledData, class_weights
-from headstart.recipes.memory import max_cpu_tokens
+from headstart.recipes.memory import max_micro_batch_tokens
 from headstart.recipes.trainer import Trainer
 from headstart.runtime import Runtime
 from headstart.store.checkpoint import (
@@ -157,8 +157,8 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         self._saved_at = time.monotonic()
         self._ordered_pass, self._order = -1, seeded_permutation(0, 0, 0)
         self._bound_steps, self._deadline = bound_steps, deadline
-        divides = strategy is SINGLE and divides_long_batches(runtime.device)
-        self._max_tokens = max_cpu_tokens(model.backbone.config) if divides else None
+        divided = strategy is SINGLE and divides_long_batches(runtime.device)
+        self._max_tokens = max_micro_batch_tokens(model.backbone.config) if divided else None
         self._valid_logits: tuple[int, NDArray[np.float64]] | None = None  # of the last evaluated epoch
         options = {"compile_layers": bool(config.runtime.compile), "quiet": quiet}
         super().__init__(run, config, model, runtime, stop, progress, **options, began=began, strategy=strategy)
@@ -369,8 +369,10 @@ class FinetuneTrainer(Trainer[FinetuneConfig]):
         indices = self._order[step_within * self.rows_per_step : (step_within + 1) * self.rows_per_step]
         slices = self.strategy.portion.micro_batches(len(indices), self.config.loop.batch_size)
         if self._max_tokens is not None:
-            parts = [self.train_dataset.split(indices[first:last], self._max_tokens) for first, last in slices]
-            return [self.train_dataset.batch(rows) for rows in chain.from_iterable(parts)]
+            batches = (
+                self.train_dataset.micro_batches(indices[first:last], self._max_tokens) for first, last in slices
+            )
+            return [self.train_dataset.batch(rows) for rows in chain.from_iterable(batches)]
         return [
             self.train_dataset.batch(indices[first:last])
             if first < last

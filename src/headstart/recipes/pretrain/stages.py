@@ -306,8 +306,7 @@ def stage_ends(plan: Plan, fractions: Sequence[float]) -> list[int]:
     ends = stage_borders(plan.first, fractions)
     for step, steps in plan.replans:
         unfinished = [end for end in ends if end > step]
-        begins = [step, *unfinished]
-        remaining = [end - begin for begin, end in zip(begins, unfinished, strict=False)]
+        remaining = [end - begin for begin, end in pairwise([step, *unfinished])]
         new_ends = [step + end for end in stage_borders(steps - step, remaining)]
         ends = [*ends[: len(ends) - len(unfinished)], *new_ends]
     return ends
