@@ -145,6 +145,14 @@ def test_packed_attention_over_many_texts_is_computed_in_parts_with_the_same_res
 
 
 @needs_packing
+def test_products_of_packed_attention_have_few_shapes(monkeypatch):
+    lengths, shapes, matmul = (130, 145, 160, 257), set(), torch.matmul
+    monkeypatch.setattr(torch, "matmul", lambda a, b: shapes.add(a.shape[-2]) or matmul(a, b))
+    attention(*texts_of(lengths), AttentionContext(PACKED, causal=False, lengths=lengths), head_width=64)
+    assert shapes == {160, 288}  # multiples of 32
+
+
+@needs_packing
 def test_packed_attention_that_is_causal_short_or_long_is_exact():
     for lengths, causal in (((120, 50), True), ((50, 95), False), ((1024,), False)):
         parts = texts_of(lengths)

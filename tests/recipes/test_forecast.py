@@ -119,6 +119,7 @@ def test_the_command_prints_the_forecast_and_how_far_it_was_off(capsys):
     output = " ".join(capsys.readouterr().out.split())
     assert "a100 (not measured)" in output
     assert "the leave-one-out error of the time is 11% in the median and 31% at most" in output
+    assert "Startup, compilation, evaluation and saving are not included." in output
     assert run(["params", "--preset", "modern", "--forecast", "--machine", "h200", "--gpus", "8", "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)
     assert (result["machine"], result["gpus"], result["measured"], result["fits"]) == ("h200", 8, True, True)
